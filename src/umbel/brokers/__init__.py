@@ -1,0 +1,1 @@
+"""Where messages wait. One folder for each broker; they never import one another."""

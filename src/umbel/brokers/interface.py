@@ -1,0 +1,297 @@
+"""Broker: what the rest of Umbel asks of the place where messages wait, and what it must promise.
+
+A broker has two faces. `Broker` is asynchronous and belongs to one worker process: it claims,
+settles, listens. `Producer` is synchronous, safe to share between threads and to use after a
+fork: it is what clients and running tasks publish with.
+
+The promises, each of which `tests/brokers/contract.py` checks for every broker:
+
+* `publish` returns when the messages are durable, all of a batch or none.
+* A claimed message belongs to its claimer until it is settled or the claimer's lease ends. A
+  claimer that reaches the broker once per lease keeps its messages, however long they take.
+* `settle` applies a verdict only while the claim still stands; otherwise nothing of it is
+  applied and its tag is in `Settled.refused`.
+* What one verdict brings (result, follow-up messages, the end of the message) is applied
+  together where `Capabilities.atomic_settle` says so; elsewhere in that order, so that a crash
+  in between repeats work and never loses it.
+* Starts are counted, not claims: `starts` grows by `Started` and by `Return(charged=True)`.
+* A message that is not due is not claimed.
+
+Where a broker cannot do something it raises `NotSupported` and says why in `Capabilities`.
+Wall-clock instants are Unix seconds, durations are seconds.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from umbel.protocol.coordination import ElectionRecord, ElectionReply, ElectionRequest, LeaseReply
+from umbel.wire.message import Message, Outgoing, StoredResult
+
+Tag = str | int
+"""Names one claim of one message; opaque outside the broker that made it."""
+
+DEFAULT_LEASE_S = 10.0
+DEAD_LETTER_PEEK_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """What any broker is handed. `lease_s`: an owner silent for that long loses its messages."""
+
+    url: str
+    lease_s: float = DEFAULT_LEASE_S
+    connect_timeout_s: float = 4.0
+    result_expires_s: float = 86_400.0
+    event_log_max: int = 1_000_000
+    event_log_retention_s: float = 7 * 86_400.0
+    revokes_max: int = 1_000_000
+    revoke_retention_s: float = 7 * 86_400.0
+    storage_max_bytes: int | None = None
+    key_prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What this transport supports; where something is missing, `reasons` says why."""
+
+    transport: str
+    atomic_settle: bool
+    stores_results: bool  # results may ride in settle(), next to their acks
+    fanout: bool
+    leases: bool
+    delayed: bool
+    event_log: bool
+    priorities: str  # "0 first" or "9 first"
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """A claimed message. `redelivered`: an earlier claimer died with it, so it may have run."""
+
+    tag: Tag
+    queue: str
+    message: Message
+    starts: int = 0
+    redelivered: bool = False
+
+
+class Ack(msgspec.Struct, frozen=True, gc=False):
+    """The message is done: store this, send these, forget it."""
+
+    tag: Tag
+    result: StoredResult | None = None
+    follow_ups: Sequence[Outgoing] = ()
+
+
+class Return(msgspec.Struct, frozen=True, gc=False):
+    """Back to its queue, first in line, or parked until `not_before`.
+
+    `charged` counts one start against it. `ran` marks it redelivered, whether charged or not.
+    """
+
+    tag: Tag
+    charged: bool = False
+    ran: bool = False
+    not_before: float = 0.0
+
+
+class Bury(msgspec.Struct, frozen=True, gc=False):
+    """To the dead letters, with the reason, in words a person can act on."""
+
+    tag: Tag
+    reason: str
+    charged: bool = False
+    result: StoredResult | None = None
+    follow_ups: Sequence[Outgoing] = ()
+
+
+class Started(msgspec.Struct, frozen=True, gc=False):
+    """Count one start now, and keep the claim: sent before a suspect message runs again."""
+
+    tag: Tag
+
+
+Verdict = Ack | Return | Bury | Started
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    applied: int
+    refused: frozenset[Tag] = frozenset()
+
+
+class Revoke(msgspec.Struct, frozen=True, gc=False):
+    """One entry of the durable revoke record: this task, or tasks with this stamped header."""
+
+    task_id: str
+    recorded_at: float
+    expires_at: float
+    header: str = ""  # "key=value"; then task_id is empty
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The answer to `claim`: messages, and every revoke recorded since `revoked_after`.
+
+    A revoke that was recorded before the claim is always in this reply or an earlier one, so a
+    worker that applies `revokes` before it dispatches never starts a revoked task (S3).
+    """
+
+    deliveries: Sequence[Delivery]
+    revokes: Sequence[Revoke]
+    revoked_cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many messages of a queue wait, are parked until due, and are claimed."""
+
+    ready: int
+    delayed: int
+    claimed: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    letter_id: int | str
+    queue: str
+    message: Message
+    reason: str
+    starts: int
+    buried_at: float
+
+
+class Broadcast(msgspec.Struct, frozen=True, gc=False):
+    """One message of the fan-out: an event, a control request, a reply."""
+
+    exchange: str
+    routing_key: str
+    body: bytes
+    headers: bytes = b"{}"
+
+
+class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
+    offset: int
+    recorded_at: float
+    routing_key: str
+    body: bytes
+
+
+class Subscription(Protocol):
+    """What was broadcast since the subscription was entered, in order. Lossy only by TTL."""
+
+    def __aiter__(self) -> AsyncIterator[Broadcast]: ...
+
+
+class CoordinationStore(Protocol):
+    """The atomic register of `docs/protocol/coordination.md`, judged by the store's clock."""
+
+    async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord: ...
+    async def claim_election(
+        self, key: str, holder: str, request: ElectionRequest, *, ttl_s: float
+    ) -> ElectionReply: ...
+    async def start_election(self, key: str, holder: str, term: int) -> bool: ...
+    async def renew_election(self, key: str, holder: str, term: int) -> bool: ...
+    async def finish_election(self, key: str, holder: str, term: int, outcome: str) -> bool: ...
+    async def read_election(self, key: str) -> ElectionRecord | None: ...
+    async def unfinished_elections(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]: ...
+
+    async def acquire_lease(self, name: str, holder: str, *, ttl_s: float) -> LeaseReply: ...
+    async def renew_lease(self, name: str, holder: str, term: int, *, ttl_s: float) -> bool: ...
+    async def release_lease(self, name: str, holder: str, term: int) -> bool: ...
+    async def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool: ...
+    async def read_lease(self, name: str) -> LeaseReply: ...
+    async def fenced_publish(
+        self, name: str, holder: str, term: int, batch: Sequence[Outgoing]
+    ) -> bool: ...
+
+    async def raise_clock(self, value: int) -> int:
+        """Raise the cluster's clock mark to at least `value`; the mark after that."""
+        ...
+
+
+class Broker(Protocol):
+    """The asynchronous face, for one worker process (or one command of the CLI)."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+    @property
+    def coordination(self) -> CoordinationStore: ...
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+
+    async def publish(self, batch: Sequence[Outgoing]) -> None: ...
+
+    async def claim(
+        self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0
+    ) -> Claim:
+        """Take up to `limit` due messages, by priority, oldest first. Never waits."""
+        ...
+
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float) -> None:
+        """Return when a message may be ready, or at the time-out; takes nothing."""
+        ...
+
+    async def renew(self, owner: str) -> bool:
+        """Prolong the owner's lease. False: it had ended, and what it held may be others' now."""
+        ...
+
+    async def return_lost(self) -> int:
+        """Return the messages of owners whose lease ended, marked redelivered; how many."""
+        ...
+
+    async def forget_owner(self, owner: str) -> int:
+        """The owner stops: return at once what it still holds; how many."""
+        ...
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settled: ...
+
+    async def queues(self) -> Mapping[str, Depth]: ...
+    async def peek(self, queue: str, limit: int) -> Sequence[Delivery]: ...
+    async def purge(self, queue: str) -> int: ...
+    async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]: ...
+    async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
+        """Give dead letters back to their queues with their starts counted from zero."""
+        ...
+
+    async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None: ...
+    def subscribe(
+        self, exchange: str, patterns: Sequence[str]
+    ) -> AbstractAsyncContextManager[Subscription]:
+        """Listen on routing keys; `*` is one word, `#` any number, as AMQP has it."""
+        ...
+
+    async def register_recorder(self, name: str) -> int:
+        """From now on events are logged for this reader; the offset it has acknowledged."""
+        ...
+
+    async def forget_recorder(self, name: str) -> None: ...
+    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+        """Append (routing key, body) while a recorder is registered; how many were kept."""
+        ...
+
+    async def read_events(self, name: str, limit: int) -> Sequence[LoggedEvent]: ...
+    async def acknowledge_events(self, name: str, offset: int) -> None: ...
+    async def lost_events(self) -> int:
+        """How many events the log dropped at its limit since it was made."""
+        ...
+
+    async def sweep(self) -> None:
+        """Remove what is past its retention: results, broadcasts, events, revokes."""
+        ...
+
+
+class Producer(Protocol):
+    """The synchronous face: for clients, and for tasks that send tasks. Thread- and fork-safe."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+    def publish(self, batch: Sequence[Outgoing]) -> None: ...
+    def revoke(self, revokes: Sequence[Revoke]) -> None: ...
+    def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,190 @@
+"""Every exception of Umbel. Each says what happened, to which value, and what to do about it.
+
+    UmbelError
+    ├── ConfigurationError         a setting, option or URL that cannot be used
+    │   ├── UnknownSetting         with the nearest known name
+    │   ├── BadSetting             known, but of the wrong type or out of range
+    │   ├── BadURL                 a broker or backend address that cannot be understood
+    │   ├── AppNotFound            -A names nothing that can be loaded
+    │   └── BadBootsteps           a cycle or an unknown requirement between worker steps
+    ├── WireError                  bytes that are not what the protocol says
+    │   ├── BadMessage             a task message that cannot be understood
+    │   ├── BadFrame               a frame between the worker and a child that cannot be understood
+    │   ├── BadValue               a value that no serializer can carry
+    │   └── TooLarge               over a size, depth or number limit
+    ├── BrokerError                the broker did not do what was asked
+    │   ├── BrokerUnavailable      cannot be reached or opened; nothing was changed
+    │   ├── StorageFull            no room left; nothing was changed
+    │   ├── NotSupported           this broker declares that it cannot do this
+    │   └── RevokesFull            the durable revoke record reached its limit
+    ├── TaskError                  about one task
+    │   ├── NotRegistered          no task of that name here
+    │   ├── WorkerLost             the process running the task died
+    │   ├── TimeLimitExceeded      the hard limit ended the task
+    │   ├── SoftTimeLimitExceeded  raised inside the task at the soft limit
+    │   ├── TaskRevoked            the task was revoked before it ran
+    │   ├── MaxRetriesExceeded     retry() was called once too often
+    │   └── RemoteError            the task failed with an exception this process cannot rebuild
+    ├── ResultTimeout              get() waited long enough (also a TimeoutError)
+    ├── JoinWouldBlock             a task waits for another task's result
+    ├── PoolError                  the pool of child processes cannot do its work
+    └── TaskControl                raised by tasks to say how they end; never an error
+        ├── Retry                  try again later
+        ├── Ignore                 leave the state as it is
+        └── Reject                 give the message back, or to the dead letters
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+
+class UmbelError(Exception):
+    """The root of all errors raised by Umbel."""
+
+
+class ConfigurationError(UmbelError):
+    """A setting, option or URL that cannot be used."""
+
+
+class UnknownSetting(ConfigurationError):
+    def __init__(self, name: str, known: Iterable[str], *, source: str) -> None:
+        near = get_close_matches(name, list(known), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"unknown setting {name!r} in {source}{hint}")
+
+
+class BadSetting(ConfigurationError):
+    def __init__(self, name: str, value: object, problem: str, *, source: str) -> None:
+        super().__init__(f"setting {name!r} in {source} is {value!r}: {problem}")
+
+
+class BadURL(ConfigurationError):
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(f"cannot use the address {url!r}: {problem}")
+
+
+class AppNotFound(ConfigurationError):
+    pass
+
+
+class BadBootsteps(ConfigurationError):
+    pass
+
+
+class WireError(UmbelError):
+    """Bytes that are not what the protocol says."""
+
+
+class BadMessage(WireError):
+    pass
+
+
+class BadFrame(WireError):
+    pass
+
+
+class BadValue(WireError):
+    pass
+
+
+class TooLarge(WireError):
+    pass
+
+
+class BrokerError(UmbelError):
+    """The broker did not do what was asked."""
+
+
+class BrokerUnavailable(BrokerError):
+    pass
+
+
+class StorageFull(BrokerError):
+    pass
+
+
+class NotSupported(BrokerError):
+    pass
+
+
+class RevokesFull(BrokerError):
+    pass
+
+
+class TaskError(UmbelError):
+    """Something about one task."""
+
+
+class NotRegistered(TaskError):
+    pass
+
+
+class WorkerLost(TaskError):
+    pass
+
+
+class TimeLimitExceeded(TaskError):
+    pass
+
+
+class SoftTimeLimitExceeded(TaskError):
+    pass
+
+
+class TaskRevoked(TaskError):
+    pass
+
+
+class MaxRetriesExceeded(TaskError):
+    pass
+
+
+class RemoteError(TaskError):
+    """The task failed with an exception whose class cannot be rebuilt in this process."""
+
+    def __init__(self, type_name: str, *args: Any) -> None:
+        self.type_name = type_name
+        self.remote_args = args
+        super().__init__(type_name, *args)
+
+    def __str__(self) -> str:
+        return f"{self.type_name}({', '.join(map(repr, self.remote_args))})"
+
+
+class ResultTimeout(UmbelError, TimeoutError):
+    pass
+
+
+class JoinWouldBlock(UmbelError, RuntimeError):
+    pass
+
+
+class PoolError(UmbelError):
+    pass
+
+
+class TaskControl(UmbelError):
+    """Raised by tasks to say how they end."""
+
+
+class Retry(TaskControl):
+    """Try the task again later; raised by `self.retry()`."""
+
+    def __init__(self, message: str = "", *, exc: BaseException | None = None, when: float | None = None) -> None:
+        super().__init__(message)
+        self.exc = exc
+        self.when = when
+
+
+class Ignore(TaskControl):
+    """End the task and leave its state as it is."""
+
+
+class Reject(TaskControl):
+    """Give the message back to its queue, or (the default) to the dead letters."""
+
+    def __init__(self, reason: str = "", *, requeue: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.requeue = requeue

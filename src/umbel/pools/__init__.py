@@ -1,0 +1,1 @@
+"""Where task code runs: child processes or this one, behind one interface."""

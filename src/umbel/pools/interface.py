@@ -1,0 +1,150 @@
+"""Pool: what the worker asks of the place where task code runs, and what a pool asks of the app.
+
+The worker hands jobs in with `submit` and gets everything back through its `PoolListener`:
+each job comes back exactly once, as an outcome, as lost, or from `withdraw`. A pool never
+touches the broker.
+
+Job numbers are given by the worker and name a job only inside this process.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from umbel.wire.message import Message, Outgoing, StoredResult
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One message to run. `alone`: nothing may wait behind it in the same child."""
+
+    number: int
+    task: str
+    task_id: str
+    queue: str
+    message: Message
+    soft_limit_s: float | None = None
+    hard_limit_s: float | None = None
+    alone: bool = False
+    redelivered: bool = False
+
+
+OutcomeKind = Literal["success", "failure", "retry", "ignored", "rejected", "requeued"]
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How a job ended, as its runner saw it. The texts are for events and logs."""
+
+    number: int
+    kind: OutcomeKind
+    started_at: float  # Unix time
+    runtime_s: float
+    result: StoredResult | None = None
+    follow_ups: Sequence[Outgoing] = ()
+    summary: str = ""  # repr of the return value or of the exception
+    traceback: str = ""
+    not_before: float = 0.0  # for "retry": when it is due again; for display only
+
+
+class LostJob(msgspec.Struct, frozen=True, gc=False):
+    """A job whose child died. `started`: it was running at that moment, so it is charged."""
+
+    number: int
+    started: bool
+    reason: str  # "process 4711 was killed by SIGSEGV"
+    timed_out: bool = False  # ended by its hard limit
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec:
+    """Where a child finds the app: `loader` ("module:callable") is called with `target`.
+
+    It returns a `Host`. Pools know the app only through this, so that they need not import it.
+    """
+
+    loader: str
+    target: str
+    search_path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChildContext:
+    node: str  # name@host of the worker
+    child: int  # number of the slot, from 0
+    loglevel: str = "WARNING"
+    logfile: str | None = None  # may hold %p, the pid of the child
+
+
+Runner = Callable[[Job], Outcome]
+
+
+class Host(Protocol):
+    """What a pool asks of the app, inside a child."""
+
+    def start_child(self, context: ChildContext) -> Runner:
+        """Make ready: loader, logging, a tracer per task, `worker_process_init`."""
+        ...
+
+    def stop_child(self) -> None:
+        """The child is about to end in good order: `worker_process_shutdown`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    host: HostSpec
+    node: str
+    concurrency: int
+    loglevel: str = "WARNING"
+    logfile: str | None = None
+    child_start: Literal["auto", "fork", "spawn"] = "auto"
+    start_timeout_s: float = 60.0
+    batch_max: int = 64
+    batch_target_s: float = 0.010  # a child gets a batch that should take about this long
+    batch_patience_s: float = 0.050  # after this, what waits behind a slow job is taken back
+    stop_grace_s: float = 5.0  # between asking a child to end and SIGKILL
+
+
+class PoolListener(Protocol):
+    """Called on the worker's event loop; must not block."""
+
+    def on_started(self, started: Sequence[tuple[int, float, int]]) -> None:
+        """(job number, Unix time, pid) of jobs now known to run; not called for every job."""
+        ...
+
+    def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None: ...
+    def on_lost(self, lost: Sequence[LostJob]) -> None: ...
+    def on_child(self, what: str, fields: dict[str, Any]) -> None:
+        """A child came or went, for logs and counters: "started", "died", "replaced", ..."""
+        ...
+
+
+class Pool(Protocol):
+    async def start(self, listener: PoolListener) -> None:
+        """Return when the children can take jobs; PoolError when they cannot be made."""
+        ...
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Run these in this order as children become free. Never blocks."""
+        ...
+
+    def room(self) -> int:
+        """How many more jobs it could use now to keep its children busy for a moment."""
+        ...
+
+    def withdraw(self) -> Sequence[Job]:
+        """Take back every job that has not started; those do not come back by the listener."""
+        ...
+
+    def terminate_job(self, number: int, signum: int) -> bool:
+        """Signal the child that runs this job; False when it is not running."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """For `health` and `stats`: implementation, pids, running jobs."""
+        ...
+
+    async def stop(self, *, grace_s: float) -> None:
+        """End the children; jobs that still run after `grace_s` come back as lost."""
+        ...

@@ -1,0 +1,1 @@
+"""Bytes and values: how what we say looks on the wire. Pure; msgspec is the only helper."""

@@ -1,0 +1,37 @@
+"""Message: one call on its way, in the form that every broker carries.
+
+Headers and body stay bytes here, because most of those who touch a message only pass it on:
+the worker's main process reads a few headers, only the child decodes the body. A broker turns
+this record into its own envelope and back, and may not change a byte of headers or body.
+"""
+
+import msgspec
+
+JSON_CONTENT = "application/json"
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    headers: bytes  # one JSON object
+    body: bytes  # as serialised, and compressed when a header says so
+    content_type: str = JSON_CONTENT
+    content_encoding: str = "utf-8"
+    priority: int = 0
+    correlation_id: str = ""
+    reply_to: str = ""
+    expiration_ms: int | None = None  # how long the broker should keep it, counted from publishing
+
+
+class Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message and where it goes. `not_before` is Unix time; 0 means at once."""
+
+    queue: str
+    message: Message
+    not_before: float = 0.0
+
+
+class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a result backend keeps for one task: the result map of the wire protocol, encoded."""
+
+    task_id: str
+    status: str
+    payload: bytes  # JSON: status, result, traceback, children, date_done, task_id, ...
