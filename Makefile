@@ -1,0 +1,51 @@
+# Every target makes what it needs first (scripts/setup) and is quick when that is there already.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check test soak bench lock format clean
+
+BIN := .venv/bin
+CODE := src tests $(if $(wildcard benchmarks/*.py),benchmarks)
+
+help: ## what can be done here
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv with everything the other targets need
+	@scripts/setup
+
+demo: setup ## a cluster on this machine, in about a minute
+	@$(BIN)/umbel demo
+
+check: setup ## static: format, lint, types, who may import whom
+	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "run: make format" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet $(CODE)
+	@$(BIN)/mypy $(CODE)
+	@$(BIN)/lint-imports
+
+test: check ## check, then every test, with the scenarios at reduced counts
+	@$(BIN)/pytest $(ARGS)
+
+soak: check ## the same scenarios at full counts
+	@UMBEL_SOAK=1 $(BIN)/pytest $(ARGS)
+
+# Peers run in .venv-bench, so that their dependencies never mix with ours.
+bench: ## every benchmark, beside its peers (ARGS=--json for machines)
+	@scripts/setup bench
+	@for benchmark in benchmarks/[a-z]*.py; do echo "$$benchmark" >&2; $(BIN)/python "$$benchmark" $(ARGS); done
+
+format: setup ## rewrite the code the way check wants it
+	@$(BIN)/ruff format --quiet $(CODE)
+	@$(BIN)/ruff check --quiet --fix $(CODE)
+
+# One lock serves every platform, and no index or path of this machine gets into it.
+LOCK = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(ARGS)
+
+lock: setup ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade for the newest)
+	@$(LOCK) pyproject.toml -o requirements/runtime.txt
+	@$(LOCK) pyproject.toml --group dev -c requirements/runtime.txt -o requirements/dev.txt
+	@$(LOCK) --group bench -o requirements/bench.txt
+
+clean: ## remove what the targets made
+	@rm -rf .venv .venv-bench build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
