@@ -1,0 +1,33 @@
+"""The one way tests wait: for a condition, never for an amount of time.
+
+A sleep is too long on a quick machine and too short on a slow one. Waiting for what the test is
+about ends as soon as it is true, and says what did not happen when the deadline passes.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_S = 0.005
+
+
+def wait_until(condition: Callable[[], T | None], *, deadline_s: float = 10.0, what: str) -> T:
+    """Return the condition's first true value; fail with `what` if there is none in time.
+
+    The condition is asked at least once more after the deadline, so a machine that stood still
+    in between does not fail a test whose wish came true meanwhile.
+    """
+    __tracebackhide__ = True
+    pause = threading.Event()
+    ends = time.monotonic() + deadline_s
+    while True:
+        is_last = time.monotonic() >= ends
+        value = condition()
+        if value:
+            return value
+        if is_last:
+            raise AssertionError(f"waited {deadline_s:g} s in vain for {what}; last seen: {value!r}")
+        pause.wait(POLL_S)
