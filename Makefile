@@ -20,7 +20,7 @@ check: setup ## static: format, lint, types, who may import whom
 	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "run: make format" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet $(CODE)
 	@$(BIN)/mypy $(CODE)
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 test: check ## check, then every test, with the scenarios at reduced counts
 	@$(BIN)/pytest $(ARGS)
