@@ -80,10 +80,13 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
-    """The message is done: store this, send these, forget it."""
+    """The message is done: store these, send those, forget it.
+
+    Mostly one result; a failed step of a chain also ends the steps that will never run.
+    """
 
     tag: Tag
-    result: StoredResult | None = None
+    results: Sequence[StoredResult] = ()
     follow_ups: Sequence[Outgoing] = ()
 
 
@@ -105,7 +108,7 @@ class Bury(msgspec.Struct, frozen=True, gc=False):
     tag: Tag
     reason: str
     charged: bool = False
-    result: StoredResult | None = None
+    results: Sequence[StoredResult] = ()
     follow_ups: Sequence[Outgoing] = ()
 
 

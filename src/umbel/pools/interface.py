@@ -40,7 +40,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kind: OutcomeKind
     started_at: float  # Unix time
     runtime_s: float
-    result: StoredResult | None = None
+    results: Sequence[StoredResult] = ()
     follow_ups: Sequence[Outgoing] = ()
     summary: str = ""  # repr of the return value or of the exception
     traceback: str = ""
