@@ -17,7 +17,7 @@ demo: setup ## a cluster on this machine, in about a minute
 	@$(BIN)/umbel demo
 
 check: setup ## static: format, lint, types, who may import whom
-	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "run: make format" >&2; exit 1; }
+	@$(BIN)/ruff format --check --quiet --output-format concise $(CODE) || { echo "run: make format" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet $(CODE)
 	@$(BIN)/mypy $(CODE)
 	@$(BIN)/lint-imports --no-logo
