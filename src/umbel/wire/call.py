@@ -1,0 +1,161 @@
+"""Calls: what a task message says, as typed values, and the JSON of its parts.
+
+`TaskHeaders` lists the headers of protocol v2 in the order in which Celery writes them. The
+worker's main process reads these alone; the body is for the child that runs the task.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from umbel.errors import BadMessage, BadValue
+from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size
+from umbel.wire.message import Message
+from umbel.wire.plain import Lowering, Path
+from umbel.wire.show import show_args, show_kwargs
+from umbel.wire.signature import SignatureMap
+from umbel.wire.values import decode_json, encode_json
+
+Seconds = int | float
+
+
+class TaskHeaders(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The known headers (wire 1.3). `root_id` None, `argsrepr` "" and so on: left out by the sender.
+
+    `compression` and `redelivered` are about one copy of a message, not about the call:
+    `encode_task` does not take them over.
+    """
+
+    lang: str = "py"
+    task: str
+    id: str
+    shadow: str | None = None
+    eta: str | None = None
+    expires: str | None = None
+    group: str | None = None
+    group_index: int | None = None
+    retries: int = 0
+    timelimit: tuple[Seconds | None, Seconds | None] = (None, None)  # hard, soft
+    root_id: str | None = None
+    parent_id: str | None = None
+    argsrepr: str = ""
+    kwargsrepr: str = ""
+    origin: str = ""
+    ignore_result: bool | None = False  # None: as the receiver's task is set
+    replaced_task_nesting: int = 0
+    stamped_headers: list[str] | None = None
+    stamps: dict[str, Any] = {}
+    compression: str | msgspec.UnsetType | None = msgspec.UNSET
+    redelivered: bool | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Embed(msgspec.Struct):
+    """What follows the task (wire 1.4). `chain` is in reverse: the next step is the last item."""
+
+    callbacks: list[SignatureMap] | None = None
+    errbacks: list[SignatureMap] | None = None
+    chain: list[SignatureMap] | None = None
+    chord: SignatureMap | None = None
+
+
+class TaskCall(msgspec.Struct):
+    """One call, whole. `extra` holds the caller's own headers."""
+
+    headers: TaskHeaders
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    embed: Embed = msgspec.field(default_factory=Embed)
+    extra: dict[str, Any] = {}
+    reply_to: str = ""
+    priority: int = 0
+
+
+HEADER_NAMES = frozenset(TaskHeaders.__struct_fields__)
+
+
+def read_headers(message: Message) -> TaskHeaders:
+    """Decode the headers alone: the cheap look that every message gets from the worker."""
+    data = message.headers
+    check_size("the headers", len(data), DEFAULT_LIMITS)
+    try:
+        headers = _HEADERS.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        headers = _read_leniently(data)
+    if not headers.task or not headers.id:
+        raise BadMessage(f"headers with an empty name or id: task {headers.task!r}, id {headers.id!r}")
+    return headers
+
+
+def read_header_map(data: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
+    found = decode_json(data, limits=limits)
+    if not isinstance(found, dict):
+        raise BadMessage(f"headers must be a map, not {data[:100]!r}")
+    return found
+
+
+def encode_headers(headers: TaskHeaders, extra: dict[str, Any]) -> bytes:
+    try:
+        if headers.stamps:
+            lowering = Lowering("json", tags=True, limits=DEFAULT_LIMITS)
+            stamps = lowering.lower(headers.stamps, Path("stamps"), DEFAULT_LIMITS.depth_max - 1)
+            headers = msgspec.structs.replace(headers, stamps=stamps)
+        data = _to_json(headers)
+    except (UnicodeEncodeError, OverflowError, TypeError) as error:
+        raise BadValue(f"a header of {headers.task!r} cannot be sent: {error}") from error
+    if not extra:
+        return data
+    if taken := HEADER_NAMES.intersection(extra):
+        raise BadValue(f"custom headers use names of the protocol: {', '.join(sorted(taken))}")
+    return data[:-1] + b"," + encode_json(extra, root="headers")[1:]
+
+
+def encode_body(args: list[Any], kwargs: dict[str, Any], embed: Embed) -> bytes:
+    """Encode the three parts apart, so that an error names the part, and nothing is copied first."""
+    follows = _NOTHING_FOLLOWS if is_empty(embed) else encode_json(embed, root="embed", limits=_INSIDE_BODY)
+    body = b"[%b,%b,%b]" % (
+        encode_json(args, root="args", limits=_INSIDE_BODY),
+        encode_json(kwargs, root="kwargs", limits=_INSIDE_BODY),
+        follows,
+    )
+    check_size("the body", len(body), DEFAULT_LIMITS)
+    return body
+
+
+def is_empty(embed: Embed) -> bool:
+    return (
+        embed.callbacks is None and embed.errbacks is None and embed.chain is None and embed.chord is None
+    )
+
+
+def completed(headers: TaskHeaders, args: list[Any], kwargs: dict[str, Any]) -> TaskHeaders:
+    """Fill in what every v2 message states and a caller may leave out."""
+    if headers.root_id is not None and headers.argsrepr and headers.kwargsrepr:
+        return headers
+    return msgspec.structs.replace(
+        headers,
+        root_id=headers.root_id or headers.id,
+        argsrepr=headers.argsrepr or show_args(args),
+        kwargsrepr=headers.kwargsrepr or show_kwargs(kwargs),
+    )
+
+
+_HEADERS = msgspec.json.Decoder(TaskHeaders)
+_to_json = msgspec.json.Encoder().encode
+_NOTHING_FOLLOWS = _to_json(Embed())
+# The parts of a body lie one level down.
+_INSIDE_BODY = Limits(depth_max=DEFAULT_LIMITS.depth_max - 1)
+
+
+def _read_leniently(data: bytes) -> TaskHeaders:
+    """Read headers in which a peer wrote null for "not set", or say exactly what is wrong."""
+    found = read_header_map(data)
+    if "task" not in found:
+        raise BadMessage(f"headers without 'task': not a message of protocol v2: {data[:100]!r}")
+    stated = {name: value for name, value in found.items() if value is not None or name == "ignore_result"}
+    try:
+        return msgspec.convert(stated, TaskHeaders)
+    except msgspec.ValidationError as error:
+        where = re.search(r"`\$\.(\w+)", str(error))
+        offending = f"header {where[1]!r} is {stated.get(where[1])!r:.100}: " if where else ""
+        raise BadMessage(f"{offending}{error}") from error

@@ -1,0 +1,30 @@
+"""Instants: points in time as ISO 8601 text, the form of `eta`, `expires` and `date_done`.
+
+Celery reads text without an offset in the receiver's configured zone. We read it as UTC
+everywhere: a cluster whose nodes disagree about the zone would otherwise run a task at different
+times on different nodes. A naive time sent by a Celery client set to another zone is therefore
+off by that zone; aware times, Celery's default, are always right.
+"""
+
+from datetime import UTC, datetime
+
+from umbel.errors import BadMessage, BadValue
+
+
+def parse_instant(text: str) -> float:
+    """Return Unix seconds. An offset, `Z`, or nothing, which means UTC."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except (ValueError, TypeError) as error:
+        raise BadMessage(f"not an ISO 8601 time: {text!r:.100}") from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()
+
+
+def format_instant(unix_s: float) -> str:
+    """Write Unix seconds the way Celery does: microseconds, explicit offset."""
+    try:
+        return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="microseconds")
+    except (ValueError, OverflowError, OSError) as error:
+        raise BadValue(f"not a time between the years 1 and 9999: {unix_s!r}") from error

@@ -1,0 +1,173 @@
+"""Results: what is stored of a task that ran, in the map that Celery's clients read (wire 6.1)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import msgspec
+
+from umbel.errors import BadValue, WireError
+from umbel.protocol.states import FAILURE, SUCCESS
+from umbel.wire.instant import format_instant
+from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size
+from umbel.wire.message import StoredResult
+from umbel.wire.show import show_value
+from umbel.wire.values import decode_json_as, encode_json
+
+Child = str | tuple[str, str | None]
+"""A task sent while this one ran: its id, or its id and that of its parent."""
+
+
+class ExceptionMap(TypedDict):
+    exc_type: str
+    exc_message: list[Any]
+    exc_module: str
+
+
+class ResultMap(msgspec.Struct, frozen=True):
+    """A stored result as read. `date_done` is None until the task is ready."""
+
+    status: str
+    task_id: str
+    result: Any = None
+    traceback: str | None = None
+    children: list[Any] | None = None
+    date_done: str | None = None
+    group_id: str | None = None
+    parent_id: str | None = None
+
+
+def encode_success(
+    task_id: str,
+    value: object,
+    *,
+    done_at: float,
+    children: Sequence[Child] = (),
+    group_id: str | None = None,
+    parent_id: str | None = None,
+    extended: Mapping[str, Any] | None = None,
+) -> StoredResult:
+    """Encode a return value; BadValue when it cannot be sent, which makes the task a failure."""
+    return _encode(task_id, SUCCESS, value, None, done_at, children, group_id, parent_id, extended)
+
+
+def encode_failure(
+    task_id: str,
+    error: ExceptionMap,
+    traceback: str | None,
+    *,
+    status: str = FAILURE,
+    done_at: float | None,
+    children: Sequence[Child] = (),
+    group_id: str | None = None,
+    parent_id: str | None = None,
+    extended: Mapping[str, Any] | None = None,
+) -> StoredResult:
+    """Encode how a task failed, was revoked, or (with `done_at` None) why it is tried again."""
+    return _encode(task_id, status, error, traceback, done_at, children, group_id, parent_id, extended)
+
+
+def encode_state(
+    task_id: str,
+    status: str,
+    meta: object,
+    *,
+    done_at: float | None = None,
+    children: Sequence[Child] = (),
+    group_id: str | None = None,
+    parent_id: str | None = None,
+    extended: Mapping[str, Any] | None = None,
+) -> StoredResult:
+    """Encode a state on the way: STARTED with pid and hostname, or one that the task invented."""
+    return _encode(task_id, status, meta, None, done_at, children, group_id, parent_id, extended)
+
+
+def exception_map(exc: BaseException) -> ExceptionMap:
+    """Describe an exception so that it can always be stored: what cannot be sent is shown as text."""
+    # Not exc.args: a subclass may have made something else of that name.
+    args: tuple[object, ...] = _ARGS.__get__(exc)
+    kind = type(exc)
+    return {
+        "exc_type": kind.__qualname__,
+        "exc_message": [_sendable(arg) for arg in args],
+        "exc_module": kind.__module__,
+    }
+
+
+def decode_result(payload: bytes, *, limits: Limits = DEFAULT_LIMITS) -> ResultMap:
+    return decode_json_as(_RESULT, payload, what="the result", limits=limits)
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """The map in the order of Celery's; what is not set is left out."""
+
+    status: str
+    result: msgspec.Raw
+    traceback: str | None
+    children: list[Any]
+    date_done: str | None
+    task_id: str
+    group_id: str | msgspec.UnsetType
+    parent_id: str | msgspec.UnsetType
+
+
+# What the type checker takes for a tuple is, on the class, the descriptor of it.
+_ARGS: Any = BaseException.args
+_RESULT = msgspec.json.Decoder(ResultMap)
+_to_json = msgspec.json.Encoder().encode
+
+
+def _encode(
+    task_id: str,
+    status: str,
+    value: object,
+    traceback: str | None,
+    done_at: float | None,
+    children: Sequence[Child],
+    group_id: str | None,
+    parent_id: str | None,
+    extended: Mapping[str, Any] | None,
+) -> StoredResult:
+    written = _Written(
+        status,
+        msgspec.Raw(encode_json(value, root="result", limits=_INSIDE_RESULT)),
+        None if traceback is None else _unicode(traceback),
+        [_child(child) for child in children],
+        None if done_at is None else format_instant(done_at),
+        task_id,
+        msgspec.UNSET if group_id is None else group_id,
+        msgspec.UNSET if parent_id is None else parent_id,
+    )
+    try:
+        payload = _to_json(written)
+    except UnicodeEncodeError as error:
+        raise BadValue(f"the result of {task_id!r} has an id or status that is not text: {error}") from error
+    if extended:
+        payload = payload[:-1] + b"," + encode_json(dict(extended), root="extended")[1:]
+    check_size("the result", len(payload), DEFAULT_LIMITS)
+    return StoredResult(task_id, status, payload)
+
+
+# The value lies one level down.
+_INSIDE_RESULT = Limits(depth_max=DEFAULT_LIMITS.depth_max - 1)
+
+
+def _child(child: Child) -> list[Any]:
+    child_id, parent = (child, None) if isinstance(child, str) else child
+    return [[child_id, parent], None]
+
+
+def _unicode(text: str) -> str:
+    """Make a traceback sendable: names of files may hold bytes that are no Unicode."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _sendable(value: object) -> object:
+    # Three levels down in the result map; a little less is allowed, so that it surely fits.
+    try:
+        encode_json(value, limits=_EXCEPTION_LIMITS)
+    except WireError:
+        return show_value(value)
+    return value
+
+
+_EXCEPTION_LIMITS = Limits(size_max_bytes=1024 * 1024, depth_max=DEFAULT_LIMITS.depth_max - 4)

@@ -1,0 +1,124 @@
+"""Show: arguments and results as short text, for headers, events and logs.
+
+The text is Python's repr where that is short. Longer text is cut at `TEXT_MAX`, nesting at
+`LEVELS_MAX`, and no more of a value is looked at than is shown. A value whose own repr raises is
+named by its type instead: what is only for display must never stop a task.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import NoneType
+
+from umbel.wire.foreign import attempt
+
+TEXT_MAX = 1024
+LEVELS_MAX = 3
+CUT = "..."
+
+# Up to here a call is shown by one repr() of the whole.
+SMALL_ITEMS = 16
+SMALL_TEXT = 200
+
+
+def show_args(args: Sequence[object]) -> str:
+    return _show(tuple(args) if len(args) <= TEXT_MAX else tuple(args[:TEXT_MAX]), args)
+
+
+def show_kwargs(kwargs: Mapping[str, object]) -> str:
+    return _show(dict(kwargs), kwargs.values())
+
+
+def show_value(value: object) -> str:
+    return _show(value, (value,))
+
+
+def _show(value: object, items: Collection[object]) -> str:
+    if _are_small(items):
+        text = attempt(repr, value, _nothing)
+        if 0 < len(text) <= TEXT_MAX:
+            return text
+    return _joined(_pieces(value, 1))
+
+
+def _are_small(items: Collection[object]) -> bool:
+    if len(items) > SMALL_ITEMS:
+        return False
+    for item in items:
+        if type(item) is str:
+            if len(item) > SMALL_TEXT:
+                return False
+        elif type(item) not in _NUMBERS:
+            return False
+    return True
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    text = ""
+    for piece in pieces:
+        text += piece
+        if len(text) > TEXT_MAX:
+            return text[:TEXT_MAX] + CUT
+    return text
+
+
+def _pieces(value: object, level: int) -> Iterator[str]:
+    """Yield the text of a value bit by bit, so that the reader can stop when it has enough."""
+    match value:
+        case str() | bytes() if type(value) is str or type(value) is bytes:
+            yield repr(value) if len(value) <= TEXT_MAX else repr(value[:TEXT_MAX]) + CUT
+        case dict() if type(value) is dict:
+            yield from _container_pieces("{", "}", _pairs(value, level), level, empty=not value)
+        case list() if type(value) is list:
+            yield from _container_pieces("[", "]", _items(value, level), level, empty=not value)
+        case tuple() if type(value) is tuple:
+            end = ",)" if len(value) == 1 else ")"
+            yield from _container_pieces("(", end, _items(value, level), level, empty=not value)
+        case set() if type(value) is set and value:
+            yield from _container_pieces("{", "}", _items(value, level), level, empty=False)
+        case frozenset() if type(value) is frozenset and value:
+            yield from _container_pieces("frozenset({", "})", _items(value, level), level, empty=False)
+        case _:
+            yield _own_repr(value)
+
+
+def _container_pieces(
+    start: str, end: str, items: Iterator[Iterator[str]], level: int, *, empty: bool
+) -> Iterator[str]:
+    yield start
+    if level > LEVELS_MAX and not empty:
+        yield CUT
+    elif not empty:
+        yield from next(items)
+        for item in items:
+            yield ", "
+            yield from item
+    yield end
+
+
+def _items(values: Iterable[object], level: int) -> Iterator[Iterator[str]]:
+    return (_pieces(value, level + 1) for value in values)
+
+
+def _pairs(values: Mapping[object, object], level: int) -> Iterator[Iterator[str]]:
+    return (_pair(key, value, level) for key, value in values.items())
+
+
+def _pair(key: object, value: object, level: int) -> Iterator[str]:
+    yield from _pieces(key, level + 1)
+    yield ": "
+    yield from _pieces(value, level + 1)
+
+
+def _own_repr(value: object) -> str:
+    def unprintable(error: Exception) -> str:
+        return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+
+    text = attempt(_repr, value, unprintable)
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_repr: Callable[[object], str] = repr
+_NUMBERS = frozenset({int, float, bool, NoneType})
+
+
+def _nothing(_error: Exception) -> str:
+    return ""  # a number too long to be written; the careful way names its type

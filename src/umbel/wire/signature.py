@@ -1,0 +1,53 @@
+"""Signatures: a call that is yet to be made, as a map inside a message (wire 1.8)."""
+
+from typing import Any, TypedDict
+
+from umbel.errors import BadMessage
+
+
+class SignatureMap(TypedDict):
+    task: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+    subtask_type: str | None  # "chain", "group", "chord", or None for a plain task
+    immutable: bool  # the result of the task before is not put in front of args
+
+
+def check_signature(value: object) -> SignatureMap:
+    """Return what came from the wire as a signature with all six keys, or say what is wrong.
+
+    Keys that we do not know are kept: the map may be passed on to a node that does.
+    """
+    if not isinstance(value, dict):
+        raise BadMessage(f"a signature must be a map, not {value!r:.100}")
+    task = value.get("task")
+    if not isinstance(task, str) or not task:
+        raise BadMessage(f"a signature must name its task, not {task!r:.100}")
+    checked = {key: _checked(task, key, value) for key in _EMPTY}
+    return {**value, "task": task, **checked}  # type: ignore[typeddict-item]
+
+
+_EMPTY: dict[str, tuple[type | tuple[type, ...], Any]] = {
+    "args": ((list, tuple), ()),
+    "kwargs": (dict, {}),
+    "options": (dict, {}),
+    "subtask_type": (str, None),
+    "immutable": (bool, False),
+}
+
+
+def _checked(task: str, key: str, signature: dict[Any, Any]) -> Any:
+    kinds, empty = _EMPTY[key]
+    found: Any = signature.get(key)
+    if found is None:
+        found = empty
+    elif not isinstance(found, kinds):
+        raise BadMessage(f"the signature of {task!r} has {key} {found!r:.100}")
+    if key == "args":
+        return list(found)
+    if key in ("kwargs", "options"):
+        if not all(isinstance(name, str) for name in found):
+            raise BadMessage(f"the signature of {task!r} has {key} whose names are not text")
+        return dict(found)
+    return found

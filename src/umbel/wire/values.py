@@ -1,0 +1,197 @@
+"""Values: Python values as bytes and back, by each serializer that a message may name.
+
+JSON is the default and the only one that is read unasked: it cannot do more than carry data.
+Its text is what Celery writes, with the typed maps of `typed.py`. Decoding raises nothing but
+WireError, whatever the bytes are; and it raises before it has spent more than `Limits` allow.
+
+Two things are not carried: NaN and the infinities, which JSON does not have (Python's own json
+writes them as words that other readers refuse), and maps that look exactly like a typed value.
+"""
+
+import pickle
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from umbel.errors import BadMessage, BadValue
+from umbel.wire.foreign import attempt
+from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size, too_deep, too_long_a_number
+from umbel.wire.message import JSON_CONTENT
+from umbel.wire.plain import Lowering, Path, is_plain
+from umbel.wire.typed import restore
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "Limits",
+    "SERIALIZERS",
+    "Serializer",
+    "accepted_serializer",
+    "decode_json",
+    "decode_json_as",
+    "encode_json",
+]
+
+T = TypeVar("T")
+
+
+def encode_json(value: object, *, root: str = "value", limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Encode a value; `root` is what the path in an error begins with."""
+    try:
+        if is_plain(value, limits.depth_max):
+            data = _to_json(value)
+        else:
+            data = _to_json(_lower_for_json(value, root, limits))
+    except ValueError:
+        # msgspec does not say where the number too long or the broken text is; lowering does.
+        data = _to_json(_lower_for_json(value, root, limits))
+    check_size(root, len(data), limits)
+    return data
+
+
+def decode_json(data: bytes, *, limits: Limits = DEFAULT_LIMITS) -> Any:
+    return decode_json_as(_ANY, data, limits=limits)
+
+
+def decode_json_as(
+    decoder: msgspec.json.Decoder[T], data: bytes, *, what: str = "JSON", limits: Limits = DEFAULT_LIMITS
+) -> T:
+    """Decode into the decoder's type, with the checks and typed values of `decode_json`.
+
+    Small plain data is decoded straight into its type. Where there are enough brackets to go too
+    deep, or a sign of a typed value, it is decoded to a tree first, which is looked through.
+    """
+    check_size(what, len(data), limits)
+    try:
+        if not _needs_care(data, limits):
+            return decoder.decode(data)
+        tree = _ANY.decode(data)
+        _check_tree(tree, what, limits)
+        tree = restore(tree, limits)
+        return tree if decoder is _ANY else msgspec.convert(tree, decoder.type)
+    except RecursionError as error:
+        raise too_deep(what, limits) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if run := re.search(rb"[0-9]{%d,}" % (limits.number_digits_max + 1), data):
+            raise too_long_a_number(f"a number in {what}", len(run[0]), limits) from error
+        raise BadMessage(f"{what} cannot be decoded: {error}; it begins {data[:60]!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Serializer:
+    """How a body is written and read. `encode(value, root)`, `decode(data, limits)`."""
+
+    content_type: str
+    content_encoding: str
+    encode: Callable[[object, str], bytes]
+    decode: Callable[[bytes, Limits], Any]
+
+
+def accepted_serializer(content_type: str, accept: Collection[str]) -> Serializer:
+    """Find the serializer of a message, if its name or content type is in the accept list."""
+    for name, serializer in SERIALIZERS.items():
+        if serializer.content_type == content_type:
+            if name in accept or content_type in accept:
+                return serializer
+            raise BadMessage(
+                f"content type {content_type!r} is not accepted here; "
+                f"to accept it add {name!r} to the setting accept_content"
+            )
+    known = ", ".join(SERIALIZERS)
+    raise BadMessage(f"content type {content_type!r} is unknown; accept_content can list {known}")
+
+
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_to_json = msgspec.json.Encoder().encode
+_MSGPACK: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
+_to_msgpack = msgspec.msgpack.Encoder().encode
+
+
+def _lower_for_json(value: object, root: str, limits: Limits) -> Any:
+    return Lowering("json", tags=True, limits=limits).lower(value, Path(root), limits.depth_max)
+
+
+def _needs_care(data: bytes, limits: Limits) -> bool:
+    return (
+        b"__type__" in data
+        or b"\\u00" in data  # the same key, written with escapes
+        or data.count(b"[") + data.count(b"{") > limits.depth_max
+        or limits.number_digits_max < DEFAULT_LIMITS.number_digits_max
+    )
+
+
+def _check_tree(tree: Any, what: str, limits: Limits) -> None:
+    """Check depth and numbers, level by level, so that the check itself needs no stack."""
+    numbers_are_checked = limits.number_digits_max >= DEFAULT_LIMITS.number_digits_max  # by msgspec
+    level: list[Any] = [[tree]]
+    for _ in range(limits.depth_max + 1):
+        items = [item for node in level for item in (node.values() if type(node) is dict else node)]
+        if not numbers_are_checked:
+            _check_numbers(items, what, limits)
+        level = [item for item in items if type(item) is list or type(item) is dict]
+        if not level:
+            return
+    raise too_deep(what, limits)
+
+
+def _check_numbers(items: list[Any], what: str, limits: Limits) -> None:
+    ceiling = 10**limits.number_digits_max
+    for item in items:
+        if type(item) is int and not -ceiling < item < ceiling:
+            raise too_long_a_number(f"a number in {what}", len(str(abs(item))), limits)
+
+
+def _encode_msgpack(value: object, root: str) -> bytes:
+    limits = DEFAULT_LIMITS
+    lowering = Lowering("msgpack", tags=False, limits=limits)
+    data = _to_msgpack(lowering.lower(value, Path(root), limits.depth_max))
+    check_size(root, len(data), limits)
+    return data
+
+
+def _decode_msgpack(data: bytes, limits: Limits) -> Any:
+    check_size("the msgpack data", len(data), limits)
+    try:
+        tree = _MSGPACK.decode(data)
+    except RecursionError as error:
+        raise too_deep("the msgpack data", limits) from error
+    # A map key that cannot be hashed or a date out of range shows as another kind of ValueError.
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadMessage(f"msgpack data cannot be decoded: {error}; it begins {data[:60]!r}") from error
+    _check_tree(tree, "the msgpack data", limits)
+    return tree
+
+
+def _encode_pickle(value: object, root: str) -> bytes:
+    def refuse(error: Exception) -> bytes:
+        raise BadValue(f"{root}: pickle cannot send it: {error!r}") from error
+
+    data = attempt(pickle.dumps, value, refuse)
+    check_size(root, len(data), DEFAULT_LIMITS)
+    return data
+
+
+def _decode_pickle(data: bytes, limits: Limits) -> Any:
+    def refuse(error: Exception) -> Any:
+        raise BadMessage(f"pickled data cannot be decoded: {error!r}") from error
+
+    check_size("the pickled data", len(data), limits)
+    return attempt(pickle.loads, data, refuse)
+
+
+def _encode_json(value: object, root: str) -> bytes:
+    return encode_json(value, root=root)
+
+
+def _decode_json(data: bytes, limits: Limits) -> Any:
+    return decode_json(data, limits=limits)
+
+
+SERIALIZERS = {
+    "json": Serializer(JSON_CONTENT, "utf-8", _encode_json, _decode_json),
+    "msgpack": Serializer("application/x-msgpack", "binary", _encode_msgpack, _decode_msgpack),
+    "pickle": Serializer("application/x-python-serialize", "binary", _encode_pickle, _decode_pickle),
+}
+"""By name, as in the settings. Reading pickle runs code that its sender chose: only when accepted."""
