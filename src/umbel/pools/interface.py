@@ -48,12 +48,19 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LostJob(msgspec.Struct, frozen=True, gc=False):
-    """A job whose child died. `started`: it was running at that moment, so it is charged."""
+    """A job that ends without an outcome, because its child died or the pool was stopped.
+
+    `started`: it was running when its child died, so it is charged. `ran`: it ran or may have
+    run, at least in part, so it counts as redelivered when it comes again; also true for a job
+    that ended but whose outcome was lost, and for one that was cut off by stopping the pool,
+    neither of which is charged.
+    """
 
     number: int
     started: bool
     reason: str  # "process 4711 was killed by SIGSEGV"
     timed_out: bool = False  # ended by its hard limit
+    ran: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,11 @@ class PoolListener(Protocol):
 
 
 class Pool(Protocol):
+    @property
+    def supports_time_limits(self) -> bool:
+        """Whether it can end a job at its limit; the worker refuses such settings otherwise."""
+        ...
+
     async def start(self, listener: PoolListener) -> None:
         """Return when the children can take jobs; PoolError when they cannot be made."""
         ...

@@ -1,0 +1,42 @@
+"""Pace: how long tasks take here, as measured, and so how many of them make a good batch.
+
+The estimate follows a slower run at half the way and a quicker one at a tenth: a task that is
+slow once in a while counts as slow for some time, because a wrong guess in that direction costs
+a round trip, and in the other it makes innocent jobs wait.
+"""
+
+_SLOWER_WEIGHT = 0.5
+_QUICKER_WEIGHT = 0.1
+_NAMES_MAX = 10_000
+_BRIEF_S = 0.25  # below this, a job waiting in the pool is worth more than a job left to other nodes
+_BATCHES_AHEAD = 3
+
+
+class Paces:
+    def __init__(self, *, batch_target_s: float, batch_max: int) -> None:
+        self.estimates_s: dict[str, float] = {}
+        self._target_s = batch_target_s
+        self._batch_max = batch_max
+        self._typical_s: float | None = None  # of whatever ran last, all tasks together
+
+    def note(self, task: str, runtime_s: float) -> None:
+        estimate_s = self.estimates_s.get(task)
+        if estimate_s is None:
+            if len(self.estimates_s) >= _NAMES_MAX:  # names come from outside; learn again from nothing
+                self.estimates_s.clear()
+            self.estimates_s[task] = estimate_s = runtime_s
+        elif runtime_s > estimate_s:
+            self.estimates_s[task] = estimate_s = estimate_s + (runtime_s - estimate_s) * _SLOWER_WEIGHT
+        else:
+            self.estimates_s[task] = estimate_s = estimate_s + (runtime_s - estimate_s) * _QUICKER_WEIGHT
+        self._typical_s = estimate_s
+
+    def wanted_per_child(self) -> int:
+        """How many jobs, running ones included, one child can make use of."""
+        typical_s = self._typical_s
+        if typical_s is None or typical_s >= _BRIEF_S:
+            return 1
+        if typical_s >= self._target_s:
+            return 2
+        batch = self._batch_max if typical_s <= 0 else int(self._target_s / typical_s)
+        return _BATCHES_AHEAD * max(1, min(batch, self._batch_max))

@@ -1,0 +1,104 @@
+"""One child as the slots machine sees it: what it was sent, what is late, what it leaves behind."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Generic
+
+from umbel.protocol.pace import Paces
+from umbel.protocol.slot_events import EndedT, Loss, WorkT
+
+TOKEN_VALUES = 256  # a token is one byte: the number of its batch, modulo this
+
+
+class State(Enum):
+    ABSENT = auto()
+    STARTING = auto()
+    READY = auto()
+    LEAVING = auto()  # dismissed or killed: it gets nothing more, and its death is no surprise
+
+
+@dataclass(slots=True)
+class Batch(Generic[WorkT]):
+    number: int
+    jobs: list[WorkT]
+    done: int = 0  # outcomes of the first so many have arrived
+
+
+@dataclass(slots=True)
+class Child(Generic[WorkT]):
+    number: int
+    state: State = State.ABSENT
+    batches: list[Batch[WorkT]] = field(default_factory=list)
+    single: bool = False  # it runs a job that nothing may wait behind
+    recalled: bool = False  # what it has is slow; it gets more when that is done
+    sent: int = 0  # batches
+    ended: int = 0  # jobs
+    ready_at: float | None = None
+    kill_reason: str = ""
+    timed_out: bool = False
+    # When to look at it again, and for what.
+    start_at: float | None = None
+    kill_at: float | None = None  # it starts, or leaves, too slowly
+    recall_at: float | None = None
+    soft_at: float | None = None
+    soft_repeats: int = 0
+    hard_at: float | None = None
+
+    def outstanding(self) -> int:
+        return sum(len(batch.jobs) - batch.done for batch in self.batches)
+
+    def due(self) -> float | None:
+        times = (self.start_at, self.kill_at, self.recall_at, self.soft_at, self.hard_at)
+        return min((at for at in times if at is not None), default=None)
+
+    def calm(self) -> None:
+        """It has nothing to do, so nothing about its jobs can be late."""
+        self.single = self.recalled = False
+        self.recall_at = self.soft_at = self.hard_at = None
+
+    def add(self, jobs: list[WorkT]) -> Batch[WorkT]:
+        batch = Batch(self.sent % TOKEN_VALUES, jobs)
+        self.sent += 1
+        self.batches.append(batch)
+        return batch
+
+    def finish(self, outcomes: Sequence[EndedT], paces: Paces, recall_at: float) -> int:
+        """Tick off the jobs that ended; return how many outcomes are for the jobs expected."""
+        batches, note = self.batches, paces.note
+        known = 0
+        for outcome in outcomes:
+            if not batches:
+                break
+            batch = batches[0]
+            job = batch.jobs[batch.done]
+            if job.number != outcome.number:
+                break
+            known += 1
+            note(job.task, outcome.runtime_s)
+            batch.done += 1
+            if batch.done == len(batch.jobs):
+                del batches[0]
+                self.recall_at = recall_at
+        self.ended += known
+        return known
+
+    def take_back(self, tokens: bytes) -> list[WorkT]:
+        """Return, in order, the jobs that never started, as the tokens that nobody took tell."""
+        unstarted: list[WorkT] = []
+        for batch in self.batches:
+            left = tokens.count(batch.number)
+            if left:
+                assert left <= len(batch.jobs) - batch.done, "a job ended without taking its token"
+                unstarted += batch.jobs[-left:]
+                del batch.jobs[-left:]
+        self.batches = [batch for batch in self.batches if batch.done < len(batch.jobs)]
+        return unstarted
+
+    def losses(self, reason: str, *, charge: bool) -> list[Loss]:
+        """What a dead child leaves once the unstarted jobs are taken back: the last one ran."""
+        jobs = [job.number for batch in self.batches for job in batch.jobs[batch.done :]]
+        if not jobs:
+            return []
+        finished = [Loss(job, charged=False, ran=True, reason=reason) for job in jobs[:-1]]
+        return [*finished, Loss(jobs[-1], charge, ran=True, reason=reason, timed_out=self.timed_out)]

@@ -1,0 +1,217 @@
+"""What goes into the slots machine and what comes out; `slots.py` decides.
+
+Jobs and outcomes are the pool's own records: the machine reads a few fields and passes them on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+
+class Work(Protocol):
+    """What a job must tell."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def soft_limit_s(self) -> float | None: ...
+    @property
+    def hard_limit_s(self) -> float | None: ...
+    @property
+    def alone(self) -> bool: ...
+    @property
+    def redelivered(self) -> bool: ...
+
+
+class Ended(Protocol):
+    """What an outcome must tell."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def runtime_s(self) -> float: ...
+
+
+WorkT = TypeVar("WorkT", bound=Work)
+EndedT = TypeVar("EndedT", bound=Ended)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSettings:
+    children: int
+    batch_max: int = 64
+    batch_target_s: float = 0.010
+    batch_patience_s: float = 0.050
+    start_timeout_s: float = 60.0
+    start_attempts: int = 3  # failed starts in a row, after which Failed is reported
+    stop_grace_s: float = 5.0
+
+
+# ---- events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Fill every slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit(Generic[WorkT]):
+    jobs: Sequence[WorkT]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[EndedT]):
+    """A child's outcomes, in the order in which it ran the jobs."""
+
+    child: int
+    outcomes: Sequence[EndedT]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildReady:
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildDied:
+    """Everything the child sent has been read before; `tokens` are those left in its pipe."""
+
+    child: int
+    tokens: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """The answer to Recall: the tokens that were still there. Comes even if the child is dead."""
+
+    child: int
+    tokens: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Give back every job that has not started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End all children; what still runs after `grace_s` is lost."""
+
+    grace_s: float
+
+
+# ---- effects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Generic[WorkT]):
+    """First the tokens, `batch` modulo 256 as many times as there are jobs, then the jobs."""
+
+    child: int
+    batch: int
+    jobs: Sequence[WorkT]
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Take the tokens out of the child's pipe and answer with Recalled."""
+
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignalSoftLimit:
+    child: int
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Ask the child to end once it has done what it was sent."""
+
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL, and in time a ChildDied; also for a child that has not got as far as a process."""
+
+    child: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported(Generic[EndedT]):
+    child: int
+    outcomes: Sequence[EndedT]
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """This job is known to run now. Not reported for every job."""
+
+    child: int
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A job that ends here without an outcome.
+
+    `charged`: it was running when its child died, and may be the cause. `ran`: it ran or may
+    have run, at least in part.
+    """
+
+    job: int
+    charged: bool
+    ran: bool
+    reason: str
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    losses: Sequence[Loss]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn(Generic[WorkT]):
+    jobs: Sequence[WorkT]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Children die before they can take a job, again and again. Slots keeps trying, more slowly."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The last child is gone."""
+
+
+Event = Open | Submit[WorkT] | Finished[EndedT] | ChildReady | ChildDied | Recalled | Withdraw | Close
+Effect = (
+    Start
+    | Send[WorkT]
+    | Recall
+    | SignalSoftLimit
+    | Dismiss
+    | Kill
+    | Reported[EndedT]
+    | Began
+    | Lost
+    | Withdrawn[WorkT]
+    | Failed
+    | Closed
+)

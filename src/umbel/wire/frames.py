@@ -1,0 +1,122 @@
+"""Frames: values on a byte stream between the worker's main process and its children.
+
+A frame is four bytes, big-endian, that say how long the payload is, then the payload: one tagged
+msgpack array. What a job or an outcome looks like is known to the pools alone, so the frames that
+carry them take that type as a parameter.
+
+Both ends run the same release on one machine, so there is no version in a frame. A length over
+the limit or a payload of another shape is a broken peer, not an old one: BadFrame, and the stream
+cannot be used after it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from umbel.errors import BadFrame
+
+FRAME_MAX_BYTES = 256 * 1024 * 1024
+
+_HEADER_BYTES = 4
+
+FrameT = TypeVar("FrameT")
+JobT = TypeVar("JobT")
+OutcomeT = TypeVar("OutcomeT")
+
+
+class JobBatch(msgspec.Struct, Generic[JobT], frozen=True, array_like=True, gc=False, tag=1):
+    """To a child: run these, each after taking a token of this number."""
+
+    number: int
+    jobs: Sequence[JobT]
+
+
+class SoftLimit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
+    """To a child: this job has reached its soft limit. A signal follows."""
+
+    job: int
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
+    """To a child: end in good order when what was sent before this is done."""
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
+    """From a child: it can take jobs."""
+
+    pid: int
+
+
+class Outcomes(msgspec.Struct, Generic[OutcomeT], frozen=True, array_like=True, gc=False, tag=5):
+    """From a child: how jobs ended, in the order in which they ran."""
+
+    outcomes: Sequence[OutcomeT]
+
+
+class Armed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
+    """From a child: from now on a soft limit's signal finds a handler."""
+
+
+class Problem(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=7):
+    """From a child or the fork server: why it cannot go on, in one line, and where."""
+
+    text: str
+
+
+def encode_frame(message: msgspec.Struct, *, max_bytes: int = FRAME_MAX_BYTES) -> bytearray:
+    frame = bytearray(_HEADER_BYTES)
+    _encoder.encode_into(message, frame, _HEADER_BYTES)
+    size_bytes = len(frame) - _HEADER_BYTES
+    if size_bytes > max_bytes:
+        raise BadFrame(f"a {type(message).__name__} of {size_bytes} bytes is over the limit of {max_bytes}")
+    frame[:_HEADER_BYTES] = size_bytes.to_bytes(_HEADER_BYTES, "big")
+    return frame
+
+
+class FrameReader(Generic[FrameT]):
+    """Cuts a stream into values of `kind`: a Struct of this module, or a union of them."""
+
+    def __init__(self, kind: Any, *, max_bytes: int = FRAME_MAX_BYTES) -> None:
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._max_bytes = max_bytes
+        self._rest = bytearray()  # the beginning of a frame whose end has not arrived
+        self._awaited_bytes = _HEADER_BYTES  # fewer than this in `_rest` need no look
+
+    def feed(self, data: bytes) -> list[FrameT]:
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._awaited_bytes:
+                return []
+            data = bytes(self._rest)
+            self._rest.clear()
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> list[FrameT]:
+        view = memoryview(data)
+        values: list[FrameT] = []
+        start, size = 0, len(data)
+        while size - start >= _HEADER_BYTES:
+            body = start + _HEADER_BYTES
+            length = int.from_bytes(view[start:body], "big")
+            if length > self._max_bytes:
+                raise BadFrame(f"a frame of {length} bytes is over the limit of {self._max_bytes}")
+            end = body + length
+            if end > size:
+                self._awaited_bytes = end - start
+                break
+            values.append(self._value(view[body:end]))
+            start = end
+        else:
+            self._awaited_bytes = _HEADER_BYTES
+        self._rest += view[start:]
+        return values
+
+    def _value(self, payload: memoryview) -> FrameT:
+        try:
+            return self._decode(payload)  # type: ignore[no-any-return]
+        except msgspec.MsgspecError as error:
+            raise BadFrame(f"a frame of {len(payload)} bytes cannot be read: {error}") from error
+
+
+_encoder = msgspec.msgpack.Encoder()
