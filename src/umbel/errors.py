@@ -1,42 +1,42 @@
 """Every exception of Umbel. Each says what happened, to which value, and what to do about it.
 
-    UmbelError
-    ├── ConfigurationError         a setting, option or URL that cannot be used
-    │   ├── UnknownSetting         with the nearest known name
-    │   ├── BadSetting             known, but of the wrong type or out of range
-    │   ├── BadURL                 a broker or backend address that cannot be understood
-    │   ├── AppNotFound            -A names nothing that can be loaded
-    │   └── BadBootsteps           a cycle or an unknown requirement between worker steps
-    ├── WireError                  bytes that are not what the protocol says
-    │   ├── BadMessage             a task message that cannot be understood
-    │   ├── BadFrame               a frame between the worker and a child that cannot be understood
-    │   ├── BadValue               a value that no serializer can carry
-    │   └── TooLarge               over a size, depth or number limit
-    ├── BrokerError                the broker did not do what was asked
-    │   ├── BrokerUnavailable      cannot be reached or opened; nothing was changed
-    │   ├── StorageFull            no room left; nothing was changed
-    │   ├── NotSupported           this broker declares that it cannot do this
-    │   └── RevokesFull            the durable revoke record reached its limit
-    ├── TaskError                  about one task
-    │   ├── NotRegistered          no task of that name here
-    │   ├── WorkerLost             the process running the task died
-    │   ├── TimeLimitExceeded      the hard limit ended the task
-    │   ├── SoftTimeLimitExceeded  raised inside the task at the soft limit
-    │   ├── TaskRevoked            the task was revoked before it ran
-    │   ├── MaxRetriesExceeded     retry() was called once too often
-    │   └── RemoteError            the task failed with an exception this process cannot rebuild
-    ├── ResultTimeout              get() waited long enough (also a TimeoutError)
-    ├── JoinWouldBlock             a task waits for another task's result
-    ├── PoolError                  the pool of child processes cannot do its work
-    └── TaskControl                raised by tasks to say how they end; never an error
-        ├── Retry                  try again later
-        ├── Ignore                 leave the state as it is
-        └── Reject                 give the message back, or to the dead letters
+UmbelError
+├── ConfigurationError         a setting, option or URL that cannot be used
+│   ├── UnknownSetting         with the nearest known name
+│   ├── BadSetting             known, but of the wrong type or out of range
+│   ├── BadURL                 a broker or backend address that cannot be understood
+│   ├── AppNotFound            -A names nothing that can be loaded
+│   └── BadBootsteps           a cycle or an unknown requirement between worker steps
+├── WireError                  bytes that are not what the protocol says
+│   ├── BadMessage             a task message that cannot be understood
+│   ├── BadFrame               a frame between the worker and a child that cannot be understood
+│   ├── BadValue               a value that no serializer can carry
+│   └── TooLarge               over a size, depth or number limit
+├── BrokerError                the broker did not do what was asked
+│   ├── BrokerUnavailable      cannot be reached or opened; nothing was changed
+│   ├── StorageFull            no room left; nothing was changed
+│   ├── NotSupported           this broker declares that it cannot do this
+│   └── RevokesFull            the durable revoke record reached its limit
+├── TaskError                  about one task
+│   ├── NotRegistered          no task of that name here
+│   ├── WorkerLost             the process running the task died
+│   ├── TimeLimitExceeded      the hard limit ended the task
+│   ├── SoftTimeLimitExceeded  raised inside the task at the soft limit
+│   ├── TaskRevoked            the task was revoked before it ran
+│   ├── MaxRetriesExceeded     retry() was called once too often
+│   └── RemoteError            the task failed with an exception this process cannot rebuild
+├── ResultTimeout              get() waited long enough (also a TimeoutError)
+├── JoinWouldBlock             a task waits for another task's result
+├── PoolError                  the pool of child processes cannot do its work
+└── TaskControl                raised by tasks to say how they end; never an error
+    ├── Retry                  try again later
+    ├── Ignore                 leave the state as it is
+    └── Reject                 give the message back, or to the dead letters
 """
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Self
 
 
 class UmbelError(Exception):
@@ -117,7 +117,11 @@ class TaskError(UmbelError):
 
 
 class NotRegistered(TaskError):
-    pass
+    @classmethod
+    def named(cls, name: str) -> Self:
+        return cls(
+            f"no task named {name!r} is registered here; import its module in the app, or check the name"
+        )
 
 
 class WorkerLost(TaskError):
@@ -171,7 +175,9 @@ class TaskControl(UmbelError):
 class Retry(TaskControl):
     """Try the task again later; raised by `self.retry()`."""
 
-    def __init__(self, message: str = "", *, exc: BaseException | None = None, when: float | None = None) -> None:
+    def __init__(
+        self, message: str = "", *, exc: BaseException | None = None, when: float | None = None
+    ) -> None:
         super().__init__(message)
         self.exc = exc
         self.when = when

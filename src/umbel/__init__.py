@@ -1,0 +1,53 @@
+"""Umbel: a distributed task queue whose workers know one another.
+
+The public API is what this module exports; everything else is internal. Names are loaded when
+they are first used, so that `umbel health` starts in a moment.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from umbel import errors
+    from umbel.app.app import App
+    from umbel.app.canvas import Signature, chain
+    from umbel.app.results import AsyncResult
+    from umbel.app.task import Task
+    from umbel.errors import Ignore, Reject, Retry
+
+_HOMES = {
+    "App": "umbel.app.app",
+    "Task": "umbel.app.task",
+    "Signature": "umbel.app.canvas",
+    "chain": "umbel.app.canvas",
+    "AsyncResult": "umbel.app.results",
+    "Ignore": "umbel.errors",
+    "Reject": "umbel.errors",
+    "Retry": "umbel.errors",
+}
+
+__all__ = [
+    "App",
+    "Task",
+    "Signature",
+    "chain",
+    "AsyncResult",
+    "Ignore",
+    "Reject",
+    "Retry",
+    "errors",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "errors":
+        return import_module("umbel.errors")
+    if name in _HOMES:
+        found = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = found
+        return found
+    raise AttributeError(f"module 'umbel' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""What a user holds: the app, its tasks, signatures and results."""

@@ -1,0 +1,278 @@
+"""App: what a user makes first. It holds the settings and the tasks, and opens broker and backend
+when they are first needed, so that importing a module with an app touches nothing."""
+
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from inspect import iscoroutinefunction
+from pathlib import Path
+from threading import Lock
+from time import time
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+
+from umbel.app.canvas import Signature, signature_from
+from umbel.app.eager import EagerBackend, EagerRunner
+from umbel.app.options import TaskKeywords, options_from
+from umbel.app.request import CHILDREN_MAX, Request, current_request
+from umbel.app.results import AsyncResult
+from umbel.app.routing import Router
+from umbel.app.sending import Prepared, SendOptions, prepare
+from umbel.app.settings import Settings, assemble
+from umbel.app.signals import Signals
+from umbel.app.task import AsyncTask, Task
+from umbel.app.tracer import Tracer
+from umbel.backends.interface import Backend
+from umbel.backends.registry import open_backend
+from umbel.brokers.interface import Producer, Revoke
+from umbel.brokers.registry import open_producer
+from umbel.errors import ConfigurationError
+from umbel.pools.interface import ChildContext, Runner
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskDecorator(Protocol):
+    """What `@app.task(...)` returns: it keeps the function's parameters and result type."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class BoundTaskDecorator(Protocol):
+    """The same for `bind=True`: callers do not see the function's first parameter."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> Task[P, R]: ...
+
+
+class App:
+    """A set of tasks and where their messages and results go.
+
+    Without `broker` everything lives in one SQLite file, umbel.db. `umbel.app.settings` lists
+    every setting and the places where it may be written.
+    """
+
+    def __init__(
+        self, name: str = "main", broker: str | None = None, backend: str | None = None, **settings: Any
+    ) -> None:
+        self.name = name
+        self.settings: Settings = assemble({"broker": broker, "backend": backend, **settings})
+        self.router = Router(self.settings.task_routes)
+        self.signals = Signals()
+        self.tasks: dict[str, Task[Any, Any]] = {}
+        self._opening = Lock()
+        self._producer: Producer | None = None
+        self._backend: Backend | None = None
+        self._eager: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{name}", default=None)
+        self._always_eager: EagerRunner | None = None
+        self._tracer: Tracer | None = None
+        self._node = ""
+
+    # -- defining tasks --------------------------------------------------------------------------
+
+    @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self, function: None = None, /, *, bind: Literal[True], **options: Unpack[TaskKeywords]
+    ) -> BoundTaskDecorator: ...
+    @overload
+    def task(
+        self, function: None = None, /, *, bind: Literal[False] = False, **options: Unpack[TaskKeywords]
+    ) -> TaskDecorator: ...
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        bind: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Make a task of a function: `@app.task` or `@app.task(queue="slow", max_retries=5)`."""
+
+        def register(function: Callable[..., Any]) -> Task[Any, Any]:
+            name = options.get("name") or task_name(function, self.name)
+            made = options_from(name, options, bind=bind)
+            known = self.tasks.get(name)
+            # The same function defined anew (a notebook's cell run twice) replaces the old one.
+            if known is not None and _home(known.run) != _home(function):
+                raise ConfigurationError(f"two tasks are named {name!r}; give one of them another name=")
+            kind = AsyncTask if iscoroutinefunction(function) else Task
+            self.tasks[name] = kind(self, name, function, made)
+            return self.tasks[name]
+
+        return register if function is None else register(function)
+
+    def signature(
+        self,
+        task: str | Mapping[str, Any] | Signature[Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Signature[Any]:
+        """A call as a value: from a task's name, or from the map that travels in messages."""
+        if isinstance(task, str):
+            return Signature(task, args, kwargs, options, app=self)
+        return signature_from(task, self).clone(args, kwargs, **options)
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def send_task(
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncResult[Any]:
+        """Send a task by its name, which need not be known in this process."""
+        return self.send(name, args, kwargs or {}, options)
+
+    def send(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    ) -> AsyncResult[Any]:
+        prepared = self.prepare(name, args, kwargs, options, sender=current_request())
+        self.publish([prepared])
+        return AsyncResult(prepared.task_id, app=self)
+
+    def send_many(self, signatures: Iterable[Signature[Any]]) -> list[AsyncResult[Any]]:
+        """Send many calls at once: one step for the broker, all of them or none."""
+        calls = [signature.clone() for signature in signatures]
+        prepared: list[Prepared] = []
+        for call in calls:
+            call.freeze()
+            prepared += call.prepare(sender=current_request())
+        self.publish(prepared)
+        return [call.handle() for call in calls]
+
+    def prepare(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: SendOptions,
+        *,
+        sender: Request | None = None,
+    ) -> Prepared:
+        known = self.tasks.get(name)
+        defaults = known.options if known else None
+        prepared = prepare(self, name, args, kwargs, options, defaults=defaults, sender=sender)
+        if self.signals.before_task_publish:
+            self.signals.before_task_publish.send(
+                task=name, task_id=prepared.task_id, args=args, kwargs=kwargs, queue=prepared.outgoing.queue
+            )
+        return prepared
+
+    def publish(self, prepared: Sequence[Prepared]) -> None:
+        outgoing = [one.outgoing for one in prepared]
+        runner = self._eager_runner
+        request = current_request()
+        if request is not None:
+            request.children.extend(one.task_id for one in prepared[: CHILDREN_MAX - len(request.children)])
+        if runner is not None:
+            runner.run(outgoing)
+        else:
+            self.producer.publish(outgoing)
+        if self.signals.after_task_publish:
+            for one in prepared:
+                self.signals.after_task_publish.send(
+                    task=one.task, task_id=one.task_id, queue=one.outgoing.queue
+                )
+
+    def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
+        """Record that these tasks must not start; it holds although no worker is up."""
+        now = time()
+        self.producer.revoke([Revoke(one, now, expires_at) for one in task_ids])
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def AsyncResult(self, task_id: str) -> AsyncResult[Any]:  # noqa: N802 (the name users know)
+        return AsyncResult(task_id, app=self)
+
+    @property
+    def backend(self) -> Backend:
+        if self.eager_backend is not None:
+            return self.eager_backend
+        with self._opening:
+            if self._backend is None:
+                self._backend = open_backend(self.settings.backend, self.settings.for_broker())
+            return self._backend
+
+    @property
+    def producer(self) -> Producer:
+        with self._opening:
+            if self._producer is None:
+                self._producer = open_producer(self.settings.for_broker())
+            return self._producer
+
+    def close(self) -> None:
+        """Close what was opened; the app opens it again when it is needed."""
+        with self._opening:
+            for opened in (self._producer, self._backend):
+                if opened is not None:
+                    opened.close()
+            self._producer = self._backend = None
+
+    # -- eager mode ------------------------------------------------------------------------------
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Inside this block tasks run where they are sent, through the path a worker takes."""
+        runner = self._eager.get() or EagerRunner(self)
+        token = self._eager.set(runner)
+        try:
+            yield
+        finally:
+            self._eager.reset(token)
+            if self._eager.get() is None:
+                runner.close()
+
+    @property
+    def eager_backend(self) -> EagerBackend | None:
+        runner = self._eager_runner
+        return runner.backend if runner else None
+
+    @property
+    def _eager_runner(self) -> EagerRunner | None:
+        if self.settings.task_always_eager and self._always_eager is None:
+            self._always_eager = EagerRunner(self)
+        return self._eager.get() or self._always_eager
+
+    # -- in a child of a pool (pools.interface.Host) ---------------------------------------------
+
+    def start_child(self, context: ChildContext) -> Runner:
+        self._node = context.node
+        self._tracer = Tracer(self, hostname=context.node)
+        self.signals.worker_process_init.send(node=context.node, child=context.child)
+        return self._tracer
+
+    def stop_child(self) -> None:
+        self.signals.worker_process_shutdown.send(node=self._node)
+        if self._tracer is not None:
+            self._tracer.close()
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<App {self.name} with {len(self.tasks)} tasks>"
+
+
+def task_name(function: Callable[..., Any], app_name: str) -> str:
+    """`module.function`; a module that runs as a script has the name it is imported by elsewhere."""
+    module = function.__module__
+    if module == "__main__":
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        module = Path(file).stem if file else app_name
+    return f"{module}.{function.__name__}"
+
+
+def _home(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__, getattr(function, "__qualname__", "")

@@ -1,0 +1,255 @@
+"""Signature and chain: calls as values, that can be kept, combined and sent later.
+
+A signature travels in messages as the six-key map of Celery's protocol, so both kinds of worker
+can run what the other composed.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
+from uuid import uuid4
+
+from umbel.app.request import Request, current_request
+from umbel.app.results import AsyncResult
+from umbel.app.sending import Prepared, SendOptions, check_options
+from umbel.errors import ConfigurationError
+from umbel.wire.task import SignatureMap, check_signature
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+R = TypeVar("R")
+CHAIN_TASK = "celery.chain"
+_OF_THE_CHAIN = frozenset({"task_id", "chain", "chord"})  # options that no single step takes over
+
+
+class Signature(Generic[R]):
+    """One call: a task's name, arguments and options. Immutable ones take no parent's result."""
+
+    subtask_type: str | None = None
+
+    def __init__(
+        self,
+        task: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: SendOptions | None = None,
+        *,
+        immutable: bool = False,
+        app: "App | None" = None,
+    ) -> None:
+        self.task = task
+        self.args = list(args)
+        self.kwargs = dict(kwargs or {})
+        self.options: SendOptions = cast(SendOptions, dict(options or {}))
+        self.immutable = immutable
+        self._app = app
+
+    @property
+    def app(self) -> "App":
+        if self._app is None:
+            raise ConfigurationError(f"signature of {self.task!r} belongs to no app; use app.signature(...)")
+        return self._app
+
+    def set(self, **options: Unpack[SendOptions]) -> "Signature[R]":
+        """Add sending options; returns itself, so calls can be strung together."""
+        check_options(options)
+        self.options.update(options)
+        return self
+
+    def clone(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> "Signature[R]":
+        """A copy of its own, with these arguments put first and these options on top."""
+        check_options(options)
+        copy: Signature[R] = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.args = (
+            [*deepcopy(list(args)), *deepcopy(self.args)] if not self.immutable else deepcopy(self.args)
+        )
+        copy.kwargs = deepcopy(self.kwargs) | (dict(kwargs or {}) if not self.immutable else {})
+        copy.options = cast(SendOptions, {**deepcopy(self.options), **options})
+        return copy
+
+    def link(self, callback: "Signature[Any]") -> "Signature[Any]":
+        """Send `callback` with the result once this call has succeeded; returns the callback."""
+        self.options["link"] = [*_listed(self.options.get("link")), callback.to_map()]
+        return callback
+
+    def link_error(self, errback: "Signature[Any]") -> "Signature[Any]":
+        """Send `errback` with this call's id if it fails; returns the errback."""
+        self.options["link_error"] = [*_listed(self.options.get("link_error")), errback.to_map()]
+        return errback
+
+    def __or__(self, other: "Signature[Any]") -> "Chain":
+        return Chain(*_steps(self), *_steps(other), app=self._app or other._app)
+
+    def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
+        return self.apply_async(args, kwargs)
+
+    def apply_async(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncResult[R]:
+        """Send it; further arguments go first, further options on top."""
+        call = self.clone(args, kwargs, **options)
+        call.freeze()
+        self.app.publish(call.prepare(sender=current_request()))
+        return call.handle()
+
+    def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
+        """The messages that sending it takes."""
+        known = self.app.tasks.get(self.task)
+        if known is not None:
+            known.check_arguments(self.args, self.kwargs)
+        return [self.app.prepare(self.task, self.args, self.kwargs, self.options, sender=sender)]
+
+    def handle(self) -> AsyncResult[R]:
+        """The result of a signature that has its id."""
+        return AsyncResult(self.options["task_id"], app=self.app)
+
+    def apply(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> AsyncResult[R]:
+        """Run it here, through the path a worker would take."""
+        with self.app.eager():
+            return self.apply_async(args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        """Call the task's function here and now."""
+        call = self.clone(args, kwargs)
+        result: R = self.app.tasks[call.task](*call.args, **call.kwargs)
+        return result
+
+    def freeze(self, task_id: str | None = None) -> str:
+        """Fix the id it will be sent under, and return it."""
+        fixed: str = self.options.setdefault("task_id", task_id or str(uuid4()))
+        return fixed
+
+    def to_map(self) -> SignatureMap:
+        options = dict(self.options)
+        for name in ("link", "link_error"):
+            if name in options:
+                options[name] = [_as_map(one) for one in _listed(options[name])]
+        return {
+            "task": self.task,
+            "args": self.args,
+            "kwargs": self.kwargs,
+            "options": options,
+            "subtask_type": self.subtask_type,
+            "immutable": self.immutable,
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Signature) and self.to_map() == other.to_map()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        return f"{self.task}({', '.join(given)})"
+
+
+class Chain(Signature[Any]):
+    """Calls one after another, each given the result of the one before."""
+
+    subtask_type = "chain"
+
+    def __init__(
+        self, *steps: Signature[Any], app: "App | None" = None, options: SendOptions | None = None
+    ) -> None:
+        if not steps:
+            raise ValueError("a chain needs at least one step")
+        super().__init__(CHAIN_TASK, options=options, app=app or steps[0]._app)
+        self.steps = [step for one in steps for step in _steps(one)]
+
+    def clone(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> "Chain":
+        first, *rest = self.steps
+        steps = [first.clone(args, kwargs), *(step.clone() for step in rest)]
+        return Chain(*steps, app=self._app, options=cast(SendOptions, {**self.options, **options}))
+
+    def freeze(self, task_id: str | None = None) -> str:
+        for step in self.steps[:-1]:
+            step.freeze()
+        return self.steps[-1].freeze(task_id or self.options.get("task_id"))
+
+    def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
+        """The message of the first step, with the others inside it, the next one last."""
+        self.freeze()
+        self._hand_links_to_steps()
+        first, *rest = self.steps
+        shared = {name: value for name, value in self.options.items() if name not in _OF_THE_CHAIN}
+        remaining = [step.to_map() for step in reversed(rest)]
+        whole = cast(SendOptions, {**shared, **first.options, "chain": remaining})
+        return [self.app.prepare(first.task, first.args, first.kwargs, whole, sender=sender)]
+
+    def handle(self) -> AsyncResult[Any]:
+        """The result of the last step; its `parent` is the step before."""
+        result: AsyncResult[Any] | None = None
+        for step in self.steps:
+            result = AsyncResult(step.options["task_id"], app=self.app, parent=result)
+        assert result is not None
+        return result
+
+    def _hand_links_to_steps(self) -> None:
+        """A callback of the chain follows its last step, an errback may follow any of them."""
+        for name, steps in (("link", self.steps[-1:]), ("link_error", self.steps)):
+            for linked in _listed(self.options.pop(name, None)):  # type: ignore[misc]
+                for step in steps:
+                    step.options[name] = [*_listed(step.options.get(name)), linked]  # type: ignore[literal-required]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        first, *rest = self.steps
+        value = first(*args, **kwargs)
+        for step in rest:
+            value = step() if step.immutable else step(value)
+        return value
+
+    def to_map(self) -> SignatureMap:
+        whole = super().to_map()
+        whole["kwargs"] = {"tasks": [step.to_map() for step in self.steps]}
+        return whole
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.steps))
+
+
+def chain(*steps: Signature[Any]) -> Chain:
+    """Calls one after another, each given the result of the one before."""
+    return Chain(*steps)
+
+
+def signature_from(value: object, app: "App") -> Signature[Any]:
+    """The signature that came as a map from a message or from a user."""
+    if isinstance(value, Signature):
+        return value
+    data = check_signature(value)
+    if data["subtask_type"] == "chain" or data["task"] == CHAIN_TASK:
+        steps = [signature_from(step, app) for step in data["kwargs"].get("tasks", ())]
+        return Chain(*steps, app=app, options=cast(SendOptions, data["options"]))
+    options = cast(SendOptions, data["options"])
+    return Signature(
+        data["task"], data["args"], data["kwargs"], options, immutable=data["immutable"], app=app
+    )
+
+
+def _steps(signature: Signature[Any]) -> list[Signature[Any]]:
+    return signature.steps if isinstance(signature, Chain) else [signature]
+
+
+def _listed(value: Any) -> list[Any]:
+    if not value:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _as_map(value: Any) -> SignatureMap:
+    return value.to_map() if isinstance(value, Signature) else check_signature(value)

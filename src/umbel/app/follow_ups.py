@@ -1,0 +1,90 @@
+"""Follow-ups: what is sent when a task ends.
+
+The child that ran the task works them out; the worker sends them in the same step that settles
+the message, so a crash in between repeats the task and never loses what comes after it.
+
+Order and fields as in Celery: callbacks first, then the next step of the chain; both get the
+result as their first argument unless they are immutable. An errback gets the id of the task that
+failed, or, if it takes three arguments, is called at once with (request, error, traceback).
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import msgspec
+
+from umbel.app.canvas import signature_from
+from umbel.app.request import Request
+from umbel.pools.guard import call_guarded
+from umbel.wire.call import encode_headers
+from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.wire.result import ExceptionMap, encode_failure
+from umbel.wire.task import TaskCall, format_instant
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+ERRBACK_ARGUMENTS = 3
+
+
+def after_success(app: "App", call: TaskCall, request: Request, value: Any) -> list[Outgoing]:
+    embed = call.embed
+    if not embed.callbacks and not embed.chain:
+        return []
+    sent: list[Outgoing] = []
+    for callback in embed.callbacks or ():
+        sent += _linked(app, callback, [value], request)
+    if embed.chain:
+        *remaining, following = embed.chain
+        signature = signature_from(following, app).clone([value])
+        signature.options["chain"] = remaining
+        sent += _sent_by(request, signature.prepare(sender=request))
+    return sent
+
+
+def after_failure(
+    app: "App", call: TaskCall, request: Request, error: BaseException, traceback: str
+) -> list[Outgoing]:
+    sent: list[Outgoing] = []
+    for errback in call.embed.errbacks or ():
+        known = app.tasks.get(errback["task"])
+        if known is not None and known.takes_at_least(ERRBACK_ARGUMENTS):
+            call_guarded(known.run, request, error, traceback)
+        else:
+            sent += _linked(app, errback, [request.id], request)
+    return sent
+
+
+def steps_that_never_run(
+    call: TaskCall, error: ExceptionMap, traceback: str, *, status: str, done_at: float
+) -> Iterable[StoredResult]:
+    """The rest of a chain fails with the step that failed, or its waiters would wait for ever."""
+    for step in call.embed.chain or ():
+        task_id = step["options"].get("task_id")
+        if task_id:
+            yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
+
+
+def next_attempt(message: Message, call: TaskCall, request: Request, *, due: float, queue: str) -> Outgoing:
+    """The same call once more: same id, one retry further, parent of itself, as Celery has it.
+
+    Only the headers change; the body goes on as the bytes it came as.
+    """
+    headers = msgspec.structs.replace(
+        call.headers, retries=request.retries + 1, eta=format_instant(due), parent_id=request.id
+    )
+    again = msgspec.structs.replace(message, headers=encode_headers(headers, call.extra))
+    return Outgoing(queue, again, due)
+
+
+def _linked(app: "App", linked: Any, args: list[Any], request: Request) -> list[Outgoing]:
+    signature = signature_from(linked, app).clone(args)
+    signature.options.setdefault("group_id", str(uuid4()))
+    return _sent_by(request, signature.prepare(sender=request))
+
+
+def _sent_by(request: Request, prepared: Iterable[Any]) -> list[Outgoing]:
+    ready = list(prepared)
+    request.children.extend(one.task_id for one in ready)
+    return [one.outgoing for one in ready]

@@ -1,0 +1,86 @@
+"""Loading: from what a user typed after -A to an app, in commands and in children.
+
+`-A module:attr`, `-A module` (its `app`, or its only App), `-A path/to/file.py[:attr]`. Left out:
+the variable UMBEL_APP, then ./tasks.py, then ./app.py.
+"""
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from umbel.app.app import App
+from umbel.errors import AppNotFound
+from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.interface import HostSpec
+
+GUESSES = ("tasks", "app")
+LOADER = "umbel.app.loading:load_app"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundApp:
+    app: App
+    spec: HostSpec
+
+
+def find_app(wanted: str | None) -> FoundApp:
+    """Load the app a command works for, and say how children load the same."""
+    target = wanted or os.environ.get("UMBEL_APP") or _guess()
+    module, attribute = _split(target)
+    if module.endswith(".py"):
+        path = Path(module).resolve()
+        if not path.is_file():
+            raise AppNotFound(f"-A {target}: there is no file {path}")
+        directory, module = str(path.parent), path.stem
+    else:
+        directory = str(Path.cwd())
+    canonical = f"{module}:{attribute}" if attribute else module
+    return FoundApp(load_app(canonical, directory), HostSpec(LOADER, canonical, (directory,)))
+
+
+def load_app(target: str, *search_path: str) -> App:
+    for directory in search_path:
+        if directory not in sys.path:
+            sys.path.insert(0, directory)
+    module, attribute = _split(target)
+    imported = call_guarded(importlib.import_module, module)
+    if isinstance(imported, Raised):
+        error = imported.error
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            raise AppNotFound(f"-A {target}: there is no module {module!r} here; run where it lies") from None
+        raise AppNotFound(
+            f"-A {target}: importing {module!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    if attribute:
+        found = getattr(imported.value, attribute, None)
+        if isinstance(found, App):
+            return found
+        raise AppNotFound(f"-A {target}: {module!r} has no App named {attribute!r}")
+    return _only_app(vars(imported.value), target)
+
+
+def _only_app(names: dict[str, object], target: str) -> App:
+    apps = {name: value for name, value in names.items() if isinstance(value, App)}
+    if "app" in apps:
+        return apps["app"]
+    if len({id(app) for app in apps.values()}) == 1:
+        return next(iter(apps.values()))
+    if apps:
+        raise AppNotFound(
+            f"-A {target}: it has several apps; name one of {', '.join(sorted(apps))} after a colon"
+        )
+    raise AppNotFound(f"-A {target}: there is no App in it")
+
+
+def _split(target: str) -> tuple[str, str]:
+    module, _, attribute = target.partition(":")
+    return module, attribute
+
+
+def _guess() -> str:
+    for guess in GUESSES:
+        if Path(f"{guess}.py").is_file():
+            return guess
+    raise AppNotFound("no app given and neither ./tasks.py nor ./app.py is here; use -A module:attr")

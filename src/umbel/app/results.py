@@ -1,0 +1,182 @@
+"""AsyncResult: a handle on a task that was sent, by its id.
+
+Waiting goes through the result backend, which is told when the result arrives; it does not poll.
+In async code a result can be awaited, which does not block the loop.
+"""
+
+import sys
+from collections.abc import Generator, Mapping
+from time import time
+from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
+
+from umbel import errors
+from umbel.app.request import current_request
+from umbel.backends.interface import Backend
+from umbel.errors import JoinWouldBlock, RemoteError, ResultTimeout
+from umbel.pools.guard import Returned, call_guarded
+from umbel.protocol.states import FAILURE, PENDING, READY_STATES, SUCCESS
+from umbel.wire.message import StoredResult
+from umbel.wire.result import ResultMap, decode_result
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+R = TypeVar("R")
+REVOKE_RETENTION_S = 7 * 86_400.0
+
+# Names that Celery's workers write, and what they are called here.
+_CELERY_NAMES = {
+    "TaskRevokedError": "TaskRevoked",
+    "WorkerLostError": "WorkerLost",
+    "MaxRetriesExceededError": "MaxRetriesExceeded",
+}
+
+
+class AsyncResult(Generic[R]):
+    def __init__(self, task_id: str, *, app: "App", parent: "AsyncResult[Any] | None" = None) -> None:
+        self.id = task_id
+        self.app = app
+        self.parent = parent
+        self._eager = app.eager_backend
+        self._final: ResultMap | None = None
+
+    def get(
+        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
+    ) -> R:
+        """Wait for the result and return it; a failed task raises its exception here."""
+        self._refuse_join(allow_join)
+        if self._final is None:
+            self._keep(self._backend.wait([self.id], timeout), timeout)
+        return self._value(propagate=propagate)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.get_async().__await__()
+
+    async def get_async(self, timeout: float | None = None, *, propagate: bool = True) -> R:
+        """The same as `get` for async code: the loop goes on meanwhile."""
+        self._refuse_join(None)
+        if self._final is None:
+            self._keep(await self._backend.wait_async([self.id], timeout), timeout)
+        return self._value(propagate=propagate)
+
+    @property
+    def state(self) -> str:
+        """PENDING (also: unknown), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or one of your own."""
+        found = self._read()
+        return found.status if found else PENDING
+
+    status = state
+
+    @property
+    def result(self) -> Any:
+        """The return value, or the exception, or what `update_state` stored; None while pending."""
+        found = self._read()
+        if found is None:
+            return None
+        return rebuild_exception(found.result) if found.status in _WITH_EXCEPTION else found.result
+
+    @property
+    def traceback(self) -> str | None:
+        found = self._read()
+        return found.traceback if found else None
+
+    def ready(self) -> bool:
+        return self.state in READY_STATES
+
+    def successful(self) -> bool:
+        return self.state == SUCCESS
+
+    def failed(self) -> bool:
+        return self.state == FAILURE
+
+    def forget(self) -> None:
+        """Remove the stored result."""
+        self._final = None
+        self._backend.forget([self.id])
+
+    def revoke(self) -> None:
+        """See to it that the task never starts; one that runs already is not stopped."""
+        self.app.revoke([self.id], expires_at=time() + REVOKE_RETENTION_S)
+
+    @property
+    def _backend(self) -> Backend:
+        """A result of eager mode stays readable when that mode has ended."""
+        return self._eager or self.app.backend
+
+    def _read(self) -> ResultMap | None:
+        if self._final is not None:
+            return self._final
+        stored = self._backend.read([self.id]).get(self.id)
+        if stored is None:
+            return None
+        found = decode_result(stored.payload)
+        if found.status in READY_STATES:
+            self._final = found
+        return found
+
+    def _keep(self, found: Mapping[str, StoredResult], timeout: float | None) -> None:
+        if self.id not in found:
+            raise ResultTimeout(
+                f"no result of task {self.id} within {timeout} s (its state is {self.state}); "
+                "is a worker consuming its queue?"
+            )
+        self._final = decode_result(found[self.id].payload)
+
+    def _value(self, *, propagate: bool) -> R:
+        assert self._final is not None
+        if self._final.status == SUCCESS:
+            value: R = self._final.result
+            return value
+        error = rebuild_exception(self._final.result)
+        if not propagate:
+            return error  # type: ignore[return-value]
+        if self._final.traceback:
+            error.add_note(f"\nin the worker:\n{self._final.traceback}")
+        raise error
+
+    def _refuse_join(self, allow_join: bool | None) -> None:
+        allowed = self.app.settings.task_allow_join if allow_join is None else allow_join
+        request = current_request()
+        if request is None or request.is_eager or allowed:
+            return
+        raise JoinWouldBlock(
+            f"task {request.task}[{request.id}] waits for the result of {self.id}: if every child does so, "
+            "nobody is left to run what they wait for. Link the tasks instead (chain, link), "
+            "or pass allow_join=True"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AsyncResult) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<AsyncResult {self.id}>"
+
+
+_WITH_EXCEPTION = frozenset({"FAILURE", "RETRY", "REVOKED"})
+
+
+def rebuild_exception(described: Any) -> BaseException:
+    """The exception a worker described; a stand-in when its class is not known in this process.
+
+    Only classes of modules that are already imported are used: a result is data, and data
+    must not make this process import code.
+    """
+    if not isinstance(described, dict) or "exc_type" not in described:
+        return RemoteError("unknown error", described)
+    name = str(described["exc_type"])
+    message = described.get("exc_message") or []
+    args = tuple(message) if isinstance(message, list | tuple) else (message,)
+    found = getattr(errors, _CELERY_NAMES.get(name, name), None)
+    if not _is_exception(found):
+        found = getattr(sys.modules.get(str(described.get("exc_module"))), name, None)
+    if not _is_exception(found):
+        return RemoteError(name, *args)
+    made = call_guarded(found, *args)  # its constructor may want other arguments
+    return made.value if isinstance(made, Returned) else RemoteError(name, *args)
+
+
+def _is_exception(found: object) -> TypeGuard[type[BaseException]]:
+    return isinstance(found, type) and issubclass(found, BaseException)

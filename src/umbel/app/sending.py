@@ -1,0 +1,242 @@
+"""Sending: from "call this task with these options" to a message and its queue.
+
+Everything that sends a task goes through `prepare`: `delay`, signatures, retries, callbacks and
+the steps of a chain, in clients and inside running tasks. Who wins when several say the same
+thing: the call's option, then the task's own, then the route, then the app's default.
+"""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from functools import lru_cache
+from time import time
+from typing import Any, Protocol, TypedDict
+from uuid import uuid4
+
+from umbel.app.options import TaskOptions, checked_priority
+from umbel.app.request import Request
+from umbel.app.routing import Router
+from umbel.app.settings import Settings
+from umbel.errors import TooLarge
+from umbel.wire.message import Message, Outgoing
+from umbel.wire.task import (
+    Embed,
+    SignatureMap,
+    TaskCall,
+    TaskHeaders,
+    encode_task,
+    format_instant,
+    parse_instant,
+    show_args,
+    show_kwargs,
+)
+
+
+class SendOptions(TypedDict, total=False):
+    """What `apply_async` and `Signature.set` take."""
+
+    task_id: str
+    countdown: float
+    eta: datetime | str | float
+    expires: datetime | str | float
+    queue: str
+    routing_key: str
+    exchange: str
+    priority: int
+    headers: Mapping[str, Any]
+    retries: int
+    link: Any
+    link_error: Any
+    serializer: str
+    compression: str
+    time_limit: float
+    soft_time_limit: float
+    ignore_result: bool
+    shadow: str
+    reply_to: str
+    root_id: str
+    parent_id: str
+    group_id: str
+    group_index: int
+    chain: list[SignatureMap]
+    chord: SignatureMap
+    stamped_headers: list[str]
+    stamps: dict[str, Any]
+
+
+_OPTION_NAMES = frozenset(SendOptions.__annotations__)
+_NO_TASK = TaskOptions()
+
+
+class Sender(Protocol):
+    """What sending needs of the app."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def router(self) -> Router: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    task: str
+    task_id: str
+    outgoing: Outgoing
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse an option nobody knows; the names of stamps count as known."""
+    if options.keys() <= _OPTION_NAMES:
+        return
+    known = _OPTION_NAMES.union(options.get("stamped_headers") or ())
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, sorted(_OPTION_NAMES), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"unknown option {name!r} for sending a task{hint}")
+
+
+def prepare(
+    app: Sender,
+    task: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: SendOptions,
+    *,
+    defaults: TaskOptions | None = None,
+    sender: Request | None = None,
+) -> Prepared:
+    check_options(options)
+    own = defaults or _NO_TASK
+    route = app.router.route(task)
+    task_id = options.get("task_id") or str(uuid4())
+    due, eta = _due(options)
+    expires, expiration_ms = _expiry(options)
+    queue = options.get("queue") or options.get("routing_key") or own.queue or route.get("queue")
+    priority = _first(options.get("priority"), own.priority, route.get("priority"))
+    headers = TaskHeaders(
+        task=task,
+        id=task_id,
+        shadow=options.get("shadow"),
+        eta=eta,
+        expires=expires,
+        group=options.get("group_id"),
+        group_index=options.get("group_index"),
+        retries=options.get("retries", 0),
+        timelimit=(
+            _first(options.get("time_limit"), own.time_limit_s, app.settings.task_time_limit_s),
+            _first(
+                options.get("soft_time_limit"), own.soft_time_limit_s, app.settings.task_soft_time_limit_s
+            ),
+        ),
+        root_id=options.get("root_id") or (sender.root_id if sender else None) or task_id,
+        parent_id=options.get("parent_id") or (sender.id if sender else None),
+        argsrepr=show_args(args),
+        kwargsrepr=show_kwargs(kwargs),
+        origin=origin(),
+        ignore_result=_first(
+            options.get("ignore_result"), own.ignore_result, app.settings.task_ignore_result
+        ),
+        **_stamps(options),
+    )
+    call = TaskCall(
+        headers=headers,
+        args=list(args),
+        kwargs=dict(kwargs),
+        embed=_embed(options),
+        extra=dict(options.get("headers") or {}),
+        reply_to=options.get("reply_to", ""),
+        priority=checked_priority(_first(priority, app.settings.task_default_priority)),
+    )
+    message = encode_task(
+        call,
+        serializer=options.get("serializer") or own.serializer or app.settings.task_serializer,
+        compression=options.get("compression"),
+        expiration_ms=expiration_ms,
+    )
+    check_size(message, app.settings.message_max_bytes, task)
+    return Prepared(task, task_id, Outgoing(queue or app.settings.task_default_queue, message, due))
+
+
+def check_size(message: Message, most: int, task: str) -> None:
+    size = len(message.body) + len(message.headers)
+    if size > most:
+        raise TooLarge(
+            f"the message for task {task!r} has {size} bytes, over the limit of {most}; "
+            "send a reference to the data instead, or raise 'message_max_bytes'"
+        )
+
+
+def origin() -> str:
+    """The anonymous node name of this client, as Celery has it."""
+    return _origin(os.getpid())
+
+
+@lru_cache(maxsize=4)
+def _origin(pid: int) -> str:
+    return f"gen{pid}@{socket.gethostname()}"
+
+
+def instant(value: datetime | str | float) -> float:
+    """Unix time from what a user may give: a datetime, ISO text, or seconds."""
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, str):
+        return parse_instant(value)
+    return float(value)
+
+
+def _due(options: SendOptions) -> tuple[float, str | None]:
+    if "countdown" in options and options["countdown"] is not None:
+        due = time() + options["countdown"]
+    elif options.get("eta") is not None:
+        due = instant(options["eta"])
+    else:
+        return 0.0, None
+    return due, format_instant(due)
+
+
+def _expiry(options: SendOptions) -> tuple[str | None, int | None]:
+    expires = options.get("expires")
+    if expires is None:
+        return None, None
+    now = time()
+    # A number is "seconds from now", as Celery has it; a moment is a moment.
+    at = now + expires if isinstance(expires, int | float) else instant(expires)
+    return format_instant(at), max(0, int((at - now) * 1000))
+
+
+def _embed(options: SendOptions) -> Embed:
+    if options.keys().isdisjoint(("link", "link_error", "chain", "chord")):
+        return _EMPTY
+    return Embed(
+        callbacks=_maps(options.get("link")),
+        errbacks=_maps(options.get("link_error")),
+        chain=options.get("chain"),
+        chord=options.get("chord"),
+    )
+
+
+_EMPTY = Embed()
+
+
+def _maps(signatures: Any) -> list[SignatureMap] | None:
+    if not signatures:
+        return None
+    several = signatures if isinstance(signatures, list | tuple) else [signatures]
+    return [one.to_map() if hasattr(one, "to_map") else one for one in several]
+
+
+def _stamps(options: SendOptions) -> dict[str, Any]:
+    names = options.get("stamped_headers")
+    if not names:
+        return {}
+    given = {**(options.get("stamps") or {}), **options}
+    return {"stamped_headers": list(names), "stamps": {name: given[name] for name in names if name in given}}
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)

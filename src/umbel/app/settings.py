@@ -1,0 +1,175 @@
+"""Settings: every option of an app, typed, in one place; the only reader of environment and files.
+
+Later sources win: the defaults below, `[tool.umbel]` of the nearest pyproject.toml, the
+constructor of `App`, `UMBEL_*` variables, and last the flags of a command. An operator can so
+change what a developer wrote without touching the code.
+
+A name nobody knows or a value of the wrong type is refused at once, with the nearest known name.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from umbel.brokers.interface import BrokerSettings
+from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
+
+ENVIRONMENT_PREFIX = "UMBEL_"
+# Read by commands, not by the app: they say where to look, not how to behave.
+ENVIRONMENT_RESERVED = frozenset({"UMBEL_APP", "UMBEL_RUN_DIR", "UMBEL_SOAK"})
+EMBEDDED_FILE = "umbel.db"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What can be set. Names end in their unit; the comment says what is not obvious."""
+
+    broker: str = ""  # "": the embedded broker in umbel.db
+    backend: str = ""  # "": where the broker is, if that can hold results
+
+    task_default_queue: str = "celery"
+    task_default_priority: int = 0
+    task_routes: dict[str, str | dict[str, Any]] = {}
+    task_serializer: Literal["json", "msgpack", "pickle"] = "json"
+    accept_content: tuple[str, ...] = ("json",)
+    task_ignore_result: bool = False
+    task_acks_late: bool = True
+    task_time_limit_s: float | None = None
+    task_soft_time_limit_s: float | None = None
+    task_max_deliveries: int = 3  # starts that end in a dead process, before the dead letters
+    task_always_eager: bool = False
+    task_allow_join: bool = False  # let tasks wait for other tasks' results
+    task_send_sent_event: bool = False
+    task_send_events: bool = False  # the worker's -E
+    message_max_bytes: int = 16 * 1024 * 1024
+
+    result_expires_s: float = 86_400.0
+    result_extended: bool = False
+
+    worker_concurrency: int | None = None  # None: the number of cores
+    worker_pool: Literal["prefork", "solo"] = "prefork"
+    worker_queues: tuple[str, ...] = ()  # (): the default queue
+    worker_prefetch_max: int = 1000
+    worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs
+    worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
+    heartbeat_interval_s: float = 2.0
+
+    lease_s: float = 10.0  # a worker silent for so long loses its messages to the others
+    storage_max_bytes: int | None = None  # of the embedded broker's file
+    event_log_max: int = 1_000_000
+    event_log_retention_s: float = 7 * 86_400.0
+
+    def for_broker(self) -> BrokerSettings:
+        return BrokerSettings(
+            url=self.broker,
+            lease_s=self.lease_s,
+            result_expires_s=self.result_expires_s,
+            event_log_max=self.event_log_max,
+            event_log_retention_s=self.event_log_retention_s,
+            storage_max_bytes=self.storage_max_bytes,
+        )
+
+
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
+_AT_LEAST: Mapping[str, float] = {
+    "worker_concurrency": 1,
+    "worker_prefetch_max": 1,
+    "task_max_deliveries": 1,
+    "message_max_bytes": 1024,
+    "lease_s": 0.1,
+    "heartbeat_interval_s": 0.05,
+    "result_expires_s": 0,
+    "worker_grace_s": 0,
+    "event_log_max": 1,
+    "storage_max_bytes": 64 * 1024,
+    "task_time_limit_s": 0.001,
+    "task_soft_time_limit_s": 0.001,
+}
+
+
+def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Settings:
+    """The settings of an app that was constructed with `given`, as seen from `directory`."""
+    start = directory or Path.cwd()
+    values: dict[str, Any] = {}
+    pyproject = _find_pyproject(start)
+    if pyproject is not None:
+        values |= _checked(_table(pyproject), source=f"[tool.umbel] of {pyproject}")
+    constructed = {name: value for name, value in given.items() if value is not None}
+    values |= _checked(constructed, source="App(...)")
+    values |= _from_environment(os.environ)
+    home = pyproject.parent if pyproject is not None else start
+    broker = _anchored(values.get("broker") or f"sqlite:///{EMBEDDED_FILE}", home)
+    backend = _anchored(values.get("backend") or broker, home)
+    return Settings(**values | {"broker": broker, "backend": backend})
+
+
+def override(settings: Settings, **flags: Any) -> Settings:
+    """The same settings with a command's flags on top; a flag that is None was not given."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    return msgspec.structs.replace(settings, **_checked(given, source="the command line"))
+
+
+def _anchored(url: str, home: Path) -> str:
+    """A relative file of the embedded broker lies in the project, wherever one calls from."""
+    relative = url.removeprefix("sqlite:///")
+    if relative == url or relative.startswith("/") or not relative:
+        return url
+    return f"sqlite:///{home.resolve() / relative}"
+
+
+def _checked(values: Mapping[str, Any], *, source: str, strict: bool = True) -> dict[str, Any]:
+    return {name: _value(name, value, source=source, strict=strict) for name, value in values.items()}
+
+
+def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
+    if name not in _TYPES:
+        raise UnknownSetting(name, _TYPES, source=source)
+    try:
+        converted = msgspec.convert(value, _TYPES[name], strict=strict)
+    except msgspec.ValidationError as error:
+        raise BadSetting(name, value, str(error), source=source) from None
+    least = _AT_LEAST.get(name)
+    if least is not None and converted is not None and converted < least:
+        raise BadSetting(name, value, f"must be at least {least}", source=source)
+    return converted
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, text in sorted(environment.items()):
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in ENVIRONMENT_RESERVED:
+            name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            source = f"the environment ({variable})"
+            values[name] = _value(name, _parsed(name, text, source), source=source, strict=False)
+    return values
+
+
+def _parsed(name: str, text: str, source: str) -> Any:
+    """Tables are written as JSON in a variable, lists as JSON or with commas, the rest as it is."""
+    if name == "task_routes" or text.startswith("["):
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise BadSetting(name, text, f"not JSON ({error})", source=source) from None
+    if str(_TYPES.get(name)).startswith("tuple"):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def _find_pyproject(start: Path) -> Path | None:
+    for directory in (start, *start.parents):
+        candidate = directory / "pyproject.toml"
+        if candidate.is_file():
+            return candidate if _table(candidate, missing=None) is not None else None
+    return None
+
+
+def _table(path: Path, missing: Mapping[str, Any] | None = None) -> Any:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file).get("tool", {}).get("umbel", missing)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"cannot read {path}: {error}") from None

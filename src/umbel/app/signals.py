@@ -1,0 +1,67 @@
+"""Signals: moments in the life of tasks and workers that users' code can listen to.
+
+    @app.signals.worker_process_init.connect
+    def connect_to_database(**context): ...
+
+Each receiver gets the keyword arguments listed with its signal, and should accept `**context`,
+because later versions may add to them. A receiver that raises is logged and the others still run.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from umbel.pools.guard import Raised, call_guarded
+
+log = logging.getLogger("umbel.signals")
+
+ReceiverT = TypeVar("ReceiverT", bound=Callable[..., Any])
+
+
+class Signal:
+    __slots__ = ("_receivers", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._receivers: list[Callable[..., Any]] = []
+
+    def __bool__(self) -> bool:
+        """Whether anybody listens; the hot path asks before it builds the arguments."""
+        return bool(self._receivers)
+
+    def connect(self, receiver: ReceiverT) -> ReceiverT:
+        """Call `receiver` from now on; usable as a decorator."""
+        self._receivers.append(receiver)
+        return receiver
+
+    def disconnect(self, receiver: Callable[..., Any]) -> None:
+        """Stop calling `receiver`; nothing happens when it was not connected."""
+        self._receivers = [known for known in self._receivers if known is not receiver]
+
+    def send(self, **context: Any) -> None:
+        for receiver in tuple(self._receivers):
+            happened = call_guarded(receiver, **context)
+            if isinstance(happened, Raised):
+                log.error(
+                    "a receiver of a signal raised",
+                    extra={"signal": self.name, "receiver": repr(receiver)},
+                    exc_info=happened.error,
+                )
+
+
+class Signals:
+    """The signals of one app."""
+
+    def __init__(self) -> None:
+        self.before_task_publish = Signal("before_task_publish")  # task, task_id, args, kwargs, queue
+        self.after_task_publish = Signal("after_task_publish")  # task, task_id, queue
+        self.task_prerun = Signal("task_prerun")  # task, task_id, args, kwargs
+        self.task_postrun = Signal("task_postrun")  # task, task_id, args, kwargs, state, value
+        self.task_success = Signal("task_success")  # task, task_id, result
+        self.task_failure = Signal("task_failure")  # task, task_id, error, traceback
+        self.task_retry = Signal("task_retry")  # task, task_id, error, due
+        self.worker_init = Signal("worker_init")  # node; in the main process, before it connects
+        self.worker_ready = Signal("worker_ready")  # node; in the main process
+        self.worker_shutdown = Signal("worker_shutdown")  # node; in the main process
+        self.worker_process_init = Signal("worker_process_init")  # node, child; in each child
+        self.worker_process_shutdown = Signal("worker_process_shutdown")  # node; in each child

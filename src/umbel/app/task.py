@@ -1,0 +1,154 @@
+"""Task: a function that can be called here, now, or sent to be run by a worker.
+
+The decorated object keeps the function's signature for the type checker: `add.delay("x")` is an
+error in the editor, and at run time before anything is sent.
+"""
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import datetime
+from functools import update_wrapper
+from random import random
+from time import time
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
+
+from umbel.app.canvas import Signature
+from umbel.app.options import TaskOptions
+from umbel.app.request import Request, current_request
+from umbel.app.results import AsyncResult
+from umbel.app.sending import SendOptions, instant
+from umbel.errors import MaxRetriesExceeded, Retry
+from umbel.wire.result import encode_state
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Task(Generic[P, R]):
+    def __init__(self, app: "App", name: str, function: Callable[..., Any], options: TaskOptions) -> None:
+        update_wrapper(self, function)
+        self.app = app
+        self.name = name
+        self.options = options
+        self.run = function
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._arguments = _Arguments(name, function, bound=options.bind)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function here and now, as if it had not been decorated."""
+        result: R = self.run(self, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
+        return result
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+        """Send the call to a worker."""
+        return self.apply_async(args, kwargs)
+
+    def apply_async(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncResult[R]:
+        """Send the call with options: when, where, how urgent, what follows."""
+        self.check_arguments(args, kwargs or {})
+        return self.app.send(self.name, args, kwargs or {}, options)
+
+    def apply(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncResult[R]:
+        """Run the call here, through the same path a worker would take; return its finished result."""
+        with self.app.eager():
+            return self.apply_async(args, kwargs, **options)
+
+    def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise TypeError when the function could not be called like this."""
+        self._arguments.check(args, kwargs)
+
+    def takes_at_least(self, count: int) -> bool:
+        """Whether the function has room for that many positional arguments."""
+        return self._arguments.most >= count
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
+        """A call to be sent later. Arguments may be missing: a chain puts its result first."""
+        return Signature(self.name, list(args), dict(kwargs), app=self.app)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature[R]:
+        """The same, but immutable: it takes no result from the step before."""
+        return Signature(self.name, list(args), dict(kwargs), immutable=True, app=self.app)
+
+    @property
+    def request(self) -> Request:
+        """The call that runs here; an empty one when the task was called as a function."""
+        return current_request() or Request()
+
+    def retry(
+        self,
+        exc: BaseException | None = None,
+        *,
+        countdown: float | None = None,
+        eta: datetime | str | float | None = None,
+        max_retries: int | None = None,
+    ) -> NoReturn:
+        """End this attempt and have the task tried again later."""
+        request = self.request
+        policy = self.options.retry
+        most = policy.max_retries if max_retries is None else max_retries
+        if request.called_directly:
+            raise exc or Retry("called as a function: there is no message to try again")
+        if most is not None and request.retries >= most:
+            if exc is not None:
+                raise exc
+            raise MaxRetriesExceeded(f"{self.name}[{request.id}] was tried again {most} times")
+        if eta is not None:
+            due = instant(eta)
+        else:
+            due = time() + (policy.wait_s(request.retries, random()) if countdown is None else countdown)
+        raise Retry(f"{exc!r}" if exc else "", exc=exc, when=due) from exc
+
+    def update_state(self, state: str, meta: Any = None, *, task_id: str | None = None) -> None:
+        """Store a state of your own while the task runs: progress, for example."""
+        named = task_id or self.request.id
+        if not named:
+            raise RuntimeError(f"{self.name} was called as a function: it has no id to store a state for")
+        self.app.backend.store([encode_state(named, state, meta)])
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+
+class AsyncTask(Task[P, R]):
+    """A task whose function is `async def`: calling it gives a coroutine, a worker awaits it."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
+        coroutine: Coroutine[Any, Any, R] = super().__call__(*args, **kwargs)  # type: ignore[assignment]
+        return coroutine
+
+
+class _Arguments:
+    """Whether a call fits the function. Plain positional calls are judged by their number alone."""
+
+    def __init__(self, name: str, function: Callable[..., Any], *, bound: bool) -> None:
+        self._name = name
+        parameters = list(inspect.signature(function).parameters.values())[1 if bound else 0 :]
+        self._signature = inspect.Signature(parameters)
+        positional = [one for one in parameters if one.kind in _POSITIONAL]
+        self._least = sum(one.default is one.empty for one in positional)
+        self.most = len(positional)
+        self._only_positional = len(positional) == len(parameters)
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if not kwargs and self._only_positional and self._least <= len(args) <= self.most:
+            return
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"cannot send {self._name}{self._signature}: {error}") from None
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

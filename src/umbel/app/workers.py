@@ -1,0 +1,119 @@
+"""Workers: from an app and a command's flags to a worker that can run."""
+
+import os
+import socket
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING
+
+from umbel.app.follow_ups import after_failure, steps_that_never_run
+from umbel.app.loading import FoundApp
+from umbel.app.request import request_of
+from umbel.app.settings import Settings
+from umbel.backends.registry import open_backend
+from umbel.brokers.registry import open_broker
+from umbel.errors import BadSetting, WireError
+from umbel.pools.interface import PoolSettings
+from umbel.pools.registry import make_pool
+from umbel.protocol.delivery import TaskRules
+from umbel.wire.message import Message, StoredResult
+from umbel.wire.result import encode_failure, exception_map
+from umbel.wire.task import decode_task, read_headers
+from umbel.worker.settings import Ending, WorkerSettings
+from umbel.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+
+def make_worker(
+    found: FoundApp,
+    settings: Settings,
+    *,
+    node: str | None = None,
+    run_directory: Path,
+    loglevel: str = "WARNING",
+    logfile: str | None = None,
+) -> Worker:
+    """A worker for the app. Must be called on the event loop it will run on."""
+    app = found.app
+    name = node_name(node)
+    broker = open_broker(settings.for_broker())
+    backend = open_backend(settings.backend, settings.for_broker())
+    pool = make_pool(
+        settings.worker_pool,
+        PoolSettings(
+            host=found.spec,
+            node=name,
+            concurrency=settings.worker_concurrency or os.cpu_count() or 1,
+            loglevel=loglevel,
+            logfile=logfile,
+            child_start=settings.worker_child_start,
+        ),
+    )
+    worker_settings = WorkerSettings(
+        node=name,
+        queues=settings.worker_queues or (settings.task_default_queue,),
+        tasks=task_rules(app),
+        end_without_running=Endings(app),
+        run_directory=run_directory,
+        lease_s=settings.lease_s,
+        prefetch_max=settings.worker_prefetch_max,
+        max_deliveries=settings.task_max_deliveries,
+        message_max_bytes=settings.message_max_bytes,
+        heartbeat_interval_s=settings.heartbeat_interval_s,
+        grace_s=settings.worker_grace_s,
+        send_task_events=settings.task_send_events,
+        on_ready=lambda: app.signals.worker_ready.send(node=name),
+        on_shutdown=lambda: app.signals.worker_shutdown.send(node=name),
+    )
+    app.signals.worker_init.send(node=name)
+    return Worker(worker_settings, broker=broker, backend=backend, pool=pool)
+
+
+def node_name(given: str | None) -> str:
+    """`name@host`; a bare name gets this host, nothing gives `umbel@host`."""
+    host = socket.gethostname()
+    name = (given or "umbel").replace("%h", host)
+    whole = name if "@" in name else f"{name}@{host}"
+    before, _, after = whole.partition("@")
+    if not before or not after or any(character.isspace() for character in whole):
+        raise BadSetting("--hostname", given, "write it as name@host", source="the command line")
+    return whole
+
+
+def task_rules(app: "App") -> dict[str, TaskRules]:
+    """What the worker's main process must know of each task."""
+    late = app.settings.task_acks_late
+    return {
+        name: TaskRules(
+            acks_early=(not late) if task.options.acks_early is None else task.options.acks_early,
+            rate_per_second=task.options.rate_per_second,
+            soft_limit_s=task.options.soft_time_limit_s or app.settings.task_soft_time_limit_s,
+            hard_limit_s=task.options.time_limit_s or app.settings.task_time_limit_s,
+        )
+        for name, task in app.tasks.items()
+    }
+
+
+class Endings:
+    """What a task leaves behind that never ran to its end: revoked, lost, unknown, timed out."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+
+    def __call__(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
+        described = exception_map(error)
+        done_at = time()
+        headers = read_headers(message)
+        results: list[StoredResult] = []
+        ignored = headers.ignore_result
+        if not (self._app.settings.task_ignore_result if ignored is None else ignored):
+            results.append(encode_failure(headers.id, described, None, status=status, done_at=done_at))
+        try:
+            call = decode_task(message, accept=self._app.settings.accept_content)
+        except WireError:
+            return Ending(results)
+        results += steps_that_never_run(call, described, "", status=status, done_at=done_at)
+        request = request_of(call, hostname="", queue=queue)
+        return Ending(results, after_failure(self._app, call, request, error, ""))

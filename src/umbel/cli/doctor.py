@@ -1,0 +1,105 @@
+"""`umbel doctor`: what a person would check by hand before asking for help."""
+
+import os
+import sqlite3
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+from umbel.cli import exits
+from umbel.cli.options import app_option, json_option, print_json, print_table, run_directory_option
+from umbel.errors import UmbelError
+from umbel.worker.run_directory import default_run_directory, read_states
+
+SQLITE_LEAST = (3, 35, 0)  # UPDATE ... RETURNING
+OPTIONAL = {"uvloop": "a quicker event loop for workers", "redis": "the Redis broker", "amqp": "RabbitMQ"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    check: str
+    verdict: str  # ok, note, FAIL
+    detail: str
+
+
+@click.command("doctor")
+@app_option
+@run_directory_option
+@json_option
+def command(app_name: str | None, run_directory: Path | None, as_json: bool) -> int:
+    """Check this machine and the app's settings."""
+    findings = [
+        _python(),
+        _sqlite(),
+        *_packages(),
+        _run_directory(run_directory or default_run_directory()),
+        *_app(app_name),
+    ]
+    if as_json:
+        print_json([{"check": one.check, "verdict": one.verdict, "detail": one.detail} for one in findings])
+    else:
+        print_table(
+            ("check", "verdict", "detail"), [(one.check, one.verdict, one.detail) for one in findings]
+        )
+    return exits.FAILED if any(one.verdict == "FAIL" for one in findings) else exits.OK
+
+
+def _python() -> Finding:
+    platform = "" if sys.platform == "linux" else f" on {sys.platform}: workers are made for Linux"
+    return Finding("python", "note" if platform else "ok", sys.version.split()[0] + platform)
+
+
+def _sqlite() -> Finding:
+    enough = sqlite3.sqlite_version_info >= SQLITE_LEAST
+    needed = "" if enough else f"; the embedded broker needs {'.'.join(map(str, SQLITE_LEAST))}"
+    return Finding("sqlite", "ok" if enough else "FAIL", sqlite3.sqlite_version + needed)
+
+
+def _packages() -> Iterator[Finding]:
+    for name, use in OPTIONAL.items():
+        try:
+            yield Finding(name, "ok", version(name))
+        except PackageNotFoundError:
+            yield Finding(name, "note", f"not installed: {use}; pip install 'umbel[{name}]'")
+
+
+def _run_directory(directory: Path) -> Finding:
+    nearest = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    if not os.access(nearest, os.W_OK):
+        return Finding("run directory", "FAIL", f"{nearest} is not writable; set UMBEL_RUN_DIR")
+    states = read_states(directory)
+    unwell = [state.node for state in states if not state.healthy]
+    detail = f"{directory}: {len(states)} workers" + (f", not well: {', '.join(unwell)}" if unwell else "")
+    return Finding("run directory", "note" if unwell else "ok", detail)
+
+
+def _app(app_name: str | None) -> Iterator[Finding]:
+    from umbel.app.loading import find_app
+    from umbel.cli.broker import ask_broker
+
+    try:
+        app = find_app(app_name).app
+    except UmbelError as error:
+        yield Finding("app", "FAIL" if app_name else "note", str(error))
+        return
+    yield Finding("app", "ok" if app.tasks else "note", f"{app.name}: {len(app.tasks)} tasks")
+    try:
+        depths = ask_broker(app_name, lambda broker: broker.queues())
+        letters = ask_broker(app_name, lambda broker: broker.dead_letters(1))
+    except UmbelError as error:
+        yield Finding("broker", "FAIL", str(error))
+        return
+    waiting = sum(depth.ready + depth.delayed for depth in depths.values())
+    yield Finding("broker", "ok", f"{_without_password(app.settings.broker)}: {waiting} messages wait")
+    if letters:
+        yield Finding("dead letters", "note", "there are some; `umbel dlq ls` says why")
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    credentials, at, host = rest.rpartition("@")
+    return f"{scheme}{separator}{credentials.partition(':')[0]}:***@{host}" if at else url

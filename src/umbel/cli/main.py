@@ -1,0 +1,85 @@
+"""The `umbel` command: lists the commands and loads the one that was asked for.
+
+Each command lives in a file of its own and is imported only when it runs, so that `umbel health`
+answers in a moment. Whatever Umbel itself finds wrong ends here as one line and an exit code.
+"""
+
+import sys
+from importlib import import_module
+
+import click
+
+from umbel import __version__
+from umbel.cli import exits
+from umbel.errors import BrokerUnavailable, ConfigurationError, UmbelError
+
+COMMANDS = {
+    "worker": "Run a worker: take tasks from the broker and run them in child processes.",
+    "call": "Send a task.",
+    "result": "Show the result of a task.",
+    "queues": "List, look into or empty the queues.",
+    "dlq": "The dead letters: tasks that could not be run.",
+    "health": "Say whether the workers on this machine are well.",
+    "doctor": "Check this machine and the app's settings.",
+    "demo": "See it work: two workers, 2,000 tasks, crashes and retries.",
+}
+
+
+class LazyCommands(click.Group):
+    """A group that knows its commands by name and imports only the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"umbel.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-A", "--app", "app_name", metavar="MODULE[:ATTR]", help="The app; else ./tasks.py or ./app.py."
+)
+@click.version_option(__version__, prog_name="umbel")
+@click.pass_context
+def cli(ctx: click.Context, app_name: str | None) -> None:
+    """Umbel: a distributed task queue whose workers know one another."""
+    ctx.obj = app_name
+
+
+def main() -> None:
+    try:
+        code = cli(prog_name="umbel", standalone_mode=False)
+    except click.exceptions.Abort:
+        _say("stopped")
+        code = exits.FAILED
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except ConfigurationError as error:
+        _say(str(error))
+        code = exits.USAGE
+    except BrokerUnavailable as error:
+        _say(str(error))
+        code = exits.NOBODY_ANSWERED
+    except UmbelError as error:
+        _say(str(error))
+        code = exits.FAILED
+    except BrokenPipeError:  # `umbel queues peek | head`
+        sys.stderr.close()
+        code = exits.OK
+    sys.exit(code if isinstance(code, int) else exits.OK)
+
+
+def _say(problem: str) -> None:
+    click.echo(f"umbel: {problem}", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Options that several commands share, and how they print: data to stdout, all else to stderr."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def app_option(function: FunctionT) -> FunctionT:
+    """-A after the command; one before it counts as well."""
+
+    def chosen(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+        return value or ctx.find_root().obj
+
+    option = click.option(
+        "-A", "--app", "app_name", metavar="MODULE[:ATTR]", callback=chosen, help="The app to work for."
+    )
+    return option(function)
+
+
+def json_option(function: FunctionT) -> FunctionT:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def run_directory_option(function: FunctionT) -> FunctionT:
+    option = click.option(
+        "--run-dir",
+        "run_directory",
+        envvar="UMBEL_RUN_DIR",
+        type=click.Path(path_type=Path),
+        help="Where workers leave word of themselves.",
+    )
+    return option(function)
+
+
+def print_json(data: Any) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(data, enc_hook=str), indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, box=None, pad_edge=False, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    Console(soft_wrap=False).print(table)

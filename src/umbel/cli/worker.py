@@ -1,0 +1,103 @@
+"""`umbel worker`: run a worker until it is told to stop."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from umbel.cli import exits
+from umbel.cli.options import app_option, json_option, run_directory_option
+
+LEVELS = ("debug", "info", "warning", "error")
+log = logging.getLogger("umbel.worker")
+
+
+@click.command("worker")
+@app_option
+@click.option("-c", "--concurrency", type=int, help="How many child processes; default: one per core.")
+@click.option("-n", "--hostname", metavar="NAME[@HOST]", help="The node's name; %h is this host.")
+@click.option("-Q", "--queues", metavar="A,B", help="Queues to consume, in a fair rotation.")
+@click.option("-P", "--pool", help="prefork (default) or solo.")
+@click.option("-l", "--loglevel", type=click.Choice(LEVELS, case_sensitive=False), default="info")
+@click.option("-f", "--logfile", type=click.Path(dir_okay=False), help="Log here instead of to stderr.")
+@click.option(
+    "-E", "--task-events", is_flag=True, default=None, help="Send an event at every step of a task."
+)
+@click.option("--grace", type=float, help="Seconds a stopping worker waits for running tasks.")
+@click.option("--time-limit", type=float, help="Hard limit in seconds for tasks without one of their own.")
+@click.option("--soft-time-limit", type=float, help="Soft limit likewise.")
+@run_directory_option
+@json_option
+def command(
+    app_name: str | None,
+    concurrency: int | None,
+    hostname: str | None,
+    queues: str | None,
+    pool: str | None,
+    loglevel: str,
+    logfile: str | None,
+    task_events: bool | None,
+    grace: float | None,
+    time_limit: float | None,
+    soft_time_limit: float | None,
+    run_directory: Path | None,
+    as_json: bool,
+) -> int:
+    """Run a worker: take tasks from the broker and run them in child processes.
+
+    SIGTERM or Ctrl-C: finish what runs, return the rest, exit 0. Twice: return what runs, too.
+    """
+    from umbel.app.loading import find_app
+    from umbel.app.settings import override
+    from umbel.app.workers import make_worker
+    from umbel.cli.logs import set_up_logging
+    from umbel.worker.run_directory import default_run_directory
+
+    set_up_logging(loglevel, logfile=logfile, as_json=as_json)
+    found = find_app(app_name)
+    settings = override(
+        found.app.settings,
+        worker_concurrency=concurrency,
+        worker_queues=_names(queues),
+        worker_pool=pool,
+        task_send_events=task_events,
+        worker_grace_s=grace,
+        task_time_limit_s=time_limit,
+        task_soft_time_limit_s=soft_time_limit,
+    )
+
+    async def run() -> None:
+        worker = make_worker(
+            found,
+            settings,
+            node=hostname,
+            run_directory=run_directory or default_run_directory(),
+            loglevel=loglevel.upper(),
+            logfile=logfile,
+        )
+        await worker.run()
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(run())
+    return exits.OK
+
+
+def _names(queues: str | None) -> list[str] | None:
+    if queues is None:
+        return None
+    names = [name.strip() for name in queues.split(",") if name.strip()]
+    if not names:
+        raise click.BadParameter(f"{queues!r} names no queue; write them as a,b", param_hint="--queues")
+    return names
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's loop where it is installed; it is an extra, not a need."""
+    if find_spec("uvloop") is None:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = import_module("uvloop").new_event_loop
+    return factory

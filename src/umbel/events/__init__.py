@@ -1,0 +1,1 @@
+"""What happened: the vocabulary of events and how they are stamped. Pure."""

@@ -1,0 +1,64 @@
+"""What the steps of one worker share: who it is, what it counts, what it was told to be."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from umbel.backends.interface import Backend
+from umbel.brokers.interface import Broker
+from umbel.pools.interface import Pool
+from umbel.worker.settings import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One run of one node: a restart has another incarnation."""
+
+    node: str
+    pid: int
+    incarnation: int  # microseconds at the start of the process
+
+    @property
+    def owner(self) -> str:
+        """The name under which this run holds messages."""
+        return f"{self.node}.{self.pid}.{self.incarnation}"
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened to messages here since the worker started."""
+
+    received: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    retried: int = 0
+    ignored: int = 0
+    rejected: int = 0
+    requeued: int = 0
+    revoked: int = 0
+    parked: int = 0
+    buried: int = 0
+    repeated: int = 0  # runs of messages that may have run before
+    lost: int = 0  # runs that ended with their process
+    refused: int = 0  # settled after the claim had ended: not applied
+    children_died: int = 0
+    events_dropped: int = 0
+
+    @property
+    def processed(self) -> int:
+        return self.succeeded + self.failed + self.retried + self.ignored + self.rejected + self.requeued
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self) | {"processed": self.processed}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    settings: WorkerSettings
+    identity: Identity
+    broker: Broker
+    backend: Backend
+    pool: Pool
+    counters: Counters = field(default_factory=Counters)
+
+    def log_fields(self, **fields: Any) -> dict[str, Any]:
+        return {"node": self.identity.node, **fields}

@@ -1,0 +1,49 @@
+"""Held: one message that this worker has claimed and not yet settled."""
+
+from dataclasses import dataclass
+
+from umbel.brokers.interface import Delivery
+from umbel.pools.interface import Job
+from umbel.protocol.delivery import Arrival, Run
+from umbel.wire.message import Message
+from umbel.wire.task import TaskHeaders, parse_instant
+
+
+@dataclass(slots=True)
+class Held:
+    number: int
+    delivery: Delivery
+    message: Message  # as protocol version 2
+    headers: TaskHeaders
+    arrival: Arrival
+    run: Run | None = None
+    told_started: bool = False
+
+    def job(self) -> Job:
+        assert self.run is not None, "only an admitted message becomes a job"
+        rules = self.run.rules
+        hard, soft = self.headers.timelimit
+        hard = hard if hard is not None else rules.hard_limit_s
+        soft = soft if soft is not None else rules.soft_limit_s
+        return Job(
+            self.number,
+            self.headers.task,
+            self.headers.id,
+            self.delivery.queue,
+            self.message,
+            soft,
+            hard,
+            self.run.alone or hard is not None or soft is not None,
+            self.delivery.redelivered,
+        )
+
+
+def arrival_of(delivery: Delivery, headers: TaskHeaders) -> Arrival:
+    return Arrival(
+        headers.task,
+        headers.id,
+        parse_instant(headers.eta) if headers.eta else 0.0,
+        parse_instant(headers.expires) if headers.expires else 0.0,
+        delivery.starts,
+        delivery.redelivered,
+    )

@@ -1,0 +1,86 @@
+"""The run directory: where a worker leaves word of itself for `umbel health`.
+
+One small JSON file a node, replaced atomically from the worker's own loop about once a second: a
+fresh file proves that the loop turns. Readers need neither the app nor the broker.
+"""
+
+import json
+import os
+import re
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REFRESH_S = 1.0
+STALE_AFTER_S = 10.0
+
+
+def default_run_directory() -> Path:
+    """One for each user; `UMBEL_RUN_DIR` or --run-dir says otherwise."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "umbel" if runtime else Path(tempfile.gettempdir()) / f"umbel-{os.getuid()}"
+
+
+def boot_time_s() -> float:
+    """A clock that no clock setting moves, the same for all processes of this machine."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def state_file(directory: Path, node: str) -> Path:
+    return directory / (re.sub(r"[^A-Za-z0-9@._-]", "_", node) + ".json")
+
+
+def write_state(directory: Path, node: str, state: dict[str, Any]) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target = state_file(directory, node)
+    draft = target.with_suffix(f".{os.getpid()}.tmp")
+    draft.touch(mode=0o600)
+    draft.write_text(json.dumps(state | {"updated_boot_s": boot_time_s()}))
+    draft.replace(target)
+
+
+def remove_state(directory: Path, node: str) -> None:
+    state_file(directory, node).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    node: str
+    healthy: bool
+    problem: str
+    fields: dict[str, Any]
+
+
+def read_states(directory: Path) -> list[NodeState]:
+    """Every worker that left word in the directory, alive or not."""
+    if not directory.is_dir():
+        return []
+    return [_read(path) for path in sorted(directory.glob("*.json"))]
+
+
+def _read(path: Path) -> NodeState:
+    try:
+        fields = json.loads(path.read_text())
+        pid, updated = int(fields["pid"]), float(fields["updated_boot_s"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return NodeState(path.stem, False, f"{path} cannot be read: {error}", {})
+    node = str(fields.get("node", path.stem))
+    silent_s = boot_time_s() - updated
+    if not _is_alive(pid):
+        return NodeState(node, False, f"process {pid} is gone; it did not stop in good order", fields)
+    if silent_s > STALE_AFTER_S or silent_s < 0:
+        return NodeState(node, False, f"process {pid} has not reported for {silent_s:.0f} s", fields)
+    problem = str(fields.get("problem") or "")
+    return NodeState(node, not problem, problem, fields)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

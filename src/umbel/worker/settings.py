@@ -1,0 +1,45 @@
+"""WorkerSettings: what a worker is handed; `app/workers.py` fills it from the app's settings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from umbel.protocol.delivery import TaskRules
+from umbel.wire.message import Message, Outgoing, StoredResult
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is stored and sent when a message ends without having run to its end."""
+
+    results: Sequence[StoredResult] = ()
+    follow_ups: Sequence[Outgoing] = ()
+
+
+class EndWithoutRunning(Protocol):
+    """Provided by the app: the failure's result, that of chain steps after it, the errbacks."""
+
+    def __call__(self, message: Message, queue: str, error: Exception, status: str) -> Ending: ...
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    node: str  # name@host
+    queues: tuple[str, ...]
+    tasks: Mapping[str, TaskRules]
+    end_without_running: EndWithoutRunning
+    run_directory: Path
+    lease_s: float = 10.0
+    prefetch_max: int = 1000
+    max_deliveries: int = 3
+    message_max_bytes: int = 16 * 1024 * 1024
+    heartbeat_interval_s: float = 2.0
+    grace_s: float = 30.0
+    send_task_events: bool = False
+    on_ready: Callable[[], None] = field(default=_nothing)
+    on_shutdown: Callable[[], None] = field(default=_nothing)

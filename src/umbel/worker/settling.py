@@ -1,0 +1,121 @@
+"""Settler: brings verdicts to the broker, as many at a time as have gathered.
+
+While one batch is on its way the next gathers, so an idle worker settles each message at once
+and a busy one in large batches, without a timer. A batch the broker cannot take now is kept and
+tried again; meanwhile the worker claims nothing new, because unsettled messages count as held.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from random import random
+
+import msgspec
+
+from umbel.backends.interface import Backend
+from umbel.brokers.interface import Ack, Broker, Bury, Verdict
+from umbel.errors import BrokerError
+from umbel.protocol.retry import reconnect_wait_s
+from umbel.wire.message import Outgoing, StoredResult
+from umbel.worker.context import Counters
+
+log = logging.getLogger("umbel.worker.settling")
+BATCH_MAX = 500
+
+
+class Settler:
+    def __init__(self, broker: Broker, backend: Backend, counters: Counters, *, together: bool) -> None:
+        self._broker = broker
+        self._backend = backend
+        self._counters = counters
+        self._together = together  # results ride with their acks
+        self._waiting: list[Verdict] = []
+        self._results: list[StoredResult] = []
+        self._follow_ups: list[Outgoing] = []
+        self._gathered = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.problem = ""
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def add(self, verdict: Verdict) -> None:
+        self._waiting.append(verdict)
+        self._wake()
+
+    def report(self, results: Sequence[StoredResult], follow_ups: Sequence[Outgoing]) -> None:
+        """Store and send for a message that was acknowledged before it ran."""
+        if results or follow_ups:
+            self._results += results
+            self._follow_ups += follow_ups
+            self._wake()
+
+    async def drained(self) -> None:
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        failures = 0
+        while True:
+            await self._gathered.wait()
+            self._gathered.clear()
+            try:
+                await self._settle_gathered()
+            except BrokerError as error:
+                failures += 1
+                self._note_failure(failures, error)
+                self._gathered.set()
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+                continue
+            if failures:
+                log.info("the broker takes results again", extra={"after_failures": failures})
+            failures, self.problem = 0, ""
+            if not (self._waiting or self._results or self._follow_ups):
+                self._idle.set()
+
+    async def _settle_gathered(self) -> None:
+        await self._store_reported()
+        while self._waiting:
+            batch = self._waiting[:BATCH_MAX]
+            settled = await self._broker.settle(await self._with_results_stored(batch))
+            del self._waiting[: len(batch)]
+            if settled.refused:
+                self._counters.refused += len(settled.refused)
+                log.warning(
+                    "finished after the lease had ended: not applied, another worker has these messages",
+                    extra={"count": len(settled.refused)},
+                )
+
+    async def _with_results_stored(self, batch: list[Verdict]) -> list[Verdict]:
+        if self._together:
+            return batch
+        results = [
+            result for verdict in batch if isinstance(verdict, Ack | Bury) for result in verdict.results
+        ]
+        if not results:
+            return batch
+        await asyncio.to_thread(self._backend.store, results)
+        return [
+            msgspec.structs.replace(verdict, results=()) if isinstance(verdict, Ack | Bury) else verdict
+            for verdict in batch
+        ]
+
+    async def _store_reported(self) -> None:
+        if self._results:
+            results = tuple(self._results)
+            await asyncio.to_thread(self._backend.store, results)
+            del self._results[: len(results)]
+        if self._follow_ups:
+            follow_ups = tuple(self._follow_ups)
+            await self._broker.publish(follow_ups)
+            del self._follow_ups[: len(follow_ups)]
+
+    def _wake(self) -> None:
+        self._idle.clear()
+        self._gathered.set()
+
+    def _note_failure(self, failures: int, error: BrokerError) -> None:
+        self.problem = f"results cannot be settled: {error}"
+        if failures == 1:
+            log.error("results cannot be settled; keeping them and trying on", extra={"why": str(error)})

@@ -1,0 +1,1 @@
+"""The bootsteps of a worker, one file each."""

@@ -1,0 +1,73 @@
+"""Connection: the link to the broker, and this worker's lease on what it claims.
+
+The lease is renewed three times per lease, so two renewals may fail before messages are lost to
+others. While the broker cannot be reached the worker tries on, waiting longer each time; it says
+so once when it begins and once when it ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from random import random
+
+from umbel.errors import BrokerError
+from umbel.protocol.retry import reconnect_wait_s
+from umbel.worker.bootsteps import Step
+from umbel.worker.context import WorkerContext
+
+log = logging.getLogger("umbel.worker.connection")
+SWEEP_EVERY_S = 60.0
+
+
+class Connection(Step):
+    name = "connection"
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__()
+        self._context = context
+        self._broker = context.broker
+        self._owner = context.identity.owner
+
+    async def start(self) -> None:
+        await self._broker.open()
+        await self._broker.renew(self._owner)
+        lease_s = self._context.settings.lease_s
+        self.run_in_background(self._repeat(self._renew, every_s=lease_s / 3))
+        self.run_in_background(self._repeat(self._return_lost, every_s=lease_s / 3))
+        self.run_in_background(self._repeat(self._broker.sweep, every_s=SWEEP_EVERY_S))
+
+    async def stop(self) -> None:
+        await self.end_background()
+        try:
+            returned = await self._broker.forget_owner(self._owner)
+        except BrokerError as error:
+            log.warning("what this worker held returns when its lease ends", extra={"why": str(error)})
+        else:
+            if returned:
+                log.info("returned messages", extra={"count": returned})
+        await self._broker.close()
+
+    async def _renew(self) -> None:
+        if not await self._broker.renew(self._owner):
+            log.warning("the lease had ended: what this worker held may run elsewhere too")
+
+    async def _return_lost(self) -> None:
+        returned = await self._broker.return_lost()
+        if returned:
+            log.warning("returned the messages of workers that died", extra={"count": returned})
+
+    async def _repeat(self, work: Callable[[], Awaitable[object]], *, every_s: float) -> None:
+        failures = 0
+        while True:
+            wait_s = every_s if not failures else min(every_s, reconnect_wait_s(failures, random()))
+            await asyncio.sleep(wait_s)
+            try:
+                await work()
+            except BrokerError as error:
+                if not failures:
+                    log.error("the broker fails; trying on", extra={"why": str(error)})
+                failures += 1
+            else:
+                if failures:
+                    log.info("the broker answers again", extra={"after_failures": failures})
+                failures = 0

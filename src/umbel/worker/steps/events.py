@@ -1,0 +1,130 @@
+"""Events: what happens here, told to whoever listens.
+
+Worker events go out one by one, task events in batches. Task events are sent only when somebody
+asked for them: by `-E`, or by a recorder registered with the broker. Nothing waits for events:
+they are queued, and when the queue is full the newest is dropped and counted.
+"""
+
+import asyncio
+import logging
+from time import time
+from typing import Any
+
+from umbel.brokers.interface import Broadcast
+from umbel.errors import BrokerError
+from umbel.events.stamp import TASK_GROUP, EventStamper
+from umbel.protocol.clock import LamportClock
+from umbel.wire.event import encode_event, encode_events, group_of, routing_key
+from umbel.worker.bootsteps import Step
+from umbel.worker.context import WorkerContext
+
+log = logging.getLogger("umbel.worker.events")
+
+EVENT_EXCHANGE = "celeryev"
+EVENT_TTL_S = 5.0
+QUEUE_MAX = 10_000
+BATCH_MAX = 200
+RECORDER_CHECK_S = 2.0
+
+
+class Events(Step):
+    name = "events"
+    requires = ("connection",)
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__()
+        self._context = context
+        self._asked_for = context.settings.send_task_events
+        self._recorded = False
+        self._waiting: list[dict[str, Any]] = []
+        self._arrived = asyncio.Event()
+        self._stamper = EventStamper(
+            hostname=context.identity.node,
+            pid=context.identity.pid,
+            incarnation=context.identity.incarnation,
+            clock=LamportClock(),
+        )
+
+    @property
+    def clock(self) -> LamportClock:
+        return self._stamper.clock
+
+    @property
+    def task_events(self) -> bool:
+        """Whether anybody wants task events: asked before one is built."""
+        return self._asked_for or self._recorded
+
+    async def start(self) -> None:
+        coordination = self._context.broker.coordination
+        # Start past whatever this cluster has seen, or a restarted node's events would sort first.
+        self.clock.adjust(await coordination.raise_clock(0))
+        await self._look_for_recorders()
+        self.run_in_background(self._send_on())
+        self.run_in_background(self._watch())
+
+    async def stop(self) -> None:
+        await self.end_background()
+        try:
+            await self._send_waiting()
+            await self._context.broker.coordination.raise_clock(self.clock.value)
+        except BrokerError as error:
+            log.warning("the last events are lost", extra={"why": str(error), "count": len(self._waiting)})
+
+    def tell(self, event_type: str, *, at: float | None = None, **fields: Any) -> None:
+        """Queue one event; never blocks."""
+        if len(self._waiting) >= QUEUE_MAX:
+            self._context.counters.events_dropped += 1
+            return
+        self._waiting.append(self._stamper.stamp(event_type, fields, at=time() if at is None else at))
+        self._arrived.set()
+
+    async def _send_on(self) -> None:
+        failing = False
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            try:
+                await self._send_waiting()
+                failing = False
+            except BrokerError as error:
+                if not failing:
+                    log.error("events cannot be sent; keeping them", extra={"why": str(error)})
+                failing = True
+                self._arrived.set()
+                await asyncio.sleep(1.0)
+
+    async def _send_waiting(self) -> None:
+        while self._waiting:
+            batch = self._waiting[:BATCH_MAX]
+            await self._context.broker.broadcast(self._messages(batch), ttl_s=EVENT_TTL_S)
+            if self._recorded:
+                logged = [(routing_key(event["type"]), encode_event(event)) for event in batch]
+                await self._context.broker.log_events(logged)
+            del self._waiting[: len(batch)]
+
+    def _messages(self, batch: list[dict[str, Any]]) -> list[Broadcast]:
+        headers = encode_event({"hostname": self._stamper.hostname})
+        of_tasks = [event for event in batch if group_of(event["type"]) == TASK_GROUP]
+        messages = [
+            Broadcast(EVENT_EXCHANGE, routing_key(event["type"]), encode_event(event), headers)
+            for event in batch
+            if group_of(event["type"]) != TASK_GROUP
+        ]
+        if of_tasks:
+            messages.append(
+                Broadcast(EVENT_EXCHANGE, f"{TASK_GROUP}.multi", encode_events(of_tasks), headers)
+            )
+        return messages
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(RECORDER_CHECK_S)
+            try:
+                await self._look_for_recorders()
+                self.clock.adjust(await self._context.broker.coordination.raise_clock(self.clock.value))
+            except BrokerError as error:
+                log.debug("cannot look for recorders", extra={"why": str(error)})
+
+    async def _look_for_recorders(self) -> None:
+        if self._context.broker.capabilities.event_log:
+            self._recorded = bool(await self._context.broker.recorders())

@@ -1,0 +1,362 @@
+"""Tasks: claims messages, has them judged, hands them to the pool, settles how they ended.
+
+The heart of a worker, and the shell around `protocol/delivery.py`. It claims only as much as the
+pool can use, so that what one worker cannot start stays with the broker for the others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from itertools import count
+from random import random
+from time import time
+from typing import Any
+
+from umbel.brokers.interface import Ack, Bury, Claim, Delivery, Return, Started, Verdict
+from umbel.errors import (
+    BadMessage,
+    BrokerError,
+    NotRegistered,
+    TaskRevoked,
+    TimeLimitExceeded,
+    TooLarge,
+    WireError,
+    WorkerLost,
+)
+from umbel.pools.interface import Job, LostJob, Outcome
+from umbel.protocol.delivery import Desk, Park, Refusal, Refuse
+from umbel.protocol.retry import reconnect_wait_s
+from umbel.protocol.revoked import RevokedTasks
+from umbel.protocol.states import FAILURE, REVOKED
+from umbel.wire.message import Outgoing
+from umbel.wire.task import read_headers, to_v2
+from umbel.worker.bootsteps import Step
+from umbel.worker.context import WorkerContext
+from umbel.worker.held import Held, arrival_of
+from umbel.worker.settling import Settler
+from umbel.worker.task_events import TaskEvents
+
+log = logging.getLogger("umbel.worker.tasks")
+
+IDLE_WAIT_S = 1.0
+REQUEUE_PAUSE_S = 1.0  # a task that gives its message back must not spin
+_COUNTED_AS = {
+    "success": "succeeded",
+    "failure": "failed",
+    "retry": "retried",
+    "ignored": "ignored",
+    "rejected": "rejected",
+    "requeued": "requeued",
+}
+
+
+class Tasks(Step):
+    name = "tasks"
+    requires = ("connection", "events", "pool", "heart")
+
+    def __init__(self, context: WorkerContext, events: TaskEvents) -> None:
+        super().__init__()
+        self._context = context
+        self._events = events
+        self._counters = context.counters
+        self._broker = context.broker
+        self._pool = context.pool
+        self._desk = Desk(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
+        self._revoked = RevokedTasks()
+        self._revoked_cursor = 0
+        self._held: dict[int, Held] = {}
+        self._numbers = count(1)
+        self._room = asyncio.Event()
+        self._stopping = False
+        self._hurried = asyncio.Event()
+        self._claim_problem = ""
+        together = context.broker.capabilities.stores_results and context.backend.shares_settle(
+            context.broker.url
+        )
+        self._settler = Settler(context.broker, context.backend, context.counters, together=together)
+
+    @property
+    def held(self) -> int:
+        """Messages claimed and not settled."""
+        return len(self._held) + self._settler.pending
+
+    @property
+    def problem(self) -> str:
+        return self._claim_problem or self._settler.problem
+
+    async def start(self) -> None:
+        self.run_in_background(self._settler.run())
+        self.run_in_background(self._consume())
+
+    async def stop(self) -> None:
+        """Take nothing more, finish what runs, return the rest."""
+        self._stopping = True
+        if not self._background:
+            return
+        for job in self._pool.withdraw():
+            self._give_back(self._held.pop(job.number), ran=False)
+        if self._held:
+            log.info("waiting for running tasks", extra={"count": len(self._held)})
+        await self._wait_for_running(self._context.settings.grace_s)
+        if self._held:
+            log.warning("still running after the grace period: returned", extra={"count": len(self._held)})
+            await self._pool.stop(grace_s=0.0)
+        await self._finish_settling()
+        await self.end_background()
+
+    def hurry(self) -> None:
+        """Do not wait for what runs."""
+        self._hurried.set()
+        self._room.set()
+
+    # -- from the broker -------------------------------------------------------------------------
+
+    async def _consume(self) -> None:
+        failures = 0
+        while not self._stopping:
+            try:
+                await self._take_some()
+            except BrokerError as error:
+                failures += 1
+                if failures == 1:
+                    log.error("cannot take messages; trying on", extra={"why": str(error)})
+                self._claim_problem = f"messages cannot be taken: {error}"
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+                continue
+            if failures:
+                log.info("taking messages again", extra={"after_failures": failures})
+            failures, self._claim_problem = 0, ""
+
+    async def _take_some(self) -> None:
+        settings = self._context.settings
+        room = min(self._pool.room(), settings.prefetch_max - self.held)
+        if room <= 0:
+            self._room.clear()
+            await self._room.wait()
+            return
+        owner = self._context.identity.owner
+        claim = await self._broker.claim(owner, settings.queues, room, revoked_after=self._revoked_cursor)
+        self._learn_revokes(claim)
+        if claim.deliveries:
+            await self._take_in(claim.deliveries)
+        else:
+            await self._broker.wait_ready(settings.queues, IDLE_WAIT_S)
+
+    def _learn_revokes(self, claim: Claim) -> None:
+        for revoke in claim.revokes:
+            if revoke.task_id:
+                self._revoked.add(revoke.task_id, revoke.expires_at)
+        self._revoked_cursor = claim.revoked_cursor
+        self._revoked.expire(time())
+
+    async def _take_in(self, deliveries: Sequence[Delivery]) -> None:
+        now = time()
+        admitted = [held for delivery in deliveries if (held := self._judge(delivery, now)) is not None]
+        runnable = await self._settled_first(admitted)
+        if self._stopping:
+            for held in runnable:
+                self._give_back(held, ran=False)
+            return
+        jobs: list[Job] = []
+        for held in runnable:
+            self._held[held.number] = held
+            jobs.append(held.job())
+        self._pool.submit(jobs)
+
+    async def _settled_first(self, admitted: list[Held]) -> list[Held]:
+        """What must be in the broker before a job runs: its early ack, or its counted start."""
+        first: dict[int | str, Held] = {}
+        verdicts: list[Verdict] = []
+        for held in admitted:
+            assert held.run is not None
+            tag = held.delivery.tag
+            if held.run.rules.acks_early:
+                verdicts.append(Ack(tag))
+            elif held.run.count_start:
+                verdicts.append(Started(tag))
+            else:
+                continue
+            first[tag] = held
+        if not verdicts:
+            return admitted
+        refused = (await self._broker.settle(verdicts)).refused
+        self._counters.refused += len(refused)
+        return [held for held in admitted if held.delivery.tag not in refused]
+
+    def _judge(self, delivery: Delivery, now: float) -> Held | None:
+        """The message if it may run now; otherwise its verdict is on the way."""
+        self._counters.received += 1
+        held = self._opened(delivery)
+        if held is None:
+            return None
+        decision = self._desk.admit(held.arrival, self._revoked, now)
+        if isinstance(decision, Park):
+            self._counters.parked += 1
+            self._settler.add(Return(delivery.tag, not_before=decision.until))
+            return None
+        self._events.received(held)
+        if isinstance(decision, Refuse):
+            self._refuse(held, decision.why)
+            return None
+        if delivery.redelivered or delivery.starts:
+            self._counters.repeated += 1
+        held.run = decision
+        return held
+
+    def _opened(self, delivery: Delivery) -> Held | None:
+        try:
+            size = len(delivery.message.body) + len(delivery.message.headers)
+            if size > self._context.settings.message_max_bytes:
+                most = self._context.settings.message_max_bytes
+                raise TooLarge(
+                    f"the message has {size} bytes, over the limit of {most} ('message_max_bytes')"
+                )
+            message = to_v2(delivery.message)
+            headers = read_headers(message)
+            arrival = arrival_of(delivery, headers)
+        except WireError as error:
+            self._bury_unreadable(delivery, error)
+            return None
+        return Held(next(self._numbers), delivery, message, headers, arrival)
+
+    def _bury_unreadable(self, delivery: Delivery, error: WireError) -> None:
+        kind = "corrupt message" if isinstance(error, BadMessage) else "message refused"
+        self._counters.buried += 1
+        self._settler.add(Bury(delivery.tag, f"{kind}: {error}"))
+        log.error("%s: buried", kind, extra={"queue": delivery.queue, "why": str(error)})
+
+    def _refuse(self, held: Held, why: Refusal) -> None:
+        task, task_id = held.headers.task, held.headers.id
+        if why in (Refusal.REVOKED, Refusal.EXPIRED):
+            self._counters.revoked += 1
+            self._events.revoked(held, expired=why is Refusal.EXPIRED)
+            self._end(held, TaskRevoked(why.value), REVOKED)
+            log.info("task %s", why.value, extra={"task": task, "task_id": task_id})
+        elif why is Refusal.UNKNOWN:
+            text = (
+                f"no task named {task!r} is registered in this worker; import its module, or check the name"
+            )
+            self._bury(held, NotRegistered(text), charged=False)
+        else:
+            text = f"its process died in each of {held.arrival.starts} starts"
+            self._bury(held, WorkerLost(text), charged=False)
+
+    # -- from the pool (PoolListener) ------------------------------------------------------------
+
+    def on_started(self, started: Sequence[tuple[int, float, int]]) -> None:
+        for number, at, _pid in started:
+            if number in self._held:
+                self._events.started(self._held[number], at)
+
+    def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
+        for outcome in outcomes:
+            held = self._held.pop(outcome.number)
+            name = _COUNTED_AS[outcome.kind]
+            setattr(self._counters, name, getattr(self._counters, name) + 1)
+            self._events.ended(held, outcome)
+            self._settle(held, outcome)
+        self._room.set()
+
+    def on_lost(self, lost: Sequence[LostJob]) -> None:
+        for one in lost:
+            self._lose(self._held.pop(one.number), one)
+        self._room.set()
+
+    def on_child(self, what: str, fields: dict[str, Any]) -> None:
+        if what == "died":
+            self._counters.children_died += 1
+        level = logging.WARNING if what == "died" else logging.DEBUG
+        log.log(level, "child %s", what, extra=fields)
+        self._room.set()
+
+    # -- to the broker ---------------------------------------------------------------------------
+
+    def _settle(self, held: Held, outcome: Outcome) -> None:
+        tag = held.delivery.tag
+        assert held.run is not None
+        if outcome.kind in ("failure", "rejected"):
+            fields = {"task": held.headers.task, "task_id": held.headers.id, "why": outcome.summary}
+            log.warning("task %s", "failed" if outcome.kind == "failure" else "rejected", extra=fields)
+        if held.run.rules.acks_early:
+            self._settler.report(outcome.results, outcome.follow_ups)
+        elif outcome.kind == "requeued":
+            self._settler.add(Return(tag, ran=True, not_before=time() + REQUEUE_PAUSE_S))
+        elif outcome.kind == "rejected":
+            self._counters.buried += 1
+            self._settler.add(Bury(tag, outcome.summary or "rejected by the task", results=outcome.results))
+        else:
+            self._settler.add(Ack(tag, outcome.results, outcome.follow_ups))
+
+    def _lose(self, held: Held, lost: LostJob) -> None:
+        assert held.run is not None
+        self._counters.lost += lost.ran
+        if lost.timed_out:
+            self._counters.failed += 1
+            error = TimeLimitExceeded(held.job().hard_limit_s)
+            self._events.failed(held, error)
+            self._end(held, error, FAILURE)
+        elif held.run.rules.acks_early:
+            self._counters.failed += 1
+            failure = WorkerLost(f"{lost.reason} while it ran the task")
+            self._events.failed(held, failure)
+            self._end(held, failure, FAILURE)
+        elif self._stopping:
+            self._give_back(held, ran=lost.ran)
+        else:
+            self._charge(held, lost)
+
+    def _charge(self, held: Held, lost: LostJob) -> None:
+        charged = lost.started and not (held.run is not None and held.run.count_start)
+        counted_before = lost.started and not charged
+        if lost.started and self._desk.is_poisonous_after(held.arrival, charged=charged or counted_before):
+            starts = held.arrival.starts + 1
+            text = (
+                f"{lost.reason} while it ran the task; started {starts} times, 'task_max_deliveries' reached"
+            )
+            self._bury(held, WorkerLost(text), charged=charged)
+            return
+        log.warning(
+            "a process died running a task: returned",
+            extra={"task": held.headers.task, "task_id": held.headers.id, "why": lost.reason},
+        )
+        self._settler.add(Return(held.delivery.tag, charged=charged, ran=lost.ran))
+
+    def _end(self, held: Held, error: Exception, status: str) -> None:
+        ending = self._context.settings.end_without_running(held.message, held.delivery.queue, error, status)
+        if held.run is not None and held.run.rules.acks_early:
+            self._settler.report(ending.results, ending.follow_ups)
+        else:
+            self._settler.add(Ack(held.delivery.tag, ending.results, ending.follow_ups))
+
+    def _bury(self, held: Held, error: Exception, *, charged: bool) -> None:
+        self._counters.buried += 1
+        self._events.failed(held, error)
+        ending = self._context.settings.end_without_running(held.message, held.delivery.queue, error, FAILURE)
+        reason = str(error)
+        self._settler.add(Bury(held.delivery.tag, reason, charged, ending.results, ending.follow_ups))
+        fields = {"task": held.headers.task, "task_id": held.headers.id, "why": reason}
+        log.error("buried among the dead letters", extra=fields)
+
+    def _give_back(self, held: Held, *, ran: bool) -> None:
+        if held.run is None or not held.run.rules.acks_early:
+            self._settler.add(Return(held.delivery.tag, ran=ran))
+        else:  # acknowledged already, and not run: sent anew
+            self._settler.report((), [Outgoing(held.delivery.queue, held.message)])
+
+    # -- stopping --------------------------------------------------------------------------------
+
+    async def _wait_for_running(self, grace_s: float) -> None:
+        try:
+            async with asyncio.timeout(grace_s):
+                while self._held and not self._hurried.is_set():
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError:
+            pass
+
+    async def _finish_settling(self) -> None:
+        try:
+            async with asyncio.timeout(self._context.settings.lease_s):
+                await self._settler.drained()
+        except TimeoutError:
+            log.error("could not settle in time", extra={"count": self._settler.pending})

@@ -1,0 +1,77 @@
+"""TaskEvents: the story of each task in events, told only when somebody asked for it.
+
+Field names and forms are Celery's; `retries`, the attempt, is on every one of them, so that
+attempts can be told apart.
+"""
+
+from typing import Any
+
+from umbel.pools.interface import Outcome
+from umbel.worker.held import Held
+from umbel.worker.steps.events import Events
+
+_ENDINGS = {
+    "success": "task-succeeded",
+    "failure": "task-failed",
+    "retry": "task-retried",
+    "rejected": "task-rejected",
+    "requeued": "task-rejected",
+}
+
+
+class TaskEvents:
+    def __init__(self, events: Events) -> None:
+        self._events = events
+
+    @property
+    def wanted(self) -> bool:
+        return self._events.task_events
+
+    def received(self, held: Held) -> None:
+        if not self.wanted:
+            return
+        headers = held.headers
+        self._tell(
+            "task-received",
+            held,
+            name=headers.shadow or headers.task,
+            args=headers.argsrepr,
+            kwargs=headers.kwargsrepr,
+            root_id=headers.root_id,
+            parent_id=headers.parent_id,
+            eta=headers.eta,
+            expires=headers.expires,
+        )
+
+    def started(self, held: Held, at: float) -> None:
+        if self.wanted and not held.told_started:
+            held.told_started = True
+            self._tell("task-started", held, at=at)
+
+    def ended(self, held: Held, outcome: Outcome) -> None:
+        event_type = _ENDINGS.get(outcome.kind)
+        if not self.wanted or event_type is None:
+            return
+        self.started(held, outcome.started_at)
+        if outcome.kind == "success":
+            self._tell(event_type, held, result=outcome.summary, runtime=outcome.runtime_s)
+        elif outcome.kind in ("failure", "retry"):
+            self._tell(event_type, held, exception=outcome.summary, traceback=outcome.traceback)
+        else:
+            self._tell(event_type, held, requeue=outcome.kind == "requeued")
+
+    def failed(self, held: Held, error: Exception) -> None:
+        """For a task that ended without running to its end."""
+        if self.wanted:
+            self._tell("task-failed", held, exception=repr(error), traceback="")
+
+    def revoked(self, held: Held, *, expired: bool) -> None:
+        if self.wanted:
+            self._tell("task-revoked", held, terminated=False, signum=None, expired=expired)
+
+    def rejected(self, held: Held, *, requeue: bool) -> None:
+        if self.wanted:
+            self._tell("task-rejected", held, requeue=requeue)
+
+    def _tell(self, event_type: str, held: Held, *, at: float | None = None, **fields: Any) -> None:
+        self._events.tell(event_type, at=at, uuid=held.headers.id, retries=held.headers.retries, **fields)

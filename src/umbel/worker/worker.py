@@ -1,0 +1,117 @@
+"""Worker: builds the steps, supervises them, runs until told to stop.
+
+An error in any step's background work ends the worker: it stops its steps in order, says what
+happened and exits non-zero. A worker is never half alive.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from umbel.backends.interface import Backend
+from umbel.brokers.interface import Broker
+from umbel.errors import UmbelError
+from umbel.pools.interface import Pool
+from umbel.worker.bootsteps import Step, starting_order
+from umbel.worker.context import Counters, Identity, WorkerContext
+from umbel.worker.settings import WorkerSettings
+from umbel.worker.steps.connection import Connection
+from umbel.worker.steps.events import Events
+from umbel.worker.steps.health import Health
+from umbel.worker.steps.heart import Heart
+from umbel.worker.steps.pool import PoolStep
+from umbel.worker.steps.tasks import Tasks
+from umbel.worker.task_events import TaskEvents
+
+log = logging.getLogger("umbel.worker")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Worker:
+    def __init__(self, settings: WorkerSettings, *, broker: Broker, backend: Backend, pool: Pool) -> None:
+        identity = Identity(settings.node, os.getpid(), time.time_ns() // 1000)
+        self._context = WorkerContext(settings, identity, broker, backend, pool)
+        self._stop_requests = 0
+        self._stop = asyncio.Event()
+        events = Events(self._context)
+        self._tasks = Tasks(self._context, TaskEvents(events))
+        self._steps: list[Step] = [
+            Connection(self._context),
+            PoolStep(self._context, self._tasks),
+            events,
+            Heart(self._context, events),
+            self._tasks,
+            Health(self._context, self._tasks),
+        ]
+
+    @property
+    def counters(self) -> Counters:
+        return self._context.counters
+
+    async def run(self) -> None:
+        """Run until a stop is asked for; raises what went wrong, after everything is put down."""
+        order = starting_order(self._steps)
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._run_steps(order, group)
+        except BaseExceptionGroup as several:
+            raise _first_cause(several) from several
+
+    def request_stop(self) -> None:
+        """Once: finish what runs. Twice: do not wait for it."""
+        self._stop_requests += 1
+        if self._stop_requests > 1:
+            log.warning("asked to stop again: what runs is returned to its queue")
+            self._tasks.hurry()
+        self._stop.set()
+
+    async def _run_steps(self, order: list[Step], group: asyncio.TaskGroup) -> None:
+        started: list[Step] = []
+        with self._stop_on_signals():
+            try:
+                for step in order:
+                    step.adopt(group)
+                    started.append(step)
+                    await step.start()
+                self._ready()
+                await self._stop.wait()
+            finally:
+                await self._put_down(started)
+
+    async def _put_down(self, started: list[Step]) -> None:
+        self._context.settings.on_shutdown()
+        for step in reversed(started):
+            try:
+                await step.stop()
+            except UmbelError as error:
+                log.error("a step did not stop in good order", extra={"step": step.name, "why": str(error)})
+        log.info("worker stopped", extra=self._context.log_fields(**self.counters.as_dict()))
+
+    def _ready(self) -> None:
+        settings = self._context.settings
+        log.info(
+            "worker ready",
+            extra=self._context.log_fields(queues=",".join(settings.queues), tasks=len(settings.tasks)),
+        )
+        settings.on_ready()
+
+    @contextmanager
+    def _stop_on_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for signum in STOP_SIGNALS:
+            loop.add_signal_handler(signum, self.request_stop)
+        try:
+            yield
+        finally:
+            for signum in STOP_SIGNALS:
+                loop.remove_signal_handler(signum)
+
+
+def _first_cause(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The plain error inside, so that a user reads one line and not a tree."""
+    first = several.exceptions[0]
+    return _first_cause(first) if isinstance(first, BaseExceptionGroup) else first
