@@ -12,10 +12,10 @@ import msgspec
 from umbel.errors import BadMessage, BadValue
 from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size
 from umbel.wire.message import Message
-from umbel.wire.plain import Lowering, Path
-from umbel.wire.show import show_args, show_kwargs
+from umbel.wire.plain import Lowering
+from umbel.wire.show import brief, show_args, show_kwargs
 from umbel.wire.signature import SignatureMap
-from umbel.wire.values import decode_json, encode_json
+from umbel.wire.values import decode_json, decode_json_as, encode_json
 
 Seconds = int | float
 
@@ -80,6 +80,8 @@ def read_headers(message: Message) -> TaskHeaders:
     check_size("the headers", len(data), DEFAULT_LIMITS)
     try:
         headers = _HEADERS.decode(data)
+        if headers.stamps:  # the only place for values of any type and depth
+            headers = decode_json_as(_HEADERS, data, what="the headers")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         headers = _read_leniently(data)
     if not headers.task or not headers.id:
@@ -98,21 +100,24 @@ def encode_headers(headers: TaskHeaders, extra: dict[str, Any]) -> bytes:
     try:
         if headers.stamps:
             lowering = Lowering("json", tags=True, limits=DEFAULT_LIMITS)
-            stamps = lowering.lower(headers.stamps, Path("stamps"), DEFAULT_LIMITS.depth_max - 1)
+            stamps = lowering.lower(headers.stamps, (None, "stamps"), DEFAULT_LIMITS.depth_max - 1)
             headers = msgspec.structs.replace(headers, stamps=stamps)
         data = _to_json(headers)
-    except (UnicodeEncodeError, OverflowError, TypeError) as error:
+    except (ValueError, OverflowError, TypeError) as error:
         raise BadValue(f"a header of {headers.task!r} cannot be sent: {error}") from error
-    if not extra:
-        return data
-    if taken := HEADER_NAMES.intersection(extra):
-        raise BadValue(f"custom headers use names of the protocol: {', '.join(sorted(taken))}")
-    return data[:-1] + b"," + encode_json(extra, root="headers")[1:]
+    if extra:
+        if taken := HEADER_NAMES.intersection(extra):
+            raise BadValue(f"custom headers use names of the protocol: {', '.join(sorted(taken))}")
+        data = data[:-1] + b"," + encode_json(extra, root="headers")[1:]
+    check_size("the headers", len(data), DEFAULT_LIMITS)
+    return data
 
 
 def encode_body(args: list[Any], kwargs: dict[str, Any], embed: Embed) -> bytes:
     """Encode the three parts apart, so that an error names the part, and nothing is copied first."""
-    follows = _NOTHING_FOLLOWS if is_empty(embed) else encode_json(embed, root="embed", limits=_INSIDE_BODY)
+    follows = _NOTHING_FOLLOWS
+    if not is_empty(embed):
+        follows = encode_json(msgspec.structs.asdict(embed), root="embed", limits=_INSIDE_BODY)
     body = b"[%b,%b,%b]" % (
         encode_json(args, root="args", limits=_INSIDE_BODY),
         encode_json(kwargs, root="kwargs", limits=_INSIDE_BODY),
@@ -123,9 +128,7 @@ def encode_body(args: list[Any], kwargs: dict[str, Any], embed: Embed) -> bytes:
 
 
 def is_empty(embed: Embed) -> bool:
-    return (
-        embed.callbacks is None and embed.errbacks is None and embed.chain is None and embed.chord is None
-    )
+    return embed.callbacks is None and embed.errbacks is None and embed.chain is None and embed.chord is None
 
 
 def completed(headers: TaskHeaders, args: list[Any], kwargs: dict[str, Any]) -> TaskHeaders:
@@ -157,5 +160,5 @@ def _read_leniently(data: bytes) -> TaskHeaders:
         return msgspec.convert(stated, TaskHeaders)
     except msgspec.ValidationError as error:
         where = re.search(r"`\$\.(\w+)", str(error))
-        offending = f"header {where[1]!r} is {stated.get(where[1])!r:.100}: " if where else ""
+        offending = f"header {where[1]!r} is {brief(stated.get(where[1]))}: " if where else ""
         raise BadMessage(f"{offending}{error}") from error

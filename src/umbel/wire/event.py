@@ -5,6 +5,7 @@ from typing import Any
 
 from umbel.errors import BadMessage, TooLarge
 from umbel.wire.limits import DEFAULT_LIMITS, Limits
+from umbel.wire.show import brief
 from umbel.wire.values import decode_json, encode_json
 
 EXCHANGE = "celeryev"
@@ -43,5 +44,5 @@ def decode_events(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> list[dict[
         raise TooLarge(f"a message of {len(events)} events; the limit is {EVENTS_MAX}")
     for event in events:
         if not isinstance(event, dict) or not isinstance(event.get("type"), str):
-            raise BadMessage(f"not an event with a type: {event!r:.100}")
+            raise BadMessage(f"not an event with a type: {brief(event)}")
     return events

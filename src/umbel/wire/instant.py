@@ -9,6 +9,7 @@ off by that zone; aware times, Celery's default, are always right.
 from datetime import UTC, datetime
 
 from umbel.errors import BadMessage, BadValue
+from umbel.wire.show import brief
 
 
 def parse_instant(text: str) -> float:
@@ -16,7 +17,7 @@ def parse_instant(text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
     except (ValueError, TypeError) as error:
-        raise BadMessage(f"not an ISO 8601 time: {text!r:.100}") from error
+        raise BadMessage(f"not an ISO 8601 time: {brief(text)}") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return moment.timestamp()

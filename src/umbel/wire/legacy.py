@@ -17,6 +17,7 @@ from umbel.wire.call import Embed, TaskHeaders, completed, encode_body, encode_h
 from umbel.wire.compression import decompress
 from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size
 from umbel.wire.message import JSON_CONTENT, Message
+from umbel.wire.show import brief
 from umbel.wire.signature import check_signature
 from umbel.wire.values import decode_json
 
@@ -43,8 +44,8 @@ def to_v2(message: Message) -> Message:
 def read_body_map(body: dict[str, Any]) -> tuple[list[Any], dict[str, Any], Embed]:
     """Read the parts of a call from a v1 or hybrid body."""
     args, kwargs = body.get("args"), body.get("kwargs")
-    if not isinstance(args, list | tuple | None):
-        raise BadMessage(f"the args of the call must be a list, not {args!r:.100}")
+    if not (args is None or isinstance(args, (list, tuple))):
+        raise BadMessage(f"the args of the call must be a list, not {brief(args)}")
     return list(args or ()), check_kwargs(kwargs), read_embed(body)
 
 
@@ -52,16 +53,16 @@ def check_kwargs(kwargs: object) -> dict[str, Any]:
     if kwargs is None:
         return {}
     if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
-        raise BadMessage(f"the kwargs of the call must be a map of names, not {kwargs!r:.100}")
+        raise BadMessage(f"the kwargs of the call must be a map of names, not {brief(kwargs)}")
     return kwargs
 
 
 def read_embed(found: object) -> Embed:
     """Check the follow-ups of a call; `{}` and null mean that there are none."""
-    if not found:
+    if not found or found == _NOTHING_FOLLOWS:
         return Embed()
     if not isinstance(found, dict):
-        raise BadMessage(f"the embed of the call must be a map, not {found!r:.100}")
+        raise BadMessage(f"the embed of the call must be a map, not {brief(found)}")
     chord = found.get("chord")
     return Embed(
         callbacks=_signatures("callbacks", found),
@@ -71,12 +72,15 @@ def read_embed(found: object) -> Embed:
     )
 
 
+_NOTHING_FOLLOWS = msgspec.structs.asdict(Embed())
+
+
 def _signatures(name: str, found: dict[str, Any]) -> Any:
     signatures = found.get(name)
     if signatures is None:
         return None
-    if not isinstance(signatures, list | tuple):
-        raise BadMessage(f"{name} of the call must be a list, not {signatures!r:.100}")
+    if not isinstance(signatures, (list, tuple)):
+        raise BadMessage(f"{name} of the call must be a list, not {brief(signatures)}")
     return [check_signature(signature) for signature in signatures]
 
 
@@ -106,7 +110,7 @@ def body_bytes(message: Message, compression: object, limits: Limits) -> bytes:
     if not compression:
         return message.body
     if not isinstance(compression, str):
-        raise BadMessage(f"header 'compression' is {compression!r:.100}")
+        raise BadMessage(f"header 'compression' is {brief(compression)}")
     return decompress(message.body, compression, limits=limits)
 
 
@@ -120,7 +124,7 @@ def _headers_from(body: dict[str, Any]) -> TaskHeaders:
     try:
         headers = msgspec.convert(stated, TaskHeaders)
     except msgspec.ValidationError as error:
-        raise BadMessage(f"neither v1 nor v2: {error} of the body {stated!r:.200}") from error
+        raise BadMessage(f"neither v1 nor v2: {error} of the body {brief(stated)}") from error
     if not headers.task or not headers.id:
         raise BadMessage(f"v1 body with an empty name or id: task {headers.task!r}, id {headers.id!r}")
     return headers

@@ -2,9 +2,8 @@
 
 msgspec writes a datetime as bare text, bytes as base64, NaN as null: no error, but not what a
 Celery peer reads back. So nothing goes to it before `is_plain` has seen that it is made of
-plain types only. That is quick, because the items of a container are judged by the set of their
-types. What is not plain is rewritten by `lower` into something that is, or refused with the
-path that leads to it.
+plain types only. What is not plain is rewritten by `Lowering` into something that is, or refused
+with the path that leads to it.
 
 Lowering forgets: a tuple, a set and a list arrive as lists, an enum as its value, a dataclass
 as a map. Who needs the very types back chooses pickle.
@@ -12,8 +11,9 @@ as a map. Who needs the very types back chooses pickle.
 
 import enum
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import fields, is_dataclass
+from itertools import chain
 from types import NoneType
 from typing import Any
 
@@ -21,54 +21,80 @@ import msgspec
 
 from umbel.errors import BadValue
 from umbel.wire.limits import Limits, too_deep, too_long_a_number
-from umbel.wire.typed import TYPE_KEY, VALUE_KEY, is_tagged, tag
+from umbel.wire.show import brief
+from umbel.wire.typed import TAGGED_TYPES, TYPE_KEY, VALUE_KEY, is_tagged, tag
 
 ATOMS = frozenset({str, int, bool, NoneType})
+PLAIN = ATOMS | {float, dict, list, tuple}
 SIGNED_64_MIN, UNSIGNED_64_MAX = -(2**63), 2**64 - 1
 BITS_PER_DIGIT = math.log2(10)
 
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """Where a value lies inside what is sent: `kwargs['x'][3]`. Made into text only for an error."""
-
-    step: str | tuple[object]
-    parent: "Path | None" = None
-
-    def __truediv__(self, key: object) -> "Path":
-        return Path((key,), self)
-
-    def __str__(self) -> str:
-        own = self.step if isinstance(self.step, str) else f"[{self.step[0]!r:.80}]"
-        return own if self.parent is None else f"{self.parent}{own}"
+Path = tuple[Any, object]
+"""Where a value lies inside what is sent: (path of its container, key). At the root: (None, name)."""
 
 
 def is_plain(value: object, levels: int) -> bool:
     """Whether the value is of plain types only, and nested at most that many levels deep.
 
-    Numbers too long and text that is no Unicode pass: the serializer itself refuses those.
+    It goes level by level and judges all items of a level by the set of their types, so that a
+    large value costs a few passes of C code. Numbers too long and text that is no Unicode pass:
+    the serializer itself refuses those.
     """
-    kind = type(value)
-    items: Iterable[object]
-    if kind is dict:
-        assert isinstance(value, dict)
-        if is_tagged(value) or (value and set(map(type, value)) != _TEXT_ONLY):
-            return False
-        items = value.values()
-    elif kind is list or kind is tuple:
-        assert isinstance(value, (list, tuple))
-        items = value
-    else:
-        return kind in ATOMS or (kind is float and math.isfinite(value))  # type: ignore[arg-type]
-    if levels <= 0:
-        return False
-    if set(map(type, items)) <= ATOMS:
+    if levels > 0 and _is_flat(value):
         return True
-    return all(type(item) in ATOMS or is_plain(item, levels - 1) for item in items)
+    items = [value]
+    for _ in range(levels + 1):
+        kinds = set(map(type, items))
+        if kinds <= ATOMS:
+            return True
+        if not kinds <= PLAIN:
+            return False
+        if float in kinds and not all(math.isfinite(item) for item in items if type(item) is float):
+            return False
+        containers = [item for item in items if type(item) not in _NOT_CONTAINERS]
+        if not containers:
+            return True
+        if dict in kinds and not _have_plain_keys([item for item in containers if type(item) is dict]):
+            return False
+        items = items_inside(containers)
+    return False
 
 
-@dataclass(frozen=True, slots=True)
-class Lowering:
+def _is_flat(value: object) -> bool:
+    """Whether this is a list or map of atoms, as the arguments of most calls are."""
+    if type(value) is list:
+        return _are_atoms(value)
+    if type(value) is dict:
+        return _are_atoms(value.values()) and _TEXT_ONLY.issuperset(map(type, value)) and not is_tagged(value)
+    return _are_atoms((value,))
+
+
+def _are_atoms(items: Collection[object]) -> bool:
+    kinds = set(map(type, items))
+    if kinds <= ATOMS:
+        return True
+    return kinds <= _NOT_CONTAINERS and all(math.isfinite(item) for item in items if type(item) is float)
+
+
+def items_inside(containers: list[Any]) -> list[Any]:
+    """Return the items of lists and the values of maps, one level down, as one list."""
+    lists = [item for item in containers if type(item) is not dict]
+    maps = [item for item in containers if type(item) is dict]
+    return [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, maps))]
+
+
+def _have_plain_keys(maps: list[dict[Any, Any]]) -> bool:
+    keys = set(chain.from_iterable(maps))
+    if TYPE_KEY in keys and any(map(is_tagged, maps)):
+        return False
+    return set(map(type, keys)) <= _TEXT_ONLY
+
+
+_TEXT_ONLY = frozenset({str})
+_NOT_CONTAINERS = ATOMS | {float}
+
+
+class Lowering(msgspec.Struct, frozen=True):
     """Rewrites values for one serializer. `tags`: it knows the typed maps, and only finite numbers.
 
     Without tags (msgpack) bytes and NaN are its own to write, and whole numbers end at 64 bits.
@@ -78,25 +104,38 @@ class Lowering:
     tags: bool
     limits: Limits
 
-    def lower(self, value: object, path: Path, levels: int) -> Any:
+    def lower(self, value: Any, path: Path, levels: int) -> Any:
+        kind = type(value)
+        if kind is str:
+            return value if value.isascii() else self._text(value, path)
+        if kind is int:
+            return value if SIGNED_64_MIN <= value <= UNSIGNED_64_MAX else self._whole_number(value, path)
+        if kind is bool or value is None:
+            return value
+        if kind is dict:
+            return self._map(value, path, levels)
+        if kind is list or kind is tuple:
+            return self._list(value, path, levels)
+        if kind in TAGGED_TYPES and self.tags:
+            return self._tag(value, path, levels)
+        return self._lower_rare(value, path, levels)
+
+    def _lower_rare(self, value: object, path: Path, levels: int) -> Any:
         match value:
-            case None | bool():
-                return value
+            case float():
+                return self._float(value, path)
             case enum.Enum():  # before the plain types that some enums are too
                 return self.lower(value.value, path, levels)
             case str():
                 return self._text(value, path)
             case int():
                 return self._whole_number(value, path)
-            case float():
-                return self._float(value, path)
             case bytes() if not self.tags:
-                return value
+                return bytes(value)
             case dict():
                 return self._map(value, path, levels)
             case list() | tuple() | set() | frozenset():
-                self._check_room(levels)
-                return [self.lower(item, path / index, levels - 1) for index, item in enumerate(value)]
+                return self._list(value, path, levels)
             case msgspec.Struct():
                 return self._map(_struct_fields(value), path, levels)
         if is_dataclass(value) and not isinstance(value, type):
@@ -104,80 +143,98 @@ class Lowering:
             return self._map(shallow, path, levels)
         return self._tag(value, path, levels)
 
-    def _check_room(self, levels: int) -> None:
+    def _check_room(self, path: Path, levels: int) -> None:
         if levels <= 0:
-            raise too_deep("the value", self.limits)
+            raise too_deep(_root(path), self.limits)
 
     def _text(self, value: str, path: Path) -> str:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise BadValue(f"{path}: {value!r:.100} is not Unicode text ({error.reason})") from error
+            raise BadValue(f"{show_path(path)}: {brief(value)} is not Unicode ({error.reason})") from error
         return str.__str__(value)  # of a subclass only the text goes
 
     def _whole_number(self, value: int, path: Path) -> int:
         number = int.__int__(value)
         if not self.tags and not SIGNED_64_MIN <= number <= UNSIGNED_64_MAX:
             raise BadValue(
-                f"{path}: {self.serializer} cannot carry a number of more than 64 bits; use serializer='json'"
+                f"{show_path(path)}: {self.serializer} cannot carry a number of more than 64 bits; "
+                "use serializer='json'"
             )
         # By bits first: counting the digits of a number is what takes so long.
-        digits = int(number.bit_length() / BITS_PER_DIGIT)
-        if digits >= self.limits.number_digits_max - 1 and abs(number) >= 10**self.limits.number_digits_max:
-            raise too_long_a_number(f"the number at {path}", digits, self.limits)
+        digits = int(number.bit_length() / BITS_PER_DIGIT) + 1
+        if digits >= self.limits.number_digits_max and abs(number) >= 10**self.limits.number_digits_max:
+            raise too_long_a_number(f"the number at {show_path(path)}", digits, self.limits)
         return number
 
     def _float(self, value: float, path: Path) -> float:
         number = float.__float__(value)
         if self.tags and not math.isfinite(number):
-            raise BadValue(f"{path}: {self.serializer} has no {number}; send None or text instead")
+            raise BadValue(f"{show_path(path)}: {self.serializer} has no {number}; send None or text instead")
         return number
 
+    def _list(self, value: Iterable[Any], path: Path, levels: int) -> list[Any]:
+        self._check_room(path, levels)
+        return [self.lower(item, (path, index), levels - 1) for index, item in enumerate(value)]
+
     def _map(self, value: dict[Any, Any], path: Path, levels: int) -> dict[str, Any]:
-        self._check_room(levels)
+        self._check_room(path, levels)
         if self.tags and is_tagged(value):
             raise BadValue(
-                f"{path}: a map of just {TYPE_KEY} and {VALUE_KEY} would be read as a typed value; "
-                "add another key"
+                f"{show_path(path)}: a map of just {TYPE_KEY} and {VALUE_KEY} would be read "
+                "as a typed value; add another key"
             )
         lowered = {
-            self._key(key, path): self.lower(item, path / key, levels - 1) for key, item in value.items()
+            self._key(key, path): self.lower(item, (path, key), levels - 1) for key, item in value.items()
         }
         if len(lowered) != len(value):
-            raise BadValue(f"{path}: two keys of the map become the same text, as 1 and '1' do")
+            raise BadValue(f"{show_path(path)}: two keys of the map become the same text, as 1 and '1' do")
         return lowered
 
     def _key(self, key: object, path: Path) -> str:
         """Return the text that Python's json makes of a key."""
         match key:
             case str():
-                return self._text(key, path / key)
+                return self._text(key, (path, key))
             case None:
                 return "null"
             case bool():
                 return "true" if key else "false"
             case int():
-                return str(self._whole_number(key, path / key))
+                return str(self._whole_number(key, (path, key)))
             case float() if math.isfinite(key):
                 return float.__repr__(key)
             case _:
-                raise BadValue(f"{path}: a key is {key!r:.80}, a {type(key)}; keys must be text or numbers")
+                raise BadValue(f"{show_path((path, key))}: a key must be text or a number, not a {type(key)}")
 
     def _tag(self, value: object, path: Path, levels: int) -> dict[str, Any]:
         tagged = tag(value) if self.tags else None
         if tagged is None:
             raise BadValue(
-                f"{path}: {self.serializer} cannot send a {type(value)}; "
+                f"{show_path(path)}: {self.serializer} cannot send a {type(value)}; "
                 "send plain values or choose serializer='pickle'"
             )
         content = tagged[VALUE_KEY]
-        self._check_room(levels - isinstance(content, dict))
+        self._check_room(path, levels - isinstance(content, dict))
         if tagged[TYPE_KEY] == "decimal" and len(content) > self.limits.number_digits_max:
-            raise too_long_a_number(f"the decimal at {path}", len(content), self.limits)
+            raise too_long_a_number(f"the decimal at {show_path(path)}", len(content), self.limits)
         return tagged
 
 
-_TEXT_ONLY = {str}
+def show_path(path: Path) -> str:
+    """Write a path as Python would: `kwargs['x'][3]`."""
+    steps = []
+    container, key = path
+    while container is not None:
+        steps.append(f"[{brief(key)}]")
+        container, key = container
+    return "".join([str(key), *reversed(steps)])
+
+
+def _root(path: Path) -> str:
+    while path[0] is not None:
+        path = path[0]
+    return str(path[1])
 
 
 def _struct_fields(value: msgspec.Struct) -> dict[str, Any]:

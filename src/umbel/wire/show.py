@@ -13,6 +13,7 @@ from umbel.wire.foreign import attempt
 TEXT_MAX = 1024
 LEVELS_MAX = 3
 CUT = "..."
+BRIEF_MAX = 100
 
 # Up to here a call is shown by one repr() of the whole.
 SMALL_ITEMS = 16
@@ -31,12 +32,22 @@ def show_value(value: object) -> str:
     return _show(value, (value,))
 
 
+def brief(value: object) -> str:
+    """A shorter text of a value, for the message of an error about it."""
+    return _shown_carefully(value, BRIEF_MAX)
+
+
 def _show(value: object, items: Collection[object]) -> str:
     if _are_small(items):
         text = attempt(repr, value, _nothing)
         if 0 < len(text) <= TEXT_MAX:
             return text
-    return _joined(_pieces(value, 1))
+    return _shown_carefully(value, TEXT_MAX)
+
+
+def _shown_carefully(value: object, text_max: int) -> str:
+    # Even a plain container can raise: when another thread changes it meanwhile.
+    return attempt(lambda value: _joined(_pieces(value, 1), text_max), value, lambda _: _type_of(value))
 
 
 def _are_small(items: Collection[object]) -> bool:
@@ -51,12 +62,12 @@ def _are_small(items: Collection[object]) -> bool:
     return True
 
 
-def _joined(pieces: Iterable[str]) -> str:
+def _joined(pieces: Iterable[str], text_max: int) -> str:
     text = ""
     for piece in pieces:
         text += piece
-        if len(text) > TEXT_MAX:
-            return text[:TEXT_MAX] + CUT
+        if len(text) > text_max:
+            return text[:text_max] + CUT
     return text
 
 
@@ -109,11 +120,12 @@ def _pair(key: object, value: object, level: int) -> Iterator[str]:
 
 
 def _own_repr(value: object) -> str:
-    def unprintable(error: Exception) -> str:
-        return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
-
-    text = attempt(_repr, value, unprintable)
+    text = attempt(_repr, value, lambda _: _type_of(value))
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _type_of(value: object) -> str:
+    return f"<{type(value).__name__} that has no repr>"
 
 
 _repr: Callable[[object], str] = repr

@@ -3,6 +3,7 @@
 from typing import Any, TypedDict
 
 from umbel.errors import BadMessage
+from umbel.wire.show import brief
 
 
 class SignatureMap(TypedDict):
@@ -20,10 +21,10 @@ def check_signature(value: object) -> SignatureMap:
     Keys that we do not know are kept: the map may be passed on to a node that does.
     """
     if not isinstance(value, dict):
-        raise BadMessage(f"a signature must be a map, not {value!r:.100}")
+        raise BadMessage(f"a signature must be a map, not {brief(value)}")
     task = value.get("task")
     if not isinstance(task, str) or not task:
-        raise BadMessage(f"a signature must name its task, not {task!r:.100}")
+        raise BadMessage(f"a signature must name its task, not {brief(task)}")
     checked = {key: _checked(task, key, value) for key in _EMPTY}
     return {**value, "task": task, **checked}  # type: ignore[typeddict-item]
 
@@ -43,7 +44,7 @@ def _checked(task: str, key: str, signature: dict[Any, Any]) -> Any:
     if found is None:
         found = empty
     elif not isinstance(found, kinds):
-        raise BadMessage(f"the signature of {task!r} has {key} {found!r:.100}")
+        raise BadMessage(f"the signature of {task!r} has {key} {brief(found)}")
     if key == "args":
         return list(found)
     if key in ("kwargs", "options"):

@@ -27,7 +27,7 @@ from umbel.wire.instant import format_instant, parse_instant
 from umbel.wire.legacy import body_bytes, check_kwargs, read_body_map, read_embed, to_v2
 from umbel.wire.limits import DEFAULT_LIMITS, Limits
 from umbel.wire.message import JSON_CONTENT, Message
-from umbel.wire.show import show_args, show_kwargs, show_value
+from umbel.wire.show import brief, show_args, show_kwargs, show_value
 from umbel.wire.signature import SignatureMap, check_signature
 from umbel.wire.values import SERIALIZERS, Serializer, accepted_serializer, decode_json_as
 
@@ -102,14 +102,16 @@ def _read_body(form: Serializer, data: bytes, limits: Limits) -> tuple[list[Any]
         found = form.decode(data, limits)
     if isinstance(found, dict):
         return read_body_map(found)
-    if not isinstance(found, list | tuple) or len(found) != 3:
-        raise BadMessage(f"the body must be [args, kwargs, embed], not {found!r:.100}")
+    if not isinstance(found, (list, tuple)) or len(found) != 3:
+        raise BadMessage(f"the body must be [args, kwargs, embed], not {brief(found)}")
     args, kwargs, embed = found
-    if not isinstance(args, list | tuple):
-        raise BadMessage(f"the args of the call must be a list, not {args!r:.100}")
+    if not isinstance(args, (list, tuple)):
+        raise BadMessage(f"the args of the call must be a list, not {brief(args)}")
     return list(args), check_kwargs(kwargs), read_embed(embed)
 
 
 def _extra(data: bytes) -> dict[str, Any]:
     found = read_header_map(data)
+    if found.keys() <= HEADER_NAMES:
+        return {}
     return {name: value for name, value in found.items() if name not in HEADER_NAMES}

@@ -15,6 +15,7 @@ from typing import Any
 
 from umbel.errors import BadMessage
 from umbel.wire.limits import Limits, too_long_a_number
+from umbel.wire.show import brief
 
 TYPE_KEY = "__type__"
 VALUE_KEY = "__value__"
@@ -22,21 +23,13 @@ VALUE_KEY = "__value__"
 
 def tag(value: object) -> dict[str, Any] | None:
     """Return the map that stands for the value, or None when this is not a type we tag."""
-    match value:
-        case datetime.datetime():  # before date, which it is too
-            return _tagged("datetime", value.isoformat())
-        case datetime.date():
-            return _tagged("date", value.isoformat())
-        case datetime.time():
-            return _tagged("time", value.isoformat())
-        case Decimal():
-            return _tagged("decimal", str(value))
-        case uuid.UUID():
-            return _tagged("uuid", {"hex": value.hex})
-        case bytes():
-            return _tag_bytes(value)
-        case _:
-            return None
+    writer = _WRITERS.get(type(value))
+    if writer is not None:
+        return writer(value)
+    for kind, writer in _WRITERS.items():
+        if isinstance(value, kind):
+            return writer(value)
+    return None
 
 
 def is_tagged(value: dict[str, Any]) -> bool:
@@ -62,15 +55,43 @@ def restore(tree: Any, limits: Limits) -> Any:
     return tree
 
 
-def _tagged(name: str, content: object) -> dict[str, Any]:
-    return {TYPE_KEY: name, VALUE_KEY: content}
+def _write_moment(value: datetime.datetime) -> dict[str, Any]:
+    return {TYPE_KEY: "datetime", VALUE_KEY: value.isoformat()}
 
 
-def _tag_bytes(value: bytes) -> dict[str, Any]:
+def _write_date(value: datetime.date) -> dict[str, Any]:
+    return {TYPE_KEY: "date", VALUE_KEY: value.isoformat()}
+
+
+def _write_time(value: datetime.time) -> dict[str, Any]:
+    return {TYPE_KEY: "time", VALUE_KEY: value.isoformat()}
+
+
+def _write_decimal(value: Decimal) -> dict[str, Any]:
+    return {TYPE_KEY: "decimal", VALUE_KEY: str(value)}
+
+
+def _write_uuid(value: uuid.UUID) -> dict[str, Any]:
+    return {TYPE_KEY: "uuid", VALUE_KEY: {"hex": value.hex}}
+
+
+def _write_bytes(value: bytes) -> dict[str, Any]:
     try:
-        return _tagged("bytes", value.decode("utf-8"))
+        return {TYPE_KEY: "bytes", VALUE_KEY: value.decode("utf-8")}
     except UnicodeDecodeError:
-        return _tagged("base64", base64.b64encode(value).decode("ascii"))
+        return {TYPE_KEY: "base64", VALUE_KEY: base64.b64encode(value).decode("ascii")}
+
+
+_WRITERS: dict[type, Callable[[Any], dict[str, Any]]] = {
+    datetime.datetime: _write_moment,  # before date, which it is too
+    datetime.date: _write_date,
+    datetime.time: _write_time,
+    Decimal: _write_decimal,
+    uuid.UUID: _write_uuid,
+    bytes: _write_bytes,
+}
+
+TAGGED_TYPES = frozenset(_WRITERS)
 
 
 def _untag(name: object, content: Any, limits: Limits) -> Any:
@@ -83,7 +104,7 @@ def _untag(name: object, content: Any, limits: Limits) -> Any:
         return reader(content)
     # Decimal's own error is an ArithmeticError, and a content of the wrong type shows as one of the others.
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-        raise BadMessage(f"not a {name}: {content!r:.100} ({error})") from error
+        raise BadMessage(f"not a {name}: {brief(content)} ({error})") from error
 
 
 def _read_bytes(content: str) -> bytes:

@@ -20,7 +20,7 @@ from umbel.errors import BadMessage, BadValue
 from umbel.wire.foreign import attempt
 from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size, too_deep, too_long_a_number
 from umbel.wire.message import JSON_CONTENT
-from umbel.wire.plain import Lowering, Path, is_plain
+from umbel.wire.plain import Lowering, is_plain, items_inside
 from umbel.wire.typed import restore
 
 __all__ = [
@@ -65,16 +65,20 @@ def decode_json_as(
     """
     check_size(what, len(data), limits)
     try:
-        if not _needs_care(data, limits):
+        has_types, needs_check = _may_have_types(data), _needs_check(data, limits)
+        if not (has_types or needs_check):
             return decoder.decode(data)
         tree = _ANY.decode(data)
-        _check_tree(tree, what, limits)
-        tree = restore(tree, limits)
+        if needs_check:
+            _check_tree(tree, what, limits)
+        if has_types:
+            tree = restore(tree, limits)
         return tree if decoder is _ANY else msgspec.convert(tree, decoder.type)
     except RecursionError as error:
         raise too_deep(what, limits) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if run := re.search(rb"[0-9]{%d,}" % (limits.number_digits_max + 1), data):
+        run = re.search(rb"[0-9]{%d,}" % (limits.number_digits_max + 1), data)
+        if run and "out of range" in str(error):
             raise too_long_a_number(f"a number in {what}", len(run[0]), limits) from error
         raise BadMessage(f"{what} cannot be decoded: {error}; it begins {data[:60]!r}") from error
 
@@ -103,6 +107,7 @@ def accepted_serializer(content_type: str, accept: Collection[str]) -> Serialize
     raise BadMessage(f"content type {content_type!r} is unknown; accept_content can list {known}")
 
 
+_CONTAINERS = frozenset({dict, list})
 _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _to_json = msgspec.json.Encoder().encode
 _MSGPACK: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
@@ -110,30 +115,36 @@ _to_msgpack = msgspec.msgpack.Encoder().encode
 
 
 def _lower_for_json(value: object, root: str, limits: Limits) -> Any:
-    return Lowering("json", tags=True, limits=limits).lower(value, Path(root), limits.depth_max)
+    return Lowering("json", tags=True, limits=limits).lower(value, (None, root), limits.depth_max)
 
 
-def _needs_care(data: bytes, limits: Limits) -> bool:
-    return (
-        b"__type__" in data
-        or b"\\u00" in data  # the same key, written with escapes
-        or data.count(b"[") + data.count(b"{") > limits.depth_max
-        or limits.number_digits_max < DEFAULT_LIMITS.number_digits_max
-    )
+def _may_have_types(data: bytes) -> bool:
+    # The second is how a sender might hide the same key.
+    return b"__type__" in data or (b"\\" in data and b"\\u00" in data)
+
+
+def _needs_check(data: bytes, limits: Limits) -> bool:
+    if limits is not DEFAULT_LIMITS and _restricts_numbers(limits):
+        return True
+    levels = limits.depth_max
+    return len(data) > 2 * levels and data.count(b"[") + data.count(b"{") > levels
 
 
 def _check_tree(tree: Any, what: str, limits: Limits) -> None:
     """Check depth and numbers, level by level, so that the check itself needs no stack."""
-    numbers_are_checked = limits.number_digits_max >= DEFAULT_LIMITS.number_digits_max  # by msgspec
-    level: list[Any] = [[tree]]
+    items = [tree]
     for _ in range(limits.depth_max + 1):
-        items = [item for node in level for item in (node.values() if type(node) is dict else node)]
-        if not numbers_are_checked:
+        if _restricts_numbers(limits):
             _check_numbers(items, what, limits)
-        level = [item for item in items if type(item) is list or type(item) is dict]
-        if not level:
+        if _CONTAINERS.isdisjoint(map(type, items)):
             return
+        items = items_inside([item for item in items if type(item) in _CONTAINERS])
     raise too_deep(what, limits)
+
+
+def _restricts_numbers(limits: Limits) -> bool:
+    # Up to its own limit msgspec leaves it to us; beyond, it refuses by itself.
+    return limits.number_digits_max < DEFAULT_LIMITS.number_digits_max
 
 
 def _check_numbers(items: list[Any], what: str, limits: Limits) -> None:
@@ -146,7 +157,7 @@ def _check_numbers(items: list[Any], what: str, limits: Limits) -> None:
 def _encode_msgpack(value: object, root: str) -> bytes:
     limits = DEFAULT_LIMITS
     lowering = Lowering("msgpack", tags=False, limits=limits)
-    data = _to_msgpack(lowering.lower(value, Path(root), limits.depth_max))
+    data = _to_msgpack(lowering.lower(value, (None, root), limits.depth_max))
     check_size(root, len(data), limits)
     return data
 
