@@ -1,0 +1,17 @@
+"""Registry: from an address to the result store behind it."""
+
+from umbel.backends.interface import Backend
+from umbel.brokers.interface import BrokerSettings
+from umbel.errors import BadURL
+
+SCHEMES = ("sqlite",)
+
+
+def open_backend(url: str, settings: BrokerSettings) -> Backend:
+    """`settings` are the broker's; the address of the results takes the place of the broker's."""
+    scheme, colon, _ = url.partition(":")
+    if not colon or scheme not in SCHEMES:
+        raise BadURL(url, f"no backend has the scheme {scheme!r}; schemes known here: {', '.join(SCHEMES)}")
+    from umbel.backends.sqlite import SqliteBackend
+
+    return SqliteBackend(url, settings)

@@ -1,0 +1,97 @@
+"""SqliteBackend: results in the embedded broker's file, and waiting for them without polling.
+
+A waiter registers its socket for the task ids, looks, and sleeps until it is poked. A result
+that is settled by a worker pokes in the same step, so `get()` returns as soon as it can.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.sqlite.location import path_from_url
+from umbel.brokers.sqlite.results import FINAL
+from umbel.brokers.sqlite.store import Store
+from umbel.brokers.sqlite.wakeup import AsyncBell, Bell
+from umbel.errors import BadURL
+from umbel.wire.message import StoredResult
+
+
+class SqliteBackend:
+    def __init__(self, url: str, settings: BrokerSettings) -> None:
+        self._url = url
+        self._store = Store(replace(settings, url=url))
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def shares_settle(self, broker_url: str) -> bool:
+        try:
+            return path_from_url(broker_url) == self._store.database.path
+        except BadURL:
+            return False
+
+    def store(self, results: Sequence[StoredResult]) -> None:
+        self._store.store_results(results)
+
+    def read(self, task_ids: Iterable[str]) -> Mapping[str, StoredResult]:
+        return self._store.read_results(task_ids)
+
+    def wait(self, task_ids: Iterable[str], timeout_s: float | None) -> Mapping[str, StoredResult]:
+        """Block until one of the tasks has a final state, or the time-out; those that have one."""
+        wanted = list(task_ids)
+        found = self._final(wanted)
+        if found or not wanted:
+            return found
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        bell = Bell()
+        try:
+            with self._watched(wanted, bell.address):
+                while not (found := self._final(wanted)) and time.monotonic() < deadline:
+                    bell.wait(deadline - time.monotonic())
+        finally:
+            bell.close()
+        return found
+
+    async def wait_async(
+        self, task_ids: Iterable[str], timeout_s: float | None
+    ) -> Mapping[str, StoredResult]:
+        """As `wait`, on the event loop. Reads are short, so they need no thread."""
+        wanted = list(task_ids)
+        found = self._final(wanted)
+        if found or not wanted:
+            return found
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        bell = AsyncBell()
+        try:
+            with self._watched(wanted, bell.address):
+                while True:
+                    rings = bell.rings
+                    if (found := self._final(wanted)) or time.monotonic() >= deadline:
+                        return found
+                    await bell.wait(rings, deadline - time.monotonic())
+        finally:
+            bell.close()
+
+    def forget(self, task_ids: Iterable[str]) -> None:
+        self._store.forget_results(task_ids)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _final(self, task_ids: Sequence[str]) -> dict[str, StoredResult]:
+        found = self._store.read_results(task_ids)
+        return {task_id: result for task_id, result in found.items() if result.status in FINAL}
+
+    @contextmanager
+    def _watched(self, task_ids: Sequence[str], address: bytes | None) -> Iterator[None]:
+        if address is None:
+            yield
+            return
+        self._store.watch_results(task_ids, address)
+        try:
+            yield
+        finally:
+            self._store.unregister(address)

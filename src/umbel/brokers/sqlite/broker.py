@@ -1,0 +1,178 @@
+"""SqliteBroker: the embedded broker on asyncio, a thin shell around the store in its thread."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from umbel.brokers.interface import (
+    DEAD_LETTER_PEEK_MAX,
+    Broadcast,
+    BrokerSettings,
+    Capabilities,
+    Claim,
+    DeadLetter,
+    Delivery,
+    Depth,
+    LoggedEvent,
+    Return,
+    Settled,
+    Subscription,
+    Verdict,
+)
+from umbel.brokers.sqlite.cluster_store import ClusterStore
+from umbel.brokers.sqlite.coordination_client import SqliteCoordination
+from umbel.brokers.sqlite.store import Store
+from umbel.brokers.sqlite.subscription import SqliteSubscription
+from umbel.brokers.sqlite.thread import StoreThread
+from umbel.brokers.sqlite.wakeup import AsyncBell
+from umbel.wire.message import Outgoing
+
+CAPABILITIES = Capabilities(
+    transport="sqlite",
+    atomic_settle=True,
+    stores_results=True,
+    fanout=True,
+    leases=True,
+    delayed=True,
+    event_log=True,
+    priorities="0 first",
+)
+WORK_S = 10.0  # the most that one operation may take once it has the database
+KEEP_ALIVES_PER_LEASE = 3
+
+
+class SqliteBroker:
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._store = Store(settings)
+        self._cluster = ClusterStore(self._store)
+        # It may wait for its turn in this process, then for the lock between processes.
+        timeout_s = 2 * settings.connect_timeout_s + WORK_S
+        self._thread = StoreThread(f"the database {self._store.database.path}", timeout_s=timeout_s)
+        self._coordination = SqliteCoordination(self._thread, self._cluster)
+        self._messages_bell: AsyncBell | None = None
+        self._topics_bell: AsyncBell | None = None
+
+    @property
+    def url(self) -> str:
+        return self._settings.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    @property
+    def coordination(self) -> SqliteCoordination:
+        return self._coordination
+
+    async def open(self) -> None:
+        await self._thread.call(self._store.open)
+        self._messages_bell, self._topics_bell = AsyncBell(), AsyncBell()
+
+    async def close(self) -> None:
+        for bell in (self._messages_bell, self._topics_bell):
+            if bell is not None:
+                bell.close()
+        addresses = [bell.address for bell in (self._messages_bell, self._topics_bell) if bell is not None]
+        self._messages_bell = self._topics_bell = None
+        try:
+            await self._thread.call(self._store.leave, addresses)
+        finally:
+            self._thread.stop()
+
+    async def publish(self, batch: Sequence[Outgoing]) -> None:
+        await self._thread.call(self._store.publish, batch)
+
+    async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
+        return await self._thread.call_or(
+            self._give_back, self._store.claim, owner, queues, limit, revoked_after
+        )
+
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float) -> None:
+        bell = self._messages_bell
+        assert bell is not None, "the broker is open"
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            rings = bell.rings
+            due_s = await self._thread.call(self._store.watch_queues, queues, bell.address)
+            left_s = deadline - loop.time()
+            if due_s == 0.0 or left_s <= 0.0:
+                return
+            await bell.wait(rings, left_s if due_s is None else min(left_s, due_s))
+
+    async def renew(self, owner: str) -> bool:
+        return await self._thread.call(self._store.renew, owner)
+
+    async def return_lost(self) -> int:
+        return await self._thread.call(self._store.return_lost)
+
+    async def forget_owner(self, owner: str) -> int:
+        return await self._thread.call(self._store.forget_owner, owner)
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
+        return await self._thread.call(self._store.settle, verdicts)
+
+    async def queues(self) -> Mapping[str, Depth]:
+        return await self._thread.call(self._store.depths)
+
+    async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
+        return await self._thread.call(self._store.peek, queue, limit)
+
+    async def purge(self, queue: str) -> int:
+        return await self._thread.call(self._store.purge, queue)
+
+    async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
+        return await self._thread.call(self._store.dead_letters, limit)
+
+    async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
+        return await self._thread.call(self._store.requeue_dead, letter_ids)
+
+    async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
+        await self._thread.call(self._cluster.broadcast, batch, ttl_s)
+
+    @asynccontextmanager
+    async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:
+        assert self._topics_bell is not None, "the broker is open"
+        subscription = SqliteSubscription(
+            self._thread,
+            self._cluster,
+            self._topics_bell,
+            exchange,
+            patterns,
+            keep_alive_s=self._settings.lease_s / KEEP_ALIVES_PER_LEASE,
+        )
+        await subscription.enter()
+        try:
+            yield subscription
+        finally:
+            await subscription.leave()
+
+    async def register_recorder(self, name: str) -> int:
+        return await self._thread.call(self._cluster.register_recorder, name)
+
+    async def forget_recorder(self, name: str) -> None:
+        await self._thread.call(self._cluster.forget_recorder, name)
+
+    async def recorders(self) -> Sequence[str]:
+        return await self._thread.call(self._cluster.recorders)
+
+    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+        return await self._thread.call(self._cluster.log_events, events)
+
+    async def read_events(self, name: str, limit: int) -> Sequence[LoggedEvent]:
+        return await self._thread.call(self._cluster.read_events, name, limit)
+
+    async def acknowledge_events(self, name: str, offset: int) -> None:
+        await self._thread.call(self._cluster.acknowledge_events, name, offset)
+
+    async def lost_events(self) -> int:
+        return await self._thread.call(self._cluster.lost_events)
+
+    async def sweep(self) -> None:
+        await self._thread.call(self._cluster.sweep)
+
+    def _give_back(self, claim: Claim) -> None:
+        """The claimer was cancelled while its claim was made: it will never settle these."""
+        if claim.deliveries:
+            self._store.settle([Return(delivery.tag) for delivery in claim.deliveries])

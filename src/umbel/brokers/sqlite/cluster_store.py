@@ -1,0 +1,231 @@
+"""ClusterStore: the store's operations on what workers share beside messages.
+
+Broadcasts, the event log, elections and leases, the clock mark, and the sweep that ends what is
+past its retention. Like `store.py`: synchronous, and each operation is one transaction.
+"""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from umbel.brokers.interface import Broadcast, LoggedEvent
+from umbel.brokers.sqlite import coordination, event_log, fanout, messages, results, revokes, waiters
+from umbel.brokers.sqlite.store import Store
+from umbel.protocol import coordination as rules
+from umbel.protocol.coordination import (
+    ElectionRecord,
+    ElectionReply,
+    ElectionRequest,
+    LeaseRecord,
+    LeaseReply,
+)
+from umbel.wire.message import Outgoing
+
+SWEEP_ROWS_MAX = 5000  # in one transaction: others wait meanwhile
+
+
+class ClusterStore:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._database = store.database
+        self._clock = store.clock
+        self._settings = store.settings
+
+    # -- fan-out ---------------------------------------------------------------------------------
+
+    def broadcast(self, batch: Sequence[Broadcast], ttl_s: float) -> None:
+        now = self._clock.now()
+        with self._database.read() as db:
+            heard = fanout.heard(db, batch, now.boot_s)
+        if not heard:
+            return
+        with self._database.write() as db:
+            fanout.send(db, heard, now.wall_s, ttl_s)
+            awake = waiters.addresses(db, {waiters.topic(broadcast.exchange) for broadcast in heard})
+        self._store.poke(awake)
+
+    def subscribe(self, exchange: str, address: bytes | None) -> tuple[int, int]:
+        with self._database.write() as db:
+            if address is not None:
+                waiters.register(db, [waiters.topic(exchange)], address)
+            return fanout.subscribe(db, exchange, self._clock.now().boot_s + self._settings.lease_s)
+
+    def prolong(self, number: int, exchange: str, address: bytes | None) -> None:
+        with self._database.write() as db:
+            if address is not None:
+                waiters.register(db, [waiters.topic(exchange)], address)
+            fanout.prolong(db, number, exchange, self._clock.now().boot_s + self._settings.lease_s)
+
+    def unsubscribe(self, number: int) -> None:
+        with self._database.write() as db:
+            fanout.unsubscribe(db, number)
+
+    def heard_since(self, exchange: str, after: int, limit: int) -> tuple[Sequence[Broadcast], int]:
+        with self._database.read() as db:
+            return fanout.read(db, exchange, after, limit, self._clock.now().wall_s)
+
+    # -- the event log ---------------------------------------------------------------------------
+
+    def register_recorder(self, name: str) -> int:
+        with self._database.write() as db:
+            return event_log.register(db, name)
+
+    def forget_recorder(self, name: str) -> None:
+        with self._database.write() as db:
+            event_log.forget(db, name)
+
+    def recorders(self) -> Sequence[str]:
+        with self._database.read() as db:
+            return event_log.recorders(db)
+
+    def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+        if not events or not self.recorders():
+            return 0
+        with self._database.write() as db:
+            if not event_log.recorders(db):
+                return 0
+            event_log.append(db, events, self._settings.event_log_max, self._clock.now().wall_s)
+        return len(events)
+
+    def read_events(self, name: str, limit: int) -> Sequence[LoggedEvent]:
+        with self._database.read() as db:
+            return event_log.read(db, name, limit)
+
+    def acknowledge_events(self, name: str, offset: int) -> None:
+        with self._database.write() as db:
+            event_log.acknowledge(db, name, offset)
+
+    def lost_events(self) -> int:
+        with self._database.read() as db:
+            return event_log.lost(db)
+
+    # -- elections -------------------------------------------------------------------------------
+
+    def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord:
+        with self._database.write(durable=True) as db:
+            record = rules.open_election(coordination.election(db, key), request, self._clock.now())
+            coordination.put_election(db, key, record)
+        return record
+
+    def claim_election(self, key: str, holder: str, request: ElectionRequest, ttl_s: float) -> ElectionReply:
+        with self._database.write(durable=True) as db:
+            record, reply = rules.claim_election(
+                coordination.election(db, key),
+                holder,
+                request,
+                ttl_s=ttl_s,
+                now=self._clock.now(),
+                store=coordination.facts(db),
+            )
+            if record is not None:
+                coordination.put_election(db, key, record)
+                coordination.note_term(db, record.term)
+        return reply
+
+    def start_election(self, key: str, holder: str, term: int) -> bool:
+        return self._change_election(
+            key, lambda record: rules.start_election(record, holder, term, self._clock.now())
+        )
+
+    def renew_election(self, key: str, holder: str, term: int) -> bool:
+        return self._change_election(
+            key, lambda record: rules.renew_election(record, holder, term, self._clock.now())
+        )
+
+    def finish_election(self, key: str, holder: str, term: int, outcome: str) -> bool:
+        return self._change_election(
+            key, lambda record: rules.finish_election(record, holder, term, outcome, self._clock.now())
+        )
+
+    def read_election(self, key: str) -> ElectionRecord | None:
+        with self._database.read() as db:
+            return coordination.election(db, key)
+
+    def unfinished_elections(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]:
+        with self._database.read() as db:
+            return coordination.unfinished(db, limit, self._clock.now())
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    def acquire_lease(self, name: str, holder: str, ttl_s: float) -> LeaseReply:
+        with self._database.write() as db:
+            record, reply = rules.acquire_lease(
+                coordination.lease(db, name),
+                holder,
+                ttl_s=ttl_s,
+                now=self._clock.now(),
+                last_term=coordination.facts(db).last_term,
+            )
+            coordination.put_lease(db, name, record)
+            coordination.note_term(db, record.term)
+        return reply
+
+    def renew_lease(self, name: str, holder: str, term: int, ttl_s: float) -> bool:
+        return self._change_lease(
+            name, lambda record: rules.renew_lease(record, holder, term, ttl_s=ttl_s, now=self._clock.now())
+        )
+
+    def release_lease(self, name: str, holder: str, term: int) -> bool:
+        return self._change_lease(
+            name, lambda record: rules.release_lease(record, holder, term, self._clock.now())
+        )
+
+    def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool:
+        return self._change_lease(
+            name, lambda record: rules.update_lease(record, holder, term, data, self._clock.now())
+        )
+
+    def read_lease(self, name: str) -> LeaseReply:
+        with self._database.read() as db:
+            return rules.read_lease(coordination.lease(db, name), self._clock.now())
+
+    def fenced_publish(self, name: str, holder: str, term: int, batch: Sequence[Outgoing]) -> bool:
+        with self._database.write(durable=True) as db:
+            now = self._clock.now()
+            if not rules.holds_lease(coordination.lease(db, name), holder, term, now):
+                return False
+            queues = messages.insert(db, batch, now.wall_s)
+            awake = waiters.addresses(db, map(waiters.queue, queues))
+        self._store.poke(awake)
+        return True
+
+    def raise_clock(self, value: int) -> int:
+        with self._database.write() as db:
+            return coordination.raise_clock(db, value)
+
+    # -- retention -------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        now = self._clock.now()
+        older_than = now.wall_s - self._settings.event_log_retention_s
+        self._repeat(lambda db: results.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
+        self._repeat(lambda db: event_log.sweep(db, older_than, SWEEP_ROWS_MAX))
+        self._repeat(lambda db: coordination.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
+        self._repeat(lambda db: fanout.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
+        self._repeat(lambda db: revokes.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
+        with self._database.write() as db:
+            fanout.sweep_subscriptions(db, now.boot_s)
+            everyone = waiters.addresses(db)
+        self._store.poke(everyone)  # those who are gone are forgotten
+
+    def _repeat(self, sweep: Callable[[sqlite3.Connection], int]) -> None:
+        while True:
+            with self._database.write() as db:
+                swept = sweep(db)
+            if swept < SWEEP_ROWS_MAX:
+                return
+
+    def _change_election(
+        self, key: str, decide: Callable[[ElectionRecord | None], ElectionRecord | None]
+    ) -> bool:
+        with self._database.write(durable=True) as db:
+            record = decide(coordination.election(db, key))
+            if record is not None:
+                coordination.put_election(db, key, record)
+        return record is not None
+
+    def _change_lease(self, name: str, decide: Callable[[LeaseRecord | None], LeaseRecord | None]) -> bool:
+        with self._database.write() as db:
+            record = decide(coordination.lease(db, name))
+            if record is not None:
+                coordination.put_lease(db, name, record)
+        return record is not None

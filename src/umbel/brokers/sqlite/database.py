@@ -1,0 +1,264 @@
+"""Database: one connection to the file, its transactions, its errors, and what a fork does to it.
+
+A write is one transaction from BEGIN IMMEDIATE to COMMIT; whatever goes wrong in between is
+rolled back, and the connection can be used again. What SQLite reports becomes one clear error.
+
+`synchronous=NORMAL`: a commit reaches the kernel at once and the disk at the next checkpoint. No
+process's death can undo it; a power cut may undo the last ones, each as a whole. For claims and
+verdicts that is right: ack, result and follow-up messages are one transaction, so an undone
+verdict is work that repeats, never work that is lost. What must outlast a power cut when the
+call returns (a published message) is committed `durable`: the write-ahead log is flushed after
+the commit, when others may write again, so that the lock is never held for the disk's sake.
+
+Forks. SQLite keeps one note per process and file of the locks it holds, and POSIX gives none of
+them to a child: a connection that the child opens beside an inherited one believes in locks that
+nobody holds, and what it commits can vanish with the log. So every connection is closed for the
+moment of a fork and opened again by whoever uses it next, on either side. A fork that bypasses
+Python's hooks with a connection open is found by the process id, and the child is refused.
+"""
+
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from umbel.brokers.sqlite import location, schema
+from umbel.errors import BrokerError, BrokerUnavailable, StorageFull
+
+CHECKPOINT_PAGES = 4000
+CACHE_KIB = 16_384
+STATEMENTS_CACHED = 256
+FORK_WAIT_S = 5.0
+RETRY_S = 0.005
+
+_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOLFS}
+_LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_FORBIDDEN = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
+_DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT}
+
+
+class Database:
+    """Safe to share between threads, which take turns."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        timeout_s: float,
+        max_bytes: int | None = None,
+        on_open: Callable[[sqlite3.Connection], None] | None = None,
+    ) -> None:
+        """`on_open` gets every new connection, inside a transaction, before anybody else."""
+        self.path = path
+        self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
+        self._on_open = on_open
+        self._turn = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._pid = 0  # of the process that opened the connection
+        _databases.add(self)
+
+    @contextmanager
+    def write(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of the block, or nothing of it."""
+        with self._using() as db:
+            db.execute("BEGIN IMMEDIATE")
+            yield db
+            db.execute("COMMIT")
+        if durable:
+            self._flush()
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """One snapshot for all statements of the block."""
+        with self._using() as db:
+            db.execute("BEGIN")
+            yield db
+            db.execute("COMMIT")
+
+    def close(self) -> None:
+        with self._turn:
+            self._shut()
+
+    @contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        if not self._turn.acquire(timeout=self._timeout_s):
+            raise BrokerUnavailable(
+                f"{self.path}: other threads kept the database for {self._timeout_s:g} s; "
+                "is the disk overloaded?"
+            )
+        try:
+            yield self._open()
+        except BaseException as error:
+            self._roll_back()
+            if isinstance(error, sqlite3.Error):
+                raise explain(error, self.path, self._timeout_s) from error
+            raise
+        finally:
+            self._turn.release()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is not None:
+            if self._pid == os.getpid():
+                return self._connection
+            _refused.add(self.path)
+        if self.path in _refused:
+            raise BrokerUnavailable(
+                f"{self.path} was in use while this process was forked, so it cannot be used here; "
+                "create the App, or send the first message, after the fork"
+            )
+        location.prepare(self.path)
+        db = sqlite3.connect(
+            self.path,
+            timeout=self._timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=STATEMENTS_CACHED,
+        )
+        try:
+            self._set_up(db)
+        except BaseException:
+            db.close()
+            raise
+        self._connection, self._pid = db, os.getpid()
+        return db
+
+    def _set_up(self, db: sqlite3.Connection) -> None:
+        _switch_to_wal(db, self._timeout_s)
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.execute("BEGIN IMMEDIATE")
+        schema.migrate(db, self.path)
+        if self._on_open is not None:
+            self._on_open(db)
+        db.execute("COMMIT")
+        if self._max_bytes is not None:
+            page_bytes = db.execute("PRAGMA page_size").fetchone()[0]
+            db.execute(f"PRAGMA max_page_count = {max(1, self._max_bytes // page_bytes)}")
+
+    def _roll_back(self) -> None:
+        # SQLite may have rolled back by itself, when the disk was full for instance.
+        if self._connection is not None and self._pid == os.getpid() and self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    def _flush(self) -> None:
+        """Bring every commit so far to the disk.
+
+        The log is opened for this alone, so that no other thread can close it meanwhile. When
+        it is gone, the last user of the file has brought all of it into the database and
+        flushed that; nobody holds locks on the log, so none is lost by closing it here.
+        """
+        try:
+            log = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            os.fdatasync(log)
+        except OSError as error:
+            raise StorageFull(
+                f"cannot flush {self.path}-wal to the disk: {error.strerror}; "
+                "what was published may not survive a power cut: check the disk"
+            ) from None
+        finally:
+            os.close(log)
+
+    def _shut(self) -> None:
+        if self._connection is not None and self._pid == os.getpid():
+            self._connection.close()
+            self._connection = None
+
+    def pause_for_fork(self, deadline: float) -> bool:
+        """Close, and let nobody in until `resume`. False: somebody was still at work."""
+        if not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return False
+        self._shut()
+        return True
+
+    def resume(self) -> None:
+        self._turn.release()
+
+    def renounce(self) -> None:
+        """In a child that was forked while a thread of its parent was at work here."""
+        if self._connection is None and not self._turn.locked():
+            return
+        _inherited.append(self._connection)  # kept for ever, for closing it would do harm
+        _refused.add(self.path)
+        self._turn = threading.Lock()
+
+
+def explain(error: sqlite3.Error, path: Path, timeout_s: float) -> BrokerError | sqlite3.Error:
+    """What SQLite reported, as one line that names the file and the remedy.
+
+    What is left as it was is a mistake of ours, not of the world.
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in _FULL:
+        size_bytes = path.stat().st_size if path.exists() else 0
+        return StorageFull(
+            f"no room to write to {path} ({size_bytes:,} bytes): {error}; nothing was changed: "
+            "free some space on the disk, or raise storage_max_bytes"
+        )
+    if code in _LOCKED:
+        return BrokerUnavailable(
+            f"{path} stayed locked by another process for {timeout_s:g} s; "
+            "find who holds it (fuser lists its users), or raise connect_timeout"
+        )
+    if code in _FORBIDDEN:
+        return BrokerUnavailable(
+            f"cannot write to {path}: {error}; make the file and its directory writable for this user, "
+            "or choose another path"
+        )
+    if code in _DAMAGED:
+        return BrokerUnavailable(
+            f"{path} is not a usable database: {error}; move it away to start with an empty one"
+        )
+    return error
+
+
+def _switch_to_wal(db: sqlite3.Connection, timeout_s: float) -> None:
+    # Two processes that create the file at the same time may both be told that it is busy,
+    # at once and whatever the time-out, because waiting for each other would be a deadlock.
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] == "wal":
+                return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in _LOCKED or time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            raise BrokerUnavailable("SQLite cannot keep a write-ahead log there; choose another path")
+        time.sleep(RETRY_S)
+
+
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_paused: list[Database] = []
+_refused: set[Path] = set()
+_inherited: list[sqlite3.Connection | None] = []
+
+
+def _before_fork() -> None:
+    deadline = time.monotonic() + FORK_WAIT_S
+    _paused.extend(database for database in list(_databases) if database.pause_for_fork(deadline))
+
+
+def _after_fork_in_parent() -> None:
+    while _paused:
+        _paused.pop().resume()
+
+
+def _after_fork_in_child() -> None:
+    for database in set(_databases).difference(_paused):
+        database.renounce()
+    _after_fork_in_parent()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

@@ -1,0 +1,64 @@
+"""Dead letters: messages that were given up, with the reason, until somebody requeues them.
+
+At the limit the oldest makes room, and `dead_letters_dropped` in `meta` counts it.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+
+import msgspec
+
+from umbel.brokers.interface import DeadLetter
+from umbel.brokers.sqlite import messages, meta
+from umbel.wire.message import Outgoing
+
+DEAD_LETTERS_MAX = 100_000
+DROPPED = "dead_letters_dropped"
+
+
+def bury(db: sqlite3.Connection, number: int, reason: str, now_s: float) -> None:
+    """Copy a message to the dead letters; the caller removes it from its queue."""
+    db.execute(
+        """INSERT INTO dead_letters (queue, priority, starts, reason, buried_at, message)
+           SELECT queue, priority, starts, ?, ?, message FROM messages WHERE id = ?""",
+        (reason, now_s, number),
+    )
+    _make_room(db)
+
+
+def read(db: sqlite3.Connection, limit: int) -> list[DeadLetter]:
+    """The newest letters, newest first."""
+    rows = db.execute(
+        "SELECT id, queue, message, reason, starts, buried_at FROM dead_letters ORDER BY id DESC LIMIT ?",
+        (limit,),
+    )
+    return [
+        DeadLetter(number, queue, messages.decode(message), reason, starts, buried_at)
+        for number, queue, message, reason, starts, buried_at in rows
+    ]
+
+
+def requeue(db: sqlite3.Connection, letter_ids: Sequence[int | str], now_s: float) -> tuple[int, set[str]]:
+    """Send the letters as new messages: how many there were, and their queues."""
+    packed = msgspec.json.encode([int(number) for number in letter_ids]).decode()
+    rows = db.execute(
+        """DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))
+           RETURNING id, queue, message""",
+        (packed,),
+    ).fetchall()
+    batch = [Outgoing(queue, messages.decode(message)) for _, queue, message in sorted(rows)]
+    return len(batch), messages.insert(db, batch, now_s)
+
+
+def _make_room(db: sqlite3.Connection) -> None:
+    # Letters are requeued from the middle too, so the span of ids is only the most there can be.
+    low, high = db.execute("SELECT min(id), max(id) FROM dead_letters").fetchone()
+    if low is None or high - low < DEAD_LETTERS_MAX:
+        return
+    excess = db.execute("SELECT count(*) FROM dead_letters").fetchone()[0] - DEAD_LETTERS_MAX
+    if excess > 0:
+        db.execute(
+            "DELETE FROM dead_letters WHERE id IN (SELECT id FROM dead_letters ORDER BY id LIMIT ?)",
+            (excess,),
+        )
+        meta.add(db, DROPPED, excess)

@@ -1,0 +1,93 @@
+"""Fan-out: broadcasts for everyone who subscribed before they were sent, until their TTL ends.
+
+A broadcast is written only while its exchange has a live subscription. Each subscriber keeps
+its own place in the table, so a slow one loses nothing but what outlived its TTL, and costs the
+others nothing. At BROADCASTS_MAX the oldest go, whatever their TTL.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+
+from umbel.brokers.interface import Broadcast
+
+BROADCASTS_MAX = 200_000
+SWEEP_MAX = 1000  # expired ones that one broadcast clears away
+
+
+def subscribe(db: sqlite3.Connection, exchange: str, expires_at: float) -> tuple[int, int]:
+    """A new subscription: its number, and the offset after which its broadcasts come."""
+    number = db.execute(
+        "INSERT INTO subscriptions (exchange, expires_at) VALUES (?, ?)", (exchange, expires_at)
+    ).lastrowid
+    assert number is not None
+    row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'broadcasts'").fetchone()
+    return number, 0 if row is None else row[0]
+
+
+def prolong(db: sqlite3.Connection, number: int, exchange: str, expires_at: float) -> None:
+    db.execute("INSERT OR REPLACE INTO subscriptions VALUES (?, ?, ?)", (number, exchange, expires_at))
+
+
+def unsubscribe(db: sqlite3.Connection, number: int) -> None:
+    db.execute("DELETE FROM subscriptions WHERE id = ?", (number,))
+
+
+def heard(db: sqlite3.Connection, batch: Sequence[Broadcast], now_boot_s: float) -> list[Broadcast]:
+    """Those of the batch that somebody listens to."""
+    rows = db.execute("SELECT DISTINCT exchange FROM subscriptions WHERE expires_at > ?", (now_boot_s,))
+    exchanges = {exchange for (exchange,) in rows}
+    return [broadcast for broadcast in batch if broadcast.exchange in exchanges]
+
+
+def send(db: sqlite3.Connection, batch: Sequence[Broadcast], now_s: float, ttl_s: float) -> None:
+    db.executemany(
+        """INSERT INTO broadcasts (exchange, routing_key, body, headers, expires_at)
+           VALUES (?, ?, ?, ?, ?)""",
+        [(item.exchange, item.routing_key, item.body, item.headers, now_s + ttl_s) for item in batch],
+    )
+    sweep(db, now_s, SWEEP_MAX)
+    db.execute(
+        "DELETE FROM broadcasts WHERE offset <= (SELECT max(offset) FROM broadcasts) - ?", (BROADCASTS_MAX,)
+    )
+
+
+def read(
+    db: sqlite3.Connection, exchange: str, after: int, limit: int, now_s: float
+) -> tuple[list[Broadcast], int]:
+    """Broadcasts after an offset, and the offset to go on from."""
+    rows = db.execute(
+        """SELECT offset, exchange, routing_key, body, headers, expires_at FROM broadcasts
+           WHERE offset > ? AND exchange = ? ORDER BY offset LIMIT ?""",
+        (after, exchange, limit),
+    ).fetchall()
+    if not rows:
+        return [], after
+    return [Broadcast(*row[1:5]) for row in rows if row[5] > now_s], rows[-1][0]
+
+
+def sweep(db: sqlite3.Connection, now_s: float, limit: int) -> int:
+    return db.execute(
+        """DELETE FROM broadcasts WHERE offset IN (
+             SELECT offset FROM broadcasts WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)""",
+        (now_s, limit),
+    ).rowcount
+
+
+def sweep_subscriptions(db: sqlite3.Connection, now_boot_s: float) -> None:
+    db.execute("DELETE FROM subscriptions WHERE expires_at <= ?", (now_boot_s,))
+
+
+def matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether a routing key fits a pattern, both split at their dots, as AMQP's topics have it.
+
+    `*` stands for exactly one word, `#` for any number of words, none included.
+    """
+    # Row by row over the pattern: fits[n] says whether what was read of it fits words[:n].
+    fits = [True] + [False] * len(words)
+    for part in pattern:
+        if part == "#":
+            for place in range(1, len(fits)):
+                fits[place] = fits[place] or fits[place - 1]
+        else:
+            fits = [False] + [fits[place] and part in ("*", word) for place, word in enumerate(words)]
+    return fits[-1]

@@ -1,0 +1,150 @@
+"""Messages: how they enter a queue, wait until they are due, and come back to it.
+
+Functions here and in `claims.py` and `verdicts.py` run inside a transaction of the caller.
+Where many rows change, their ids travel as one JSON array in one statement: Python's sqlite3
+gives up the interpreter lock at every step of a statement, and with the event loop busy in
+another thread a step per message would cost a wait per message.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from umbel.brokers.interface import Delivery
+from umbel.wire.message import Message, Outgoing
+
+PRIORITY_MAX = 9
+DUE_MAX = 1000  # delayed messages that one claim makes ready; the next claim goes on
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Message).decode
+
+_LAST_ID = 2**63 - 1
+
+
+def insert(db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float) -> set[str]:
+    """Put the batch into its queues; the names of those."""
+    if not batch:
+        return set()
+    first_id: int = db.execute("SELECT ifnull(max(id), 0) + 1 FROM messages").fetchone()[0]
+    rows, ready, delayed = [], [], []
+    for number, outgoing in enumerate(batch, first_id):
+        queue, priority = outgoing.queue, min(max(outgoing.message.priority, 0), PRIORITY_MAX)
+        rows.append((number, queue, priority, encode(outgoing.message)))
+        if outgoing.not_before > now_s:
+            delayed.append((outgoing.not_before, number, queue, priority))
+        else:
+            ready.append((queue, priority, number))
+    db.executemany("INSERT INTO messages (id, queue, priority, message) VALUES (?, ?, ?, ?)", rows)
+    if ready:
+        db.executemany("INSERT INTO ready VALUES (?, ?, ?)", ready)
+    if delayed:
+        db.executemany("INSERT INTO delayed VALUES (?, ?, ?, ?)", delayed)
+    return {outgoing.queue for outgoing in batch}
+
+
+def anything_due(db: sqlite3.Connection, queues: Iterable[str], now_s: float) -> bool:
+    """Whether a claim on these queues is worth its transaction."""
+    if db.execute("SELECT 1 FROM delayed WHERE not_before <= ? LIMIT 1", (now_s,)).fetchone():
+        return True
+    return any(
+        db.execute("SELECT 1 FROM ready WHERE queue = ? LIMIT 1", (name,)).fetchone() for name in queues
+    )
+
+
+def next_due(db: sqlite3.Connection) -> float | None:
+    due: float | None = db.execute("SELECT min(not_before) FROM delayed").fetchone()[0]
+    return due
+
+
+def release_due(db: sqlite3.Connection, now_s: float) -> None:
+    """Move delayed messages whose time has come into their queues, at most DUE_MAX of them."""
+    last = db.execute(
+        "SELECT not_before, id FROM delayed WHERE not_before <= ? ORDER BY not_before, id LIMIT 1 OFFSET ?",
+        (now_s, DUE_MAX - 1),
+    ).fetchone() or (now_s, _LAST_ID)
+    moved = db.execute(
+        "INSERT INTO ready SELECT queue, priority, id FROM delayed WHERE (not_before, id) <= (?, ?)", last
+    )
+    if moved.rowcount:
+        db.execute("DELETE FROM delayed WHERE (not_before, id) <= (?, ?)", last)
+
+
+def put_back(db: sqlite3.Connection, ids: Sequence[int]) -> set[str]:
+    """Claimed messages stand in their queues again, at their old places; the queues' names."""
+    packed = _pack(ids)
+    db.execute("DELETE FROM claimed WHERE id IN (SELECT value FROM json_each(?))", (packed,))
+    db.execute(
+        """INSERT INTO ready SELECT queue, priority, id FROM messages
+           WHERE id IN (SELECT value FROM json_each(?))""",
+        (packed,),
+    )
+    queues = db.execute(
+        "SELECT DISTINCT queue FROM messages WHERE id IN (SELECT value FROM json_each(?))", (packed,)
+    )
+    return {queue for (queue,) in queues}
+
+
+def park(db: sqlite3.Connection, number: int, not_before: float) -> set[str]:
+    """A claimed message waits until it is due; the name of its queue."""
+    db.execute("DELETE FROM claimed WHERE id = ?", (number,))
+    queue, priority = db.execute("SELECT queue, priority FROM messages WHERE id = ?", (number,)).fetchone()
+    db.execute("INSERT INTO delayed VALUES (?, ?, ?, ?)", (not_before, number, queue, priority))
+    return {queue}
+
+
+def remove(db: sqlite3.Connection, ids: Sequence[int]) -> None:
+    """Claimed messages are done with."""
+    packed = _pack(ids)
+    db.execute("DELETE FROM claimed WHERE id IN (SELECT value FROM json_each(?))", (packed,))
+    db.execute("DELETE FROM messages WHERE id IN (SELECT value FROM json_each(?))", (packed,))
+
+
+def mark(db: sqlite3.Connection, ids: Sequence[int], *, starts: int, redelivered: bool) -> None:
+    """Count so many starts more, and remember that the messages may have run."""
+    if ids and (starts or redelivered):
+        db.execute(
+            """UPDATE messages SET starts = starts + ?, redelivered = redelivered OR ?
+               WHERE id IN (SELECT value FROM json_each(?))""",
+            (starts, redelivered, _pack(ids)),
+        )
+
+
+def peek(db: sqlite3.Connection, queue: str, limit: int) -> list[Delivery]:
+    """The first messages in line, in the order of claims; their tags claim nothing."""
+    rows = db.execute(
+        """SELECT m.id, m.queue, m.starts, m.redelivered, m.message
+           FROM ready r JOIN messages m ON m.id = r.id WHERE r.queue = ? ORDER BY r.priority, r.id LIMIT ?""",
+        (queue, limit),
+    )
+    return [
+        Delivery(f"0:{number}", name, decode(message), starts, bool(redelivered))
+        for number, name, starts, redelivered, message in rows
+    ]
+
+
+def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int]]:
+    """Of every queue that holds a message: how many are ready, delayed, claimed."""
+    rows = db.execute(
+        """SELECT queue, sum(ready), sum(delayed), sum(claimed) FROM (
+             SELECT queue, count(*) AS ready, 0 AS delayed, 0 AS claimed FROM ready GROUP BY queue UNION ALL
+             SELECT queue, 0, count(*), 0 FROM delayed GROUP BY queue UNION ALL
+             SELECT queue, 0, 0, count(*) FROM claimed JOIN messages USING (id) GROUP BY queue)
+           GROUP BY queue ORDER BY queue"""
+    )
+    return {queue: (ready, delayed, claimed) for queue, ready, delayed, claimed in rows}
+
+
+def purge(db: sqlite3.Connection, queue: str) -> int:
+    """Remove what waits in the queue, due or not; what is claimed stays with its owner."""
+    for table in ("ready", "delayed"):
+        db.execute(f"DELETE FROM messages WHERE id IN (SELECT id FROM {table} WHERE queue = ?)", (queue,))
+    return sum(
+        db.execute(f"DELETE FROM {table} WHERE queue = ?", (queue,)).rowcount
+        for table in ("ready", "delayed")
+    )
+
+
+def _pack(ids: Sequence[int]) -> str:
+    return msgspec.json.encode(ids).decode()

@@ -1,0 +1,31 @@
+"""SqliteProducer: publishing from any thread, before or after a fork, durable on return."""
+
+from collections.abc import Sequence
+
+from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities, Revoke
+from umbel.brokers.sqlite.broker import CAPABILITIES
+from umbel.brokers.sqlite.cluster_store import ClusterStore
+from umbel.brokers.sqlite.store import Store
+from umbel.wire.message import Outgoing
+
+
+class SqliteProducer:
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._store = Store(settings)
+        self._cluster = ClusterStore(self._store)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    def publish(self, batch: Sequence[Outgoing]) -> None:
+        self._store.publish(batch)
+
+    def revoke(self, revokes: Sequence[Revoke]) -> None:
+        self._store.revoke(revokes)
+
+    def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
+        self._cluster.broadcast(batch, ttl_s)
+
+    def close(self) -> None:
+        self._store.close()

@@ -1,0 +1,118 @@
+"""The tables of the embedded broker, and the steps from each version of them to the next.
+
+`PRAGMA user_version` counts the steps that a file has seen. Steps are only ever added: a file of
+any age is brought up to date when it is opened, in one transaction. A file that has seen more
+steps than this code knows belongs to a newer Umbel and is refused.
+
+A message is one row of `messages` that is written once and deleted once, and a slip that says
+where it stands: in `ready`, in `delayed` or in `claimed`. Claiming moves slips, so it costs the
+same for small and for large messages, and none of the three slows the others down. The order
+of `ready` is the order of claims; ids grow, so within a priority the oldest is first, and a
+message that comes back keeps its place.
+"""
+
+import sqlite3
+from pathlib import Path
+
+from umbel.errors import BrokerUnavailable
+
+APPLICATION_ID = 0x756D626C  # "umbl": tells our files from those of other programs
+
+_FIRST = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY,
+    queue TEXT NOT NULL,
+    priority INTEGER NOT NULL,              -- 0 first
+    starts INTEGER NOT NULL DEFAULT 0,
+    redelivered INTEGER NOT NULL DEFAULT 0,
+    message BLOB NOT NULL                   -- msgpack of wire.message.Message
+);
+CREATE TABLE ready (
+    queue TEXT NOT NULL, priority INTEGER NOT NULL, id INTEGER NOT NULL,
+    PRIMARY KEY (queue, priority, id)
+) WITHOUT ROWID;
+CREATE TABLE delayed (
+    not_before REAL NOT NULL, id INTEGER NOT NULL, queue TEXT NOT NULL, priority INTEGER NOT NULL,
+    PRIMARY KEY (not_before, id)
+) WITHOUT ROWID;
+CREATE TABLE claimed (
+    id INTEGER PRIMARY KEY,
+    ticket INTEGER NOT NULL,                -- which claim; a settle that names another is refused
+    owner TEXT NOT NULL
+);
+CREATE TABLE owners (owner TEXT PRIMARY KEY, expires_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE dead_letters (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,   -- never given twice: people type these numbers
+    queue TEXT NOT NULL, priority INTEGER NOT NULL, starts INTEGER NOT NULL,
+    reason TEXT NOT NULL, buried_at REAL NOT NULL, message BLOB NOT NULL
+);
+
+CREATE TABLE results (
+    task_id TEXT PRIMARY KEY, status TEXT NOT NULL, payload BLOB NOT NULL, expires_at REAL NOT NULL
+);
+CREATE INDEX results_by_expiry ON results (expires_at);
+
+CREATE TABLE waiters (
+    channel TEXT NOT NULL, address BLOB NOT NULL, PRIMARY KEY (channel, address)
+) WITHOUT ROWID;
+CREATE INDEX waiters_by_address ON waiters (address);
+
+CREATE TABLE subscriptions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, exchange TEXT NOT NULL, expires_at REAL NOT NULL
+);
+CREATE TABLE broadcasts (
+    offset INTEGER PRIMARY KEY AUTOINCREMENT, -- never given twice: subscribers remember the last
+    exchange TEXT NOT NULL, routing_key TEXT NOT NULL,
+    body BLOB NOT NULL, headers BLOB NOT NULL, expires_at REAL NOT NULL
+);
+CREATE INDEX broadcasts_by_expiry ON broadcasts (expires_at);
+
+CREATE TABLE recorders (name TEXT PRIMARY KEY, acknowledged INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE events (
+    offset INTEGER PRIMARY KEY AUTOINCREMENT,
+    recorded_at REAL NOT NULL, routing_key TEXT NOT NULL, body BLOB NOT NULL
+);
+
+CREATE TABLE revokes (
+    cursor INTEGER PRIMARY KEY AUTOINCREMENT,
+    task_id TEXT NOT NULL, header TEXT NOT NULL,
+    recorded_at REAL NOT NULL, expires_at REAL NOT NULL,
+    UNIQUE (task_id, header)
+);
+CREATE INDEX revokes_by_expiry ON revokes (expires_at);
+
+CREATE TABLE elections (
+    key TEXT PRIMARY KEY, state TEXT NOT NULL, request BLOB NOT NULL, changed_at REAL NOT NULL,
+    holder TEXT NOT NULL, term INTEGER NOT NULL, attempt INTEGER NOT NULL, started INTEGER NOT NULL,
+    expires_at REAL NOT NULL, ttl_s REAL NOT NULL, outcome TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX elections_unfinished ON elections (changed_at) WHERE state IN ('open', 'held');
+CREATE INDEX elections_by_age ON elections (changed_at);
+CREATE TABLE leases (
+    name TEXT PRIMARY KEY, holder TEXT NOT NULL, term INTEGER NOT NULL,
+    expires_at REAL NOT NULL, data BLOB NOT NULL
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST,)
+
+
+def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...] = MIGRATIONS) -> int:
+    """Bring the file up to date, inside the caller's transaction; the version it had before."""
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > len(migrations):
+        raise BrokerUnavailable(
+            f"{path} was written by a newer Umbel (schema {version}, this one knows {len(migrations)}); "
+            "upgrade Umbel here, or choose another file"
+        )
+    if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise BrokerUnavailable(f"{path} is the database of another program; choose another file")
+    for step in migrations[version:]:
+        for statement in filter(str.strip, step.split(";\n")):
+            db.execute(statement)
+    if version < len(migrations):
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {len(migrations)}")
+    return version

@@ -1,0 +1,231 @@
+"""Store: every operation of the embedded broker on messages and results, each one transaction.
+
+Synchronous; the asynchronous broker calls it in a thread of its own, producers and backends in
+the thread of their caller. After a commit it pokes those who wait for what changed.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+
+from umbel.brokers.interface import (
+    BrokerSettings,
+    Claim,
+    DeadLetter,
+    Delivery,
+    Depth,
+    Revoke,
+    Settled,
+    Verdict,
+)
+from umbel.brokers.sqlite import claims, dead_letters, messages, meta, results, revokes, verdicts, waiters
+from umbel.brokers.sqlite.clock import Clock
+from umbel.brokers.sqlite.database import Database
+from umbel.brokers.sqlite.location import path_from_url
+from umbel.brokers.sqlite.wakeup import Poker
+from umbel.wire.message import Outgoing, StoredResult
+
+LOST_CHECKS_PER_LEASE = 3
+
+
+class Store:
+    def __init__(self, settings: BrokerSettings) -> None:
+        self.settings = settings
+        self.clock = Clock()
+        self.database = Database(
+            path_from_url(settings.url),
+            timeout_s=settings.connect_timeout_s,
+            max_bytes=settings.storage_max_bytes,
+            on_open=self._greet,
+        )
+        self._poker = Poker()
+        self._last_queue = ""  # had the last turn in the last claim
+        self._look_first = False  # the last claim came back short, so the next may be in vain
+        self._lost_checked_at = 0.0
+        self._registered: bytes | None = None  # as a waiter for messages
+
+    def open(self) -> None:
+        with self.database.read():
+            pass
+
+    def close(self) -> None:
+        self._poker.close()
+        self.database.close()
+
+    def publish(self, batch: Sequence[Outgoing]) -> None:
+        with self.database.write(durable=True) as db:
+            queues = messages.insert(db, batch, self.clock.now().wall_s)
+            awake = waiters.addresses(db, map(waiters.queue, queues))
+        self.poke(awake)
+
+    def claim(self, owner: str, queues: Sequence[str], limit: int, revoked_after: int) -> Claim:
+        if self._look_first and not self._worth_a_claim(queues):
+            with self.database.read() as db:
+                news, cursor, _ = revokes.after(db, revoked_after, self.clock.now().wall_s)
+            return Claim((), news, cursor)
+        awake: set[bytes] = set()
+        with self.database.write() as db:
+            now = self.clock.now()
+            claims.lease(db, owner, now.boot_s + self.settings.lease_s)
+            if self._time_for_lost(now.boot_s):
+                _, back = claims.return_lost(db, now.boot_s)
+                awake = waiters.addresses(db, map(waiters.queue, back))
+            messages.release_due(db, now.wall_s)
+            news, cursor, complete = revokes.after(db, revoked_after, now.wall_s)
+            deliveries = self._take(db, owner, queues, limit) if complete else []
+            if self._registered and len(deliveries) >= limit:
+                # Busy from here on: no need to be poked before the next idle moment.
+                waiters.unregister(db, [self._registered])
+                self._registered = None
+        self._look_first = len(deliveries) < limit
+        self.poke(awake)
+        return Claim(deliveries, news, cursor)
+
+    def watch_queues(self, queues: Sequence[str], address: bytes | None) -> float | None:
+        """Register for news of the queues: the seconds until one may have a message, if known."""
+        now_s = self.clock.now().wall_s
+        channels = [waiters.queue(queue) for queue in queues]
+        with self.database.read() as db:
+            if messages.anything_due(db, queues, now_s):
+                return 0.0
+            due = messages.next_due(db)
+            if address is None or waiters.is_registered(db, channels, address):
+                return None if due is None else max(0.0, due - now_s)
+        with self.database.write() as db:
+            waiters.register(db, channels, address)
+            self._registered = address
+            if messages.anything_due(db, queues, now_s):
+                return 0.0
+            due = messages.next_due(db)
+        return None if due is None else max(0.0, due - now_s)
+
+    def renew(self, owner: str) -> bool:
+        with self.database.write() as db:
+            return claims.lease(db, owner, self.clock.now().boot_s + self.settings.lease_s)
+
+    def return_lost(self) -> int:
+        with self.database.write() as db:
+            count, queues = claims.return_lost(db, self.clock.now().boot_s)
+            awake = waiters.addresses(db, map(waiters.queue, queues))
+        self.poke(awake)
+        return count
+
+    def forget_owner(self, owner: str) -> int:
+        with self.database.write() as db:
+            count, queues = claims.forget(db, owner)
+            awake = waiters.addresses(db, map(waiters.queue, queues))
+        self.poke(awake)
+        return count
+
+    def settle(self, batch: Sequence[Verdict]) -> Settled:
+        with self.database.write() as db:
+            now_s = self.clock.now().wall_s
+            judged = verdicts.judge(batch, verdicts.standing_claims(db, batch))
+            grown = verdicts.apply(db, judged, now_s)
+            results.store(db, judged.results, now_s, now_s + self.settings.result_expires_s)
+            grown |= messages.insert(db, judged.follow_ups, now_s)
+            changed = [waiters.queue(name) for name in grown]
+            changed += [waiters.result(result.task_id) for result in judged.results]
+            awake = waiters.addresses(db, changed)
+        self.poke(awake)
+        return verdicts.settled(judged)
+
+    def store_results(self, batch: Sequence[StoredResult]) -> None:
+        with self.database.write() as db:
+            now_s = self.clock.now().wall_s
+            results.store(db, batch, now_s, now_s + self.settings.result_expires_s)
+            awake = waiters.addresses(db, [waiters.result(result.task_id) for result in batch])
+        self.poke(awake)
+
+    def read_results(self, task_ids: Iterable[str]) -> dict[str, StoredResult]:
+        with self.database.read() as db:
+            return results.read(db, task_ids, self.clock.now().wall_s)
+
+    def watch_results(self, task_ids: Sequence[str], address: bytes) -> None:
+        with self.database.write() as db:
+            waiters.register(db, map(waiters.result, task_ids), address)
+
+    def forget_results(self, task_ids: Iterable[str]) -> None:
+        with self.database.write() as db:
+            results.forget(db, task_ids)
+
+    def depths(self) -> Mapping[str, Depth]:
+        with self.database.read() as db:
+            return {queue: Depth(*counts) for queue, counts in messages.depths(db).items()}
+
+    def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
+        with self.database.read() as db:
+            return messages.peek(db, queue, limit)
+
+    def purge(self, queue: str) -> int:
+        with self.database.write() as db:
+            return messages.purge(db, queue)
+
+    def dead_letters(self, limit: int) -> Sequence[DeadLetter]:
+        with self.database.read() as db:
+            return dead_letters.read(db, limit)
+
+    def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
+        with self.database.write(durable=True) as db:
+            count, queues = dead_letters.requeue(db, letter_ids, self.clock.now().wall_s)
+            awake = waiters.addresses(db, map(waiters.queue, queues))
+        self.poke(awake)
+        return count
+
+    def revoke(self, batch: Sequence[Revoke]) -> None:
+        with self.database.write(durable=True) as db:
+            revokes.record(db, batch, self.settings.revokes_max, self.clock.now().wall_s)
+
+    def unregister(self, address: bytes) -> None:
+        with self.database.write() as db:
+            waiters.unregister(db, [address])
+
+    def leave(self, addresses: Sequence[bytes | None]) -> None:
+        """Close; nobody waits at these addresses any more."""
+        try:
+            with self.database.write() as db:
+                waiters.unregister(db, filter(None, addresses))
+        finally:
+            self.close()
+
+    def poke(self, awake: set[bytes]) -> None:
+        gone = self._poker.poke(awake)
+        if gone:
+            with self.database.write() as db:
+                waiters.unregister(db, gone)
+
+    def _greet(self, db: sqlite3.Connection) -> None:
+        """Tell a new file its birth, and end what was held when the machine last went down."""
+        if not meta.number(db, meta.BORN):
+            meta.put(db, meta.BORN, self.clock.now().wall_s)
+        if meta.text(db, meta.BOOT_ID) != self.clock.boot_id:
+            meta.put(db, meta.BOOT_ID, self.clock.boot_id)
+            claims.return_lost(db, float("inf"))
+            for table in ("waiters", "subscriptions"):
+                db.execute(f"DELETE FROM {table}")
+            for table in ("elections", "leases"):
+                db.execute(f"UPDATE {table} SET expires_at = 0")
+
+    def _take(self, db: sqlite3.Connection, owner: str, queues: Sequence[str], limit: int) -> list[Delivery]:
+        names = list(dict.fromkeys(queues))
+        if self._last_queue in names:
+            turn = names.index(self._last_queue) + 1
+            names = names[turn:] + names[:turn]
+        deliveries, self._last_queue = claims.claim(db, owner, names, limit, self.clock.ticket())
+        return deliveries
+
+    def _worth_a_claim(self, queues: Sequence[str]) -> bool:
+        """A look without the write lock, so that idle claimers do not hinder others."""
+        now = self.clock.now()
+        if self._lost_check_due(now.boot_s):
+            return True
+        with self.database.read() as db:
+            return messages.anything_due(db, queues, now.wall_s)
+
+    def _lost_check_due(self, boot_s: float) -> bool:
+        return boot_s - self._lost_checked_at >= self.settings.lease_s / LOST_CHECKS_PER_LEASE
+
+    def _time_for_lost(self, boot_s: float) -> bool:
+        if not self._lost_check_due(boot_s):
+            return False
+        self._lost_checked_at = boot_s
+        return True

@@ -1,0 +1,107 @@
+"""Verdicts: how claims end, each as a whole or not at all.
+
+A verdict names its claim by the tag "ticket:id". It is applied only while that very claim
+stands; otherwise it is refused, and neither its result nor its follow-ups are kept.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import msgspec
+
+from umbel.brokers.interface import Ack, Bury, Return, Settled, Started, Tag, Verdict
+from umbel.brokers.sqlite import dead_letters, messages
+from umbel.wire.message import Outgoing, StoredResult
+
+_ints = msgspec.json.Decoder(list[int]).decode
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What a batch of verdicts asks for, sorted by what there is to do."""
+
+    refused: set[Tag] = field(default_factory=set)
+    finished: list[int] = field(default_factory=list)
+    returned: list[tuple[int, Return]] = field(default_factory=list)
+    buried: list[tuple[int, Bury]] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
+    results: list[StoredResult] = field(default_factory=list)
+    follow_ups: list[Outgoing] = field(default_factory=list)
+    applied: int = 0
+
+
+def judge(verdicts: Sequence[Verdict], standing: dict[int, int]) -> Judgement:
+    """Sort the verdicts, given the claims that stand: ids and their tickets.
+
+    A verdict that ends a claim takes it out of `standing`, so that a second one is refused.
+    """
+    judged = Judgement()
+    for verdict in verdicts:
+        number, ticket = parse(verdict.tag)
+        if standing.get(number) != ticket:
+            judged.refused.add(verdict.tag)
+            continue
+        judged.applied += 1
+        match verdict:
+            case Started():
+                judged.started.append(number)
+                continue
+            case Ack():
+                judged.finished.append(number)
+            case Return():
+                judged.returned.append((number, verdict))
+            case Bury():
+                judged.buried.append((number, verdict))
+            case _:
+                assert_never(verdict)
+        del standing[number]
+        if not isinstance(verdict, Return):
+            judged.results.extend(verdict.results)
+            judged.follow_ups.extend(verdict.follow_ups)
+    return judged
+
+
+def standing_claims(db: sqlite3.Connection, verdicts: Sequence[Verdict]) -> dict[int, int]:
+    """The claims that stand among those the verdicts name: ids and their tickets."""
+    numbers = msgspec.json.encode([parse(verdict.tag)[0] for verdict in verdicts]).decode()
+    ids, tickets = db.execute(
+        """SELECT json_group_array(id), json_group_array(ticket) FROM claimed
+           WHERE id IN (SELECT value FROM json_each(?))""",
+        (numbers,),
+    ).fetchone()
+    return dict(zip(_ints(ids), _ints(tickets), strict=True))
+
+
+def apply(db: sqlite3.Connection, judged: Judgement, now_s: float) -> set[str]:
+    """Do what the verdicts ask for, but for results and follow-ups; the queues that grew."""
+    grown: set[str] = set()
+    for number in judged.started:
+        messages.mark(db, [number], starts=1, redelivered=False)
+    for number, verdict in judged.returned:
+        messages.mark(db, [number], starts=int(verdict.charged), redelivered=verdict.ran)
+    at_once = [number for number, verdict in judged.returned if verdict.not_before <= now_s]
+    if at_once:
+        grown |= messages.put_back(db, at_once)
+    for number, verdict in judged.returned:
+        if verdict.not_before > now_s:
+            grown |= messages.park(db, number, verdict.not_before)
+    for number, burial in judged.buried:
+        messages.mark(db, [number], starts=int(burial.charged), redelivered=False)
+        dead_letters.bury(db, number, burial.reason, now_s)
+        judged.finished.append(number)
+    if judged.finished:
+        messages.remove(db, judged.finished)
+    return grown
+
+
+def settled(judged: Judgement) -> Settled:
+    return Settled(judged.applied, frozenset(judged.refused))
+
+
+def parse(tag: Tag) -> tuple[int, int]:
+    """The message's id and the ticket of its claim."""
+    assert isinstance(tag, str), "tags are made by claim()"
+    ticket, _, number = tag.partition(":")
+    return int(number), int(ticket)

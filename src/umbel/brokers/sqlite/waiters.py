@@ -1,0 +1,53 @@
+"""Waiters: who wants to be poked when something happens on a channel.
+
+A waiter registers and then looks again before it sleeps; a writer looks for waiters inside the
+transaction that makes the change. Whichever transaction comes first, the other one sees it, so
+no wake-up is lost between the two.
+"""
+
+import sqlite3
+from collections.abc import Iterable
+
+import msgspec
+
+
+def queue(name: str) -> str:
+    return f"queue:{name}"
+
+
+def topic(exchange: str) -> str:
+    return f"topic:{exchange}"
+
+
+def result(task_id: str) -> str:
+    return f"result:{task_id}"
+
+
+def register(db: sqlite3.Connection, channels: Iterable[str], address: bytes) -> None:
+    db.executemany(
+        "INSERT OR IGNORE INTO waiters VALUES (?, ?)", [(channel, address) for channel in channels]
+    )
+
+
+def is_registered(db: sqlite3.Connection, channels: Iterable[str], address: bytes) -> bool:
+    return all(
+        db.execute("SELECT 1 FROM waiters WHERE channel = ? AND address = ?", (channel, address)).fetchone()
+        for channel in channels
+    )
+
+
+def unregister(db: sqlite3.Connection, addresses: Iterable[bytes]) -> None:
+    db.executemany("DELETE FROM waiters WHERE address = ?", [(address,) for address in addresses])
+
+
+def addresses(db: sqlite3.Connection, channels: Iterable[str] | None = None) -> set[bytes]:
+    """Who waits on one of the channels, or on any. Mostly nobody does, and that is quickly seen."""
+    if channels is None:
+        return {address for (address,) in db.execute("SELECT DISTINCT address FROM waiters")}
+    if db.execute("SELECT 1 FROM waiters LIMIT 1").fetchone() is None:
+        return set()
+    rows = db.execute(
+        "SELECT DISTINCT address FROM waiters WHERE channel IN (SELECT value FROM json_each(?))",
+        (msgspec.json.encode(list(channels)).decode(),),
+    )
+    return {address for (address,) in rows}
