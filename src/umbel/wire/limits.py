@@ -15,7 +15,8 @@ class Limits:
     """`size_max_bytes` counts what is decoded, so after decompression.
 
     `number_digits_max` is for whole numbers, whose conversion takes time that grows with the
-    square of the digits. It can be lowered, but not raised: 4300 is built into Python and msgspec.
+    square of the digits; a minus sign counts as one. It can be lowered, but not raised: 4300 is
+    built into Python and msgspec.
     """
 
     size_max_bytes: int = 64 * 1024 * 1024

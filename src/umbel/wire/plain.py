@@ -163,7 +163,7 @@ class Lowering(msgspec.Struct, frozen=True):
             )
         # By bits first: counting the digits of a number is what takes so long.
         digits = int(number.bit_length() / BITS_PER_DIGIT) + 1
-        if digits >= self.limits.number_digits_max and abs(number) >= 10**self.limits.number_digits_max:
+        if digits >= self.limits.number_digits_max - 1 and not is_short_enough(number, self.limits):
             raise too_long_a_number(f"the number at {show_path(path)}", digits, self.limits)
         return number
 
@@ -219,6 +219,12 @@ class Lowering(msgspec.Struct, frozen=True):
         if tagged[TYPE_KEY] == "decimal" and len(content) > self.limits.number_digits_max:
             raise too_long_a_number(f"the decimal at {show_path(path)}", len(content), self.limits)
         return tagged
+
+
+def is_short_enough(number: int, limits: Limits) -> bool:
+    """Whether the text of a whole number, its sign included, keeps to the limit."""
+    ceiling: int = 10**limits.number_digits_max
+    return -ceiling < number * (1 if number > 0 else 10) < ceiling
 
 
 def show_path(path: Path) -> str:

@@ -20,7 +20,7 @@ from umbel.errors import BadMessage, BadValue
 from umbel.wire.foreign import attempt
 from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size, too_deep, too_long_a_number
 from umbel.wire.message import JSON_CONTENT
-from umbel.wire.plain import Lowering, is_plain, items_inside
+from umbel.wire.plain import Lowering, is_plain, is_short_enough, items_inside
 from umbel.wire.typed import restore
 
 __all__ = [
@@ -39,14 +39,10 @@ T = TypeVar("T")
 
 def encode_json(value: object, *, root: str = "value", limits: Limits = DEFAULT_LIMITS) -> bytes:
     """Encode a value; `root` is what the path in an error begins with."""
-    try:
-        if is_plain(value, limits.depth_max):
-            data = _to_json(value)
-        else:
-            data = _to_json(_lower_for_json(value, root, limits))
-    except ValueError:
-        # msgspec does not say where the number too long or the broken text is; lowering does.
-        data = _to_json(_lower_for_json(value, root, limits))
+    data = _encode_plain(value, limits) if is_plain(value, limits.depth_max) else None
+    if data is None:
+        lowering = Lowering("json", tags=True, limits=limits)
+        data = _to_json(lowering.lower(value, (None, root), limits.depth_max))
     check_size(root, len(data), limits)
     return data
 
@@ -77,7 +73,8 @@ def decode_json_as(
     except RecursionError as error:
         raise too_deep(what, limits) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        run = re.search(rb"[0-9]{%d,}" % (limits.number_digits_max + 1), data)
+        digits_max = limits.number_digits_max
+        run = re.search(rb"-[0-9]{%d,}|[0-9]{%d,}" % (digits_max, digits_max + 1), data)
         if run and "out of range" in str(error):
             raise too_long_a_number(f"a number in {what}", len(run[0]), limits) from error
         raise BadMessage(f"{what} cannot be decoded: {error}; it begins {data[:60]!r}") from error
@@ -114,8 +111,21 @@ _MSGPACK: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 _to_msgpack = msgspec.msgpack.Encoder().encode
 
 
-def _lower_for_json(value: object, root: str, limits: Limits) -> Any:
-    return Lowering("json", tags=True, limits=limits).lower(value, (None, root), limits.depth_max)
+def _encode_plain(value: object, limits: Limits) -> bytes | None:
+    """Encode, or return None when something in it is refused: lowering then says what and where."""
+    if _restricts_numbers(limits):
+        return None
+    try:
+        data = _to_json(value)
+    except ValueError:  # a number too long, or text that is no Unicode
+        return None
+    if len(data) > limits.number_digits_max and _WRITTEN_BUT_NOT_READ.search(data):
+        return None
+    return data
+
+
+# Python writes 4300 digits and a minus sign, msgspec counts the sign and reads one digit less.
+_WRITTEN_BUT_NOT_READ = re.compile(rb"-[0-9]{4300}")
 
 
 def _may_have_types(data: bytes) -> bool:
@@ -148,10 +158,9 @@ def _restricts_numbers(limits: Limits) -> bool:
 
 
 def _check_numbers(items: list[Any], what: str, limits: Limits) -> None:
-    ceiling = 10**limits.number_digits_max
     for item in items:
-        if type(item) is int and not -ceiling < item < ceiling:
-            raise too_long_a_number(f"a number in {what}", len(str(abs(item))), limits)
+        if type(item) is int and not is_short_enough(item, limits):
+            raise too_long_a_number(f"a number in {what}", len(str(item)), limits)
 
 
 def _encode_msgpack(value: object, root: str) -> bytes:
