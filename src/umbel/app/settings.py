@@ -84,19 +84,22 @@ _AT_LEAST: Mapping[str, float] = {
     "result_expires_s": 0,
     "worker_grace_s": 0,
     "event_log_max": 1,
+    "event_log_retention_s": 0,
+    "task_default_priority": 0,
     "storage_max_bytes": 64 * 1024,
     "task_time_limit_s": 0.001,
     "task_soft_time_limit_s": 0.001,
 }
+_AT_MOST: Mapping[str, float] = {"task_default_priority": 9}
 
 
 def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Settings:
     """The settings of an app that was constructed with `given`, as seen from `directory`."""
     start = directory or Path.cwd()
     values: dict[str, Any] = {}
-    pyproject = _find_pyproject(start)
+    pyproject, table = _find_table(start)
     if pyproject is not None:
-        values |= _checked(_table(pyproject), source=f"[tool.umbel] of {pyproject}")
+        values |= _checked(table, source=f"[tool.umbel] of {pyproject}")
     constructed = {name: value for name, value in given.items() if value is not None}
     values |= _checked(constructed, source="App(...)")
     values |= _from_environment(os.environ)
@@ -131,9 +134,12 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
         converted = msgspec.convert(value, _TYPES[name], strict=strict)
     except msgspec.ValidationError as error:
         raise BadSetting(name, value, str(error), source=source) from None
-    least = _AT_LEAST.get(name)
-    if least is not None and converted is not None and converted < least:
+    least, most = _AT_LEAST.get(name), _AT_MOST.get(name)
+    # Not "below the least", because a NaN is below nothing.
+    if least is not None and converted is not None and not converted >= least:
         raise BadSetting(name, value, f"must be at least {least}", source=source)
+    if most is not None and not converted <= most:
+        raise BadSetting(name, value, f"must be at most {most}", source=source)
     return converted
 
 
@@ -159,17 +165,27 @@ def _parsed(name: str, text: str, source: str) -> Any:
     return text
 
 
-def _find_pyproject(start: Path) -> Path | None:
+def _find_table(start: Path) -> tuple[Path | None, Mapping[str, Any]]:
+    """The nearest pyproject.toml, if it says anything about us, and what it says."""
     for directory in (start, *start.parents):
         candidate = directory / "pyproject.toml"
         if candidate.is_file():
-            return candidate if _table(candidate, missing=None) is not None else None
-    return None
+            table = _table(candidate)
+            return (None, {}) if table is None else (candidate, table)
+    return None, {}
 
 
-def _table(path: Path, missing: Mapping[str, Any] | None = None) -> Any:
+def _table(path: Path) -> Mapping[str, Any] | None:
     try:
         with path.open("rb") as file:
-            return tomllib.load(file).get("tool", {}).get("umbel", missing)
+            found: Any = tomllib.load(file)
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from None
+    for name in ("tool", "umbel"):
+        found = found.get(name)
+        if found is None:
+            return None
+        if not isinstance(found, dict):
+            raise ConfigurationError(f"{name!r} in {path} is {found!r}: it must be a table")
+    table: Mapping[str, Any] = found
+    return table

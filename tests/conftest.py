@@ -1,0 +1,20 @@
+"""What holds for every test: how properties are searched, and a world without UMBEL_* variables."""
+
+import os
+
+import pytest
+from hypothesis import settings
+
+from umbel.app.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
+
+# New examples on every run, in CI too; a failing one prints the blob that brings it back. No
+# deadline: how long an example takes says more about the machine than about the code.
+settings.register_profile("umbel", deadline=None, derandomize=False, print_blob=True)
+settings.load_profile("umbel")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in ENVIRONMENT_RESERVED:
+            monkeypatch.delenv(name)
