@@ -1,0 +1,172 @@
+"""The contenders: how each is started, and how its queue is watched from outside.
+
+A drain begins when the first task runs, as that task says itself, and ends when the queue's table
+is empty, as seen by a look every few milliseconds from this process: one row, the same for all.
+For Umbel a message leaves the table when its task is done and acknowledged, for Huey when it is
+handed out, before the task runs; so the last moment is counted against Umbel. Start-up is not
+part of a drain.
+"""
+
+import json
+import os
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks._embedded.places import (
+    DATABASE,
+    FSYNC_VARIABLE,
+    HOME_VARIABLE,
+    KEEP_VARIABLE,
+    LAST_VARIABLE,
+    PROBE_PIPE,
+    mark_file,
+)
+from benchmarks._harness.benchmark import PEERS_PYTHON, clean_environment
+from benchmarks._harness.processes import Running, output_of, running
+
+CHILDREN = 2
+LOOK_EVERY_S = 0.005
+DRAIN_TIMEOUT_S = 600.0
+CLIENT_TIMEOUT_S = 600.0
+OUR_PYTHON = Path(sys.executable)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    tasks_per_s: float
+    first_task_ms: float  # from the start of the worker's process
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    python: Path
+    module: str
+    worker: str  # the command line, as a reader would type it in that environment
+    stop_signal: signal.Signals
+    waiting: str  # a query that finds a message while any is not done with
+    results: str  # a query for the number of results kept
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_peer(self) -> bool:
+        return self.python == PEERS_PYTHON
+
+    def settings(self, home: Path) -> Mapping[str, str]:
+        return {**self._ask(home, "describe"), "worker": self.worker}
+
+    def enqueue(self, home: Path, count: int, *, keep: bool = False) -> float:
+        """Send so many tasks, one at a time; tasks per second."""
+        answer = self._ask(home, "enqueue", str(count), keep=keep)
+        return float(answer["tasks_per_s"])
+
+    def probe(self, home: Path, count: int) -> float:
+        """The median time in milliseconds from sending a task to an idle worker until it runs."""
+        os.mkfifo(home / PROBE_PIPE)
+        answer = self._ask(home, "probe", str(count))
+        return float(answer["p50_ms"])
+
+    @contextmanager
+    def draining(self, home: Path, count: int, *, keep: bool = False) -> Iterator[tuple[Running, Drain]]:
+        """A worker started on a full queue; the block begins when the queue is empty."""
+        command, *arguments = self.worker.split()
+        began_ns = time.monotonic_ns()
+        with running(
+            f"{self.name}-worker",
+            [self.python.parent / command, *arguments],
+            environment=self._environment(home, keep=keep, last=count - 1),
+            directory=home,
+            stop_signal=self.stop_signal,
+        ) as worker:
+            ended_ns = self._wait_until_empty(home, worker)
+            first_ns = _time_of(worker, mark_file(home, 0))
+            _time_of(worker, mark_file(home, count - 1))
+            yield (
+                worker,
+                Drain(count / (ended_ns - first_ns) * 1e9, first_task_ms=(first_ns - began_ns) / 1e6),
+            )
+
+    def results_kept(self, home: Path) -> int:
+        with _reading(home) as database:
+            found: int = database.execute(self.results).fetchone()[0]
+            return found
+
+    def _wait_until_empty(self, home: Path, worker: Running) -> int:
+        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        with _reading(home) as database:
+            while database.execute(self.waiting).fetchone() is not None:
+                worker.check()
+                if time.monotonic() > deadline:
+                    raise worker.failed(f"did not empty its queue within {DRAIN_TIMEOUT_S:g} s")
+                time.sleep(LOOK_EVERY_S)
+            return time.monotonic_ns()
+
+    def _ask(self, home: Path, *arguments: str, keep: bool = False) -> dict[str, Any]:
+        output = output_of(
+            f"{self.name}-client",
+            [self.python, "-m", "benchmarks._embedded.client", self.module, *arguments],
+            environment=self._environment(home, keep=keep),
+            directory=home,
+            timeout_s=CLIENT_TIMEOUT_S,
+        )
+        answer: dict[str, Any] = json.loads(output)
+        return answer
+
+    def _environment(self, home: Path, *, keep: bool, last: int = 0) -> dict[str, str]:
+        ours = {HOME_VARIABLE: str(home), LAST_VARIABLE: str(last), KEEP_VARIABLE: "1" if keep else "0"}
+        return clean_environment(UMBEL_RUN_DIR=home / "run", **ours, **self.variables)
+
+
+UMBEL = Contender(
+    name="umbel",
+    python=OUR_PYTHON,
+    module="benchmarks._embedded.umbel_side",
+    worker=f"umbel worker -A benchmarks._embedded.umbel_side:app -c {CHILDREN} -l warning",
+    stop_signal=signal.SIGTERM,
+    waiting="SELECT 1 FROM messages LIMIT 1",
+    results="SELECT count(*) FROM results",
+)
+
+HUEY = Contender(
+    name="huey",
+    python=PEERS_PYTHON,
+    module="benchmarks._embedded.huey_side",
+    worker=f"huey_consumer benchmarks._embedded.huey_side.huey -k process -w {CHILDREN} -q",
+    stop_signal=signal.SIGINT,
+    waiting="SELECT 1 FROM task LIMIT 1",
+    results="SELECT count(*) FROM kv",
+)
+
+HUEY_NOSYNC = Contender(
+    name="huey_nosync",
+    python=PEERS_PYTHON,
+    module=HUEY.module,
+    worker=f"{HUEY.worker} -d 0.01 -m 0.01",
+    stop_signal=HUEY.stop_signal,
+    waiting=HUEY.waiting,
+    results=HUEY.results,
+    variables={FSYNC_VARIABLE: "0"},
+)
+
+
+@contextmanager
+def _reading(home: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(f"file:{home / DATABASE}?mode=ro", uri=True, timeout=10.0)) as database:
+        yield database
+
+
+def _time_of(worker: Running, mark: Path) -> int:
+    # Huey hands a message out before the task runs: the last one may still be running.
+    deadline = time.monotonic() + 5.0
+    while not mark.exists():
+        if time.monotonic() > deadline:
+            raise worker.failed(f"emptied its queue, but the task of {mark.name} did not run")
+        time.sleep(LOOK_EVERY_S)
+    return int(mark.read_text())

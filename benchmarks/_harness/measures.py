@@ -1,0 +1,95 @@
+"""Measures: what a benchmark counts, and what its numbers say when all rounds are in.
+
+Pure: samples in, medians and ratios out. A ratio says how many times better the subject is than
+a peer, whichever direction is the better one, and it is the ratio of the two medians, so that
+a reader can check it against the table. The lowest and highest ratio of any one round stand
+beside it: contenders of one round ran within seconds of each other, so when the machine is noisy
+those two say how far the median can be trusted.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    name: str  # the key in JSON
+    title: str  # what people read
+    unit: str
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The subject must be at least so many times better than a peer."""
+
+    measure: str
+    peer: str
+    at_least: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        return cls(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    measure: str
+    peer: str
+    value: float
+    low: float
+    high: float
+
+    @property
+    def key(self) -> str:
+        return ratio_key(self.measure, self.peer)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    target: Target
+    measured: float | None  # None: that peer did not run
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.measured is None else self.measured >= self.target.at_least
+
+
+# One contender's samples: of every measure, one value per round.
+Samples = Mapping[str, Sequence[float]]
+
+
+def ratio_key(measure: str, peer: str) -> str:
+    return f"{measure}_vs_{peer}"
+
+
+def ratios(measures: Sequence[Measure], subject: Samples, peers: Mapping[str, Samples]) -> list[Ratio]:
+    return [
+        _ratio(measure, name, subject[measure.name], samples[measure.name])
+        for measure in measures
+        for name, samples in peers.items()
+        if measure.name in subject and measure.name in samples
+    ]
+
+
+def verdicts(targets: Sequence[Target], found: Sequence[Ratio]) -> list[Verdict]:
+    measured = {ratio.key: ratio.value for ratio in found}
+    return [Verdict(target, measured.get(ratio_key(target.measure, target.peer))) for target in targets]
+
+
+def _ratio(measure: Measure, peer: str, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    by_round = [_times_better(measure, one, other) for one, other in zip(ours, theirs, strict=True)]
+    value = _times_better(measure, median(ours), median(theirs))
+    return Ratio(measure.name, peer, value, min(by_round), max(by_round))
+
+
+def _times_better(measure: Measure, ours: float, theirs: float) -> float:
+    return ours / theirs if measure.higher_is_better else theirs / ours

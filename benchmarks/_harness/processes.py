@@ -1,0 +1,152 @@
+"""Processes that a benchmark starts: each is ended by its own id, whatever happens.
+
+A started process gets a session of its own, so that Ctrl-C reaches the benchmark alone, which
+then ends what it started in order. Whoever is left of its descendants is killed one by one: their
+ids are noted, with their start times, before the first signal is sent.
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+STOP_S = 20.0
+KILL_S = 5.0
+LOG_TAIL_CHARACTERS = 2000
+
+
+class BenchmarkFailed(Exception):
+    """A contender did not do what was asked of it; there is nothing to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def check(self) -> None:
+        """Raise if the process has ended before it was told to."""
+        status = self.process.poll()
+        if status is not None:
+            raise BenchmarkFailed(f"{self.name} ended by itself with status {status}\n{_tail(self.log)}")
+
+    def failed(self, what: str) -> BenchmarkFailed:
+        return BenchmarkFailed(f"{self.name} {what}\n{_tail(self.log)}")
+
+    def pss_bytes(self) -> int:
+        """The memory of the process and its descendants; shared pages are counted once."""
+        return sum(_pss_bytes(one) for one in _family(self.process.pid))
+
+
+@contextmanager
+def running(
+    name: str,
+    arguments: Sequence[str | Path],
+    *,
+    environment: Mapping[str, str],
+    directory: Path,
+    stop_signal: signal.Signals = signal.SIGTERM,
+) -> Iterator[Running]:
+    """A process for as long as the block lasts."""
+    log = directory / f"{name}.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            cwd=directory,
+            start_new_session=True,
+        )
+    try:
+        yield Running(name, process, log)
+    finally:
+        _end(process, stop_signal)
+
+
+def output_of(
+    name: str,
+    arguments: Sequence[str | Path],
+    *,
+    environment: Mapping[str, str],
+    directory: Path,
+    timeout_s: float,
+) -> str:
+    """What a process prints that ends by itself."""
+    process = subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd=directory,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise BenchmarkFailed(f"{name} did not end within {timeout_s:g} s") from None
+    finally:
+        _end(process, signal.SIGTERM)
+    if process.returncode != 0:
+        raise BenchmarkFailed(
+            f"{name} ended with status {process.returncode}\n{errors[-LOG_TAIL_CHARACTERS:]}"
+        )
+    return output
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Let SIGTERM unwind the benchmark like Ctrl-C does, so that every block above is left."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(process: subprocess.Popen[bytes] | subprocess.Popen[str], stop_signal: signal.Signals) -> None:
+    family = _family(process.pid)
+    if process.poll() is None:
+        process.send_signal(stop_signal)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+    _gone, left = psutil.wait_procs([one for one in family if one.pid != process.pid], timeout=1.0)
+    for one in left:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    if process.poll() is None:
+        process.kill()
+        process.wait(KILL_S)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _pss_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:] if log.exists() else ""
