@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, get_type_hints
+
+import msgspec
 
 from umbel.errors import ConfigurationError
 from umbel.protocol.rate import parse_rate
@@ -11,27 +13,33 @@ from umbel.protocol.retry import RetryPolicy
 
 PRIORITY_MAX = 9
 
+Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
+Limit = Annotated[float, msgspec.Meta(gt=0.0)]
+
 
 class TaskKeywords(TypedDict, total=False):
     """What `@app.task(...)` takes, beside `bind`."""
 
     name: str
     queue: str
-    priority: int
+    priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)]
     acks_late: bool
     acks_early: bool
     ignore_result: bool
     autoretry_for: tuple[type[BaseException], ...]
-    max_retries: int | None
-    default_retry_delay: float
-    retry_backoff: bool | float
-    retry_backoff_max: float
+    max_retries: Annotated[int, msgspec.Meta(ge=0)] | None
+    default_retry_delay: Seconds
+    retry_backoff: bool | Seconds
+    retry_backoff_max: Seconds
     retry_jitter: bool
     rate_limit: str | float | None
-    time_limit: float
-    soft_time_limit: float
-    serializer: str
+    time_limit: Limit
+    soft_time_limit: Limit
+    serializer: Literal["json", "msgpack", "pickle"]
     track_started: bool
+
+
+_TYPES = get_type_hints(TaskKeywords, include_extras=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +60,14 @@ class TaskOptions:
 
 def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOptions:
     _refuse_unknown(task, given)
+    # None is "not given", but for max_retries it is "for ever".
+    given = {name: value for name, value in given.items() if value is not None or name == "max_retries"}
+    _refuse_ill_typed(task, given)
     backoff = given.get("retry_backoff", False)
     return TaskOptions(
         bind=bind,
         queue=given.get("queue"),
-        priority=checked_priority(given.get("priority")),
+        priority=given.get("priority"),
         acks_early=_acks_early(task, given.get("acks_late"), given.get("acks_early")),
         ignore_result=given.get("ignore_result"),
         autoretry_for=tuple(given.get("autoretry_for", ())),
@@ -84,10 +95,36 @@ def checked_priority(priority: Any) -> Any:
 
 def _refuse_unknown(task: str, given: Mapping[str, Any]) -> None:
     for name in given:
-        if name not in TaskKeywords.__annotations__:
-            near = get_close_matches(name, list(TaskKeywords.__annotations__), n=1)
+        if name not in _TYPES:
+            near = get_close_matches(name, list(_TYPES), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"unknown option {name!r} of task {task!r}{hint}")
+
+
+def _refuse_ill_typed(task: str, given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if name == "rate_limit":  # has a reader of its own
+            continue
+        if name == "autoretry_for":
+            problem = "" if _are_exceptions(value) else "write a tuple of exception classes"
+        else:
+            problem = _type_problem(value, _TYPES[name])
+        if problem:
+            raise ConfigurationError(f"option {name!r} of task {task!r} is {value!r}: {problem}")
+
+
+def _type_problem(value: object, wanted: Any) -> str:
+    try:
+        msgspec.convert(value, wanted)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
+
+
+def _are_exceptions(value: object) -> bool:
+    return isinstance(value, tuple | list) and all(
+        isinstance(one, type) and issubclass(one, BaseException) for one in value
+    )
 
 
 def _acks_early(task: str, late: bool | None, early: bool | None) -> bool | None:

@@ -5,6 +5,7 @@ error in the editor, and at run time before anything is sent.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import update_wrapper
@@ -17,7 +18,7 @@ from umbel.app.options import TaskOptions
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
 from umbel.app.sending import SendOptions, instant
-from umbel.errors import MaxRetriesExceeded, Retry
+from umbel.errors import ConfigurationError, MaxRetriesExceeded, Retry
 from umbel.wire.result import encode_state
 
 if TYPE_CHECKING:
@@ -135,11 +136,14 @@ class _Arguments:
 
     def __init__(self, name: str, function: Callable[..., Any], *, bound: bool) -> None:
         self._name = name
-        parameters = list(inspect.signature(function).parameters.values())[1 if bound else 0 :]
+        parameters = list(inspect.signature(function).parameters.values())
+        if bound:
+            parameters = _without_first(name, parameters)
         self._signature = inspect.Signature(parameters)
         positional = [one for one in parameters if one.kind in _POSITIONAL]
         self._least = sum(one.default is one.empty for one in positional)
-        self.most = len(positional)
+        takes_any = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
+        self.most = sys.maxsize if takes_any else len(positional)
         self._only_positional = len(positional) == len(parameters)
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -149,6 +153,17 @@ class _Arguments:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"cannot send {self._name}{self._signature}: {error}") from None
+
+
+def _without_first(name: str, parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """What callers of a bound task see: all but the parameter that takes the task itself."""
+    if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        return parameters
+    if not parameters or parameters[0].kind not in _POSITIONAL:
+        raise ConfigurationError(
+            f"task {name!r} has bind=True, but its function has no first parameter to take the task"
+        )
+    return parameters[1:]
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
