@@ -267,12 +267,21 @@ class App:
 
 def task_name(function: Callable[..., Any], app_name: str) -> str:
     """`module.function`; a module that runs as a script has the name it is imported by elsewhere."""
+    name = getattr(function, "__name__", None)
+    if name is None:  # a functools.partial, an object with __call__
+        raise ConfigurationError(f"{function!r} has no name of its own; give the task one with name=")
     module = function.__module__
-    if module == "__main__":
-        file = getattr(sys.modules["__main__"], "__file__", None)
-        module = Path(file).stem if file else app_name
-    return f"{module}.{function.__name__}"
+    return f"{_main_module(app_name) if module == '__main__' else module}.{name}"
+
+
+def _main_module(app_name: str) -> str:
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return str(spec.name)
+    file = getattr(main, "__file__", None) or "<stdin>"
+    return app_name if file.startswith("<") else Path(file).stem
 
 
 def _home(function: Callable[..., Any]) -> tuple[str, str]:
-    return function.__module__, getattr(function, "__qualname__", "")
+    return function.__module__, getattr(function, "__qualname__", repr(function))
