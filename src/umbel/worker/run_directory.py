@@ -7,7 +7,6 @@ fresh file proves that the loop turns. Readers need neither the app nor the brok
 import json
 import os
 import re
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,10 @@ STALE_AFTER_S = 10.0
 
 def default_run_directory() -> Path:
     """One for each user; `UMBEL_RUN_DIR` or --run-dir says otherwise."""
+    from tempfile import gettempdir  # here, because `umbel health` must start in a moment
+
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "umbel" if runtime else Path(tempfile.gettempdir()) / f"umbel-{os.getuid()}"
+    return Path(runtime) / "umbel" if runtime else Path(gettempdir()) / f"umbel-{os.getuid()}"
 
 
 def boot_time_s() -> float:

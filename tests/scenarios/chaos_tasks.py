@@ -1,0 +1,81 @@
+"""Tasks for the scenarios. Each run leaves a line in a journal, so that a test can count runs."""
+
+import os
+import signal
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from umbel import App, Reject, Task
+
+app = App("chaos")
+
+
+def journal_of(directory: str) -> Path:
+    return Path(directory) / "journal.txt"
+
+
+def write_line(path: Path, line: str) -> None:
+    """One write() of a short line with O_APPEND: lines of several processes never mix."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, line.encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+@app.task(bind=True)
+def work(self: Task[..., Any], directory: str, seconds: float) -> int:
+    redelivered = int(self.request.delivery_info["redelivered"])
+    write_line(journal_of(directory), f"{self.request.id} {redelivered} {os.getpid()}")
+    Event().wait(seconds)
+    return os.getpid()
+
+
+@app.task
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+@app.task
+def deadly(directory: str, times: int) -> str:
+    """Kills its process the first `times` times."""
+    write_line(journal_of(directory), "deadly")
+    if len(journal_of(directory).read_text().splitlines()) <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
+@app.task(acks_early=True)
+def deadly_early() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task
+def refusing() -> None:
+    raise Reject("not today")
+
+
+@app.task(time_limit=0.5)
+def endless() -> None:
+    Event().wait(60)
+
+
+@app.task(time_limit=30, soft_time_limit=0.3)
+def interruptible() -> None:
+    Event().wait(60)
+
+
+@app.task(rate_limit="20/s")
+def limited(directory: str) -> None:
+    write_line(journal_of(directory), "limited")
+
+
+@app.task
+def waits_for_another() -> int:
+    return add.delay(1, 2).get(timeout=5)
+
+
+@app.task
+def sends_another() -> str:
+    return add.delay(20, 22).id

@@ -1,0 +1,90 @@
+"""Nothing is lost while children and whole workers are killed at random."""
+
+import os
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.scenarios.chaos_tasks import journal_of
+from tests.waiting import wait_until
+from umbel.protocol.states import READY_STATES, SUCCESS
+
+SOAK = bool(os.environ.get("UMBEL_SOAK"))
+TASKS = 20_000 if SOAK else 2_000
+WORKER_KILLS = 10 if SOAK else 2
+CHILD_KILLS_BETWEEN = 5
+TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
+
+
+@pytest.mark.scenario
+@pytest.mark.timeout(900)
+def test_no_task_is_lost_while_children_and_workers_are_killed(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with Cluster(tmp_path, TASKS_FILE, lease_s=1.0) as cluster:
+        for name in ("w1", "w2"):
+            cluster.start_worker(name, "-c", "2")
+        work = cluster.app.tasks["chaos_tasks.work"]
+        results = cluster.app.send_many(
+            work.s(str(tmp_path), chance.choice((0.001, 0.004))) for _ in range(TASKS)
+        )
+        ids = [result.id for result in results]
+        for kill in range(WORKER_KILLS):
+            _kill_some_children(cluster, chance)
+            reached = TASKS * (kill + 1) // (WORKER_KILLS + 2)
+            wait_until(lambda: _runs(tmp_path) >= reached, deadline_s=120, what=f"{reached} runs")  # noqa: B023
+            victim = chance.choice(("w1", "w2"))
+            cluster.kill_worker(victim)
+            cluster.start_worker(victim, "-c", "2")
+        wait_until(lambda: _finished(cluster, ids) == TASKS, deadline_s=300, what="every task to end")
+        states = Counter(kept.status for kept in cluster.app.backend.read(ids).values())
+        wait_until(lambda: not any(_waiting(cluster)), deadline_s=30, what="the queue to be empty")
+        repeated = _repeated_runs(tmp_path)
+    assert states == {SUCCESS: TASKS}
+    assert repeated.keys() <= set(ids)
+    # A run that is not a task's first knew that it was a repetition: the message was in flight
+    # when something died. None was repeated for any other reason.
+    unmarked = {task_id: flags for task_id, flags in repeated.items() if 0 in flags[1:]}
+    assert not unmarked
+    print(
+        f"{TASKS} tasks, {WORKER_KILLS} workers killed, {sum(map(len, repeated.values())) - len(repeated)} repeats"
+    )
+
+
+def _kill_some_children(cluster: Cluster, chance: random.Random) -> None:
+    for _ in range(CHILD_KILLS_BETWEEN):
+        children = [pid for name in ("w1", "w2") for pid in cluster.children_of(name)]
+        if children:
+            try:
+                os.kill(chance.choice(children), signal.SIGKILL)
+            except ProcessLookupError:  # killed a moment ago, the state file is a second old
+                continue
+
+
+def _runs(directory: Path) -> int:
+    journal = journal_of(str(directory))
+    return len(journal.read_text().splitlines()) if journal.exists() else 0
+
+
+def _finished(cluster: Cluster, ids: list[str]) -> int:
+    return sum(kept.status in READY_STATES for kept in cluster.app.backend.read(ids).values())
+
+
+def _waiting(cluster: Cluster) -> list[int]:
+    return [
+        row[name] for row in cluster.umbel_json("queues", "ls") for name in ("ready", "delayed", "claimed")
+    ]
+
+
+def _repeated_runs(directory: Path) -> dict[str, list[int]]:
+    """For each task that ran more than once, whether each run knew it was a repetition."""
+    runs: dict[str, list[int]] = {}
+    for line in journal_of(str(directory)).read_text().splitlines():
+        task_id, redelivered, _pid = line.split()
+        runs.setdefault(task_id, []).append(int(redelivered))
+    return {task_id: flags for task_id, flags in runs.items() if len(flags) > 1}
