@@ -98,6 +98,13 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
+class Retire:
+    """Let the child finish the job it is at and end; another takes its slot."""
+
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End all children; what still runs after `grace_s` is lost."""
 
@@ -200,7 +207,9 @@ class Closed:
     """The last child is gone."""
 
 
-Event = Open | Submit[WorkT] | Finished[EndedT] | ChildReady | ChildDied | Recalled | Withdraw | Close
+Event = (
+    Open | Submit[WorkT] | Finished[EndedT] | ChildReady | ChildDied | Recalled | Withdraw | Retire | Close
+)
 Effect = (
     Start
     | Send[WorkT]

@@ -43,6 +43,7 @@ from umbel.protocol.slot_events import (
     Recall,
     Recalled,
     Reported,
+    Retire,
     Send,
     SignalSoftLimit,
     SlotSettings,
@@ -86,6 +87,8 @@ class Slots(Generic[WorkT, EndedT]):
                 return self._bury(self._children[child], tokens, reason, now)
             case Withdraw():
                 return self._withdraw()
+            case Retire(child):
+                return self._retire(self._children[child], now)
             case Open():
                 return [self._start(child, now) for child in self._children.values()]
             case Close(grace_s):
@@ -109,15 +112,19 @@ class Slots(Generic[WorkT, EndedT]):
         return len(self._ready)
 
     def running(self, child: int) -> WorkT | None:
-        """The job that the child is at, as far as its outcomes tell."""
+        """The job that the child is at: exact when nothing waits behind it, else what is known."""
         batches = self._children[child].batches
-        return batches[0].jobs[batches[0].done] if batches else None
+        if not batches:
+            return None
+        recalled = self._children[child].recalled
+        return batches[-1].jobs[-1] if recalled else batches[0].jobs[batches[0].done]
 
-    def child_of(self, job: int) -> int | None:
-        for number in self._children:
-            running = self.running(number)
-            if running is not None and running.number == job:
-                return number
+    def holder_of(self, job: int) -> int | None:
+        """The child that was sent this job, whether it has started it or not."""
+        for child in self._children.values():
+            for batch in child.batches:
+                if any(held.number == job for held in batch.jobs[batch.done :]):
+                    return child.number
         return None
 
     # ---- jobs go out -------------------------------------------------------------------------------
@@ -300,6 +307,15 @@ class Slots(Generic[WorkT, EndedT]):
         child.calm()
         child.state, child.kill_reason, child.kill_at = State.LEAVING, reason, None
         return [Kill(child.number, reason)]
+
+    def _retire(self, child: Child[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
+        if child.state is not State.READY:
+            return []
+        child.state = State.LEAVING
+        if not child.batches:
+            self._rest(child, now)
+        waiting = child.batches and not (child.single or child.recalled)
+        return [*self._recall([child] if waiting else []), Dismiss(child.number)]
 
     def _close(self, grace_s: float, now: float) -> list[Effect[WorkT, EndedT]]:
         self._closing = True

@@ -1,0 +1,34 @@
+"""Find the app by its HostSpec, and say in one line why it cannot be loaded."""
+
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from umbel.pools.interface import Host, HostSpec
+
+_OUR_OWN = str(Path(__file__).parent)
+
+
+def load_host(spec: HostSpec) -> Host:
+    """Runs what the user wrote, so it may raise anything; call it guarded."""
+    for entry in reversed(spec.search_path):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+    module, _, name = spec.loader.partition(":")
+    loader = getattr(import_module(module), name)
+    return cast(Host, loader(spec.target))
+
+
+def in_one_line(error: BaseException) -> str:
+    """The last line of the traceback, and where in the user's code it arose."""
+    what = traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{what} ({error.filename}, line {error.lineno})"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<frozen", _OUR_OWN)) and "importlib" not in frame.filename
+    ]
+    return f"{what} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else what

@@ -1,0 +1,1 @@
+"""Children that come from a fork server: one crash, one leak, one job."""

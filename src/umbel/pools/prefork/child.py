@@ -1,0 +1,192 @@
+"""A child: takes jobs from its socket one at a time, runs them, and answers each at once.
+
+Before it starts a job it takes a token from its pipe. The main process may take tokens back: no
+token, or one of a later batch, means that the rest of this batch is no longer ours.
+
+An outcome is sent as soon as its job ends, not with the batch: the next job may run for an hour,
+and if it brings the process down, what was sent before is safe.
+
+Soft limits. The main process sends a SoftLimit frame and then SIGUSR1. The handler raises only if
+a frame that names the running job has arrived, so a late signal cannot hit another job. It is
+installed at the first job with a soft limit (the main process sends no signal before it was told)
+and stays.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import sys
+import traceback
+from collections import deque
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+from setproctitle import setproctitle
+
+from umbel.errors import SoftTimeLimitExceeded
+from umbel.pools.hosting import in_one_line, load_host
+from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Outcome, Runner
+from umbel.pools.prefork import kernel
+from umbel.pools.prefork.messages import Setup, ToChild
+from umbel.wire.frames import (
+    Armed,
+    FrameReader,
+    JobBatch,
+    Outcomes,
+    Problem,
+    Ready,
+    SoftLimit,
+    Stop,
+    encode_frame,
+)
+
+STATUS_BROKEN = 70  # something went wrong in the child itself; EX_SOFTWARE of sysexits.h
+
+_READ_BYTES = 64 * 1024  # below the size from which malloc asks the kernel each time
+_DEFAULT_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGUSR1,
+    signal.SIGCHLD,
+)
+
+
+def run_child(
+    setup: Setup, number: int, channel: socket.socket, tokens: int, *, parent: int, host: Host | None
+) -> NoReturn:
+    """Live as a child and end the process. `host` is None in a child that has to load it."""
+    status = STATUS_BROKEN
+    child = Child(channel, tokens)
+    try:
+        _settle_in(setup, number, parent)
+        if host is None:
+            host = load_host(HostSpec(setup.loader, setup.target, setup.search_path))
+        context = ChildContext(setup.node, number, setup.loglevel, setup.logfile)
+        child.serve(host.start_child(context))
+        host.stop_child()
+        status = 0
+    finally:
+        # Whatever it was, a forked child must not return into the fork server's stack.
+        error = sys.exc_info()[1]
+        if error is not None:
+            traceback.print_exception(error)
+            status = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else status
+            with contextlib.suppress(OSError):
+                channel.sendall(encode_frame(Problem(in_one_line(error))))
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _settle_in(setup: Setup, number: int, parent: int) -> None:
+    signal.set_wakeup_fd(-1)
+    kernel.die_with_parent()
+    if os.getppid() != parent:  # it ended before we asked to be told
+        os._exit(STATUS_BROKEN)
+    with contextlib.suppress(PermissionError):  # already done for a child that was started afresh
+        os.setpgid(0, 0)
+    for signum in _DEFAULT_SIGNALS:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setproctitle(f"umbel: {setup.node} child {number}")
+    random.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+
+
+class Child:
+    def __init__(self, channel: socket.socket, tokens: int) -> None:
+        self._channel = channel
+        self._tokens = tokens
+        self._kept_token: int | None = None  # of a later batch, found while looking for ours
+        self._reader: FrameReader[ToChild] = FrameReader(ToChild)
+        self._inbox: deque[JobBatch[Job] | Stop] = deque()  # the main process sends two batches at most
+        self._pid = os.getpid()
+        self._handles_soft_limits = False
+        self._armed: int | None = None  # the running job, while the handler may raise
+        self._soft_limit_reached: int | None = None  # the last job that a SoftLimit named
+
+    def serve(self, runner: Runner) -> None:
+        """Run jobs until told to stop, or until the main process is gone."""
+        self._channel.sendall(encode_frame(Ready(self._pid)))
+        while True:
+            while self._inbox:
+                message = self._inbox.popleft()
+                if isinstance(message, Stop):
+                    return
+                self._run_batch(message, runner)
+            data = self._channel.recv(_READ_BYTES)
+            if not data:
+                return
+            self._note(data)
+
+    def _note(self, data: bytes) -> None:
+        for message in self._reader.feed(data):
+            if isinstance(message, SoftLimit):
+                self._soft_limit_reached = message.job
+            else:
+                self._inbox.append(message)
+
+    def _run_batch(self, batch: JobBatch[Job], runner: Runner) -> None:
+        for job in batch.jobs:
+            if not self._take_token(batch.number):
+                return
+            outcome = runner(job) if job.soft_limit_s is None else self._run_limited(job, runner)
+            if os.getpid() != self._pid:
+                # The task forked and its copy came back here. The channel belongs to the original.
+                os._exit(0)
+            self._channel.sendall(encode_frame(Outcomes((outcome,))))
+
+    def _take_token(self, batch: int) -> bool:
+        token = self._kept_token
+        if token is None:
+            try:
+                data = os.read(self._tokens, 1)
+            except BlockingIOError:
+                return False
+            if not data:
+                return False
+            token = data[0]
+        mine = token == batch
+        self._kept_token = None if mine else token
+        return mine
+
+    def _run_limited(self, job: Job, runner: Runner) -> Outcome:
+        if not self._handles_soft_limits:
+            self._handles_soft_limits = True
+            signal.signal(signal.SIGUSR1, self._on_soft_limit)
+            self._channel.sendall(encode_frame(Armed()))
+        self._armed = job.number
+        try:
+            return runner(job)
+        finally:
+            self._armed = None
+
+    def _on_soft_limit(self, signum: int, frame: FrameType | None) -> None:
+        job, self._armed = self._armed, None  # disarmed, so that a second signal changes nothing
+        if job is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            self._note(self._channel.recv(_READ_BYTES, socket.MSG_DONTWAIT))
+        if self._soft_limit_reached == job:
+            raise SoftTimeLimitExceeded("the soft time limit passed")
+        self._armed = job
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """A child that starts afresh: its set-up, slot, socket, token pipe and parent are arguments."""
+    setup = msgspec.json.decode(arguments[0], type=Setup)
+    number, channel, tokens, parent = map(int, arguments[1:])
+    os.set_inheritable(channel, False)
+    os.set_inheritable(tokens, False)
+    run_child(setup, number, socket.socket(fileno=channel), tokens, parent=parent, host=None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

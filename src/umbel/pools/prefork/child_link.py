@@ -1,0 +1,152 @@
+"""The main process's end of one child: its socket, its token pipe, and what waits to be written.
+
+Writes are queued per child and leave in order, whole frames; reads happen when the loop says so.
+Nothing here waits.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+from umbel.errors import BadFrame
+from umbel.pools.prefork.messages import FromChild
+from umbel.wire.frames import FrameReader
+
+_READ_BYTES = 64 * 1024  # below the size from which malloc asks the kernel each time
+_TOKENS_READ_BYTES = 4096  # more than two batches have
+
+
+class ChildLink:
+    """`on_messages` is called with what arrived; `on_broken` once, when the stream is of no more use.
+
+    The text given to it is empty when the stream merely ended, as it does when a child dies.
+    """
+
+    def __init__(
+        self,
+        key: int,
+        child: int,
+        *,
+        on_messages: Callable[["ChildLink", Sequence[FromChild]], None],
+        on_broken: Callable[["ChildLink", str], None],
+    ) -> None:
+        self.key = key
+        self.child = child
+        self.pid = 0  # until the fork server has made the process
+        self.armed = False  # it has a handler for the soft limit's signal
+        self.doom = ""  # why it is being killed, when that is known here and not to the slots
+        self.orphan = False  # its fork server has died
+        self.problem = ""  # what it said about its own end
+        self._on_messages = on_messages
+        self._on_broken = on_broken
+        self._loop = asyncio.get_running_loop()
+        self._channel, theirs = socket.socketpair()
+        self._channel.setblocking(False)
+        self._tokens, self._tokens_in = os.pipe()
+        os.set_blocking(self._tokens, False)
+        os.set_blocking(self._tokens_in, False)
+        self._theirs: socket.socket | None = theirs
+        self._reader: FrameReader[FromChild] = FrameReader(FromChild)
+        self._unsent = bytearray()  # the slots send two batches at most, so this is bounded
+        self._open = True
+        self._loop.add_reader(self._channel, self._on_readable)
+
+    @property
+    def broken(self) -> bool:
+        return not self._open
+
+    def child_fds(self) -> list[int]:
+        """What the child is to inherit; to be let go with `handed_over` once it was passed on."""
+        assert self._theirs is not None
+        return [self._theirs.fileno(), self._tokens]
+
+    def handed_over(self) -> None:
+        """Our copy of the child's end has to go, or the end of the stream would never show."""
+        if self._theirs is not None:
+            self._theirs.close()
+            self._theirs = None
+
+    def put_tokens(self, batch: int, count: int) -> None:
+        written = os.write(self._tokens_in, bytes((batch,)) * count)
+        assert written == count, "two batches of tokens fit into a pipe"
+
+    def take_tokens(self) -> bytes:
+        """The tokens that nobody has taken; from now on nobody else can."""
+        try:
+            return os.read(self._tokens, _TOKENS_READ_BYTES)
+        except BlockingIOError:
+            return b""
+
+    def send(self, frame: bytearray) -> None:
+        if not self._open:
+            return
+        if self._unsent:
+            self._unsent += frame
+            return
+        try:
+            sent = self._channel.send(frame)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # it is gone; the reader notices, or has
+            return
+        if sent < len(frame):
+            self._unsent = frame[sent:]
+            self._loop.add_writer(self._channel, self._on_writable)
+
+    def drain(self) -> None:
+        """Read what a dead child has left in the socket."""
+        while self._open and self._on_readable():
+            pass
+
+    def close(self) -> None:
+        self.handed_over()
+        if self._tokens >= 0:
+            self._shut()
+            os.close(self._tokens)
+            os.close(self._tokens_in)
+            self._tokens = self._tokens_in = -1
+
+    def _on_writable(self) -> None:
+        try:
+            sent = self._channel.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            sent = len(self._unsent)
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._channel)
+
+    def _on_readable(self) -> bool:
+        """Return whether there may be more."""
+        try:
+            data = self._channel.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._break("")
+            return False
+        try:
+            messages = self._reader.feed(data)
+        except BadFrame as error:
+            self._break(f"it did not write what it should: {error}")
+            return False
+        if messages:
+            self._on_messages(self, messages)
+        return True
+
+    def _break(self, why: str) -> None:
+        self._shut()
+        self._on_broken(self, why)
+
+    def _shut(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._channel)
+            with contextlib.suppress(OSError):
+                self._loop.remove_writer(self._channel)
+            self._channel.close()

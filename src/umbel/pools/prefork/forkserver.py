@@ -1,0 +1,241 @@
+"""The fork server: a process of one thread that has loaded the app and makes children.
+
+It is started by exec, so nothing of the main process (threads, locks, connections) is in it. It
+runs no task and talks to nobody but the main process, over one control socket. When that socket
+ends, the main process has ended: every descendant is killed, grandchildren included, because as
+a subreaper it inherits them. It is the children's parent, so it alone signals them and learns
+how they ended.
+
+If importing the app left a thread or a socket behind, a forked copy would hold locks whose owner
+is missing, or share a connection. Then children start afresh and import the app for themselves.
+"""
+
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from typing import NoReturn
+
+import msgspec
+from setproctitle import setproctitle
+
+from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.hosting import in_one_line, load_host
+from umbel.pools.interface import Host, HostSpec
+from umbel.pools.prefork import kernel
+from umbel.pools.prefork.child import run_child
+from umbel.pools.prefork.messages import (
+    FDS_PER_FORK,
+    Exited,
+    Fork,
+    Forked,
+    FromServer,
+    Loaded,
+    NotForked,
+    Setup,
+    Signal,
+    ToServer,
+)
+from umbel.wire.frames import FrameReader, Problem, encode_frame
+
+_READ_BYTES = 64 * 1024
+_FDS_PER_READ = 64
+_CLEAN_UP_S = 10.0  # a process in an uninterruptible wait can survive SIGKILL for a while
+_CLEAN_UP_STEP_S = 0.005
+
+
+class ForkServer:
+    def __init__(self, setup: Setup, control: socket.socket) -> None:
+        self._setup = setup
+        self._control = control
+        self._reader: FrameReader[ToServer] = FrameReader(ToServer)
+        self._fds: deque[int] = deque()  # in the order of the Forks they came with
+        self._pids: dict[int, int] = {}  # key of a child -> its pid, until it is reaped
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = socket.socketpair()
+        self._host: Host | None = None
+        self._spawn = False
+
+    def run(self) -> NoReturn:
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)  # it ends when the main process ends, not before
+        setproctitle(f"umbel: {self._setup.node} fork server")
+        kernel.adopt_orphans()
+        self._load()
+        self._watch()
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._woken:
+                    with contextlib.suppress(BlockingIOError):
+                        self._woken.recv(4096)
+                    self._reap()
+                elif not self._read_control():
+                    self._end()
+
+    def _load(self) -> None:
+        kernel.die_with_parent()  # while importing, nobody watches the control socket
+        sockets = kernel.open_sockets()
+        spec = HostSpec(self._setup.loader, self._setup.target, self._setup.search_path)
+        loaded = call_guarded(load_host, spec)
+        if isinstance(loaded, Raised):
+            traceback.print_exception(loaded.error)
+            self._tell(Problem(in_one_line(loaded.error)))
+            self._end(status=1)
+        kernel.outlive_parent()
+        self._host = loaded.value
+        because = self._reason_to_spawn(kernel.open_sockets() - sockets)
+        self._spawn = bool(because)
+        gc.collect()
+        gc.freeze()  # the collector then leaves pages alone that children share with us
+        self._tell(Loaded(because))
+
+    def _reason_to_spawn(self, sockets: set[str]) -> str:
+        match self._setup.child_start:
+            case "fork":
+                return ""
+            case "spawn":
+                return "child_start is spawn"
+        threads = kernel.thread_count()
+        if threads is None:
+            return "forking without exec is not safe on this system"
+        if threads > 1:
+            names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+            return (
+                f"importing the app left {threads - 1} threads running ({', '.join(names) or 'not Python'})"
+            )
+        if sockets:
+            return f"importing the app left {len(sockets)} sockets open"
+        return ""
+
+    def _watch(self) -> None:
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # what matters is the byte in the wake-up socket
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._selector.register(self._control, selectors.EVENT_READ)
+
+    def _read_control(self) -> bool:
+        """Do what the main process asks; False when it is gone."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, _READ_BYTES, _FDS_PER_READ)
+        except ConnectionError:
+            return False
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._fds.extend(fds)
+        for message in self._reader.feed(data) if data else ():
+            match message:
+                case Fork(key, child):
+                    self._make_child(key, child)
+                case Signal(key, signum):
+                    self._signal(key, signum)
+        return bool(data)
+
+    def _make_child(self, key: int, child: int) -> None:
+        fds = [self._fds.popleft() for _ in range(FDS_PER_FORK)]
+        try:
+            pid = self._start_afresh(child, *fds) if self._spawn else self._fork(child, *fds)
+        except OSError as error:  # no memory, or a limit on processes
+            self._tell(NotForked(key, f"no process could be made: {error}"))
+        else:
+            with contextlib.suppress(OSError):  # the child does it too; the first one wins
+                os.setpgid(pid, pid)
+            self._pids[key] = pid
+            self._tell(Forked(key, pid))
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _fork(self, child: int, channel: int, tokens: int) -> int:
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            for ours in (self._control, self._woken, self._waker, self._selector):
+                ours.close()
+            for fd in self._fds:  # of children that are still to be made
+                os.close(fd)
+            run_child(
+                self._setup, child, socket.socket(fileno=channel), tokens, parent=parent, host=self._host
+            )
+        return pid
+
+    def _start_afresh(self, child: int, channel: int, tokens: int) -> int:
+        setup = msgspec.json.encode(self._setup).decode()
+        numbers = map(str, (child, channel, tokens, os.getpid()))
+        command = [sys.executable, "-P", "-m", "umbel.pools.prefork.child", setup, *numbers]
+        os.set_inheritable(channel, True)
+        os.set_inheritable(tokens, True)
+        return os.posix_spawn(sys.executable, command, os.environ, setpgroup=0)
+
+    def _signal(self, key: int, signum: int) -> None:
+        pid = self._pids.get(key)
+        if pid is None:
+            return
+        if signum == signal.SIGKILL:
+            _kill_group(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+    def _reap(self) -> None:
+        keys = {pid: key for key, pid in self._pids.items()}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in keys:
+                del self._pids[keys[pid]]
+                if status != 0:
+                    _kill_group(pid)  # what a crashed task had started has nobody left to wait for it
+                self._tell(Exited(keys[pid], status))
+
+    def _tell(self, message: FromServer) -> None:
+        try:
+            self._control.sendall(encode_frame(message))
+        except ConnectionError:
+            self._end()
+
+    def _end(self, status: int = 0) -> NoReturn:
+        """Leave no descendant behind: orphans come to us as their parents die, so go on until none is left."""
+        give_up_at = time.monotonic() + _CLEAN_UP_S
+        for pid in self._pids.values():
+            _kill_group(pid)
+        while time.monotonic() < give_up_at:
+            for pid in kernel.children_of(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                break
+            time.sleep(_CLEAN_UP_STEP_S)
+        os._exit(status)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    setup = msgspec.json.decode(arguments[0], type=Setup)
+    control = socket.socket(fileno=int(arguments[1]))
+    control.set_inheritable(False)
+    ForkServer(setup, control).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""What only the kernel can promise about processes: who dies with whom, who inherits orphans.
+
+Linux has it; elsewhere the calls say so by returning False, and the fork server's watch on its
+control socket is what remains.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent() -> bool:
+    """Have this process killed when its parent ends; ask for the parent afterwards, it may be too late."""
+    return _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def outlive_parent() -> bool:
+    return _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of descendants whose own parent ends, so that none can get away."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> bool:
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
+
+
+def children_of(pid: int) -> list[int]:
+    """The direct children; none where there is no /proc to ask."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The command in parentheses may hold anything; what follows the last one is fixed.
+            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended while we looked
+        if int(fields[1]) == pid:
+            found.append(int(entry.parent.name))
+    return found
+
+
+def thread_count() -> int | None:
+    """Threads of this process, those of C libraries included; None when nobody can tell."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except FileNotFoundError:
+        return None
+
+
+def open_sockets() -> set[str]:
+    """The sockets this process holds, by the kernel's name for each."""
+    sockets = set()
+    for entry in Path("/proc/self/fd").glob("*"):
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue  # the descriptor of the listing itself
+        if target.startswith("socket:"):
+            sockets.add(target)
+    return sockets

@@ -1,0 +1,371 @@
+"""PreforkPool: children as separate processes, on the worker's event loop.
+
+The slots machine decides; this shell owns the fork server, the sockets and the timer. Effects
+are performed in the order in which the machine asked for them, also when a listener, called from
+one of them, submits or withdraws: both go through the same queue.
+
+A child's death is reported to the machine when the fork server has told its exit status and
+everything it wrote has been read. Should the fork server itself die, its children are killed by
+the kernel; each is reported when its socket ends, and a new server is started.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from umbel.errors import PoolError
+from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings
+from umbel.pools.prefork.child_link import ChildLink
+from umbel.pools.prefork.exits import exit_reason
+from umbel.pools.prefork.messages import (
+    Exited,
+    Fork,
+    Forked,
+    FromChild,
+    FromServer,
+    Loaded,
+    NotForked,
+    Setup,
+    Signal,
+)
+from umbel.pools.prefork.server_link import ServerLink
+from umbel.protocol.machine import Tick
+from umbel.protocol.slot_events import (
+    Began,
+    ChildDied,
+    ChildReady,
+    Close,
+    Closed,
+    Dismiss,
+    Effect,
+    Event,
+    Failed,
+    Finished,
+    Kill,
+    Lost,
+    Open,
+    Recall,
+    Recalled,
+    Reported,
+    Retire,
+    Send,
+    SignalSoftLimit,
+    SlotSettings,
+    Start,
+    Submit,
+    Withdraw,
+    Withdrawn,
+)
+from umbel.protocol.slots import Slots
+from umbel.wire.frames import Armed, JobBatch, Outcomes, Problem, Ready, SoftLimit, Stop, encode_frame
+
+log = logging.getLogger(__name__)
+
+_END_S = 2.0  # how long a child whose connection has ended may take to be gone
+
+
+class PreforkPool:
+    supports_time_limits = True
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+        self._slots: Slots[Job, Outcome] = Slots(
+            SlotSettings(
+                children=settings.concurrency,
+                batch_max=settings.batch_max,
+                batch_target_s=settings.batch_target_s,
+                batch_patience_s=settings.batch_patience_s,
+                start_timeout_s=settings.start_timeout_s,
+                stop_grace_s=settings.stop_grace_s,
+            )
+        )
+        self._server: ServerLink | None = None
+        self._links: dict[int, ChildLink] = {}  # by slot
+        self._by_key: dict[int, ChildLink] = {}
+        self._keys = 0
+        self._unstarted: list[int] = []  # slots that wait for a fork server with the app loaded
+        self._effects: deque[Effect[Job, Outcome]] = deque()
+        self._withdrawn: Sequence[Job] = ()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped: asyncio.Future[None] | None = None
+        self._ready: set[int] = set()  # slots with a child that can take jobs
+
+    # ---- the interface -----------------------------------------------------------------------------
+
+    async def start(self, listener: PoolListener) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._stopped = self._loop.create_future()
+        self._step(Open())
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await self._started
+        except TimeoutError:
+            await self.stop(grace_s=0.0)
+            raise PoolError(
+                f"the pool was not ready after {self._settings.start_timeout_s:g} s (start_timeout_s): "
+                f"{len(self._ready)} of {self._settings.concurrency} children can take jobs"
+            ) from None
+        except PoolError:
+            await self.stop(grace_s=0.0)
+            raise
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self._step(Submit(jobs))
+
+    def room(self) -> int:
+        return self._slots.room()
+
+    def withdraw(self) -> Sequence[Job]:
+        self._withdrawn = ()
+        self._step(Withdraw())
+        return self._withdrawn
+
+    def terminate_job(self, number: int, signum: int) -> bool:
+        child = self._slots.holder_of(number)
+        if child is None:
+            return False
+        # The child gets no further job, so the signal cannot hit one that comes after.
+        self._step(Retire(child))
+        running = self._slots.running(child)
+        if running is None or running.number != number:
+            return False
+        self._signal(self._links[child], signum)
+        return True
+
+    def describe(self) -> dict[str, Any]:
+        running = {link.pid: self._slots.running(slot) for slot, link in sorted(self._links.items())}
+        return {
+            "implementation": "prefork",
+            "max-concurrency": self._settings.concurrency,
+            "processes": list(running),
+            "fork-server": self._server.pid if self._server else None,
+            "running": {pid: job.task_id for pid, job in running.items() if job is not None},
+            "waiting": self._slots.waiting(),
+        }
+
+    async def stop(self, *, grace_s: float) -> None:
+        if self._stopped is None:
+            return  # never started
+        self._step(Close(grace_s))
+        await self._stopped
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._server is not None:
+            self._server.close()
+            await self._server.ended()
+            self._server = None
+
+    # ---- events in, effects out --------------------------------------------------------------------
+
+    def _step(self, event: Event[Job, Outcome] | Tick) -> None:
+        effects = self._effects
+        effects += self._slots.step(event, self._loop.time())
+        while effects:
+            self._perform(effects.popleft())
+        deadline = self._slots.deadline
+        if deadline is not None and (self._timer is None or deadline < self._timer.when()):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._step(Tick())
+
+    def _perform(self, effect: Effect[Job, Outcome]) -> None:
+        match effect:
+            case Send(child, batch, jobs):
+                link = self._links[child]
+                link.put_tokens(batch, len(jobs))
+                link.send(encode_frame(JobBatch(batch, jobs)))
+            case Reported(child, outcomes):
+                self._listener.on_outcomes(outcomes, self._links[child].pid)
+            case Began(child, job):
+                self._listener.on_started([(job, time.time(), self._links[child].pid)])
+            case Recall(child):
+                link_or_none = self._links.get(child)
+                self._step(Recalled(child, link_or_none.take_tokens() if link_or_none else b""))
+            case Lost(losses):
+                self._listener.on_lost(
+                    [
+                        LostJob(loss.job, loss.charged, loss.reason, loss.timed_out, loss.ran)
+                        for loss in losses
+                    ]
+                )
+            case Withdrawn(jobs):
+                self._withdrawn = jobs
+            case SignalSoftLimit(child, job):
+                self._signal_soft_limit(self._links[child], job)
+            case Start(child):
+                self._start_child(child)
+            case Dismiss(child):
+                self._links[child].send(encode_frame(Stop()))
+            case Kill(child, reason):
+                self._kill_child(child, reason)
+            case Failed(reason):
+                self._fail(reason)
+            case Closed():
+                if self._stopped is not None and not self._stopped.done():
+                    self._stopped.set_result(None)
+            case _:
+                assert_never(effect)
+
+    def _signal_soft_limit(self, link: ChildLink, job: int) -> None:
+        link.send(encode_frame(SoftLimit(job)))
+        if link.armed:
+            self._signal(link, signal.SIGUSR1)
+
+    def _kill_child(self, child: int, reason: str) -> None:
+        link = self._links.get(child)
+        if link is None:  # it never got as far as a process
+            self._unstarted.remove(child)
+            self._step(ChildDied(child, b"", reason))
+        else:
+            self._signal(link, signal.SIGKILL)
+
+    def _signal(self, link: ChildLink, signum: int) -> None:
+        if self._server is not None:
+            self._server.send(Signal(link.key, signum))
+
+    def _fail(self, reason: str) -> None:
+        error = PoolError(f"no child gets as far as its first job: {reason}")
+        if not self._started.done():
+            self._started.set_exception(error)
+        log.error("children cannot be started", extra={"reason": reason})
+        self._listener.on_child("failed", {"reason": str(error)})
+
+    # ---- children ----------------------------------------------------------------------------------
+
+    def _start_child(self, child: int) -> None:
+        if self._server is None:
+            self._server = self._open_server()
+        if not self._server.loaded:
+            self._unstarted.append(child)
+            return
+        self._keys += 1
+        link = ChildLink(self._keys, child, on_messages=self._on_child, on_broken=self._on_child_broken)
+        self._links[child] = self._by_key[link.key] = link
+        self._server.send(Fork(link.key, child), link.child_fds(), link.handed_over)
+
+    def _on_child(self, link: ChildLink, messages: Sequence[FromChild]) -> None:
+        outcomes: list[Outcome] = []
+        for message in messages:
+            match message:
+                case Outcomes(some):
+                    outcomes += some
+                case Ready(pid):
+                    self._on_child_ready(link, pid)
+                case Armed():
+                    link.armed = True
+                case Problem(text):
+                    link.problem = text
+                case _:
+                    assert_never(message)
+        if outcomes:
+            self._step(Finished(link.child, outcomes))
+
+    def _on_child_ready(self, link: ChildLink, pid: int) -> None:
+        link.pid = pid
+        self._ready.add(link.child)
+        self._listener.on_child("started", {"child": link.child, "pid": pid})
+        self._step(ChildReady(link.child))
+        if len(self._ready) == self._settings.concurrency and not self._started.done():
+            self._started.set_result(None)
+
+    def _on_child_broken(self, link: ChildLink, why: str) -> None:
+        if link.orphan:
+            self._bury(link, link.doom)
+        elif why:
+            self._kill_broken(link, why)
+        else:  # as a rule it is dying, and the server is about to say how
+            self._loop.call_later(_END_S, self._kill_broken, link, "it closed its connection")
+
+    def _kill_broken(self, link: ChildLink, why: str) -> None:
+        if link.key in self._by_key:
+            link.doom = f"process {link.pid} was killed because {why}"
+            self._signal(link, signal.SIGKILL)
+
+    def _bury(self, link: ChildLink, reason: str) -> None:
+        if self._by_key.pop(link.key, None) is None:
+            return
+        link.drain()
+        if link.problem:
+            reason = f"{reason}: {link.problem}"
+        tokens = link.take_tokens()
+        link.close()
+        del self._links[link.child]
+        self._ready.discard(link.child)
+        log.info("child ended", extra={"child": link.child, "pid": link.pid, "reason": reason})
+        self._listener.on_child("died", {"child": link.child, "pid": link.pid, "reason": reason})
+        self._step(ChildDied(link.child, tokens, reason))
+
+    # ---- the fork server ---------------------------------------------------------------------------
+
+    def _open_server(self) -> ServerLink:
+        settings, host = self._settings, self._settings.host
+        setup = Setup(
+            loader=host.loader,
+            target=host.target,
+            search_path=host.search_path,
+            node=settings.node,
+            loglevel=settings.loglevel,
+            logfile=settings.logfile,
+            child_start=settings.child_start,
+        )
+        return ServerLink(setup, on_messages=self._on_server, on_lost=self._on_server_lost)
+
+    def _on_server(self, server: ServerLink, messages: Sequence[FromServer]) -> None:
+        for message in messages:
+            match message:
+                case Exited(key, status):
+                    link = self._by_key[key]
+                    self._bury(link, link.doom or exit_reason(link.pid, status))
+                case Forked(key, pid):
+                    self._by_key[key].pid = pid
+                case NotForked(key, problem):
+                    self._bury(self._by_key[key], problem)
+                case Loaded(spawn_because):
+                    self._on_loaded(server, spawn_because)
+                case Problem(text):
+                    server.problem = text
+                case _:
+                    assert_never(message)
+
+    def _on_loaded(self, server: ServerLink, spawn_because: str) -> None:
+        server.loaded = True
+        if spawn_because and self._settings.child_start == "auto":
+            log.warning("children start afresh, each importing the app", extra={"because": spawn_because})
+            self._listener.on_child("spawning", {"because": spawn_because})
+        unstarted, self._unstarted = self._unstarted, []
+        for child in unstarted:
+            self._start_child(child)
+
+    def _on_server_lost(self, server: ServerLink) -> None:
+        """Its children die with it. They are buried as their sockets end, then others take their slots."""
+        self._server = None
+        reason = server.reason()
+        if server.problem:
+            reason = f"the app {self._settings.host.target!r} cannot be loaded: {server.problem}"
+            if not self._started.done():
+                self._started.set_exception(PoolError(reason))
+        log.error("fork server ended", extra={"reason": reason})
+        self._listener.on_child("server-died", {"pid": server.pid, "reason": reason})
+        for link in list(self._by_key.values()):
+            link.orphan, link.doom = True, reason
+            if link.pid:  # 0 would be our own group
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(link.pid, signal.SIGKILL)
+            self._loop.call_later(_END_S, self._bury, link, reason)
+            if link.broken:
+                self._bury(link, reason)
+        unstarted, self._unstarted = self._unstarted, []
+        for child in unstarted:
+            self._step(ChildDied(child, b"", reason))

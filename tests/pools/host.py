@@ -1,0 +1,169 @@
+"""A tiny app for pool tests: the body of a message is a JSON command, `[verb, argument]`.
+
+`load` is the loader of a HostSpec; its target is a comma-separated list of quirks that the
+"app" shows while it is imported or while a child starts.
+"""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from umbel.errors import SoftTimeLimitExceeded
+from umbel.pools.interface import ChildContext, HostSpec, Job, Outcome, Runner
+from umbel.wire.message import Message, StoredResult
+
+_left_behind: list[object] = []  # what an app keeps alive after it was imported
+
+
+def spec(*quirks: str) -> HostSpec:
+    return HostSpec(loader=f"{__name__}:load", target=",".join(quirks), search_path=tuple(sys.path[:1]))
+
+
+def make_job(number: int, verb: str = "return", argument: Any = None, **fields: Any) -> Job:
+    body = json.dumps([verb, argument]).encode()
+    fields.setdefault("task", verb)
+    return Job(number=number, task_id=f"id-{number}", queue="q", message=Message(b"{}", body), **fields)
+
+
+def value_of(outcome: Outcome) -> Any:
+    (result,) = outcome.results
+    return json.loads(result.payload)
+
+
+def load(target: str) -> "TestHost":
+    quirks = target.split(",") if target else []
+    if "import-error" in quirks:
+        raise ImportError("no module named 'flux_capacitor'")
+    if "thread" in quirks:
+        threading.Thread(target=threading.Event().wait, name="left-behind", daemon=True).start()
+    if "socket" in quirks:
+        _left_behind.append(socket.socketpair())
+    if "load-forever" in quirks:
+        threading.Event().wait()
+    return TestHost(quirks)
+
+
+class TestHost:
+    __test__ = False  # for pytest, which would take it for a test class
+
+    def __init__(self, quirks: list[str]) -> None:
+        self._quirks = quirks
+        self._loaded_in = os.getpid()
+        self._context: ChildContext | None = None
+
+    def start_child(self, context: ChildContext) -> Runner:
+        if "start-error" in self._quirks:
+            raise RuntimeError("the database is not there")
+        if "start-crash" in self._quirks:
+            os._exit(9)
+        self._context = context
+        return self._run
+
+    def stop_child(self) -> None:
+        for quirk in self._quirks:
+            if quirk.startswith("say-goodbye-in="):
+                assert self._context is not None
+                folder = quirk.partition("=")[2]
+                with open(f"{folder}/goodbye-{self._context.child}", "w", encoding="utf-8"):
+                    pass
+
+    def _run(self, job: Job) -> Outcome:
+        started_at, clock = time.time(), time.perf_counter()
+        verb, argument = json.loads(job.message.body)
+        try:
+            value = _VERBS[verb](argument, self)
+        except (ArithmeticError, SoftTimeLimitExceeded) as error:
+            return Outcome(
+                job.number, "failure", started_at, time.perf_counter() - clock, summary=f"{error!r}"
+            )
+        payload = json.dumps(value).encode()
+        result = StoredResult(job.task_id, "SUCCESS", payload)
+        return Outcome(job.number, "success", started_at, time.perf_counter() - clock, (result,))
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "loaded_in": self._loaded_in,
+            "child": self._context.child if self._context else None,
+            "stdin": os.readlink("/proc/self/fd/0"),
+            "sockets": sum(os.readlink(f"/proc/self/fd/{fd}").startswith("socket:") for fd in _open_fds()),
+        }
+
+
+def _open_fds() -> list[str]:
+    fds = os.listdir("/proc/self/fd")
+    return [fd for fd in fds if os.path.exists(f"/proc/self/fd/{fd}")]
+
+
+def _append(path: str) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("ran\n")
+
+
+def _crash_once(path: str) -> str:
+    """The first to come here kills its process; the next one finds the file and lives."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return "survived"
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
+
+
+def _wait_for(path: str) -> str:
+    while not os.path.exists(path):
+        time.sleep(0.005)
+    return "released"
+
+
+def _fork_and_return(_: Any) -> int:
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+    return pid
+
+
+def _catch_soft_limit(path: str) -> str:
+    try:
+        return _wait_for(path)
+    except SoftTimeLimitExceeded:
+        return "cleaned up"
+
+
+def _multiprocess(_: Any) -> int:
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    process.start()
+    return process.pid or 0
+
+
+_VERBS: dict[str, Callable[[Any, TestHost], Any]] = {
+    "return": lambda argument, host: argument,
+    "facts": lambda argument, host: host.facts(),
+    "divide": lambda argument, host: 1 / argument,
+    "big": lambda size, host: "x" * size,
+    "sleep": lambda seconds, host: time.sleep(seconds),
+    "exit": lambda status, host: os._exit(status),
+    "sys-exit": lambda status, host: sys.exit(status),
+    "kill": lambda signum, host: os.kill(os.getpid(), signum),
+    "segfault": lambda argument, host: ctypes.string_at(0),
+    "kill-server": lambda argument, host: os.kill(os.getppid(), signal.SIGKILL),
+    "append": lambda path, host: _append(path),
+    "crash-once": lambda path, host: _crash_once(path),
+    "wait-for": lambda path, host: _wait_for(path),
+    "catch-soft": lambda path, host: _catch_soft_limit(path),
+    "subprocess": lambda argument, host: subprocess.Popen(["sleep", "1000"]).pid,
+    "multiprocess": lambda argument, host: _multiprocess(argument),
+    "fork-and-return": lambda argument, host: _fork_and_return(argument),
+    "close-fds": lambda argument, host: os.closerange(3, 1000),
+    "random": lambda argument, host: random.random(),
+}
