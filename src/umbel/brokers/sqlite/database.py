@@ -134,7 +134,7 @@ class Database:
         db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute("BEGIN IMMEDIATE")
-        schema.migrate(db, self.path)
+        schema.migrate(db, self.path, schema.MIGRATIONS)
         if self._on_open is not None:
             self._on_open(db)
         db.execute("COMMIT")

@@ -99,7 +99,7 @@ CREATE TABLE leases (
 MIGRATIONS: tuple[str, ...] = (_FIRST,)
 
 
-def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...] = MIGRATIONS) -> int:
+def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:
     """Bring the file up to date, inside the caller's transaction; the version it had before."""
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version > len(migrations):

@@ -21,7 +21,7 @@ from umbel.brokers.sqlite import claims, dead_letters, messages, meta, results, 
 from umbel.brokers.sqlite.clock import Clock
 from umbel.brokers.sqlite.database import Database
 from umbel.brokers.sqlite.location import path_from_url
-from umbel.brokers.sqlite.wakeup import Poker
+from umbel.brokers.sqlite.wakeup import poke
 from umbel.wire.message import Outgoing, StoredResult
 
 LOST_CHECKS_PER_LEASE = 3
@@ -37,7 +37,6 @@ class Store:
             max_bytes=settings.storage_max_bytes,
             on_open=self._greet,
         )
-        self._poker = Poker()
         self._last_queue = ""  # had the last turn in the last claim
         self._look_first = False  # the last claim came back short, so the next may be in vain
         self._lost_checked_at = 0.0
@@ -48,7 +47,6 @@ class Store:
             pass
 
     def close(self) -> None:
-        self._poker.close()
         self.database.close()
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
@@ -188,8 +186,8 @@ class Store:
             self.close()
 
     def poke(self, awake: set[bytes]) -> None:
-        gone = self._poker.poke(awake)
-        if gone:
+        """Wake those who wait at these addresses, and forget the ones where nobody is."""
+        if awake and (gone := poke(awake)):
             with self.database.write() as db:
                 waiters.unregister(db, gone)
 

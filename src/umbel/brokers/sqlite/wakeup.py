@@ -105,27 +105,15 @@ class AsyncBell:
                 ring.set_result(None)
 
 
-class Poker:
-    """The sending side."""
-
-    def __init__(self) -> None:
-        self._socket: socket.socket | None = None
-
-    def poke(self, addresses: Iterable[bytes]) -> set[bytes]:
-        """Wake those who wait; the addresses behind which nobody is any more."""
-        gone: set[bytes] = set()
+def poke(addresses: Iterable[bytes]) -> set[bytes]:
+    """Wake those who wait there; the addresses behind which nobody is any more."""
+    gone: set[bytes] = set()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
         for address in addresses:
-            if self._socket is None:
-                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             try:
-                self._socket.sendto(b"", address)
+                sender.sendto(b"", address)
             except BlockingIOError:
-                pass  # its buffer is full of pokes: it will look
+                continue  # its buffer is full of pokes: it will look
             except OSError:
                 gone.add(address)
-        return gone
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+    return gone

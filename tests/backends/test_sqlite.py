@@ -1,0 +1,69 @@
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing as closed
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.backends.contract import BackendContract, Stores, closing
+from tests.brokers.under_test import result
+from umbel.backends.interface import Backend
+from umbel.backends.registry import open_backend
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.sqlite import wakeup
+from umbel.errors import BadURL
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'umbel.db'}"
+
+
+@pytest.fixture
+def stores(url: str) -> Iterator[Stores]:
+    opened: list[Backend] = []
+    yield closing(opened, lambda **changes: open_backend(url, replace(BrokerSettings(url), **changes)))
+    for backend in opened:
+        backend.close()
+
+
+class TestSqlite(BackendContract):
+    """The embedded store keeps every promise."""
+
+    def test_no_waiter_is_left_registered(self, stores: Stores, tmp_path: Path) -> None:
+        stores().wait(["a"], 0.01)
+        with closed(sqlite3.connect(tmp_path / "umbel.db")) as db:
+            assert db.execute("SELECT count(*) FROM waiters").fetchone() == (0,)
+
+    def test_results_ride_in_the_settle_of_a_broker_on_the_same_file_only(
+        self, stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backend = stores()
+        monkeypatch.chdir(tmp_path)
+        assert backend.shares_settle("sqlite:///umbel.db")
+        assert not backend.shares_settle("sqlite:///other.db")
+        assert not backend.shares_settle("redis://localhost")
+
+    def test_where_sockets_have_no_abstract_names_waiting_works_all_the_same(
+        self, stores: Stores, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(wakeup, "_SUPPORTED", False)
+        self.test_waiting_ends_with_the_first_final_state(stores)
+        self.test_waiting_on_the_event_loop_does_not_block_it(stores)
+
+    def test_a_wait_begun_before_a_fork_does_not_disturb_the_child(self, stores: Stores) -> None:
+        backend = stores()
+        backend.wait(["a"], 0.01)
+        pid = os.fork()
+        if pid == 0:
+            backend.store([result("a")])
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert set(backend.wait(["a"], None)) == {"a"}
+
+
+def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(BadURL, match="schemes known here: sqlite"):
+        open_backend("redis://localhost", BrokerSettings("sqlite:///umbel.db"))

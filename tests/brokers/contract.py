@@ -1,0 +1,28 @@
+"""The contract suite: what `brokers/interface.py` promises, for any broker.
+
+A broker's own test file makes a class of this and gives it a fixture `under_test`. A test of
+something that the broker declares it cannot do asserts that it refuses and says why.
+"""
+
+from tests.brokers.contract_messages import MessagesContract
+from tests.brokers.contract_processes import ProcessesContract
+from tests.brokers.contract_sharing import (
+    EventLogContract,
+    FanoutContract,
+    LeadershipContract,
+    RevokesContract,
+)
+from tests.brokers.contract_verdicts import OwnershipContract, VerdictsContract
+
+
+class BrokerContract(
+    MessagesContract,
+    OwnershipContract,
+    VerdictsContract,
+    FanoutContract,
+    EventLogContract,
+    RevokesContract,
+    LeadershipContract,
+    ProcessesContract,
+):
+    """Every promise."""

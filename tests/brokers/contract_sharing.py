@@ -1,0 +1,399 @@
+"""What every broker promises about what a cluster shares: broadcasts, events, revokes, leadership."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from tests.brokers.under_test import (
+    LONG_S,
+    OWNER,
+    PEER,
+    QUEUE,
+    SHORT_LEASE_S,
+    BrokerUnderTest,
+    eventually,
+    needs,
+    outgoing,
+    run,
+    take,
+    texts,
+)
+from umbel.brokers.interface import Broadcast, Revoke
+from umbel.errors import RevokesFull
+from umbel.protocol.coordination import (
+    Busy,
+    Closed,
+    ElectionRequest,
+    ElectionState,
+    Granted,
+    LeaseReply,
+    Policy,
+)
+
+EXCHANGE = "celeryev"
+
+
+def event(key: str, body: bytes = b"{}", exchange: str = EXCHANGE) -> Broadcast:
+    return Broadcast(exchange, key, body, b'{"hostname": "ada"}')
+
+
+async def first(count: int, heard: AsyncIterator[Broadcast]) -> list[Broadcast]:
+    broadcasts: list[Broadcast] = []
+    async with asyncio.timeout(LONG_S / 2):
+        while len(broadcasts) < count:
+            broadcasts.append(await anext(heard))
+    return broadcasts
+
+
+def request(name: str, policy: Policy = Policy.AT_MOST_ONCE) -> ElectionRequest:
+    return ElectionRequest(name, "task", b"{}", policy, asked_at=time.time() + 1)
+
+
+class FanoutContract:
+    @needs("fanout")
+    def test_a_broadcast_reaches_every_subscriber_in_order(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with (
+                under_test.open() as broker,
+                under_test.open() as other,
+                broker.subscribe(EXCHANGE, ["#"]) as one,
+                broker.subscribe(EXCHANGE, ["#"]) as two,
+                other.subscribe(EXCHANGE, ["#"]) as three,
+            ):
+                sent = [event(f"worker.{number}", b"body %d" % number) for number in range(5)]
+                await broker.broadcast(sent[:2], ttl_s=LONG_S)
+                await asyncio.to_thread(lambda: under_test.producer().broadcast(sent[2:], ttl_s=LONG_S))
+                for subscription in (one, two, three):
+                    assert await first(5, aiter(subscription)) == sent
+
+        run(scenario())
+
+    @needs("fanout")
+    def test_a_waiting_subscriber_is_woken(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker, broker.subscribe(EXCHANGE, ["#"]) as subscription:
+                heard = aiter(subscription)
+                for number in range(10):
+                    waiting = asyncio.create_task(first(1, heard))
+                    await broker.broadcast([event(f"n.{number}")], ttl_s=LONG_S)
+                    assert await waiting == [event(f"n.{number}")]
+
+        run(scenario())
+
+    @needs("fanout")
+    @pytest.mark.parametrize(
+        ("pattern", "heard"),
+        [
+            ("#", ["a", "a.b", "a.b.c", "b.c", "end"]),
+            ("*", ["a", "end"]),
+            ("a.#", ["a", "a.b", "a.b.c", "end"]),
+            ("a.*", ["a.b", "end"]),
+            ("#.c", ["a.b.c", "b.c", "end"]),
+            ("a.b", ["a.b", "end"]),
+            ("*.#.c", ["a.b.c", "b.c", "end"]),
+        ],
+    )
+    def test_patterns_are_those_of_amqp(
+        self, under_test: BrokerUnderTest, pattern: str, heard: list[str]
+    ) -> None:
+        async def scenario() -> None:
+            async with (
+                under_test.open() as broker,
+                broker.subscribe(EXCHANGE, [pattern, "end"]) as subscription,
+            ):
+                keys = ["a", "a.b", "a.b.c", "b.c", "end"]
+                await broker.broadcast([event(key) for key in keys], ttl_s=LONG_S)
+                received = await first(len(heard), aiter(subscription))
+                assert [broadcast.routing_key for broadcast in received] == heard
+
+        run(scenario())
+
+    @needs("fanout")
+    def test_only_later_broadcasts_of_the_same_exchange_are_heard(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker, broker.subscribe(EXCHANGE, ["#"]):
+                await broker.broadcast([event("too.early")], ttl_s=LONG_S)
+                async with broker.subscribe(EXCHANGE, ["#"]) as subscription:
+                    await broker.broadcast(
+                        [event("elsewhere", exchange="other"), event("here")], ttl_s=LONG_S
+                    )
+                    assert await first(1, aiter(subscription)) == [event("here")]
+
+        run(scenario())
+
+    @needs("fanout")
+    def test_a_broadcast_is_not_heard_after_its_ttl(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker, broker.subscribe(EXCHANGE, ["#"]) as subscription:
+                await broker.broadcast([event("stale")], ttl_s=0.0)
+                await broker.broadcast([event("fresh")], ttl_s=LONG_S)
+                assert await first(1, aiter(subscription)) == [event("fresh")]
+
+        run(scenario())
+
+    @needs("fanout")
+    def test_a_subscriber_that_is_busy_for_longer_than_a_lease_misses_nothing(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with (
+                under_test.open(lease_s=SHORT_LEASE_S) as broker,
+                broker.subscribe(EXCHANGE, ["#"]) as subscription,
+            ):
+                ends = time.monotonic() + 3 * SHORT_LEASE_S
+
+                async def long_over() -> bool:
+                    return time.monotonic() > ends
+
+                await eventually(long_over, what="three leases")
+                await broker.broadcast([event("late")], ttl_s=LONG_S)
+                assert await first(1, aiter(subscription)) == [event("late")]
+
+        run(scenario())
+
+
+class EventLogContract:
+    @needs("event_log")
+    def test_events_are_kept_only_while_a_recorder_is_registered(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                assert await broker.log_events([("task.sent", b"unheard")]) == 0
+                assert not await broker.recorders()
+                start = await broker.register_recorder("lake")
+                assert list(await broker.recorders()) == ["lake"]
+                assert await broker.log_events([("task.sent", b"1"), ("task.started", b"2")]) == 2
+                events = await broker.read_events("lake", 10)
+                assert [(one.offset - start, one.routing_key, one.body) for one in events] == [
+                    (1, "task.sent", b"1"),
+                    (2, "task.started", b"2"),
+                ]
+                await broker.forget_recorder("lake")
+                assert await broker.log_events([("task.sent", b"unheard")]) == 0
+
+        run(scenario())
+
+    @needs("event_log")
+    def test_a_recorder_goes_on_after_what_it_acknowledged(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.register_recorder("lake")
+                await broker.log_events([("k", b"%d" % number) for number in range(5)])
+                page = await broker.read_events("lake", 3)
+                assert [one.body for one in page] == [b"0", b"1", b"2"]
+                assert await broker.read_events("lake", 3) == page  # reading alone moves nothing
+                await broker.acknowledge_events("lake", page[1].offset)
+            async with under_test.open() as broker:
+                assert await broker.register_recorder("lake") == page[1].offset
+                assert [one.body for one in await broker.read_events("lake", 10)] == [b"2", b"3", b"4"]
+
+        run(scenario())
+
+    @needs("event_log")
+    def test_the_log_is_bounded_and_counts_what_it_dropped(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open(event_log_max=10) as broker:
+                await broker.register_recorder("lake")
+                await broker.log_events([("k", b"%d" % number) for number in range(8)])
+                assert await broker.lost_events() == 0
+                await broker.log_events([("k", b"%d" % number) for number in range(8, 15)])
+                kept = await broker.read_events("lake", 100)
+                assert [one.body for one in kept] == [b"%d" % number for number in range(5, 15)]
+                assert await broker.lost_events() == 5
+
+        run(scenario())
+
+    @needs("event_log")
+    def test_the_sweep_keeps_what_a_recorder_has_not_read(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open(event_log_retention_s=0.0) as broker:
+                await broker.register_recorder("lake")
+                await broker.register_recorder("slow")
+                await broker.log_events([("k", b"0"), ("k", b"1")])
+                events = await broker.read_events("lake", 10)
+                await broker.acknowledge_events("lake", events[1].offset)
+                await broker.acknowledge_events("slow", events[0].offset)
+                await broker.sweep()
+                assert [one.body for one in await broker.read_events("slow", 10)] == [b"1"]
+                assert await broker.lost_events() == 0
+
+        run(scenario())
+
+
+class RevokesContract:
+    def test_a_revoke_is_in_the_next_claim_of_everyone(self, under_test: BrokerUnderTest) -> None:
+        now = time.time()
+        one = Revoke("one", now, now + 3600)
+        two = Revoke("", now, now + 3600, header="customer=7")
+
+        async def scenario() -> None:
+            async with under_test.open() as broker, under_test.open() as other:
+                producer = under_test.producer()
+                producer.publish(outgoing("a"))
+                producer.revoke([one])
+                claim = await take(broker)
+                assert (texts(claim.deliveries), list(claim.revokes)) == (["a"], [one])
+                producer.revoke([two])
+                claim = await broker.claim(OWNER, [QUEUE], 10, revoked_after=claim.revoked_cursor)
+                assert list(claim.revokes) == [two]
+                claim = await broker.claim(OWNER, [QUEUE], 10, revoked_after=claim.revoked_cursor)
+                assert list(claim.revokes) == []
+                assert list((await take(other, owner=PEER)).revokes) == [one, two]
+
+        run(scenario())
+
+    def test_an_expired_revoke_is_not_handed_out_and_is_swept(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open(revokes_max=2) as broker:
+                producer = under_test.producer(revokes_max=2)
+                past = time.time() - 10
+                producer.revoke([Revoke("old", past, past + 1), Revoke("older", past, past + 1)])
+                assert list((await take(broker)).revokes) == []
+                await broker.sweep()
+                producer.revoke([Revoke(name, time.time(), time.time() + 3600) for name in "ab"])
+                assert [entry.task_id for entry in (await take(broker)).revokes] == ["a", "b"]
+
+        run(scenario())
+
+    def test_the_revoke_record_refuses_at_its_limit_and_names_it(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            producer = under_test.producer(revokes_max=3)
+            entries = [Revoke(str(number), time.time(), time.time() + 3600) for number in range(5)]
+            producer.revoke(entries[:3])
+            producer.revoke(entries[:3])  # the same ones again need no room
+            with pytest.raises(RevokesFull, match="revokes_max"):
+                producer.revoke(entries[3:])
+            async with under_test.open() as broker:
+                assert [entry.task_id for entry in (await take(broker)).revokes] == ["0", "1", "2"]
+
+        run(scenario())
+
+
+class LeadershipContract:
+    @needs("leases")
+    def test_a_lease_has_one_holder_and_growing_terms(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker, under_test.open() as other:
+                mine, theirs = broker.coordination, other.coordination
+                won = await mine.acquire_lease("beat", OWNER, ttl_s=LONG_S)
+                assert (won.granted, won.holder) == (True, OWNER)
+                lost = await theirs.acquire_lease("beat", PEER, ttl_s=LONG_S)
+                assert (lost.granted, lost.holder, lost.term) == (False, OWNER, won.term)
+                assert 0 < lost.left_s <= LONG_S
+                assert await mine.renew_lease("beat", OWNER, won.term, ttl_s=LONG_S)
+                assert not await theirs.renew_lease("beat", PEER, won.term, ttl_s=LONG_S)
+                assert not await theirs.release_lease("beat", OWNER, won.term + 1)
+                assert await mine.release_lease("beat", OWNER, won.term)
+                next_one = await theirs.acquire_lease("beat", PEER, ttl_s=LONG_S)
+                assert next_one.granted and next_one.term > won.term
+
+        run(scenario())
+
+    @needs("leases")
+    def test_a_lease_passes_on_with_its_data_when_its_holder_is_silent(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                store = broker.coordination
+                won = await store.acquire_lease("beat", OWNER, ttl_s=SHORT_LEASE_S)
+                assert await store.update_lease("beat", OWNER, won.term, b"state")
+
+                async def passed_on() -> LeaseReply | None:
+                    reply = await store.acquire_lease("beat", PEER, ttl_s=LONG_S)
+                    return reply if reply.granted else None
+
+                taken = await eventually(passed_on, what="the end of the lease")
+                assert taken.term > won.term and taken.data == b"state"
+                assert not await store.renew_lease("beat", OWNER, won.term, ttl_s=LONG_S)
+                assert not await store.update_lease("beat", OWNER, won.term, b"stale")
+                seen = await store.read_lease("beat")
+                assert (seen.holder, seen.term, seen.data) == (PEER, taken.term, b"state")
+
+        run(scenario())
+
+    @needs("leases")
+    def test_a_leader_without_its_lease_publishes_nothing(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                store = broker.coordination
+                assert not await store.fenced_publish("beat", OWNER, 1, outgoing("nobody leads"))
+                old = await store.acquire_lease("beat", OWNER, ttl_s=LONG_S)
+                assert await store.fenced_publish("beat", OWNER, old.term, outgoing("led"))
+                await store.release_lease("beat", OWNER, old.term)
+                assert not await store.fenced_publish("beat", OWNER, old.term, outgoing("released"))
+                new = await store.acquire_lease("beat", OWNER, ttl_s=LONG_S)
+                assert not await store.fenced_publish("beat", OWNER, old.term, outgoing("stale term"))
+                assert not await store.fenced_publish("beat", PEER, new.term, outgoing("stale holder"))
+                assert texts((await take(broker)).deliveries) == ["led"]
+
+        run(scenario())
+
+    @needs("leases")
+    def test_an_election_runs_once_and_ends(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker, under_test.open() as other:
+                mine, theirs, asked = broker.coordination, other.coordination, request("e")
+                opened = await mine.open_election("k", asked)
+                assert (opened.state, opened.request) == (ElectionState.OPEN, asked)
+                assert [key for key, _ in await mine.unfinished_elections(10)] == ["k"]
+                granted = await mine.claim_election("k", OWNER, asked, ttl_s=LONG_S)
+                assert isinstance(granted, Granted)
+                assert await mine.claim_election("k", OWNER, asked, ttl_s=LONG_S) == granted
+                busy = await theirs.claim_election("k", PEER, asked, ttl_s=LONG_S)
+                assert isinstance(busy, Busy) and (busy.holder, busy.term) == (OWNER, granted.term)
+                assert not await theirs.unfinished_elections(10)
+                assert not await theirs.start_election("k", PEER, granted.term)
+                assert await mine.start_election("k", OWNER, granted.term)
+                assert await mine.renew_election("k", OWNER, granted.term)
+                assert await mine.finish_election("k", OWNER, granted.term, "sent")
+                over = await theirs.claim_election("k", PEER, asked, ttl_s=LONG_S)
+                assert over == Closed(ElectionState.DONE, OWNER, granted.term, "sent", by_me=False)
+                record = await theirs.read_election("k")
+                assert record is not None and record.outcome == "sent"
+                assert await theirs.read_election("unknown") is None
+
+        run(scenario())
+
+    @needs("leases")
+    def test_an_election_whose_winner_died_after_start_fails_or_moves_on_by_policy(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                store = broker.coordination
+                for policy in Policy:
+                    asked = request(policy.value, policy)
+                    won = await store.claim_election(policy.value, OWNER, asked, ttl_s=SHORT_LEASE_S)
+                    assert isinstance(won, Granted)
+                    assert await store.start_election(policy.value, OWNER, won.term)
+                for policy in Policy:
+
+                    async def answered(policy: Policy = policy) -> Granted | Closed | None:
+                        asked = request(policy.value, policy)
+                        reply = await store.claim_election(policy.value, PEER, asked, ttl_s=LONG_S)
+                        return None if isinstance(reply, Busy) else reply
+
+                    reply = await eventually(answered, what=f"the end of {policy}")
+                    if policy is Policy.AT_MOST_ONCE:
+                        assert isinstance(reply, Closed)
+                        assert (reply.state, reply.by_me) == (ElectionState.FAILED, True)
+                    else:
+                        assert isinstance(reply, Granted) and reply.attempt == 2
+
+        run(scenario())
+
+    @needs("leases")
+    def test_the_clock_mark_only_rises_and_is_shared(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> Sequence[int]:
+            async with under_test.open() as broker, under_test.open() as other:
+                return [
+                    await broker.coordination.raise_clock(0),
+                    await broker.coordination.raise_clock(2**40),
+                    await other.coordination.raise_clock(7),
+                    await other.coordination.raise_clock(2**53 - 1),
+                    await broker.coordination.raise_clock(0),
+                ]
+
+        assert run(scenario()) == [0, 2**40, 2**40, 2**53 - 1, 2**53 - 1]

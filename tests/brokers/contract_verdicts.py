@@ -1,0 +1,353 @@
+"""What every broker promises about ownership and verdicts: who holds a message, and how it ends."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from tests.brokers.under_test import (
+    OWNER,
+    PEER,
+    QUEUE,
+    SHORT_LEASE_S,
+    BrokerUnderTest,
+    eventually,
+    outgoing,
+    result,
+    run,
+    take,
+    take_one,
+    texts,
+)
+from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Return, Started, Verdict
+
+
+async def settle_all(broker: Broker, *verdicts: Verdict) -> None:
+    settled = await broker.settle(verdicts)
+    assert (settled.applied, settled.refused) == (len(verdicts), frozenset())
+
+
+async def lose(broker: Broker, deliveries: Sequence[Delivery]) -> None:
+    """Let the owner of these fall silent until the broker takes them from it."""
+    count = 0
+
+    async def returned() -> bool:
+        nonlocal count
+        count += await broker.return_lost()
+        return count == len(deliveries)
+
+    await eventually(returned, what="the return of a silent owner's messages")
+
+
+class OwnershipContract:
+    def test_a_silent_owner_loses_its_messages_and_they_come_back_marked(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with (
+                under_test.open(lease_s=SHORT_LEASE_S) as dead,
+                under_test.open(lease_s=SHORT_LEASE_S) as peer,
+            ):
+                await peer.publish(outgoing("a", "b", "c"))
+                held = (await take(dead, 2)).deliveries
+                await lose(peer, held)
+                assert await peer.return_lost() == 0
+                again = (await take(peer, owner=PEER)).deliveries
+                assert texts(again) == ["a", "b", "c"]
+                assert [delivery.redelivered for delivery in again] == [True, True, False]
+                assert [delivery.starts for delivery in again] == [0, 0, 0]
+
+        run(scenario())
+
+    def test_claiming_alone_brings_back_what_dead_owners_held(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with (
+                under_test.open(lease_s=SHORT_LEASE_S) as dead,
+                under_test.open(lease_s=SHORT_LEASE_S) as peer,
+            ):
+                await peer.publish(outgoing("a"))
+                await take(dead)
+
+                async def claimed() -> Sequence[Delivery]:
+                    return (await take(peer, owner=PEER)).deliveries
+
+                assert texts(await eventually(claimed, what="the dead owner's message")) == ["a"]
+
+        run(scenario())
+
+    def test_an_owner_that_renews_keeps_its_messages_however_long(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with (
+                under_test.open(lease_s=SHORT_LEASE_S) as keeper,
+                under_test.open(lease_s=SHORT_LEASE_S) as peer,
+            ):
+                await peer.publish(outgoing("kept") + outgoing("lost", queue="other"))
+                held = await take_one(keeper)
+                await take(peer, owner="dead@here.3", queues=["other"])
+                ends = time.monotonic() + 5 * SHORT_LEASE_S
+
+                async def long_over() -> bool:
+                    assert await keeper.renew(OWNER)
+                    await peer.return_lost()
+                    return time.monotonic() > ends
+
+                await eventually(long_over, what="five leases")
+                # The dead one's message came back meanwhile: the reaper was at work.
+                assert texts((await take(peer, owner=PEER, queues=["other"])).deliveries) == ["lost"]
+                await settle_all(keeper, Ack(held.tag))
+
+        run(scenario())
+
+    def test_an_owner_learns_from_renewing_that_its_lease_had_ended(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
+                await broker.publish(outgoing("a"))
+                await lose(broker, [await take_one(broker)])
+                assert await broker.renew(OWNER) is False
+                assert await broker.renew(OWNER) is True
+
+        run(scenario())
+
+    def test_an_owner_that_stops_returns_what_it_holds_at_once(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish(outgoing("a", "b"))
+                await take(broker)
+                assert await broker.forget_owner(OWNER) == 2
+                assert await broker.forget_owner(OWNER) == 0
+                assert texts((await take(broker, owner=PEER)).deliveries) == ["a", "b"]
+
+        run(scenario())
+
+    def test_a_cancelled_claim_leaves_no_message_without_an_owner(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish(outgoing(*map(str, range(20))))
+                for _ in range(10):
+                    claiming = asyncio.create_task(take(broker, 1))
+                    await asyncio.wait([claiming], timeout=0)
+                    claiming.cancel()
+                    await asyncio.wait([claiming])
+                    if not claiming.cancelled():
+                        await settle_all(broker, Return(claiming.result().deliveries[0].tag))
+
+                async def all_ready() -> bool:
+                    return (await broker.queues())[QUEUE].ready == 20
+
+                await eventually(all_ready, what="every message back in the queue")
+
+        run(scenario())
+
+
+class VerdictsContract:
+    def test_an_acknowledged_message_is_gone(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish(outgoing("a", "b"))
+                await settle_all(broker, *(Ack(delivery.tag) for delivery in (await take(broker)).deliveries))
+                assert await broker.queues() == {}
+                assert await broker.forget_owner(OWNER) == 0
+
+        run(scenario())
+
+    def test_a_returned_message_is_first_in_line(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish(outgoing("a", "b", "c"))
+                await settle_all(broker, Return((await take_one(broker)).tag))
+                again = (await take(broker)).deliveries
+                assert texts(again) == ["a", "b", "c"]
+                assert (again[0].starts, again[0].redelivered) == (0, False)
+
+        run(scenario())
+
+    def test_a_returned_message_can_be_parked_until_it_is_due(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish(outgoing("a"))
+                await settle_all(broker, Return((await take_one(broker)).tag, not_before=time.time() + 0.2))
+
+                async def due() -> Sequence[Delivery]:
+                    return (await take(broker)).deliveries
+
+                assert not await due()
+                assert texts(await eventually(due, what="the parked message")) == ["a"]
+
+        run(scenario())
+
+    def test_starts_are_counted_and_claims_are_not(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish(outgoing("a"))
+                counts = []
+                for verdict in (
+                    lambda tag: [Return(tag)],
+                    lambda tag: [Return(tag, ran=True)],
+                    lambda tag: [Return(tag, charged=True)],
+                    lambda tag: [Started(tag), Return(tag)],
+                    lambda tag: [],
+                ):
+                    delivery = await take_one(broker)
+                    counts.append((delivery.starts, delivery.redelivered))
+                    await settle_all(broker, *verdict(delivery.tag))
+                assert counts == [(0, False), (0, False), (0, True), (1, True), (2, True)]
+
+        run(scenario())
+
+    def test_counting_a_start_keeps_the_claim_and_outlives_its_owner(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
+                await broker.publish(outgoing("a"))
+                delivery = await take_one(broker)
+                await settle_all(broker, Started(delivery.tag))
+                assert not (await take(broker)).deliveries
+                await broker.forget_owner(OWNER)
+                again = await take_one(broker, owner=PEER)
+                assert (again.starts, again.redelivered) == (1, True)
+
+        run(scenario())
+
+    def test_a_verdict_on_a_lost_claim_is_refused_and_nothing_of_it_applied(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open(lease_s=SHORT_LEASE_S) as late, under_test.open() as peer:
+                await late.publish(outgoing("a", "b", "c"))
+                held = (await take(late)).deliveries
+                await lose(peer, held)
+                results = (
+                    [result(f"of {number}") for number in range(3)]
+                    if peer.capabilities.stores_results
+                    else []
+                )
+                again = (await take(peer, owner=PEER)).deliveries
+                refused = await late.settle(
+                    [
+                        Ack(held[0].tag, results[:1], outgoing("follow-up", queue="other")),
+                        Bury(held[1].tag, "why", results=results[1:2]),
+                        Return(held[2].tag, charged=True),
+                        Started(held[0].tag),
+                    ]
+                )
+                assert refused.applied == 0
+                assert refused.refused == {delivery.tag for delivery in held}
+                assert not await peer.dead_letters()
+                assert "other" not in await peer.queues()
+                assert not under_test.backend().read([one.task_id for one in results])
+                await settle_all(peer, *(Return(delivery.tag) for delivery in again))
+                assert [delivery.starts for delivery in (await take(peer, owner=PEER)).deliveries] == [
+                    0,
+                    0,
+                    0,
+                ]
+
+        run(scenario())
+
+    def test_one_refused_verdict_does_not_hold_up_the_rest_of_its_batch(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish(outgoing("a", "b"))
+                one, other = (await take(broker)).deliveries
+                await settle_all(broker, Ack(one.tag))
+                settled = await broker.settle([Ack(one.tag), Ack(other.tag), Ack(other.tag)])
+                assert settled.applied == 1
+                assert settled.refused == {one.tag, other.tag}
+
+        run(scenario())
+
+    def test_the_same_owner_cannot_settle_its_earlier_claim(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish(outgoing("a"))
+                earlier = await take_one(broker)
+                await settle_all(broker, Return(earlier.tag))
+                now = await take_one(broker)
+                assert (await broker.settle([Ack(earlier.tag)])).refused == {earlier.tag}
+                await settle_all(broker, Ack(now.tag))
+
+        run(scenario())
+
+    def test_results_and_follow_ups_come_with_the_ack(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish(outgoing("a"))
+                delivery = await take_one(broker)
+                carried = (
+                    [result("one"), result("two", "FAILURE")] if broker.capabilities.stores_results else []
+                )
+                await settle_all(
+                    broker, Ack(delivery.tag, carried, outgoing("next") + outgoing("x", queue="other"))
+                )
+                assert texts((await take(broker)).deliveries) == ["next"]
+                assert texts((await take(broker, queues=["other"])).deliveries) == ["x"]
+                stored = under_test.backend().read(["one", "two"])
+                assert list(stored.values()) == carried
+
+        run(scenario())
+
+    def test_the_first_success_of_a_task_stays(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                backend = under_test.backend()
+                if not broker.capabilities.stores_results:
+                    return
+                for status, payload in (
+                    ("FAILURE", b"1"),
+                    ("SUCCESS", b"2"),
+                    ("FAILURE", b"3"),
+                    ("SUCCESS", b"4"),
+                ):
+                    await broker.publish(outgoing("a"))
+                    delivery = await take_one(broker)
+                    await settle_all(broker, Ack(delivery.tag, [result("task", status, payload)]))
+                assert backend.read(["task"]) == {"task": result("task", "SUCCESS", b"2")}
+
+        run(scenario())
+
+    def test_a_buried_message_is_listed_with_its_reason_and_can_be_requeued(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                before = time.time()
+                await broker.publish(outgoing("a", "b", priority=4))
+                for delivery in (await take(broker)).deliveries:
+                    await settle_all(
+                        broker, Started(delivery.tag), Bury(delivery.tag, "it crashed", charged=True)
+                    )
+                assert await broker.queues() == {}
+                letters = await broker.dead_letters()
+                assert sorted(letter.message.body for letter in letters) == [b"a", b"b"]
+                letter = next(letter for letter in letters if letter.message.body == b"a")
+                assert (letter.queue, letter.reason, letter.starts) == (QUEUE, "it crashed", 2)
+                assert before - 1 <= letter.buried_at <= time.time() + 1
+                assert len(await broker.dead_letters(1)) == 1
+
+                assert await broker.requeue_dead([letter.letter_id]) == 1
+                assert await broker.requeue_dead([letter.letter_id]) == 0
+                again = await take_one(broker)
+                assert again.message == letter.message
+                assert (again.starts, again.redelivered) == (0, False)
+                assert [left.message.body for left in await broker.dead_letters()] == [b"b"]
+
+        run(scenario())
+
+    def test_burying_can_bring_a_result_and_follow_ups(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish(outgoing("a"))
+                delivery = await take_one(broker)
+                carried = [result("task", "FAILURE")] if broker.capabilities.stores_results else []
+                await settle_all(
+                    broker,
+                    Bury(delivery.tag, "why", results=carried, follow_ups=outgoing("errback", queue="other")),
+                )
+                assert list(under_test.backend().read(["task"]).values()) == carried
+                assert texts((await take(broker, queues=["other"])).deliveries) == ["errback"]
+
+        run(scenario())

@@ -1,0 +1,233 @@
+"""The embedded broker's decisions that need no database: shares, patterns, verdicts."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.brokers.under_test import OWNER, QUEUE, BrokerUnderTest, message, outgoing, run, take, texts
+from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Return, Revoke, Started
+from umbel.brokers.sqlite import dead_letters, revokes, wakeup
+from umbel.brokers.sqlite.broker import CAPABILITIES
+from umbel.brokers.sqlite.claims import Heap, share
+from umbel.brokers.sqlite.fanout import matches
+from umbel.brokers.sqlite.messages import DUE_MAX
+from umbel.brokers.sqlite.verdicts import judge
+from umbel.wire.message import Outgoing
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "umbel.db"
+
+
+@pytest.fixture
+def under_test(path: Path) -> Iterator[BrokerUnderTest]:
+    under_test = BrokerUnderTest(BrokerSettings(f"sqlite:///{path}"), CAPABILITIES)
+    yield under_test
+    under_test.close()
+
+
+def counted(heaps: list[Heap]) -> dict[tuple[str, int], int]:
+    return {(heap.queue, heap.priority): len(heap.ids) for heap in heaps}
+
+
+# ---- shares ----------------------------------------------------------------------------------------
+
+
+def test_queues_of_one_priority_share_evenly_and_what_one_leaves_goes_to_the_others() -> None:
+    heaps = [Heap("a", 0, range(100)), Heap("b", 0, range(2)), Heap("c", 0, range(100))]
+    assert counted(share(heaps, 12, ["a", "b", "c"])) == {("a", 0): 5, ("b", 0): 2, ("c", 0): 5}
+
+
+def test_a_better_priority_is_emptied_before_the_next_is_touched() -> None:
+    heaps = [Heap("a", 3, range(5)), Heap("b", 0, range(4)), Heap("b", 3, range(5))]
+    assert counted(share(heaps, 6, ["a", "b"])) == {("b", 0): 4, ("a", 3): 1, ("b", 3): 1}
+
+
+def test_single_claims_take_turns() -> None:
+    queues, served = ["a", "b", "c"], []
+    for _ in range(6):
+        (heap,) = share([Heap("a", 0, [1]), Heap("c", 0, [1])], 1, queues)
+        served.append(heap.queue)
+        turn = queues.index(heap.queue) + 1
+        queues = queues[turn:] + queues[:turn]
+    assert served == ["a", "c"] * 3
+
+
+@given(
+    st.dictionaries(st.tuples(st.sampled_from("abcd"), st.integers(0, 9)), st.integers(1, 20), min_size=1),
+    st.integers(1, 60),
+)
+def test_a_share_takes_all_it_may_and_no_queue_gets_less_than_an_equal_part(
+    waiting: dict[tuple[str, int], int], limit: int
+) -> None:
+    heaps = [Heap(queue, priority, range(count)) for (queue, priority), count in waiting.items()]
+    taken = counted(share(heaps, limit, list("abcd")))
+    assert sum(taken.values()) == min(limit, sum(waiting.values()))
+    for (queue, priority), count in waiting.items():
+        got = taken.get((queue, priority), 0)
+        if got < count:
+            peers = [taken.get((other, priority), 0) for other in "abcd" if (other, priority) in waiting]
+            assert got >= max(peers) - 1, queue
+            assert not any(place[1] > priority for place in taken)
+
+
+# ---- patterns --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "fits"),
+    [
+        ("#", "", True),
+        ("#", "a.b.c", True),
+        ("*", "a", True),
+        ("*", "a.b", False),
+        ("*.*", "a.b", True),
+        ("a.#", "a", True),
+        ("a.#.d", "a.d", True),
+        ("a.#.d", "a.b.c.d", True),
+        ("a.#.d", "a.b.c", False),
+        ("#.#", "a", True),
+        ("#.a.#", "b.a.c", True),
+        ("#.a.#", "b.c", False),
+        ("*.a", "a", False),
+        ("worker.*", "workers.x", False),
+        ("w#", "wa", False),
+    ],
+)
+def test_patterns(pattern: str, key: str, fits: bool) -> None:
+    assert matches(pattern.split("."), key.split(".")) is fits
+
+
+def test_a_pattern_of_many_hashes_is_matched_quickly() -> None:
+    assert not matches(["#", "a"] * 100, ["a"] * 99 + ["b"])
+
+
+# ---- verdicts --------------------------------------------------------------------------------------
+
+
+def test_verdicts_are_judged_in_order_and_only_the_first_one_ends_a_claim() -> None:
+    judged = judge(
+        [
+            Started("70:1"),
+            Ack("70:1", follow_ups=outgoing("next")),
+            Ack("70:1"),
+            Started("70:1"),
+            Return("71:2"),
+            Bury("70:3", "why"),
+            Ack("70:4"),
+        ],
+        {1: 70, 2: 70, 3: 70},
+    )
+    assert judged.refused == {"70:1", "71:2", "70:4"}
+    assert (judged.applied, judged.started, judged.finished) == (3, [1], [1])
+    assert [number for number, _ in judged.buried] == [3]
+    assert judged.follow_ups == outgoing("next")
+
+
+# ---- bounds, with a database -----------------------------------------------------------------------
+
+
+def test_dead_letters_are_bounded_and_the_oldest_goes(
+    under_test: BrokerUnderTest, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "DEAD_LETTERS_MAX", 3)
+
+    async def scenario() -> list[bytes]:
+        async with under_test.open() as broker:
+            for text in "abcde":
+                await broker.publish(outgoing(text))
+                (delivery,) = (await take(broker)).deliveries
+                await broker.settle([Bury(delivery.tag, "why")])
+            return [letter.message.body for letter in await broker.dead_letters()]
+
+    assert run(scenario()) == [b"e", b"d", b"c"]
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT value FROM meta WHERE name = 'dead_letters_dropped'").fetchone() == (2,)
+
+
+def test_more_due_messages_than_one_claim_releases_all_come(under_test: BrokerUnderTest) -> None:
+    count = 2 * DUE_MAX + 10
+
+    async def scenario() -> list[str]:
+        async with under_test.open() as broker:
+            due = time.time() + 0.3
+            await broker.publish(outgoing(*map(str, range(count)), not_before=due))
+            taken: list[str] = []
+            while len(taken) < count:
+                await broker.wait_ready([QUEUE], 30.0)
+                taken += texts((await take(broker, 700)).deliveries)
+            return taken
+
+    assert run(scenario()) == [str(number) for number in range(count)]
+
+
+def test_a_claim_hands_out_no_message_before_all_revokes(
+    under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revokes, "PAGE_MAX", 4)
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            now = time.time()
+            producer = under_test.producer()
+            producer.revoke([Revoke(str(number), now, now + 3600) for number in range(10)])
+            producer.publish(outgoing("a"))
+            known: list[str] = []
+            cursor = 0
+            while True:
+                claim = await broker.claim(OWNER, [QUEUE], 10, revoked_after=cursor)
+                known += [entry.task_id for entry in claim.revokes]
+                cursor = claim.revoked_cursor
+                if claim.deliveries:
+                    break
+                await broker.wait_ready([QUEUE], 30.0)
+            assert known == [str(number) for number in range(10)]
+
+    run(scenario())
+
+
+def test_broadcasts_are_not_written_while_nobody_listens(under_test: BrokerUnderTest, path: Path) -> None:
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            async with broker.subscribe("elsewhere", ["#"]):
+                await broker.broadcast([Broadcast("celeryev", "a", b"{}")], ttl_s=60.0)
+            await broker.broadcast([Broadcast("elsewhere", "a", b"{}")], ttl_s=60.0)
+
+    run(scenario())
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM broadcasts").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM subscriptions").fetchone() == (0,)
+
+
+def test_where_sockets_have_no_abstract_names_waiting_works_all_the_same(
+    under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeup, "_SUPPORTED", False)
+
+    async def scenario() -> None:
+        async with under_test.open() as broker, broker.subscribe("x", ["#"]) as subscription:
+            waiting = asyncio.create_task(broker.wait_ready([QUEUE], 30.0))
+            await broker.publish([Outgoing(QUEUE, message("a"))])
+            async with asyncio.timeout(10.0):
+                await waiting
+                await broker.broadcast([Broadcast("x", "a", b"{}")], ttl_s=60.0)
+                assert await anext(aiter(subscription)) == Broadcast("x", "a", b"{}")
+
+    run(scenario())
+
+
+def test_a_dead_waiter_is_forgotten_by_who_pokes_it(under_test: BrokerUnderTest, path: Path) -> None:
+    under_test.producer().publish(outgoing("a"))
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("INSERT INTO waiters VALUES ('queue:celery', ?)", (b"\0umbel-gone",))
+    under_test.producer().publish(outgoing("b"))
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM waiters").fetchone() == (0,)

@@ -1,0 +1,132 @@
+"""BrokerUnderTest: what the contract suite needs to know about one broker, and words to speak of it.
+
+A broker's own test file gives the suite a `BrokerUnderTest`: the address of an empty store, and
+what the transport declares. Everything else is reached through the registries, as users do.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import pytest
+
+from tests.waiting import POLL_S
+from umbel.backends.interface import Backend
+from umbel.backends.registry import open_backend
+from umbel.brokers.interface import Broker, BrokerSettings, Capabilities, Claim, Delivery, Producer
+from umbel.brokers.registry import open_broker, open_producer
+from umbel.errors import NotSupported
+from umbel.wire.message import Message, Outgoing, StoredResult
+
+T = TypeVar("T")
+
+QUEUE = "celery"
+OWNER = "ada@here.1"
+PEER = "bob@here.2"
+SHORT_LEASE_S = 0.3
+LONG_S = 30.0  # nobody waits that long: what returns before it was woken
+
+
+@dataclass(frozen=True)
+class BrokerUnderTest:
+    settings: BrokerSettings
+    capabilities: Capabilities
+    _opened: list[Producer | Backend] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def open(self, **changes: Any) -> AsyncIterator[Broker]:
+        broker = open_broker(replace(self.settings, **changes))
+        await broker.open()
+        try:
+            yield broker
+        finally:
+            await broker.close()
+
+    def producer(self, **changes: Any) -> Producer:
+        producer = open_producer(replace(self.settings, **changes))
+        self._opened.append(producer)
+        return producer
+
+    def backend(self, **changes: Any) -> Backend:
+        backend = open_backend(self.settings.url, replace(self.settings, **changes))
+        self._opened.append(backend)
+        return backend
+
+    def close(self) -> None:
+        for opened in self._opened:
+            opened.close()
+
+
+P = ParamSpec("P")
+
+
+def needs(capability: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Run the test where the broker declares the capability; elsewhere expect its refusal."""
+
+    def decorate(test: Callable[P, None]) -> Callable[P, None]:
+        @wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            under_test = kwargs["under_test"]
+            assert isinstance(under_test, BrokerUnderTest)
+            if getattr(under_test.capabilities, capability):
+                test(*args, **kwargs)
+                return
+            with pytest.raises(NotSupported):
+                test(*args, **kwargs)
+            assert under_test.capabilities.reasons[capability]
+
+        return run
+
+    return decorate
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    async def bounded() -> T:
+        async with asyncio.timeout(2 * LONG_S):
+            return await scenario
+
+    return asyncio.run(bounded())
+
+
+async def eventually(ask: Callable[[], Awaitable[T | None]], *, what: str, deadline_s: float = 10.0) -> T:
+    """`tests.waiting.wait_until` for questions that must be awaited."""
+    loop = asyncio.get_running_loop()
+    ends, pause = loop.time() + deadline_s, asyncio.Event()
+    while not (answer := await ask()):
+        assert loop.time() < ends, f"waited {deadline_s:g} s in vain for {what}; last seen: {answer!r}"
+        try:
+            async with asyncio.timeout(POLL_S):
+                await pause.wait()
+        except TimeoutError:
+            continue
+    return answer
+
+
+def message(text: str, *, priority: int = 0) -> Message:
+    return Message(headers=b'{"task": "t"}', body=text.encode(), priority=priority, correlation_id=text)
+
+
+def outgoing(*texts: str, queue: str = QUEUE, priority: int = 0, not_before: float = 0.0) -> list[Outgoing]:
+    return [Outgoing(queue, message(text, priority=priority), not_before) for text in texts]
+
+
+def result(task_id: str, status: str = "SUCCESS", payload: bytes = b"{}") -> StoredResult:
+    return StoredResult(task_id, status, payload)
+
+
+def texts(deliveries: Iterable[Delivery]) -> list[str]:
+    return [delivery.message.body.decode() for delivery in deliveries]
+
+
+async def take(
+    broker: Broker, limit: int = 100, *, owner: str = OWNER, queues: Sequence[str] = (QUEUE,)
+) -> Claim:
+    return await broker.claim(owner, queues, limit)
+
+
+async def take_one(broker: Broker, *, owner: str = OWNER) -> Delivery:
+    (delivery,) = (await take(broker, 1, owner=owner)).deliveries
+    return delivery
