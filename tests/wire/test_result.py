@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from tests.wire import examples, strategies
-from umbel.errors import BadMessage, BadValue, TaskRevoked, WireError
+from umbel.errors import BadMessage, BadValue, TaskRevoked, TooLarge, WireError
 from umbel.protocol.states import FAILURE, READY_STATES, RETRY, REVOKED, STARTED, SUCCESS
 from umbel.wire.message import StoredResult
 from umbel.wire.result import (
@@ -102,6 +102,15 @@ def test_children_family_and_extras_are_written_where_celery_reads_them() -> Non
 def test_a_return_value_that_cannot_be_sent_is_named() -> None:
     with pytest.raises(BadValue, match=r"^result\['x'\]: json cannot send a <class 'object'>"):
         encode_success("1", {"x": object()}, done_at=0.0)
+
+
+def test_a_return_value_is_never_too_deep_for_the_reader() -> None:
+    value: list[Any] = []
+    for _ in range(62):
+        value = [value]
+    assert decode_result(encode_success("1", value, done_at=0.0).payload).result == value
+    with pytest.raises(TooLarge, match="result is nested deeper"):
+        encode_success("1", [value], done_at=0.0)
 
 
 def test_a_traceback_with_broken_file_names_is_stored() -> None:
