@@ -36,13 +36,13 @@ def test_a_real_gzip_file_is_read_all_the_same() -> None:
 def test_a_bomb_is_unpacked_no_further_than_the_limit(mime: str) -> None:
     limits = Limits(size_max_bytes=1000)
     assert decompress(COMPRESSIONS[mime].pack(b"0" * 1000), mime, limits=limits) == b"0" * 1000
-    bomb = COMPRESSIONS[mime].pack(b"0" * 10_000_000)
+    bomb = COMPRESSIONS[mime].pack(b"0" * 30_000_000)
     tracemalloc.start()
     with pytest.raises(TooLarge, match="unpack to more than the limit of 1000"):
         decompress(bomb, mime, limits=limits)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak_bytes < 1_000_000
+    assert peak_bytes < 15_000_000  # the window of lzma alone takes 8 MiB
 
 
 def test_a_stream_that_asks_for_too_much_memory_is_refused() -> None:
