@@ -4,12 +4,13 @@ import datetime
 import json
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tests.wire import examples
 
-quick = settings(max_examples=150, deadline=None)
+# A busy machine is slow for reasons that say nothing about the code.
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # Text that is Unicode: a lone surrogate is not.
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
