@@ -14,10 +14,10 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpa
 from umbel.app.canvas import Signature, signature_from
 from umbel.app.eager import EagerBackend, EagerRunner
 from umbel.app.options import TaskKeywords, options_from
-from umbel.app.request import CHILDREN_MAX, Request, current_request
+from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
 from umbel.app.routing import Router
-from umbel.app.sending import Prepared, SendOptions, prepare
+from umbel.app.sending import Prepared, SendOptions, check_options, prepare
 from umbel.app.settings import Settings, assemble
 from umbel.app.signals import Signals
 from umbel.app.task import AsyncTask, Task
@@ -121,8 +121,11 @@ class App:
         **options: Unpack[SendOptions],
     ) -> Signature[Any]:
         """A call as a value: from a task's name, or from the map that travels in messages."""
+        check_options(options)
         if isinstance(task, str):
             return Signature(task, args, kwargs, options, app=self)
+        if isinstance(task, Mapping):
+            check_options(task.get("options") or {})
         return signature_from(task, self).clone(args, kwargs, **options)
 
     # -- sending ---------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ class App:
         runner = self._eager_runner
         request = current_request()
         if request is not None:
-            request.children.extend(one.task_id for one in prepared[: CHILDREN_MAX - len(request.children)])
+            request.sent(one.task_id for one in prepared)
         if runner is not None:
             runner.run(outgoing)
         else:
@@ -217,7 +220,7 @@ class App:
     def close(self) -> None:
         """Close what was opened; the app opens it again when it is needed."""
         with self._opening:
-            for opened in (self._producer, self._backend):
+            for opened in (self._producer, self._backend, self._always_eager):
                 if opened is not None:
                     opened.close()
             self._producer = self._backend = None

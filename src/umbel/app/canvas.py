@@ -6,13 +6,13 @@ can run what the other composed.
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast
 from uuid import uuid4
 
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
-from umbel.app.sending import Prepared, SendOptions, check_options
-from umbel.errors import ConfigurationError
+from umbel.app.sending import Prepared, SendOptions, check_options, known_options
+from umbel.errors import ConfigurationError, NotRegistered
 from umbel.wire.task import SignatureMap, check_signature
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 CHAIN_TASK = "celery.chain"
-_OF_THE_CHAIN = frozenset({"task_id", "chain", "chord"})  # options that no single step takes over
+# Options of a chain that its first step does not take over.
+_OF_THE_CHAIN = frozenset({"task_id", "chain", "chord", "link", "link_error"})
 
 
 class Signature(Generic[R]):
@@ -67,21 +68,20 @@ class Signature(Generic[R]):
         check_options(options)
         copy: Signature[R] = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__)
-        copy.args = (
-            [*deepcopy(list(args)), *deepcopy(self.args)] if not self.immutable else deepcopy(self.args)
-        )
+        # What is given now is not copied: the result of a chain's step may be large.
+        copy.args = [*(() if self.immutable else args), *deepcopy(self.args)]
         copy.kwargs = deepcopy(self.kwargs) | (dict(kwargs or {}) if not self.immutable else {})
         copy.options = cast(SendOptions, {**deepcopy(self.options), **options})
         return copy
 
     def link(self, callback: "Signature[Any]") -> "Signature[Any]":
         """Send `callback` with the result once this call has succeeded; returns the callback."""
-        self.options["link"] = [*_listed(self.options.get("link")), callback.to_map()]
+        self.options["link"] = [*_listed(self.options.get("link")), callback]
         return callback
 
     def link_error(self, errback: "Signature[Any]") -> "Signature[Any]":
         """Send `errback` with this call's id if it fails; returns the errback."""
-        self.options["link_error"] = [*_listed(self.options.get("link_error")), errback.to_map()]
+        self.options["link_error"] = [*_listed(self.options.get("link_error")), errback]
         return errback
 
     def __or__(self, other: "Signature[Any]") -> "Chain":
@@ -104,10 +104,7 @@ class Signature(Generic[R]):
 
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
         """The messages that sending it takes."""
-        known = self.app.tasks.get(self.task)
-        if known is not None:
-            known.check_arguments(self.args, self.kwargs)
-        return [self.app.prepare(self.task, self.args, self.kwargs, self.options, sender=sender)]
+        return [_prepared(self.app, self, self.options, sender)]
 
     def handle(self) -> AsyncResult[R]:
         """The result of a signature that has its id."""
@@ -121,6 +118,8 @@ class Signature(Generic[R]):
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         """Call the task's function here and now."""
         call = self.clone(args, kwargs)
+        if call.task not in self.app.tasks:
+            raise NotRegistered.named(call.task)
         result: R = self.app.tasks[call.task](*call.args, **call.kwargs)
         return result
 
@@ -142,6 +141,9 @@ class Signature(Generic[R]):
             "subtask_type": self.subtask_type,
             "immutable": self.immutable,
         }
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Signature[R]":
+        return self.clone()  # not of the app
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Signature) and self.to_map() == other.to_map()
@@ -184,12 +186,11 @@ class Chain(Signature[Any]):
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
         """The message of the first step, with the others inside it, the next one last."""
         self.freeze()
-        self._hand_links_to_steps()
-        first, *rest = self.steps
-        shared = {name: value for name, value in self.options.items() if name not in _OF_THE_CHAIN}
-        remaining = [step.to_map() for step in reversed(rest)]
-        whole = cast(SendOptions, {**shared, **first.options, "chain": remaining})
-        return [self.app.prepare(first.task, first.args, first.kwargs, whole, sender=sender)]
+        first, *rest = _steps(self)
+        behind = self.options.get("chain") or []  # of a chain that is itself a step of one
+        remaining = [*behind, *(step.to_map() for step in reversed(rest))]
+        whole = cast(SendOptions, {**first.options, "chain": remaining})
+        return [_prepared(self.app, first, whole, sender)]
 
     def handle(self) -> AsyncResult[Any]:
         """The result of the last step; its `parent` is the step before."""
@@ -198,13 +199,6 @@ class Chain(Signature[Any]):
             result = AsyncResult(step.options["task_id"], app=self.app, parent=result)
         assert result is not None
         return result
-
-    def _hand_links_to_steps(self) -> None:
-        """A callback of the chain follows its last step, an errback may follow any of them."""
-        for name, steps in (("link", self.steps[-1:]), ("link_error", self.steps)):
-            for linked in _listed(self.options.pop(name, None)):  # type: ignore[misc]
-                for step in steps:
-                    step.options[name] = [*_listed(step.options.get(name)), linked]  # type: ignore[literal-required]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         first, *rest = self.steps
@@ -230,8 +224,12 @@ def chain(*steps: Signature[Any]) -> Chain:
 def signature_from(value: object, app: "App") -> Signature[Any]:
     """The signature that came as a map from a message or from a user."""
     if isinstance(value, Signature):
+        if value._app is None:
+            value = value.clone()
+            value._app = app
         return value
     data = check_signature(value)
+    data["options"] = known_options(data["options"])
     if data["subtask_type"] == "chain" or data["task"] == CHAIN_TASK:
         steps = [signature_from(step, app) for step in data["kwargs"].get("tasks", ())]
         return Chain(*steps, app=app, options=cast(SendOptions, data["options"]))
@@ -241,8 +239,38 @@ def signature_from(value: object, app: "App") -> Signature[Any]:
     )
 
 
+def _prepared(app: "App", call: Signature[Any], options: SendOptions, sender: Request | None) -> Prepared:
+    known = app.tasks.get(call.task)
+    if known is not None:
+        known.check_arguments(call.args, call.kwargs)
+    return app.prepare(call.task, call.args, call.kwargs, options, sender=sender)
+
+
 def _steps(signature: Signature[Any]) -> list[Signature[Any]]:
-    return signature.steps if isinstance(signature, Chain) else [signature]
+    """The steps it brings into a chain, with what was said of the whole handed to them.
+
+    A callback of a chain follows its last step, an errback may follow any of them, the other
+    options are for its first step, as Celery has it.
+    """
+    if not isinstance(signature, Chain):
+        return [signature]
+    if not signature.options:
+        return signature.steps
+    whole = signature.clone()
+    steps, options = whole.steps, whole.options
+    for step in steps:
+        _follow(step, "link_error", options)
+    _follow(steps[-1], "link", options)
+    shared = {name: value for name, value in options.items() if name not in _OF_THE_CHAIN}
+    steps[0].options = cast(SendOptions, {**shared, **steps[0].options})
+    if "task_id" in options:
+        steps[-1].freeze(options["task_id"])
+    return steps
+
+
+def _follow(step: Signature[Any], name: Literal["link", "link_error"], options: SendOptions) -> None:
+    if options.get(name):
+        step.options[name] = [*_listed(step.options.get(name)), *_listed(options[name])]
 
 
 def _listed(value: Any) -> list[Any]:

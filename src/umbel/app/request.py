@@ -4,10 +4,11 @@ The current request lives in a context variable, so it is right in threads and i
 task called as a plain function has an empty request with `called_directly` set.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from umbel.wire.task import TaskCall
@@ -35,6 +36,10 @@ class Request:
     is_eager: bool = False
     children: list[str] = field(default_factory=list)
     call: TaskCall | None = None
+
+    def sent(self, task_ids: Iterable[str]) -> None:
+        """Note tasks that this one sent."""
+        self.children.extend(islice(task_ids, max(0, CHILDREN_MAX - len(self.children))))
 
 
 CHILDREN_MAX = 1000  # ids of sent tasks that a result lists; the rest are sent but not listed

@@ -67,7 +67,20 @@ class SendOptions(TypedDict, total=False):
     stamps: dict[str, Any]
 
 
-_OPTION_NAMES = frozenset(SendOptions.__annotations__)
+_TEXT, _NUMBER, _WHOLE, _MOMENT = (str,), (int, float), (int,), (datetime, str, int, float)
+# What each option must be; None is always "not given". A header of the wrong type would be
+# refused by every worker, so it is refused here, where it was written.
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("countdown", "time_limit", "soft_time_limit"), _NUMBER),
+    **dict.fromkeys(("eta", "expires"), _MOMENT),
+    **dict.fromkeys(("retries", "group_index"), _WHOLE),
+    **dict.fromkeys(("headers", "stamps"), (Mapping,)),
+    **dict.fromkeys(("chain", "stamped_headers"), (list, tuple)),
+    **dict.fromkeys(("link", "link_error", "chord", "priority"), (object,)),  # judged where they are read
+    "ignore_result": (bool,),
+}
+_KINDS = {name: _KINDS.get(name, _TEXT) for name in SendOptions.__annotations__}
+_OPTION_NAMES = frozenset(_KINDS)
 _NO_TASK = TaskOptions()
 
 
@@ -88,15 +101,20 @@ class Prepared:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an option nobody knows; the names of stamps count as known."""
-    if options.keys() <= _OPTION_NAMES:
-        return
+    """Refuse an option nobody knows, or of the wrong type; the names of stamps count as known."""
+    for name, value in options.items():
+        kinds = _KINDS.get(name)
+        if kinds is None:
+            _refuse_unknown(name, options)
+        elif value is not None and not isinstance(value, kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"option {name!r} for sending a task is {value!r}; it must be {wanted}")
+
+
+def known_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a signature that came from elsewhere: what only its sender knows is left out."""
     known = _OPTION_NAMES.union(options.get("stamped_headers") or ())
-    for name in options:
-        if name not in known:
-            near = get_close_matches(name, sorted(_OPTION_NAMES), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"unknown option {name!r} for sending a task{hint}")
+    return {name: value for name, value in options.items() if name in known}
 
 
 def prepare(
@@ -159,6 +177,14 @@ def prepare(
     )
     check_size(message, app.settings.message_max_bytes, task)
     return Prepared(task, task_id, Outgoing(queue or app.settings.task_default_queue, message, due))
+
+
+def _refuse_unknown(name: str, options: Mapping[str, Any]) -> None:
+    if name in (options.get("stamped_headers") or ()):
+        return
+    near = get_close_matches(name, sorted(_OPTION_NAMES), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise TypeError(f"unknown option {name!r} for sending a task{hint}")
 
 
 def check_size(message: Message, most: int, task: str) -> None:
