@@ -5,27 +5,39 @@ the message, so a crash in between repeats the task and never loses what comes a
 
 Order and fields as in Celery: callbacks first, then the next step of the chain; both get the
 result as their first argument unless they are immutable. An errback gets the id of the task that
-failed, or, if it takes three arguments, is called at once with (request, error, traceback).
+failed, or, if it can take three arguments more than it has, is called at once with (request, error,
+traceback).
 """
 
+import logging
 from collections.abc import Iterable
+from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
 
-from umbel.app.canvas import signature_from
+from umbel.app.awaiting import run_to_end
+from umbel.app.canvas import Signature, signature_from
 from umbel.app.request import Request
-from umbel.pools.guard import call_guarded
+from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.call import encode_headers
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure
-from umbel.wire.task import TaskCall, format_instant
+from umbel.wire.task import SignatureMap, TaskCall, TaskHeaders, format_instant
 
 if TYPE_CHECKING:
     from umbel.app.app import App
 
-ERRBACK_ARGUMENTS = 3
+log = logging.getLogger("umbel.task")
+
+
+def keeps_result(app: "App", headers: TaskHeaders) -> bool:
+    """Whether a result is stored: the message says so, else the task, else the app."""
+    ignored = headers.ignore_result
+    if ignored is None and headers.task in app.tasks:
+        ignored = app.tasks[headers.task].options.ignore_result
+    return not (app.settings.task_ignore_result if ignored is None else ignored)
 
 
 def after_success(app: "App", call: TaskCall, request: Request, value: Any) -> list[Outgoing]:
@@ -46,14 +58,43 @@ def after_success(app: "App", call: TaskCall, request: Request, value: Any) -> l
 def after_failure(
     app: "App", call: TaskCall, request: Request, error: BaseException, traceback: str
 ) -> list[Outgoing]:
+    """Call or prepare the errbacks; one that cannot be sent is logged and the others still are."""
     sent: list[Outgoing] = []
     for errback in call.embed.errbacks or ():
-        known = app.tasks.get(errback["task"])
-        if known is not None and known.takes_at_least(ERRBACK_ARGUMENTS):
-            call_guarded(known.run, request, error, traceback)
+        happened = call_guarded(_fail_over, app, errback, request, error, traceback)
+        if isinstance(happened, Raised):
+            log.error(
+                "an errback failed",
+                extra={"task_id": request.id, "errback": errback},
+                exc_info=happened.error,
+            )
         else:
-            sent += _linked(app, errback, [request.id], request)
+            sent += happened.value
     return sent
+
+
+def _fail_over(
+    app: "App", errback: SignatureMap, request: Request, error: BaseException, traceback: str
+) -> list[Outgoing]:
+    signature = signature_from(errback, app)
+    facts = (request, error, traceback)
+    if not _takes(app, signature, facts):
+        return _linked(app, signature, [request.id], request)
+    answer = signature(*facts)
+    if iscoroutine(answer):
+        run_to_end(answer)
+    return []
+
+
+def _takes(app: "App", signature: Signature[Any], more: tuple[object, ...]) -> bool:
+    known = app.tasks.get(signature.task)
+    if known is None or signature.immutable:
+        return False
+    try:
+        known.check_arguments([*more, *signature.args], signature.kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def steps_that_never_run(
@@ -86,5 +127,5 @@ def _linked(app: "App", linked: Any, args: list[Any], request: Request) -> list[
 
 def _sent_by(request: Request, prepared: Iterable[Any]) -> list[Outgoing]:
     ready = list(prepared)
-    request.children.extend(one.task_id for one in ready)
+    request.sent(one.task_id for one in ready)
     return [one.outgoing for one in ready]

@@ -5,7 +5,6 @@ error in the editor, and at run time before anything is sent.
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import update_wrapper
@@ -70,10 +69,6 @@ class Task(Generic[P, R]):
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise TypeError when the function could not be called like this."""
         self._arguments.check(args, kwargs)
-
-    def takes_at_least(self, count: int) -> bool:
-        """Whether the function has room for that many positional arguments."""
-        return self._arguments.most >= count
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
         """A call to be sent later. Arguments may be missing: a chain puts its result first."""
@@ -142,12 +137,11 @@ class _Arguments:
         self._signature = inspect.Signature(parameters)
         positional = [one for one in parameters if one.kind in _POSITIONAL]
         self._least = sum(one.default is one.empty for one in positional)
-        takes_any = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
-        self.most = sys.maxsize if takes_any else len(positional)
+        self._most = len(positional)
         self._only_positional = len(positional) == len(parameters)
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if not kwargs and self._only_positional and self._least <= len(args) <= self.most:
+        if not kwargs and self._only_positional and self._least <= len(args) <= self._most:
             return
         try:
             self._signature.bind(*args, **kwargs)

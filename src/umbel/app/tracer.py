@@ -5,25 +5,40 @@ value, an exception, a retry, a refusal) into an `Outcome` with the result map a
 and never raises because of what a task or a message did.
 """
 
-import asyncio
-import contextvars
 import logging
+import os
 import traceback as tracebacks
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from inspect import iscoroutine
 from random import random
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
-from umbel.app.follow_ups import after_failure, after_success, next_attempt, steps_that_never_run
+from umbel.app.awaiting import LastingLoop, cancelled_is_failed
+from umbel.app.follow_ups import (
+    after_failure,
+    after_success,
+    keeps_result,
+    next_attempt,
+    steps_that_never_run,
+)
 from umbel.app.request import Request, request_of, running
-from umbel.errors import Ignore, NotRegistered, Reject, Retry, UmbelError, WireError
+from umbel.errors import (
+    BrokerError,
+    Ignore,
+    MaxRetriesExceeded,
+    NotRegistered,
+    Reject,
+    Retry,
+    UmbelError,
+    WireError,
+)
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import Job, Outcome
-from umbel.protocol.states import FAILURE, RETRY
+from umbel.protocol.states import FAILURE, RETRY, STARTED
 from umbel.wire.message import StoredResult
-from umbel.wire.result import encode_failure, encode_state, encode_success, exception_map
-from umbel.wire.task import TaskCall, decode_task, show_value
+from umbel.wire.result import ExceptionMap, encode_failure, encode_state, encode_success, exception_map
+from umbel.wire.task import TaskCall, decode_task, show_args, show_kwargs, show_value
+from umbel.wire.values import encode_json
 
 if TYPE_CHECKING:
     from umbel.app.app import App
@@ -31,6 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("umbel.task")
 TRACEBACK_MAX_CHARS = 64 * 1024
+EXCEPTION_ARGS_MAX = 16  # each up to a megabyte; a result must fit its limit
 
 
 class Tracer:
@@ -38,7 +54,7 @@ class Tracer:
         self._app = app
         self._hostname = hostname
         self._is_eager = is_eager
-        self._async_runner: asyncio.Runner | None = None
+        self._loop = LastingLoop()
 
     def __call__(self, job: Job) -> Outcome:
         run = _Run(self._app, job)
@@ -48,7 +64,7 @@ class Tracer:
             return run.refused(job.task_id, error)
         task = self._app.tasks.get(call.headers.task)
         if task is None:
-            return run.refused(job.task_id, NotRegistered.named(call.headers.task))
+            return run.refused(job.task_id, NotRegistered.named(call.headers.task), call)
         request = request_of(
             call,
             hostname=self._hostname,
@@ -59,9 +75,7 @@ class Tracer:
         return self._traced(run, task, call, request)
 
     def close(self) -> None:
-        if self._async_runner is not None:
-            self._async_runner.close()
-            self._async_runner = None
+        self._loop.close()
 
     def _traced(self, run: "_Run", task: "Task[Any, Any]", call: TaskCall, request: Request) -> Outcome:
         signals = self._app.signals
@@ -69,8 +83,7 @@ class Tracer:
             if signals.task_prerun:
                 signals.task_prerun.send(task=task, task_id=request.id, args=call.args, kwargs=call.kwargs)
             if task.options.track_started:
-                meta = {"hostname": self._hostname}
-                self._app.backend.store([encode_state(request.id, "STARTED", meta)])
+                self._tell_started(request)
             happened = call_guarded(self._call, task, call)
             if isinstance(happened, Raised):
                 outcome = run.raised(task, call, request, happened.error)
@@ -88,20 +101,20 @@ class Tracer:
                 )
         return outcome
 
+    def _tell_started(self, request: Request) -> None:
+        """For display only, so a backend that is away does not stop the task."""
+        meta = {"pid": os.getpid(), "hostname": self._hostname}
+        try:
+            self._app.backend.store([encode_state(request.id, STARTED, meta)])
+        except BrokerError as error:
+            log.warning("STARTED is not stored", extra={"task_id": request.id, "why": str(error)})
+
     def _call(self, task: "Task[Any, Any]", call: TaskCall) -> Any:
         args = (task, *call.args) if task.options.bind else call.args
-        value = task.run(*args, **call.kwargs)
-        return self._awaited(value) if task.is_async else value
-
-    def _awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Await on a loop that lasts as long as the child, so that async clients can be kept."""
-        context = contextvars.copy_context()
-        if _loop_runs_here():  # eager mode inside async code: this thread's loop is taken
-            with ThreadPoolExecutor(1) as thread:
-                return thread.submit(context.run, asyncio.run, coroutine).result()
-        if self._async_runner is None:
-            self._async_runner = asyncio.Runner()
-        return self._async_runner.run(coroutine, context=context)
+        with cancelled_is_failed():
+            value = task.run(*args, **call.kwargs)
+            # A decorated `async def` may look like a plain function that returns a coroutine.
+            return self._loop.run(value) if iscoroutine(value) else value
 
 
 class _Run:
@@ -115,10 +128,13 @@ class _Run:
         self._started_at = time()
         self._began = perf_counter()
 
-    def refused(self, task_id: str, error: UmbelError) -> Outcome:
+    def refused(self, task_id: str, error: UmbelError, call: TaskCall | None = None) -> Outcome:
         """A message that no child can run: reported, and kept among the dead letters."""
-        result = encode_failure(task_id, exception_map(error), None, done_at=time())
-        return self._outcome("rejected", results=(result,), summary=f"{type(error).__name__}: {error}")
+        described, done_at = exception_map(error), time()
+        results = [encode_failure(task_id, described, None, done_at=done_at)]
+        if call is not None:
+            results += steps_that_never_run(call, described, "", status=FAILURE, done_at=done_at)
+        return self._outcome("rejected", results=results, summary=f"{type(error).__name__}: {error}")
 
     def returned(self, task: "Task[Any, Any]", call: TaskCall, request: Request, value: Any) -> Outcome:
         built = call_guarded(self._success, task, call, request, value)
@@ -131,8 +147,8 @@ class _Run:
     def _success(self, task: "Task[Any, Any]", call: TaskCall, request: Request, value: Any) -> Outcome:
         follow_ups = after_success(self._app, call, request, value)
         results: tuple[StoredResult, ...] = ()
-        if self._keeps_result(task, call):
-            results = (encode_success(request.id, value, done_at=time(), **self._about(task, request)),)
+        if keeps_result(self._app, call.headers):
+            results = (encode_success(request.id, value, done_at=time(), **self._about(request)),)
         return self._outcome("success", results=results, follow_ups=follow_ups, summary=show_value(value))
 
     def raised(
@@ -140,67 +156,72 @@ class _Run:
     ) -> Outcome:
         policy = task.options.retry
         if isinstance(error, Retry):
-            return self._retried(task, call, request, error)
+            if error.when is not None:  # self.retry() has judged it
+                return self._retried(task, call, request, error, error.when)
+            if policy.exhausted(request.retries):
+                spent = MaxRetriesExceeded(
+                    f"{task.name}[{request.id}] was tried again {request.retries} times"
+                )
+                spent.__cause__ = error
+                return self.failed(task, call, request, error.exc or spent)
+            due = time() + policy.wait_s(request.retries, random())
+            return self._retried(task, call, request, error, due)
         if isinstance(error, Ignore):
             return self._outcome("ignored")
         if isinstance(error, Reject):
             return self._outcome("requeued" if error.requeue else "rejected", summary=error.reason)
         if isinstance(error, task.options.autoretry_for) and not policy.exhausted(request.retries):
             due = time() + policy.wait_s(request.retries, random())
-            again = Retry(repr(error), exc=error, when=due)
-            again.__traceback__ = error.__traceback__
-            return self._retried(task, call, request, again)
+            return self._retried(task, call, request, error, due)
         return self.failed(task, call, request, error)
 
-    def _retried(self, task: "Task[Any, Any]", call: TaskCall, request: Request, retry: Retry) -> Outcome:
-        cause = retry.exc or retry
-        due = time() if retry.when is None else retry.when
+    def _retried(
+        self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException, due: float
+    ) -> Outcome:
+        cause = error.exc or error if isinstance(error, Retry) else error
         follow_up = next_attempt(self._job.message, call, request, due=due, queue=self._job.queue)
         text = _traceback_text(cause)
         if self._app.signals.task_retry:
             self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)
         results: tuple[StoredResult, ...] = ()
-        if self._keeps_result(task, call):
-            about = self._about(task, request)
-            failure = encode_failure(
-                request.id, exception_map(cause), text, status=RETRY, done_at=None, **about
-            )
-            results = (failure,)
+        if keeps_result(self._app, call.headers):
+            results = (self._failure(request, cause, text, status=RETRY, done_at=None),)
         return self._outcome(
-            "retry", results=results, follow_ups=[follow_up], summary=repr(cause), traceback=text, due=due
+            "retry",
+            results=results,
+            follow_ups=[follow_up],
+            summary=_safe_repr(cause),
+            traceback=text,
+            due=due,
         )
 
     def failed(
         self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
     ) -> Outcome:
         text = _traceback_text(error)
-        described = exception_map(error)
         done_at = time()
-        follow_ups = call_guarded(after_failure, self._app, call, request, error, text)
-        if isinstance(follow_ups, Raised):
-            log.error("an errback cannot be sent", extra={"task_id": request.id}, exc_info=follow_ups.error)
+        follow_ups = after_failure(self._app, call, request, error, text)
         if self._app.signals.task_failure:
             self._app.signals.task_failure.send(task=task, task_id=request.id, error=error, traceback=text)
         results: list[StoredResult] = []
-        if self._keeps_result(task, call):
-            about = self._about(task, request)
-            results.append(encode_failure(request.id, described, text, done_at=done_at, **about))
-        results += steps_that_never_run(call, described, text, status=FAILURE, done_at=done_at)
+        if keeps_result(self._app, call.headers):
+            results.append(self._failure(request, error, text, status=FAILURE, done_at=done_at))
+        results += steps_that_never_run(call, _described(error), text, status=FAILURE, done_at=done_at)
         return self._outcome(
             "failure",
             results=results,
-            follow_ups=[] if isinstance(follow_ups, Raised) else follow_ups.value,
+            follow_ups=follow_ups,
             summary=_safe_repr(error),
             traceback=text,
         )
 
-    def _keeps_result(self, task: "Task[Any, Any]", call: TaskCall) -> bool:
-        ignored = call.headers.ignore_result
-        if ignored is None:
-            ignored = task.options.ignore_result
-        return not (self._app.settings.task_ignore_result if ignored is None else ignored)
+    def _failure(
+        self, request: Request, error: BaseException, text: str, *, status: str, done_at: float | None
+    ) -> StoredResult:
+        about = self._about(request)
+        return encode_failure(request.id, _described(error), text, status=status, done_at=done_at, **about)
 
-    def _about(self, task: "Task[Any, Any]", request: Request) -> dict[str, Any]:
+    def _about(self, request: Request) -> dict[str, Any]:
         about: dict[str, Any] = {
             "children": request.children,
             "group_id": request.group,
@@ -208,9 +229,8 @@ class _Run:
         }
         if self._app.settings.result_extended:
             about["extended"] = {
-                "name": task.name,
-                "args": request.args,
-                "kwargs": request.kwargs,
+                "name": request.task,
+                **_arguments(request),
                 "worker": request.hostname,
                 "retries": request.retries,
                 "queue": self._job.queue,
@@ -238,17 +258,26 @@ def _traceback_text(error: BaseException) -> str:
 
 
 def _is_ours(names: dict[str, Any]) -> bool:
-    return str(names.get("__name__", "")).startswith("umbel.")
+    return str(names.get("__name__", "")).startswith(("umbel.", "asyncio.", "concurrent.", "contextlib"))
+
+
+def _described(error: BaseException) -> ExceptionMap:
+    described = exception_map(error)
+    if len(described["exc_message"]) > EXCEPTION_ARGS_MAX:
+        described["exc_message"] = [*described["exc_message"][:EXCEPTION_ARGS_MAX], "…"]
+    return described
+
+
+def _arguments(request: Request) -> dict[str, Any]:
+    """The arguments as they are, or as text when they came in another form than results have."""
+    given = {"args": request.args, "kwargs": request.kwargs}
+    try:
+        encode_json(given)
+    except WireError:
+        return {"args": show_args(request.args), "kwargs": show_kwargs(request.kwargs)}
+    return given
 
 
 def _safe_repr(error: BaseException) -> str:
     shown = call_guarded(repr, error)
     return f"<{type(error).__name__}>" if isinstance(shown, Raised) else shown.value
-
-
-def _loop_runs_here() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

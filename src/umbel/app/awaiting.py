@@ -1,0 +1,66 @@
+"""Awaiting: a coroutine run to its end from code that is not async.
+
+A child keeps one loop for all its async tasks, so that clients made on it (connections, sessions)
+can be kept too. Where a loop already runs in this thread (eager mode inside async code, an errback
+in the worker's main process) the coroutine gets a thread and a loop of its own.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from umbel.errors import TaskError
+
+
+class LastingLoop:
+    """A loop that is made when it is first needed and lasts until `close`."""
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if _a_loop_runs_here():
+            return run_to_end(coroutine)
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        with cancelled_is_failed():
+            return self._runner.run(coroutine, context=contextvars.copy_context())
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run it on a loop of its own, with the context variables of the caller."""
+    context = contextvars.copy_context()
+    with cancelled_is_failed():
+        if not _a_loop_runs_here():
+            return context.run(asyncio.run, coroutine)
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(context.run, asyncio.run, coroutine).result()
+
+
+@contextmanager
+def cancelled_is_failed() -> Iterator[None]:
+    """Around users' code: what it cancelled itself is its failure.
+
+    CancelledError is no Exception and would end the process that runs the task. Nobody else can
+    have cancelled it, because these loops run nothing but the task.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        raise TaskError("cancelled from within: it awaited something that had been cancelled") from error
+
+
+def _a_loop_runs_here() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

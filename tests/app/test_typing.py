@@ -1,0 +1,122 @@
+"""What the type checker of a user says about tasks used rightly and wrongly."""
+
+import re
+from pathlib import Path
+
+from mypy import api
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RIGHT = """
+from typing import Any, assert_type
+
+from umbel import App, AsyncResult, Signature, Task, chain
+
+app = App("shop")
+
+
+@app.task
+def add(a: int, b: int = 2) -> int:
+    return a + b
+
+
+@app.task(queue="slow", max_retries=5, autoretry_for=(OSError,), rate_limit="10/s")
+def total(amounts: list[int], *, tax: float = 0.0) -> float:
+    return sum(amounts) * (1 + tax)
+
+
+@app.task(bind=True, name="shop.fetch")
+def fetch(self: Task[..., Any], url: str) -> bytes:
+    self.update_state("PROGRESS", {"url": url})
+    if self.request.retries > 3:
+        self.retry(countdown=5.0)
+    return url.encode()
+
+
+@app.task
+async def later(name: str) -> str:
+    return name
+
+
+@app.task(bind=True)
+async def bound_later(self: Task[..., Any], name: str) -> str:
+    return await later(name)
+
+
+assert_type(add(1, 2), int)
+assert_type(add.delay(1, b=2), AsyncResult[int])
+assert_type(add.delay(1).get(timeout=1.0), int)
+assert_type(add.apply_async((1, 2), countdown=3.0, queue="fast", priority=1), AsyncResult[int])
+assert_type(add.apply((1, 2)), AsyncResult[int])
+assert_type(add.s(1).set(queue="slow"), Signature[int])
+assert_type(add.si(1, 2).delay(), AsyncResult[int])
+assert_type(total.delay([1, 2], tax=0.2).get(), float)
+assert_type(fetch.delay("http://example"), AsyncResult[bytes])
+assert_type(fetch("http://example"), bytes)
+(add.s(1) | add.s(2) | add.s(3)).delay()
+chain(add.s(1), add.s(2)).apply_async(link=add.s(3), link_error=add.si(1, 2))
+
+
+async def use() -> None:
+    assert_type(await later("x"), str)
+    assert_type(await later.delay("x"), str)
+    assert_type(await bound_later.delay("x"), str)
+    assert_type(await add.delay(1), int)
+"""
+
+WRONG = """
+from typing import Any
+
+from umbel import App, Task
+
+app = App("shop")
+
+
+@app.task
+def add(a: int, b: int = 2) -> int:
+    return a + b
+
+
+@app.task(bind=True)
+def fetch(self: Task[..., Any], url: str) -> bytes:
+    return url.encode()
+
+
+@app.task
+async def later(name: str) -> str:
+    return name
+
+
+add.delay("1")  # arg-type
+add.delay()  # call-arg
+add.delay(1, 2, 3)  # call-arg
+add.delay(1, c=2)  # call-arg
+add("1")  # arg-type
+fetch.delay(1)  # arg-type
+fetch.delay("x", "y")  # call-arg
+later.delay(1)  # arg-type
+number: int = later("x")  # assignment
+text: str = add.delay(1).get()  # assignment
+add.apply_async((1,), cuontdown=3)  # call-arg
+add.apply_async((1,), queue=3)  # arg-type
+app.task(max_retrys=3)  # call-overload
+"""
+
+
+def test_the_type_checker_knows_what_a_task_takes_and_gives(tmp_path: Path) -> None:
+    right, wrong = tmp_path / "right.py", tmp_path / "wrong.py"
+    right.write_text(RIGHT)
+    wrong.write_text(WRONG)
+    config, cache = ROOT / "pyproject.toml", ROOT / ".mypy_cache"
+    options = ["--config-file", str(config), "--cache-dir", str(cache), "--no-error-summary", "--no-pretty"]
+    out, err, _ = api.run([*options, str(right), str(wrong)])
+    found = {
+        (Path(path).name, int(line), code)
+        for path, line, code in re.findall(r"^(\S+?):(\d+): error: .*\[([\w-]+)\]$", out, re.MULTILINE)
+    }
+    expected = {
+        ("wrong.py", number, line.rpartition("# ")[2])
+        for number, line in enumerate(WRONG.splitlines(), start=1)
+        if "  # " in line
+    }
+    assert (found, err) == (expected, ""), out
