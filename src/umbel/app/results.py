@@ -7,7 +7,7 @@ In async code a result can be awaited, which does not block the loop.
 import sys
 from collections.abc import Generator, Mapping
 from time import time
-from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from umbel import errors
 from umbel.app.request import current_request
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 REVOKE_RETENTION_S = 7 * 86_400.0
 
-# Names that Celery's workers write, and what they are called here.
+# Where Celery's workers say an error comes from, and names that are others here.
+_CELERY_MODULES = ("celery.exceptions", "billiard.exceptions")
 _CELERY_NAMES = {
     "TaskRevokedError": "TaskRevoked",
     "WorkerLostError": "WorkerLost",
@@ -52,9 +53,11 @@ class AsyncResult(Generic[R]):
     def __await__(self) -> Generator[Any, None, R]:
         return self.get_async().__await__()
 
-    async def get_async(self, timeout: float | None = None, *, propagate: bool = True) -> R:
+    async def get_async(
+        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
+    ) -> R:
         """The same as `get` for async code: the loop goes on meanwhile."""
-        self._refuse_join(None)
+        self._refuse_join(allow_join)
         if self._final is None:
             self._keep(await self._backend.wait_async([self.id], timeout), timeout)
         return self._value(propagate=propagate)
@@ -158,7 +161,7 @@ class AsyncResult(Generic[R]):
 _WITH_EXCEPTION = frozenset({"FAILURE", "RETRY", "REVOKED"})
 
 
-def rebuild_exception(described: Any) -> BaseException:
+def rebuild_exception(described: Any) -> Exception:
     """The exception a worker described; a stand-in when its class is not known in this process.
 
     Only classes of modules that are already imported are used: a result is data, and data
@@ -169,14 +172,21 @@ def rebuild_exception(described: Any) -> BaseException:
     name = str(described["exc_type"])
     message = described.get("exc_message") or []
     args = tuple(message) if isinstance(message, list | tuple) else (message,)
-    found = getattr(errors, _CELERY_NAMES.get(name, name), None)
-    if not _is_exception(found):
-        found = getattr(sys.modules.get(str(described.get("exc_module"))), name, None)
-    if not _is_exception(found):
+    found = _find_class(str(described.get("exc_module")), name)
+    if found is None:
         return RemoteError(name, *args)
     made = call_guarded(found, *args)  # its constructor may want other arguments
-    return made.value if isinstance(made, Returned) else RemoteError(name, *args)
+    if isinstance(made, Returned) and isinstance(made.value, Exception):
+        return made.value
+    return RemoteError(name, *args)
 
 
-def _is_exception(found: object) -> TypeGuard[type[BaseException]]:
-    return isinstance(found, type) and issubclass(found, BaseException)
+def _find_class(module: str, name: str) -> type[Exception] | None:
+    if module in _CELERY_MODULES:
+        module, name = errors.__name__, _CELERY_NAMES.get(name, name)
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        # Not getattr: a module may import on access, as our own does.
+        found = getattr(found, "__dict__", {}).get(part)
+    # SystemExit and its like would end whoever asks for a result.
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
