@@ -6,7 +6,7 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
 
-from umbel.app.follow_ups import after_failure, steps_that_never_run
+from umbel.app.follow_ups import after_failure, keeps_result, steps_that_never_run
 from umbel.app.loading import FoundApp
 from umbel.app.request import request_of
 from umbel.app.settings import Settings
@@ -54,7 +54,7 @@ def make_worker(
     worker_settings = WorkerSettings(
         node=name,
         queues=settings.worker_queues or (settings.task_default_queue,),
-        tasks=task_rules(app),
+        tasks=task_rules(app, settings),
         end_without_running=Endings(app),
         run_directory=run_directory,
         lease_s=settings.lease_s,
@@ -82,15 +82,15 @@ def node_name(given: str | None) -> str:
     return whole
 
 
-def task_rules(app: "App") -> dict[str, TaskRules]:
-    """What the worker's main process must know of each task."""
-    late = app.settings.task_acks_late
+def task_rules(app: "App", settings: Settings) -> dict[str, TaskRules]:
+    """What the worker's main process must know of each task; the settings have the flags on top."""
+    late = settings.task_acks_late
     return {
         name: TaskRules(
             acks_early=(not late) if task.options.acks_early is None else task.options.acks_early,
             rate_per_second=task.options.rate_per_second,
-            soft_limit_s=task.options.soft_time_limit_s or app.settings.task_soft_time_limit_s,
-            hard_limit_s=task.options.time_limit_s or app.settings.task_time_limit_s,
+            soft_limit_s=task.options.soft_time_limit_s or settings.task_soft_time_limit_s,
+            hard_limit_s=task.options.time_limit_s or settings.task_time_limit_s,
         )
         for name, task in app.tasks.items()
     }
@@ -107,8 +107,7 @@ class Endings:
         done_at = time()
         headers = read_headers(message)
         results: list[StoredResult] = []
-        ignored = headers.ignore_result
-        if not (self._app.settings.task_ignore_result if ignored is None else ignored):
+        if keeps_result(self._app, headers):
             results.append(encode_failure(headers.id, described, None, status=status, done_at=done_at))
         try:
             call = decode_task(message, accept=self._app.settings.accept_content)
