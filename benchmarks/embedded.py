@@ -28,6 +28,8 @@ MEASURES = (
     Measure("drain", "drain, no results", "tasks/s"),
     Measure("drain_kept", "drain, results kept", "tasks/s"),
     Measure("latency", "idle: sent until it runs, p50", "ms", higher_is_better=False),
+    Measure("enqueue_cpu", "enqueue: CPU of the client", "µs/task", higher_is_better=False),
+    Measure("drain_cpu", "drain, no results: CPU of all", "µs/task", higher_is_better=False),
     Measure("startup", "start-up until the first task", "ms", higher_is_better=False),
     Measure("memory", "worker and children, PSS", "MiB", higher_is_better=False),
 )
@@ -41,13 +43,15 @@ NOTES = (
 
 
 def without_results(contender: Contender, home: Path, tasks: int) -> Mapping[str, float]:
-    enqueued_per_s = contender.enqueue(home, tasks)
+    enqueue = contender.enqueue(home, tasks)
     with contender.draining(home, tasks) as (worker, drain):
         memory_bytes = worker.pss_bytes()
         latency_ms = contender.probe(home, min(PROBES_MAX, tasks))
     return {
-        "enqueue": enqueued_per_s,
+        "enqueue": enqueue.tasks_per_s,
+        "enqueue_cpu": enqueue.cpu_us,
         "drain": drain.tasks_per_s,
+        "drain_cpu": drain.cpu_us,
         "latency": latency_ms,
         "startup": drain.first_task_ms,
         "memory": memory_bytes / 2**20,

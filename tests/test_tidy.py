@@ -21,8 +21,8 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 BANNED_NAMES = {"utils", "helpers", "common", "base", "manager"}
 
-# The supervisor, and the guard that runs what users wrote. Nothing else may catch everything.
-MAY_CATCH_EVERYTHING = {"src/umbel/worker/worker.py", "src/umbel/pools/guard.py"}
+# The guards around what users wrote: their tasks and hooks, and the reprs of their values.
+MAY_CATCH_EVERYTHING = {"src/umbel/pools/guard.py", "src/umbel/wire/foreign.py"}
 MAY_SLEEP: set[str] = set()  # tests wait with tests/waiting.py
 
 # What the pure packages may import beside the standard library and umbel itself.
@@ -30,7 +30,7 @@ PURE = {"protocol": set[str](), "events": {"msgspec"}, "wire": {"msgspec"}}
 
 # A path that exists on one machine only, or a package index that only one machine can reach.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:(?:root|work)/|(?:home|Users)/\w)|file:///")
-NOT_OURS = {".git", ".venv", ".venv-bench", "build", "dist", "lake", "__pycache__"}
+NOT_OURS = {".git", ".venv", ".venv-bench", "build", "dist", "lake", "__pycache__", ".hypothesis"}
 TEXT = {".py", ".md", ".txt", ".toml", ".sql", ".lua", ".html", ".js", ".css", ".cfg", ".yml", ""}
 LOCK_LINE = re.compile(r"#.*|[a-z0-9.-]+==\S+( ; .+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?|    # .*")
 

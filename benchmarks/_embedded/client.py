@@ -36,10 +36,12 @@ def enqueue(side: Side, count: int) -> dict[str, float]:
     for number in range(warm_up):
         side.send(number)
     gc.collect()
-    began = time.perf_counter()
+    timed = count - warm_up
+    began, cpu_began = time.perf_counter(), time.process_time()
     for number in range(warm_up, count):
         side.send(number)
-    return {"tasks_per_s": (count - warm_up) / (time.perf_counter() - began)}
+    took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+    return {"tasks_per_s": timed / took_s, "cpu_us": cpu_s / timed * 1e6}
 
 
 def probe(side: Side, count: int) -> dict[str, float]:

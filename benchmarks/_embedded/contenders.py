@@ -4,7 +4,7 @@ A drain begins when the first task runs, as that task says itself, and ends when
 is empty, as seen by a look every few milliseconds from this process: one row, the same for all.
 For Umbel a message leaves the table when its task is done and acknowledged, for Huey when it is
 handed out, before the task runs; so the last moment is counted against Umbel. Start-up is not
-part of a drain.
+part of a drain. The first and the last task must have run, or there is no result.
 """
 
 import json
@@ -13,7 +13,7 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,14 +33,21 @@ from benchmarks._harness.processes import Running, output_of, running
 
 CHILDREN = 2
 LOOK_EVERY_S = 0.005
-DRAIN_TIMEOUT_S = 600.0
+DRAIN_TIMEOUT_S = 300.0
 CLIENT_TIMEOUT_S = 600.0
 OUR_PYTHON = Path(sys.executable)
 
 
 @dataclass(frozen=True, slots=True)
+class Enqueue:
+    tasks_per_s: float
+    cpu_us: float  # of the client, per task
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     tasks_per_s: float
+    cpu_us: float  # of the worker and its children, per task
     first_task_ms: float  # from the start of the worker's process
 
 
@@ -62,10 +69,9 @@ class Contender:
     def settings(self, home: Path) -> Mapping[str, str]:
         return {**self._ask(home, "describe"), "worker": self.worker}
 
-    def enqueue(self, home: Path, count: int, *, keep: bool = False) -> float:
-        """Send so many tasks, one at a time; tasks per second."""
-        answer = self._ask(home, "enqueue", str(count), keep=keep)
-        return float(answer["tasks_per_s"])
+    def enqueue(self, home: Path, count: int, *, keep: bool = False) -> Enqueue:
+        """Send so many tasks, one at a time."""
+        return Enqueue(**self._ask(home, "enqueue", str(count), keep=keep))
 
     def probe(self, home: Path, count: int) -> float:
         """The median time in milliseconds from sending a task to an idle worker until it runs."""
@@ -85,28 +91,26 @@ class Contender:
             directory=home,
             stop_signal=self.stop_signal,
         ) as worker:
-            ended_ns = self._wait_until_empty(home, worker)
-            first_ns = _time_of(worker, mark_file(home, 0))
-            _time_of(worker, mark_file(home, count - 1))
-            yield (
-                worker,
-                Drain(count / (ended_ns - first_ns) * 1e9, first_task_ms=(first_ns - began_ns) / 1e6),
-            )
+            yield worker, self._watch(home, worker, began_ns, count)
 
     def results_kept(self, home: Path) -> int:
         with _reading(home) as database:
             found: int = database.execute(self.results).fetchone()[0]
             return found
 
-    def _wait_until_empty(self, home: Path, worker: Running) -> int:
-        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    def _watch(self, home: Path, worker: Running, began_ns: int, count: int) -> Drain:
+        first_ns = _time_of(worker, mark_file(home, 0))
+        cpu_before_s = worker.cpu_s()
         with _reading(home) as database:
-            while database.execute(self.waiting).fetchone() is not None:
-                worker.check()
-                if time.monotonic() > deadline:
-                    raise worker.failed(f"did not empty its queue within {DRAIN_TIMEOUT_S:g} s")
-                time.sleep(LOOK_EVERY_S)
-            return time.monotonic_ns()
+            _wait(worker, lambda: database.execute(self.waiting).fetchone() is None, "empty its queue")
+        ended_ns = time.monotonic_ns()
+        cpu_s = worker.cpu_s() - cpu_before_s
+        _time_of(worker, mark_file(home, count - 1))
+        return Drain(
+            tasks_per_s=count / (ended_ns - first_ns) * 1e9,
+            cpu_us=cpu_s / count * 1e6,
+            first_task_ms=(first_ns - began_ns) / 1e6,
+        )
 
     def _ask(self, home: Path, *arguments: str, keep: bool = False) -> dict[str, Any]:
         output = output_of(
@@ -163,10 +167,14 @@ def _reading(home: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _time_of(worker: Running, mark: Path) -> int:
-    # Huey hands a message out before the task runs: the last one may still be running.
-    deadline = time.monotonic() + 5.0
-    while not mark.exists():
-        if time.monotonic() > deadline:
-            raise worker.failed(f"emptied its queue, but the task of {mark.name} did not run")
-        time.sleep(LOOK_EVERY_S)
+    _wait(worker, mark.exists, f"run the task of {mark.name}")
     return int(mark.read_text())
+
+
+def _wait(worker: Running, condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    while not condition():
+        worker.check()
+        if time.monotonic() > deadline:
+            raise worker.failed(f"did not {what} within {DRAIN_TIMEOUT_S:g} s")
+        time.sleep(LOOK_EVERY_S)

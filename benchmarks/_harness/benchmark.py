@@ -128,9 +128,14 @@ class Benchmark(Generic[C]):
 
 
 def clean_environment(**more: str | Path) -> dict[str, str]:
-    """This environment without what would change a contender's settings, and with `more`."""
+    """This environment without what would change a contender's settings, and with `more`.
+
+    The package is taken from beside the benchmark, so that another checkout's benchmark measures
+    that checkout, whichever environment it runs in.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UMBEL_", "PYTHON"))}
-    return {**kept, "PYTHONPATH": str(ROOT), **{name: str(value) for name, value in more.items()}}
+    ours = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
+    return {**kept, "PYTHONPATH": ours, **{name: str(value) for name, value in more.items()}}
 
 
 def _home() -> "tempfile.TemporaryDirectory[str]":

@@ -40,6 +40,10 @@ class Running:
     def failed(self, what: str) -> BenchmarkFailed:
         return BenchmarkFailed(f"{self.name} {what}\n{_tail(self.log)}")
 
+    def cpu_s(self) -> float:
+        """What the process and its living descendants have used so far."""
+        return sum(_cpu_s(one) for one in _family(self.process.pid))
+
     def pss_bytes(self) -> int:
         """The memory of the process and its descendants; shared pages are counted once."""
         return sum(_pss_bytes(one) for one in _family(self.process.pid))
@@ -139,6 +143,14 @@ def _family(pid: int) -> list[psutil.Process]:
         return [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        used = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return used.user + used.system
 
 
 def _pss_bytes(process: psutil.Process) -> int:

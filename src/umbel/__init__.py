@@ -6,7 +6,9 @@ they are first used, so that `umbel health` starts in a moment.
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from umbel import version
+
+__version__ = version.VERSION
 
 if TYPE_CHECKING:
     from umbel import errors

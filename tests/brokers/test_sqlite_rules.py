@@ -124,7 +124,7 @@ def test_verdicts_are_judged_in_order_and_only_the_first_one_ends_a_claim() -> N
             Bury("70:3", "why"),
             Ack("70:4"),
         ],
-        {1: 70, 2: 70, 3: 70},
+        {"70:1": 1, "70:2": 2, "70:3": 3},
     )
     assert judged.refused == {"70:1", "71:2", "70:4"}
     assert (judged.applied, judged.started, judged.finished) == (3, [1], [1])

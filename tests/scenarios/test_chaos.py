@@ -51,9 +51,8 @@ def test_no_task_is_lost_while_children_and_workers_are_killed(tmp_path: Path) -
     # when something died. None was repeated for any other reason.
     unmarked = {task_id: flags for task_id, flags in repeated.items() if 0 in flags[1:]}
     assert not unmarked
-    print(
-        f"{TASKS} tasks, {WORKER_KILLS} workers killed, {sum(map(len, repeated.values())) - len(repeated)} repeats"
-    )
+    repeats = sum(map(len, repeated.values())) - len(repeated)
+    print(f"{TASKS} tasks, {WORKER_KILLS} workers killed, {repeats} repeats")
 
 
 def _kill_some_children(cluster: Cluster, chance: random.Random) -> None:

@@ -113,7 +113,11 @@ def next_attempt(message: Message, call: TaskCall, request: Request, *, due: flo
     Only the headers change; the body goes on as the bytes it came as.
     """
     headers = msgspec.structs.replace(
-        call.headers, retries=request.retries + 1, eta=format_instant(due), parent_id=request.id
+        call.headers,
+        retries=request.retries + 1,
+        eta=format_instant(due),
+        parent_id=request.id,
+        redelivered=msgspec.UNSET,  # the new message has not been delivered yet
     )
     again = msgspec.structs.replace(message, headers=encode_headers(headers, call.extra))
     return Outgoing(queue, again, due)

@@ -9,9 +9,9 @@ from importlib import import_module
 
 import click
 
-from umbel import __version__
 from umbel.cli import exits
 from umbel.errors import BrokerUnavailable, ConfigurationError, UmbelError
+from umbel.version import VERSION
 
 COMMANDS = {
     "worker": "Run a worker: take tasks from the broker and run them in child processes.",
@@ -46,7 +46,7 @@ class LazyCommands(click.Group):
 @click.option(
     "-A", "--app", "app_name", metavar="MODULE[:ATTR]", help="The app; else ./tasks.py or ./app.py."
 )
-@click.version_option(__version__, prog_name="umbel")
+@click.version_option(VERSION, prog_name="umbel")
 @click.pass_context
 def cli(ctx: click.Context, app_name: str | None) -> None:
     """Umbel: a distributed task queue whose workers know one another."""

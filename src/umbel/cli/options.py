@@ -1,11 +1,13 @@
 """Options that several commands share, and how they print: data to stdout, all else to stderr."""
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+PIPE_COLUMNS = 10_000
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
@@ -52,4 +54,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console(soft_wrap=False).print(table)
+    # A pipe has no width: whoever reads it gets each row on a line of its own.
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
+    console.print(table, crop=False)

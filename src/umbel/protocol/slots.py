@@ -111,6 +111,9 @@ class Slots(Generic[WorkT, EndedT]):
     def waiting(self) -> int:
         return len(self._ready)
 
+    def outstanding(self, child: int) -> int:
+        return self._children[child].outstanding()
+
     def running(self, child: int) -> WorkT | None:
         """The job that the child is at: exact when nothing waits behind it, else what is known."""
         batches = self._children[child].batches

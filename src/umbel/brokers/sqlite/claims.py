@@ -13,13 +13,8 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from umbel.brokers.interface import Delivery
-from umbel.brokers.sqlite import messages
-
-_ints = msgspec.json.Decoder(list[int]).decode
-_strings = msgspec.json.Decoder(list[str]).decode
+from umbel.brokers.sqlite import messages, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ def claim(
     if not heaps:
         return [], queues[0]
     numbers = [number for heap in heaps for number in heap.ids]
-    packed = msgspec.json.encode(numbers).decode()
+    packed = rows.pack(numbers)
     for heap in heaps:
         db.execute(
             "DELETE FROM ready WHERE queue = ? AND priority = ? AND id <= ?",
@@ -114,13 +109,13 @@ def forget(db: sqlite3.Connection, owner: str) -> tuple[int, set[str]]:
 
 
 def _heaps(db: sqlite3.Connection, queue: str, limit: int) -> list[Heap]:
-    rows = db.execute(
+    found = db.execute(
         """SELECT priority, json_group_array(id) FROM (
              SELECT priority, id FROM ready WHERE queue = ? ORDER BY priority, id LIMIT ?)
            GROUP BY priority ORDER BY priority""",
         (queue, limit),
     )
-    return [Heap(queue, priority, _ints(ids)) for priority, ids in rows]
+    return [Heap(queue, priority, rows.ints(ids)) for priority, ids in found]
 
 
 def _fetch(db: sqlite3.Connection, packed: str, ticket: int) -> dict[int, Delivery]:
@@ -134,10 +129,10 @@ def _fetch(db: sqlite3.Connection, packed: str, ticket: int) -> dict[int, Delive
     ).fetchone()
     found: dict[int, Delivery] = {}
     view, end = memoryview(joined), 0
-    for number, queue, started, again, length in zip(
-        _ints(numbers), _strings(queues), _ints(starts), _ints(redelivered), _ints(lengths), strict=True
+    for number, started, again, length, queue in zip(
+        *map(rows.ints, (numbers, starts, redelivered, lengths)), rows.strings(queues), strict=True
     ):
         message = messages.decode(view[end : end + length])
-        found[number] = Delivery(f"{ticket}:{number}", queue, message, started, bool(again))
+        found[number] = Delivery(messages.tag(ticket, number), queue, message, started, bool(again))
         end += length
     return found

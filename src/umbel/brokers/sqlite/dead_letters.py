@@ -6,10 +6,8 @@ At the limit the oldest makes room, and `dead_letters_dropped` in `meta` counts 
 import sqlite3
 from collections.abc import Sequence
 
-import msgspec
-
 from umbel.brokers.interface import DeadLetter
-from umbel.brokers.sqlite import messages, meta
+from umbel.brokers.sqlite import messages, meta, rows
 from umbel.wire.message import Outgoing
 
 DEAD_LETTERS_MAX = 100_000
@@ -28,25 +26,25 @@ def bury(db: sqlite3.Connection, number: int, reason: str, now_s: float) -> None
 
 def read(db: sqlite3.Connection, limit: int) -> list[DeadLetter]:
     """The newest letters, newest first."""
-    rows = db.execute(
+    found = db.execute(
         "SELECT id, queue, message, reason, starts, buried_at FROM dead_letters ORDER BY id DESC LIMIT ?",
         (limit,),
     )
     return [
         DeadLetter(number, queue, messages.decode(message), reason, starts, buried_at)
-        for number, queue, message, reason, starts, buried_at in rows
+        for number, queue, message, reason, starts, buried_at in found
     ]
 
 
 def requeue(db: sqlite3.Connection, letter_ids: Sequence[int | str], now_s: float) -> tuple[int, set[str]]:
     """Send the letters as new messages: how many there were, and their queues."""
-    packed = msgspec.json.encode([int(number) for number in letter_ids]).decode()
-    rows = db.execute(
+    packed = rows.pack(map(int, letter_ids))
+    letters = db.execute(
         """DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))
            RETURNING id, queue, message""",
         (packed,),
     ).fetchall()
-    batch = [Outgoing(queue, messages.decode(message)) for _, queue, message in sorted(rows)]
+    batch = [Outgoing(queue, messages.decode(message)) for _, queue, message in sorted(letters)]
     return len(batch), messages.insert(db, batch, now_s)
 
 

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from umbel.brokers.interface import LoggedEvent
-from umbel.brokers.sqlite import meta
+from umbel.brokers.sqlite import meta, rows
 
 LOST = "events_lost"
 
@@ -30,10 +30,8 @@ def recorders(db: sqlite3.Connection) -> list[str]:
 
 
 def append(db: sqlite3.Connection, events: Sequence[tuple[str, bytes]], limit: int, now_s: float) -> None:
-    db.executemany(
-        "INSERT INTO events (recorded_at, routing_key, body) VALUES (?, ?, ?)",
-        [(now_s, routing_key, body) for routing_key, body in events],
-    )
+    new = [(now_s, routing_key, body) for routing_key, body in events]
+    rows.insert(db, "events (recorded_at, routing_key, body)", new)
     first = db.execute("SELECT min(offset) FROM events").fetchone()[0]
     if first is None:
         return
@@ -48,12 +46,12 @@ def append(db: sqlite3.Connection, events: Sequence[tuple[str, bytes]], limit: i
 
 def read(db: sqlite3.Connection, name: str, limit: int) -> list[LoggedEvent]:
     """The events after what the recorder has acknowledged, oldest first."""
-    rows = db.execute(
+    found = db.execute(
         """SELECT offset, recorded_at, routing_key, body FROM events
            WHERE offset > (SELECT acknowledged FROM recorders WHERE name = ?) ORDER BY offset LIMIT ?""",
         (name, limit),
     )
-    return [LoggedEvent(*row) for row in rows]
+    return [LoggedEvent(*row) for row in found]
 
 
 def acknowledge(db: sqlite3.Connection, name: str, offset: int) -> None:

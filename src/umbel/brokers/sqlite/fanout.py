@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from umbel.brokers.interface import Broadcast
+from umbel.brokers.sqlite import rows
 
 BROADCASTS_MAX = 200_000
 SWEEP_MAX = 1000  # expired ones that one broadcast clears away
@@ -34,17 +35,14 @@ def unsubscribe(db: sqlite3.Connection, number: int) -> None:
 
 def heard(db: sqlite3.Connection, batch: Sequence[Broadcast], now_boot_s: float) -> list[Broadcast]:
     """Those of the batch that somebody listens to."""
-    rows = db.execute("SELECT DISTINCT exchange FROM subscriptions WHERE expires_at > ?", (now_boot_s,))
-    exchanges = {exchange for (exchange,) in rows}
+    found = db.execute("SELECT DISTINCT exchange FROM subscriptions WHERE expires_at > ?", (now_boot_s,))
+    exchanges = {exchange for (exchange,) in found}
     return [broadcast for broadcast in batch if broadcast.exchange in exchanges]
 
 
 def send(db: sqlite3.Connection, batch: Sequence[Broadcast], now_s: float, ttl_s: float) -> None:
-    db.executemany(
-        """INSERT INTO broadcasts (exchange, routing_key, body, headers, expires_at)
-           VALUES (?, ?, ?, ?, ?)""",
-        [(item.exchange, item.routing_key, item.body, item.headers, now_s + ttl_s) for item in batch],
-    )
+    new = [(item.exchange, item.routing_key, item.body, item.headers, now_s + ttl_s) for item in batch]
+    rows.insert(db, "broadcasts (exchange, routing_key, body, headers, expires_at)", new)
     sweep(db, now_s, SWEEP_MAX)
     db.execute(
         "DELETE FROM broadcasts WHERE offset <= (SELECT max(offset) FROM broadcasts) - ?", (BROADCASTS_MAX,)
@@ -55,14 +53,14 @@ def read(
     db: sqlite3.Connection, exchange: str, after: int, limit: int, now_s: float
 ) -> tuple[list[Broadcast], int]:
     """Broadcasts after an offset, and the offset to go on from."""
-    rows = db.execute(
+    found = db.execute(
         """SELECT offset, exchange, routing_key, body, headers, expires_at FROM broadcasts
            WHERE offset > ? AND exchange = ? ORDER BY offset LIMIT ?""",
         (after, exchange, limit),
     ).fetchall()
-    if not rows:
+    if not found:
         return [], after
-    return [Broadcast(*row[1:5]) for row in rows if row[5] > now_s], rows[-1][0]
+    return [Broadcast(*row[1:5]) for row in found if row[5] > now_s], found[-1][0]
 
 
 def sweep(db: sqlite3.Connection, now_s: float, limit: int) -> int:

@@ -1,9 +1,6 @@
 """Messages: how they enter a queue, wait until they are due, and come back to it.
 
 Functions here and in `claims.py` and `verdicts.py` run inside a transaction of the caller.
-Where many rows change, their ids travel as one JSON array in one statement: Python's sqlite3
-gives up the interpreter lock at every step of a statement, and with the event loop busy in
-another thread a step per message would cost a wait per message.
 """
 
 import sqlite3
@@ -11,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from umbel.brokers.interface import Delivery
+from umbel.brokers.interface import Delivery, Tag
+from umbel.brokers.sqlite import rows
 from umbel.wire.message import Message, Outgoing
 
 PRIORITY_MAX = 9
@@ -23,24 +21,33 @@ decode = msgspec.msgpack.Decoder(Message).decode
 _LAST_ID = 2**63 - 1
 
 
+def tag(ticket: int, number: int) -> str:
+    """Names one claim of one message."""
+    return f"{ticket}:{number}"
+
+
+def number_of(tag: Tag) -> int:
+    """The message that a tag is about."""
+    assert isinstance(tag, str), "tags are made by claim()"
+    return int(tag[tag.index(":") + 1 :])
+
+
 def insert(db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float) -> set[str]:
     """Put the batch into its queues; the names of those."""
     if not batch:
         return set()
     first_id: int = db.execute("SELECT ifnull(max(id), 0) + 1 FROM messages").fetchone()[0]
-    rows, ready, delayed = [], [], []
+    new, ready, delayed = [], [], []
     for number, outgoing in enumerate(batch, first_id):
         queue, priority = outgoing.queue, min(max(outgoing.message.priority, 0), PRIORITY_MAX)
-        rows.append((number, queue, priority, encode(outgoing.message)))
+        new.append((number, queue, priority, encode(outgoing.message)))
         if outgoing.not_before > now_s:
             delayed.append((outgoing.not_before, number, queue, priority))
         else:
             ready.append((queue, priority, number))
-    db.executemany("INSERT INTO messages (id, queue, priority, message) VALUES (?, ?, ?, ?)", rows)
-    if ready:
-        db.executemany("INSERT INTO ready VALUES (?, ?, ?)", ready)
-    if delayed:
-        db.executemany("INSERT INTO delayed VALUES (?, ?, ?, ?)", delayed)
+    rows.insert(db, "messages (id, queue, priority, message)", new)
+    rows.insert(db, "ready", ready)
+    rows.insert(db, "delayed", delayed)
     return {outgoing.queue for outgoing in batch}
 
 
@@ -73,7 +80,7 @@ def release_due(db: sqlite3.Connection, now_s: float) -> None:
 
 def put_back(db: sqlite3.Connection, ids: Sequence[int]) -> set[str]:
     """Claimed messages stand in their queues again, at their old places; the queues' names."""
-    packed = _pack(ids)
+    packed = rows.pack(ids)
     db.execute("DELETE FROM claimed WHERE id IN (SELECT value FROM json_each(?))", (packed,))
     db.execute(
         """INSERT INTO ready SELECT queue, priority, id FROM messages
@@ -96,7 +103,7 @@ def park(db: sqlite3.Connection, number: int, not_before: float) -> set[str]:
 
 def remove(db: sqlite3.Connection, ids: Sequence[int]) -> None:
     """Claimed messages are done with."""
-    packed = _pack(ids)
+    packed = rows.pack(ids)
     db.execute("DELETE FROM claimed WHERE id IN (SELECT value FROM json_each(?))", (packed,))
     db.execute("DELETE FROM messages WHERE id IN (SELECT value FROM json_each(?))", (packed,))
 
@@ -107,33 +114,33 @@ def mark(db: sqlite3.Connection, ids: Sequence[int], *, starts: int, redelivered
         db.execute(
             """UPDATE messages SET starts = starts + ?, redelivered = redelivered OR ?
                WHERE id IN (SELECT value FROM json_each(?))""",
-            (starts, redelivered, _pack(ids)),
+            (starts, redelivered, rows.pack(ids)),
         )
 
 
 def peek(db: sqlite3.Connection, queue: str, limit: int) -> list[Delivery]:
     """The first messages in line, in the order of claims; their tags claim nothing."""
-    rows = db.execute(
+    found = db.execute(
         """SELECT m.id, m.queue, m.starts, m.redelivered, m.message
            FROM ready r JOIN messages m ON m.id = r.id WHERE r.queue = ? ORDER BY r.priority, r.id LIMIT ?""",
         (queue, limit),
     )
     return [
-        Delivery(f"0:{number}", name, decode(message), starts, bool(redelivered))
-        for number, name, starts, redelivered, message in rows
+        Delivery(tag(0, number), name, decode(message), starts, bool(redelivered))
+        for number, name, starts, redelivered, message in found
     ]
 
 
 def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int]]:
     """Of every queue that holds a message: how many are ready, delayed, claimed."""
-    rows = db.execute(
+    found = db.execute(
         """SELECT queue, sum(ready), sum(delayed), sum(claimed) FROM (
              SELECT queue, count(*) AS ready, 0 AS delayed, 0 AS claimed FROM ready GROUP BY queue UNION ALL
              SELECT queue, 0, count(*), 0 FROM delayed GROUP BY queue UNION ALL
              SELECT queue, 0, 0, count(*) FROM claimed JOIN messages USING (id) GROUP BY queue)
            GROUP BY queue ORDER BY queue"""
     )
-    return {queue: (ready, delayed, claimed) for queue, ready, delayed, claimed in rows}
+    return {queue: (ready, delayed, claimed) for queue, ready, delayed, claimed in found}
 
 
 def purge(db: sqlite3.Connection, queue: str) -> int:
@@ -144,7 +151,3 @@ def purge(db: sqlite3.Connection, queue: str) -> int:
         db.execute(f"DELETE FROM {table} WHERE queue = ?", (queue,)).rowcount
         for table in ("ready", "delayed")
     )
-
-
-def _pack(ids: Sequence[int]) -> str:
-    return msgspec.json.encode(ids).decode()

@@ -6,6 +6,7 @@ the thread of their caller. After a commit it pokes those who wait for what chan
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from umbel.brokers.interface import (
     BrokerSettings,
@@ -121,9 +122,8 @@ class Store:
             grown = verdicts.apply(db, judged, now_s)
             results.store(db, judged.results, now_s, now_s + self.settings.result_expires_s)
             grown |= messages.insert(db, judged.follow_ups, now_s)
-            changed = [waiters.queue(name) for name in grown]
-            changed += [waiters.result(result.task_id) for result in judged.results]
-            awake = waiters.addresses(db, changed)
+            stored = (result.task_id for result in judged.results)
+            awake = waiters.addresses(db, chain(map(waiters.queue, grown), map(waiters.result, stored)))
         self.poke(awake)
         return verdicts.settled(judged)
 

@@ -9,13 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-import msgspec
-
 from umbel.brokers.interface import Ack, Bury, Return, Settled, Started, Tag, Verdict
-from umbel.brokers.sqlite import dead_letters, messages
+from umbel.brokers.sqlite import dead_letters, messages, rows
 from umbel.wire.message import Outgoing, StoredResult
-
-_ints = msgspec.json.Decoder(list[int]).decode
 
 
 @dataclass(slots=True)
@@ -32,46 +28,48 @@ class Judgement:
     applied: int = 0
 
 
-def judge(verdicts: Sequence[Verdict], standing: dict[int, int]) -> Judgement:
-    """Sort the verdicts, given the claims that stand: ids and their tickets.
+def judge(verdicts: Sequence[Verdict], standing: dict[Tag, int]) -> Judgement:
+    """Sort the verdicts, given the claims that stand and the ids of their messages.
 
     A verdict that ends a claim takes it out of `standing`, so that a second one is refused.
     """
     judged = Judgement()
     for verdict in verdicts:
-        number, ticket = parse(verdict.tag)
-        if standing.get(number) != ticket:
+        number = standing.get(verdict.tag)
+        if number is None:
             judged.refused.add(verdict.tag)
             continue
         judged.applied += 1
+        if isinstance(verdict, Started):
+            judged.started.append(number)
+            continue
+        del standing[verdict.tag]
         match verdict:
-            case Started():
-                judged.started.append(number)
-                continue
             case Ack():
                 judged.finished.append(number)
             case Return():
                 judged.returned.append((number, verdict))
+                continue
             case Bury():
                 judged.buried.append((number, verdict))
             case _:
                 assert_never(verdict)
-        del standing[number]
-        if not isinstance(verdict, Return):
-            judged.results.extend(verdict.results)
-            judged.follow_ups.extend(verdict.follow_ups)
+        judged.results.extend(verdict.results)
+        judged.follow_ups.extend(verdict.follow_ups)
     return judged
 
 
-def standing_claims(db: sqlite3.Connection, verdicts: Sequence[Verdict]) -> dict[int, int]:
-    """The claims that stand among those the verdicts name: ids and their tickets."""
-    numbers = msgspec.json.encode([parse(verdict.tag)[0] for verdict in verdicts]).decode()
+def standing_claims(db: sqlite3.Connection, verdicts: Sequence[Verdict]) -> dict[Tag, int]:
+    """The claims that stand among those the verdicts name, and the ids of their messages."""
     ids, tickets = db.execute(
         """SELECT json_group_array(id), json_group_array(ticket) FROM claimed
            WHERE id IN (SELECT value FROM json_each(?))""",
-        (numbers,),
+        (rows.pack(messages.number_of(verdict.tag) for verdict in verdicts),),
     ).fetchone()
-    return dict(zip(_ints(ids), _ints(tickets), strict=True))
+    return {
+        messages.tag(ticket, number): number
+        for number, ticket in zip(rows.ints(ids), rows.ints(tickets), strict=True)
+    }
 
 
 def apply(db: sqlite3.Connection, judged: Judgement, now_s: float) -> set[str]:
@@ -98,10 +96,3 @@ def apply(db: sqlite3.Connection, judged: Judgement, now_s: float) -> set[str]:
 
 def settled(judged: Judgement) -> Settled:
     return Settled(judged.applied, frozenset(judged.refused))
-
-
-def parse(tag: Tag) -> tuple[int, int]:
-    """The message's id and the ticket of its claim."""
-    assert isinstance(tag, str), "tags are made by claim()"
-    ticket, _, number = tag.partition(":")
-    return int(number), int(ticket)

@@ -8,7 +8,7 @@ no wake-up is lost between the two.
 import sqlite3
 from collections.abc import Iterable
 
-import msgspec
+from umbel.brokers.sqlite import rows
 
 
 def queue(name: str) -> str:
@@ -24,9 +24,8 @@ def result(task_id: str) -> str:
 
 
 def register(db: sqlite3.Connection, channels: Iterable[str], address: bytes) -> None:
-    db.executemany(
-        "INSERT OR IGNORE INTO waiters VALUES (?, ?)", [(channel, address) for channel in channels]
-    )
+    new = [(channel, address) for channel in channels]
+    rows.insert(db, "waiters", new, otherwise="ON CONFLICT DO NOTHING")
 
 
 def is_registered(db: sqlite3.Connection, channels: Iterable[str], address: bytes) -> bool:
@@ -46,8 +45,8 @@ def addresses(db: sqlite3.Connection, channels: Iterable[str] | None = None) -> 
         return {address for (address,) in db.execute("SELECT DISTINCT address FROM waiters")}
     if db.execute("SELECT 1 FROM waiters LIMIT 1").fetchone() is None:
         return set()
-    rows = db.execute(
+    found = db.execute(
         "SELECT DISTINCT address FROM waiters WHERE channel IN (SELECT value FROM json_each(?))",
-        (msgspec.json.encode(list(channels)).decode(),),
+        (rows.pack(channels),),
     )
-    return {address for (address,) in rows}
+    return {address for (address,) in found}

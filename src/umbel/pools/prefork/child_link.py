@@ -51,6 +51,7 @@ class ChildLink:
         self._reader: FrameReader[FromChild] = FrameReader(FromChild)
         self._unsent = bytearray()  # the slots send two batches at most, so this is bounded
         self._open = True
+        self._resume: asyncio.TimerHandle | None = None  # of reading, while that is paused
         self._loop.add_reader(self._channel, self._on_readable)
 
     @property
@@ -94,6 +95,16 @@ class ChildLink:
         if sent < len(frame):
             self._unsent = frame[sent:]
             self._loop.add_writer(self._channel, self._on_writable)
+
+    def pause_reading(self, pause_s: float) -> None:
+        """Let outcomes gather in the socket, and read them together."""
+        if self._open and self._resume is None:
+            self._loop.remove_reader(self._channel)
+            self._resume = self._loop.call_later(pause_s, self._resume_reading)
+
+    def _resume_reading(self) -> None:
+        self._resume = None
+        self._loop.add_reader(self._channel, self._on_readable)
 
     def drain(self) -> None:
         """Read what a dead child has left in the socket."""
@@ -146,6 +157,8 @@ class ChildLink:
     def _shut(self) -> None:
         if self._open:
             self._open = False
+            if self._resume is not None:
+                self._resume.cancel()
             self._loop.remove_reader(self._channel)
             with contextlib.suppress(OSError):
                 self._loop.remove_writer(self._channel)

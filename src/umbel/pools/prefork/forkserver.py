@@ -208,7 +208,7 @@ class ForkServer:
             self._end()
 
     def _end(self, status: int = 0) -> NoReturn:
-        """Leave no descendant behind: orphans come to us as their parents die, so go on until none is left."""
+        """Leave no descendant behind: orphans come to us as their parents die, until none is left."""
         give_up_at = time.monotonic() + _CLEAN_UP_S
         for pid in self._pids.values():
             _kill_group(pid)

@@ -67,6 +67,9 @@ from umbel.wire.frames import Armed, JobBatch, Outcomes, Problem, Ready, SoftLim
 
 log = logging.getLogger(__name__)
 
+# A child with this many jobs in hand is busy for longer than the pause, so it does not idle, and
+# the main process reads many outcomes at a time instead of waking for each.
+_PLENTY, _PAUSE_S = 64, 0.001
 _END_S = 2.0  # how long a child whose connection has ended may take to be gone
 
 
@@ -271,6 +274,8 @@ class PreforkPool:
                     assert_never(message)
         if outcomes:
             self._step(Finished(link.child, outcomes))
+            if self._slots.outstanding(link.child) >= _PLENTY:
+                link.pause_reading(_PAUSE_S)
 
     def _on_child_ready(self, link: ChildLink, pid: int) -> None:
         link.pid = pid

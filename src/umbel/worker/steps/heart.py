@@ -8,8 +8,8 @@ import asyncio
 import os
 import platform
 
-from umbel import __version__
 from umbel.events.stamp import SOFTWARE
+from umbel.version import VERSION
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.steps.events import Events
@@ -46,6 +46,6 @@ class Heart(Step):
             processed=self._context.counters.processed,
             loadavg=[round(load, 2) for load in os.getloadavg()],
             sw_ident=SOFTWARE,
-            sw_ver=__version__,
+            sw_ver=VERSION,
             sw_sys=platform.system(),
         )
