@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from umbel.app.options import checked_priority
 from umbel.errors import BadSetting
 
 ROUTE_OPTIONS = frozenset({"queue", "priority"})
+NAMES_MAX = 10_000  # task names whose route is remembered; past this they are looked up anew
 _NO_ROUTE: Mapping[str, Any] = {}
 
 
@@ -28,6 +30,8 @@ class Router:
             return _NO_ROUTE
         found = self._found.get(task)
         if found is None:
+            if len(self._found) >= NAMES_MAX:
+                self._found.clear()
             found = self._found[task] = self._first_match(task)
         return found
 
@@ -37,8 +41,20 @@ class Router:
 
 def _options(pattern: str, route: str | Mapping[str, Any]) -> Mapping[str, Any]:
     options = {"queue": route} if isinstance(route, str) else dict(route)
+    problem = _problem(options)
+    if problem:
+        raise BadSetting("task_routes", {pattern: route}, problem, source="the app's settings")
+    return options
+
+
+def _problem(options: Mapping[str, Any]) -> str:
     unknown = sorted(set(options) - ROUTE_OPTIONS)
     if unknown:
-        problem = f"a route takes {sorted(ROUTE_OPTIONS)}, not {unknown}"
-        raise BadSetting("task_routes", {pattern: route}, problem, source="task_routes")
-    return options
+        return f"a route takes {sorted(ROUTE_OPTIONS)}, not {unknown}"
+    if not isinstance(options.get("queue", ""), str):
+        return f"a queue is named by text, not by {options['queue']!r}"
+    try:
+        checked_priority(options.get("priority"))
+    except ValueError as error:
+        return str(error)
+    return ""
