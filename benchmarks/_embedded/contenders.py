@@ -35,6 +35,7 @@ CHILDREN = 2
 LOOK_EVERY_S = 0.005
 DRAIN_TIMEOUT_S = 300.0
 CLIENT_TIMEOUT_S = 600.0
+CPU_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 OUR_PYTHON = Path(sys.executable)
 
 
@@ -104,7 +105,8 @@ class Contender:
         with _reading(home) as database:
             _wait(worker, lambda: database.execute(self.waiting).fetchone() is None, "empty its queue")
         ended_ns = time.monotonic_ns()
-        cpu_s = worker.cpu_s() - cpu_before_s
+        # A short drain may use less than the kernel's clock can tell.
+        cpu_s = max(worker.cpu_s() - cpu_before_s, CPU_TICK_S)
         _time_of(worker, mark_file(home, count - 1))
         return Drain(
             tasks_per_s=count / (ended_ns - first_ns) * 1e9,
