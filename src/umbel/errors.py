@@ -6,7 +6,8 @@ UmbelError
 │   ├── BadSetting             known, but of the wrong type or out of range
 │   ├── BadURL                 a broker or backend address that cannot be understood
 │   ├── AppNotFound            -A names nothing that can be loaded
-│   └── BadBootsteps           a cycle or an unknown requirement between worker steps
+│   ├── BadBootsteps           a cycle or an unknown requirement between worker steps
+│   └── DuplicateNode          a worker of that name runs already
 ├── WireError                  bytes that are not what the protocol says
 │   ├── BadMessage             a task message that cannot be understood
 │   ├── BadFrame               a frame between the worker and a child that cannot be understood
@@ -69,6 +70,10 @@ class AppNotFound(ConfigurationError):
 
 
 class BadBootsteps(ConfigurationError):
+    pass
+
+
+class DuplicateNode(ConfigurationError):
     pass
 
 

@@ -1,6 +1,7 @@
 """App: what a user makes first. It holds the settings and the tasks, and opens broker and backend
 when they are first needed, so that importing a module with an app touches nothing."""
 
+import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from umbel.app.options import TaskKeywords, options_from
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
 from umbel.app.routing import Router
-from umbel.app.sending import Prepared, SendOptions, check_options, prepare
+from umbel.app.sending import Prepared, SendOptions, check_options, origin, prepare
+from umbel.app.sent_events import SentEvents
 from umbel.app.settings import Settings, assemble
 from umbel.app.signals import Signals
 from umbel.app.task import AsyncTask, Task
@@ -28,6 +30,7 @@ from umbel.brokers.interface import Producer, Revoke
 from umbel.brokers.registry import open_producer
 from umbel.errors import ConfigurationError
 from umbel.pools.interface import ChildContext, Runner
+from umbel.wire.message import Outgoing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,6 +76,7 @@ class App:
         self._backend: Backend | None = None
         self._eager: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{name}", default=None)
         self._always_eager: EagerRunner | None = None
+        self._sent_events: SentEvents | None = None
         self._tracer: Tracer | None = None
         self._node = ""
 
@@ -185,11 +189,19 @@ class App:
             runner.run(outgoing)
         else:
             self.producer.publish(outgoing)
+            self._tell_sent(outgoing)
         if self.signals.after_task_publish:
             for one in prepared:
                 self.signals.after_task_publish.send(
                     task=one.task, task_id=one.task_id, queue=one.outgoing.queue
                 )
+
+    def _tell_sent(self, outgoing: Sequence[Outgoing]) -> None:
+        if not self.settings.task_send_sent_event:
+            return
+        if self._sent_events is None or self._sent_events.pid != os.getpid():
+            self._sent_events = SentEvents(origin())
+        self._sent_events.tell(self.producer, outgoing)
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
         """Record that these tasks must not start; it holds although no worker is up."""

@@ -11,7 +11,8 @@ from umbel.protocol.clock import LamportClock
 
 SOFTWARE = "umbel"
 TASK_GROUP = "task"
-WORKER_GROUP = "worker"
+EVENT_EXCHANGE = "celeryev"
+EVENT_TTL_S = 5.0  # an event nobody has read by then is old news
 
 
 class EventStamper:

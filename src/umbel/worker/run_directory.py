@@ -11,9 +11,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
+
+from umbel.errors import DuplicateNode
 
 REFRESH_S = 1.0
 STALE_AFTER_S = 10.0
+FORGOTTEN_AFTER_S = 300.0
 
 
 def default_run_directory() -> Path:
@@ -29,27 +33,43 @@ def boot_time_s() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def state_file(directory: Path, node: str) -> Path:
-    return directory / (re.sub(r"[^A-Za-z0-9@._-]", "_", node) + ".json")
+def state_file(directory: Path, node: str, broker: str) -> Path:
+    """Nodes of different clusters may share a name; the broker tells them apart."""
+    readable = re.sub(r"[^A-Za-z0-9@._-]", "_", node)
+    return directory / f"{readable}-{crc32(broker.encode()):08x}.json"
 
 
-def write_state(directory: Path, node: str, state: dict[str, Any]) -> None:
+def write_state(directory: Path, node: str, broker: str, state: dict[str, Any]) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    target = state_file(directory, node)
+    target = state_file(directory, node, broker)
     draft = target.with_suffix(f".{os.getpid()}.tmp")
     draft.touch(mode=0o600)
     draft.write_text(json.dumps(state | {"updated_boot_s": boot_time_s()}))
     draft.replace(target)
 
 
-def remove_state(directory: Path, node: str) -> None:
-    state_file(directory, node).unlink(missing_ok=True)
+def remove_state(directory: Path, node: str, broker: str) -> None:
+    state_file(directory, node, broker).unlink(missing_ok=True)
+
+
+def refuse_second(directory: Path, node: str, broker: str) -> None:
+    """Two workers of one name in one cluster would answer for each other."""
+    path = state_file(directory, node, broker)
+    if path.exists():
+        other = _read(path)
+        # Long silence and a live process mean that the number was given to another process.
+        if other.alive and boot_time_s() - float(other.fields["updated_boot_s"]) < FORGOTTEN_AFTER_S:
+            pid = other.fields["pid"]
+            raise DuplicateNode(
+                f"a worker named {node} runs here already (process {pid}); name this one with -n"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
     node: str
-    healthy: bool
+    alive: bool  # its process is there
+    healthy: bool  # and it reports, and has no problem
     problem: str
     fields: dict[str, Any]
 
@@ -66,15 +86,15 @@ def _read(path: Path) -> NodeState:
         fields = json.loads(path.read_text())
         pid, updated = int(fields["pid"]), float(fields["updated_boot_s"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return NodeState(path.stem, False, f"{path} cannot be read: {error}", {})
+        return NodeState(path.stem, False, False, f"{path} cannot be read: {error}", {})
     node = str(fields.get("node", path.stem))
     silent_s = boot_time_s() - updated
     if not _is_alive(pid):
-        return NodeState(node, False, f"process {pid} is gone; it did not stop in good order", fields)
+        return NodeState(node, False, False, f"process {pid} is gone; it did not stop in good order", fields)
     if silent_s > STALE_AFTER_S or silent_s < 0:
-        return NodeState(node, False, f"process {pid} has not reported for {silent_s:.0f} s", fields)
+        return NodeState(node, True, False, f"process {pid} has not reported for {silent_s:.0f} s", fields)
     problem = str(fields.get("problem") or "")
-    return NodeState(node, not problem, problem, fields)
+    return NodeState(node, True, not problem, problem, fields)
 
 
 def _is_alive(pid: int) -> bool:

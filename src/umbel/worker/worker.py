@@ -18,6 +18,7 @@ from umbel.errors import UmbelError
 from umbel.pools.interface import Pool
 from umbel.worker.bootsteps import Step, starting_order
 from umbel.worker.context import Counters, Identity, WorkerContext
+from umbel.worker.run_directory import refuse_second
 from umbel.worker.settings import WorkerSettings
 from umbel.worker.steps.connection import Connection
 from umbel.worker.steps.events import Events
@@ -55,6 +56,8 @@ class Worker:
     async def run(self) -> None:
         """Run until a stop is asked for; raises what went wrong, after everything is put down."""
         order = starting_order(self._steps)
+        settings = self._context.settings
+        refuse_second(settings.run_directory, settings.node, self._context.broker.url)
         try:
             async with asyncio.TaskGroup() as group:
                 await self._run_steps(order, group)

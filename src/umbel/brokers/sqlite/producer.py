@@ -27,5 +27,8 @@ class SqliteProducer:
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
         self._cluster.broadcast(batch, ttl_s)
 
+    def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+        return self._cluster.log_events(events)
+
     def close(self) -> None:
         self._store.close()

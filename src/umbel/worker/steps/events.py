@@ -12,16 +12,14 @@ from typing import Any
 
 from umbel.brokers.interface import Broadcast
 from umbel.errors import BrokerError
-from umbel.events.stamp import TASK_GROUP, EventStamper
+from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, TASK_GROUP, EventStamper
 from umbel.protocol.clock import LamportClock
-from umbel.wire.event import encode_event, encode_events, group_of, routing_key
+from umbel.wire.event import encode_event, encode_events, group_of, routing_key, routing_key_of_list
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 
 log = logging.getLogger("umbel.worker.events")
 
-EVENT_EXCHANGE = "celeryev"
-EVENT_TTL_S = 5.0
 QUEUE_MAX = 10_000
 BATCH_MAX = 200
 RECORDER_CHECK_S = 2.0
@@ -112,7 +110,7 @@ class Events(Step):
         ]
         if of_tasks:
             messages.append(
-                Broadcast(EVENT_EXCHANGE, f"{TASK_GROUP}.multi", encode_events(of_tasks), headers)
+                Broadcast(EVENT_EXCHANGE, routing_key_of_list(TASK_GROUP), encode_events(of_tasks), headers)
             )
         return messages
 

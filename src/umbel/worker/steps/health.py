@@ -20,6 +20,7 @@ class Health(Step):
         self._context = context
         self._tasks = tasks
         self._complained = False
+        self._place = (context.settings.run_directory, context.identity.node, context.broker.url)
 
     async def start(self) -> None:
         self._write()
@@ -27,7 +28,7 @@ class Health(Step):
 
     async def stop(self) -> None:
         await self.end_background()
-        remove_state(self._context.settings.run_directory, self._context.identity.node)
+        remove_state(*self._place)
 
     async def _write_on(self) -> None:
         while True:
@@ -47,7 +48,7 @@ class Health(Step):
             "counters": self._context.counters.as_dict(),
         }
         try:
-            write_state(self._context.settings.run_directory, identity.node, state)
+            write_state(*self._place, state)
         except OSError as error:
             if not self._complained:
                 log.error("cannot leave word for `umbel health`", extra={"why": str(error)})

@@ -17,6 +17,7 @@ from umbel.errors import (
     BadMessage,
     BrokerError,
     NotRegistered,
+    PoolError,
     TaskRevoked,
     TimeLimitExceeded,
     TooLarge,
@@ -69,6 +70,7 @@ class Tasks(Step):
         self._room = asyncio.Event()
         self._stopping = False
         self._hurried = asyncio.Event()
+        self._pool_failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._claim_problem = ""
         together = context.broker.capabilities.stores_results and context.backend.shares_settle(
             context.broker.url
@@ -87,6 +89,7 @@ class Tasks(Step):
     async def start(self) -> None:
         self.run_in_background(self._settler.run())
         self.run_in_background(self._consume())
+        self.run_in_background(self._fail_with_the_pool())
 
     async def stop(self) -> None:
         """Take nothing more, finish what runs, return the rest."""
@@ -126,6 +129,10 @@ class Tasks(Step):
             if failures:
                 log.info("taking messages again", extra={"after_failures": failures})
             failures, self._claim_problem = 0, ""
+
+    async def _fail_with_the_pool(self) -> None:
+        """A worker whose children cannot be started any more must not go on claiming."""
+        raise PoolError(await self._pool_failed)
 
     async def _take_some(self) -> None:
         settings = self._context.settings
@@ -263,6 +270,8 @@ class Tasks(Step):
         self._room.set()
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
+        if what == "failed":
+            self._pool_failed.set_result(str(fields["reason"]))
         if what == "died":
             self._counters.children_died += 1
         level = logging.WARNING if what == "died" else logging.DEBUG

@@ -1,0 +1,54 @@
+"""SentEvents: tells the cluster that a task was sent, when `task_send_sent_event` asks for it.
+
+A client takes no part in the cluster's clock, so its stamps order only its own events; receivers
+give `task-sent` a time of theirs (L3). A process forked from this one is another sender.
+"""
+
+import os
+from collections.abc import Iterable
+from time import time, time_ns
+from typing import Any
+
+from umbel.brokers.interface import Broadcast, Producer
+from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, EventStamper
+from umbel.protocol.clock import LamportClock
+from umbel.wire.event import encode_event, routing_key
+from umbel.wire.message import Outgoing
+from umbel.wire.task import read_headers
+
+TASK_SENT = "task-sent"
+
+
+class SentEvents:
+    def __init__(self, hostname: str) -> None:
+        self.pid = os.getpid()
+        clock = LamportClock()
+        self._stamper = EventStamper(
+            hostname=hostname, pid=self.pid, incarnation=time_ns() // 1000, clock=clock
+        )
+        self._headers = encode_event({"hostname": hostname})
+
+    def tell(self, producer: Producer, batch: Iterable[Outgoing]) -> None:
+        bodies = [encode_event(self._stamper.stamp(TASK_SENT, _fields(one), at=time())) for one in batch]
+        key = routing_key(TASK_SENT)
+        messages = [Broadcast(EVENT_EXCHANGE, key, body, self._headers) for body in bodies]
+        producer.broadcast(messages, ttl_s=EVENT_TTL_S)
+        producer.log_events([(key, body) for body in bodies])
+
+
+def _fields(outgoing: Outgoing) -> dict[str, Any]:
+    headers = read_headers(outgoing.message)
+    return {
+        "uuid": headers.id,
+        "name": headers.shadow or headers.task,
+        "args": headers.argsrepr,
+        "kwargs": headers.kwargsrepr,
+        "root_id": headers.root_id,
+        "parent_id": headers.parent_id,
+        "retries": headers.retries,
+        "eta": headers.eta,
+        "expires": headers.expires,
+        "queue": outgoing.queue,
+        "exchange": "",
+        "routing_key": outgoing.queue,
+    }
