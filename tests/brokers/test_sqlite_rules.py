@@ -1,9 +1,10 @@
-"""The embedded broker's decisions that need no database: shares, patterns, verdicts."""
+"""The embedded broker's own rules: shares, patterns, verdicts, bounds and wake-ups."""
 
 import asyncio
+import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,12 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.brokers.under_test import OWNER, QUEUE, BrokerUnderTest, message, outgoing, run, take, texts
-from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Return, Revoke, Started
+from tests.brokers.contract_messages import MessagesContract
+from tests.brokers.contract_sharing import FanoutContract
+from tests.brokers.under_test import (
+    OWNER,
+    PEER,
+    QUEUE,
+    SHORT_LEASE_S,
+    BrokerUnderTest,
+    eventually,
+    message,
+    outgoing,
+    run,
+    take,
+    texts,
+)
+from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery, Return, Revoke, Started
 from umbel.brokers.sqlite import dead_letters, revokes, wakeup
 from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.claims import Heap, share
 from umbel.brokers.sqlite.fanout import matches
+from umbel.brokers.sqlite.location import path_from_url
 from umbel.brokers.sqlite.messages import DUE_MAX
 from umbel.brokers.sqlite.verdicts import judge
 from umbel.wire.message import Outgoing
@@ -220,6 +236,80 @@ def test_where_sockets_have_no_abstract_names_waiting_works_all_the_same(
                 await waiting
                 await broker.broadcast([Broadcast("x", "a", b"{}")], ttl_s=60.0)
                 assert await anext(aiter(subscription)) == Broadcast("x", "a", b"{}")
+
+    run(scenario())
+
+
+def test_every_wake_up_arrives_by_itself(
+    under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same promises without the look that every wait takes once a second, just in case."""
+    monkeypatch.setattr(wakeup, "RECHECK_S", 3600.0)
+    MessagesContract().test_waiting_again_and_again_loses_no_wake_up(under_test)
+    FanoutContract().test_a_waiting_subscriber_is_woken(under_test=under_test)
+
+
+def test_a_waiter_is_woken_by_every_way_a_message_comes_back(
+    under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeup, "RECHECK_S", 3600.0)
+
+    async def scenario() -> None:
+        async with under_test.open() as waiter, under_test.open(lease_s=SHORT_LEASE_S) as other:
+            await other.publish(outgoing("a"))
+            (held,) = (await take(other, owner=PEER)).deliveries
+
+            async def woken_by(cause: Callable[[], Awaitable[object]]) -> Delivery:
+                waiting = asyncio.create_task(waiter.wait_ready([QUEUE], 3600.0))
+                await eventually(registered, what="the waiter in its place")
+                assert not waiting.done()
+                await cause()
+                async with asyncio.timeout(10.0):
+                    await waiting
+                (delivery,) = (await take(other, owner=PEER)).deliveries
+                return delivery
+
+            async def registered() -> bool:
+                with closing(sqlite3.connect(path_from_url(under_test.settings.url))) as db:
+                    return bool(db.execute("SELECT count(*) FROM waiters").fetchone()[0])
+
+            held = await woken_by(lambda: other.settle([Return(held.tag)]))
+            held = await woken_by(lambda: other.forget_owner(PEER))
+            held = await woken_by(lambda: other.settle([Return(held.tag, not_before=time.time() + 0.1)]))
+            held = await woken_by(lambda: eventually(other.return_lost, what="the end of its lease"))
+            await other.settle([Bury(held.tag, "why")])
+            (letter,) = await other.dead_letters()
+            held = await woken_by(lambda: other.requeue_dead([letter.letter_id]))
+            held = await woken_by(lambda: other.settle([Ack(held.tag, follow_ups=outgoing("b"))]))
+            lease = await other.coordination.acquire_lease("beat", PEER, ttl_s=3600.0)
+            await woken_by(lambda: other.coordination.fenced_publish("beat", PEER, lease.term, outgoing("c")))
+
+    run(scenario())
+
+
+def test_publishing_reaches_the_disk_before_it_returns_and_claims_need_not(
+    under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    flush = os.fdatasync
+
+    def record(descriptor: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}").rsplit("-", 1)[1])
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", record)
+    producer = under_test.producer()
+    producer.publish(outgoing("a"))
+    assert flushed == ["wal"]
+    producer.revoke([Revoke("a", time.time(), time.time() + 60)])
+    assert flushed == ["wal"] * 2
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("b"))
+            assert flushed == ["wal"] * 3
+            await broker.settle([Ack(delivery.tag) for delivery in (await take(broker)).deliveries])
+            assert flushed == ["wal"] * 3
 
     run(scenario())
 

@@ -46,8 +46,8 @@ class SqliteBroker:
         self._settings = settings
         self._store = Store(settings)
         self._cluster = ClusterStore(self._store)
-        # It may wait for its turn in this process, then for the lock between processes.
-        timeout_s = 2 * settings.connect_timeout_s + WORK_S
+        # It may wait for its turn in this process, at the gate, and for a stranger's lock.
+        timeout_s = 3 * settings.connect_timeout_s + WORK_S
         self._thread = StoreThread(f"the database {self._store.database.path}", timeout_s=timeout_s)
         self._coordination = SqliteCoordination(self._thread, self._cluster)
         self._messages_bell: AsyncBell | None = None

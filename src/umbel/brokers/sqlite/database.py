@@ -23,10 +23,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from umbel.brokers.sqlite import location, schema
+from umbel.brokers.sqlite.gate import WriteGate
 from umbel.errors import BrokerError, BrokerUnavailable, StorageFull
 
 CHECKPOINT_PAGES = 4000
@@ -58,14 +59,16 @@ class Database:
         self._max_bytes = max_bytes
         self._on_open = on_open
         self._turn = threading.Lock()
+        self._gate = WriteGate(path)
         self._connection: sqlite3.Connection | None = None
         self._pid = 0  # of the process that opened the connection
-        _databases.add(self)
+        with _forking:
+            _databases.add(self)
 
     @contextmanager
     def write(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
         """One transaction: all of the block, or nothing of it."""
-        with self._using() as db:
+        with self._using() as db, self._gated():
             db.execute("BEGIN IMMEDIATE")
             yield db
             db.execute("COMMIT")
@@ -101,6 +104,17 @@ class Database:
         finally:
             self._turn.release()
 
+    @contextmanager
+    def _gated(self) -> Iterator[None]:
+        self._gate.enter(self._timeout_s)
+        try:
+            yield
+        except BaseException:
+            self._roll_back()
+            raise
+        finally:
+            self._gate.leave()
+
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None:
             if self._pid == os.getpid():
@@ -120,9 +134,11 @@ class Database:
             cached_statements=STATEMENTS_CACHED,
         )
         try:
-            self._set_up(db)
+            with self._gated():
+                self._set_up(db)
         except BaseException:
             db.close()
+            self._gate.close()
             raise
         self._connection, self._pid = db, os.getpid()
         return db
@@ -170,8 +186,13 @@ class Database:
 
     def _shut(self) -> None:
         if self._connection is not None and self._pid == os.getpid():
+            # The last one to close empties the log into the file, which is writing too. If the
+            # gate stays shut it is not the last one.
+            with suppress(BrokerUnavailable):
+                self._gate.enter(self._timeout_s)
             self._connection.close()
             self._connection = None
+            self._gate.close()
 
     def pause_for_fork(self, deadline: float) -> bool:
         """Close, and let nobody in until `resume`. False: somebody was still at work."""
@@ -238,19 +259,22 @@ def _switch_to_wal(db: sqlite3.Connection, timeout_s: float) -> None:
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_forking = threading.RLock()  # one fork at a time; no database is added meanwhile
 _paused: list[Database] = []
 _refused: set[Path] = set()
 _inherited: list[sqlite3.Connection | None] = []
 
 
 def _before_fork() -> None:
+    _forking.acquire()
     deadline = time.monotonic() + FORK_WAIT_S
-    _paused.extend(database for database in list(_databases) if database.pause_for_fork(deadline))
+    _paused.extend(database for database in _databases if database.pause_for_fork(deadline))
 
 
 def _after_fork_in_parent() -> None:
     while _paused:
         _paused.pop().resume()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:

@@ -4,6 +4,7 @@ Holds at most PAGE_MAX broadcasts in memory; the rest waits in the table until i
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 
@@ -11,7 +12,7 @@ from umbel.brokers.interface import Broadcast
 from umbel.brokers.sqlite import fanout
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.thread import StoreThread
-from umbel.brokers.sqlite.wakeup import RECHECK_S, AsyncBell
+from umbel.brokers.sqlite.wakeup import AsyncBell
 
 PAGE_MAX = 500
 
@@ -71,4 +72,4 @@ class SqliteSubscription:
                 if any(fanout.matches(pattern, words) for pattern in self._patterns):
                     yield broadcast
             if not page:
-                await self._bell.wait(rings, RECHECK_S)
+                await self._bell.wait(rings, math.inf)
