@@ -48,7 +48,8 @@ def load_app(target: str, *search_path: str) -> App:
     imported = call_guarded(importlib.import_module, module)
     if isinstance(imported, Raised):
         error = imported.error
-        if isinstance(error, ModuleNotFoundError) and error.name == module:
+        # The module itself or a package above it is missing; else it is something it imports.
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise AppNotFound(f"-A {target}: there is no module {module!r} here; run where it lies") from None
         raise AppNotFound(
             f"-A {target}: importing {module!r} failed: {type(error).__name__}: {error}"
