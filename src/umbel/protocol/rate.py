@@ -10,6 +10,7 @@ The limit holds for one node, as it does in Celery; a cluster of n nodes runs n 
 
 import re
 from dataclasses import dataclass
+from math import inf
 
 _RATE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(?:/\s*([smh]))?\s*$")
 _PERIOD_S = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -17,7 +18,9 @@ _PERIOD_S = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 def parse_rate(text: str | float) -> float:
     """Tasks per second from "100/m", "10/s", "0.5" or a number; 0 means no limit."""
-    match = _RATE.match(str(text))
+    if isinstance(text, int | float) and not isinstance(text, bool) and 0 <= text < inf:
+        return float(text)
+    match = _RATE.match(text) if isinstance(text, str) else None
     if match is None:
         raise ValueError(f"{text!r} is not a rate; write it as '10/s', '100/m' or '500/h'")
     return float(match[1]) / _PERIOD_S[match[2]]
@@ -35,7 +38,9 @@ class TokenBucket:
         if self._filled_at is None:
             self._tokens = burst
         else:
-            self._tokens = min(burst, self._tokens + (now - self._filled_at) * self.per_second)
+            # A clock that was set back adds nothing, and must not take tokens away either.
+            passed_s = max(0.0, now - self._filled_at)
+            self._tokens = min(burst, self._tokens + passed_s * self.per_second)
         self._filled_at = now
         self._tokens -= 1.0
         return max(0.0, -self._tokens / self.per_second)
