@@ -5,7 +5,9 @@ leaves when it expires, never to make room: the durable record refuses new entri
 so this set is bounded by it.
 """
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+
+OUTDATED_MAX = 1000
 
 
 class RevokedTasks:
@@ -18,12 +20,19 @@ class RevokedTasks:
         if expires_at > self._expiry.get(task_id, 0.0):
             self._expiry[task_id] = expires_at
             heappush(self._by_expiry, (expires_at, task_id))
+            if len(self._by_expiry) > 2 * len(self._expiry) + OUTDATED_MAX:
+                self._drop_outdated()
 
     def expire(self, now: float) -> None:
         while self._by_expiry and self._by_expiry[0][0] <= now:
             expires_at, task_id = heappop(self._by_expiry)
             if self._expiry.get(task_id) == expires_at:
                 del self._expiry[task_id]
+
+    def _drop_outdated(self) -> None:
+        """An id that was revoked again left its former expiry behind; most of these are such."""
+        self._by_expiry = [(expires_at, task_id) for task_id, expires_at in self._expiry.items()]
+        heapify(self._by_expiry)
 
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._expiry
