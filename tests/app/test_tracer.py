@@ -1,6 +1,6 @@
 """What a child says of a message it was given, whatever the message."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ from umbel.errors import BrokerUnavailable
 from umbel.pools.interface import ChildContext, Job, Outcome
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
-
-Run = Callable[..., Outcome]
 
 
 def job_of(app: App, task: str, *args: Any, redelivered: bool = False, **options: Any) -> Job:

@@ -1,0 +1,201 @@
+"""The desk's whole decision table. A wish for the worker: nothing leaves here in silence."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.protocol.delivery import (
+    DUE_SLACK_S,
+    PROMISES_MAX,
+    Arrival,
+    Decision,
+    Desk,
+    Park,
+    Refusal,
+    Refuse,
+    Run,
+    TaskRules,
+)
+
+NOW = 1000.0
+PLAIN = TaskRules()
+LIMITED = TaskRules(hard_limit_s=10.0)
+RATED = TaskRules(rate_per_second=1.0)
+EARLY = TaskRules(acks_early=True)
+RULES = {"plain": PLAIN, "soft": TaskRules(soft_limit_s=5.0), "hard": LIMITED, "rated": RATED, "early": EARLY}
+
+
+def admit(arrival: Arrival, *, revoked: frozenset[str] = frozenset(), now: float = NOW) -> Decision:
+    return Desk(RULES, max_deliveries=3).admit(arrival, revoked, now)
+
+
+ARRIVAL = Arrival("plain", "t")
+
+
+@pytest.mark.parametrize(
+    ("arrival", "decision"),
+    [
+        (ARRIVAL, Run(PLAIN)),
+        (replace(ARRIVAL, task="early"), Run(EARLY)),
+        # A task with a limit runs with nothing behind it: killing it must hit nobody else.
+        (replace(ARRIVAL, task="hard"), Run(LIMITED, alone=True)),
+        (replace(ARRIVAL, task="soft"), Run(RULES["soft"], alone=True)),
+        (replace(ARRIVAL, task="no.such"), Refuse(Refusal.UNKNOWN)),
+        (replace(ARRIVAL, expires_at=NOW - 1), Refuse(Refusal.EXPIRED)),
+        (replace(ARRIVAL, expires_at=NOW), Run(PLAIN)),
+        (replace(ARRIVAL, expires_at=NOW + 1), Run(PLAIN)),
+        (replace(ARRIVAL, due=NOW + 60), Park(NOW + 60)),
+        (replace(ARRIVAL, due=NOW), Run(PLAIN)),
+        (replace(ARRIVAL, due=NOW + DUE_SLACK_S / 2), Run(PLAIN)),
+        (replace(ARRIVAL, starts=2), Run(PLAIN)),
+        (replace(ARRIVAL, starts=3), Refuse(Refusal.POISONOUS)),
+        (replace(ARRIVAL, starts=9), Refuse(Refusal.POISONOUS)),
+        # Its former worker died: nobody knows whether it ran, so it runs alone and counted.
+        (replace(ARRIVAL, redelivered=True), Run(PLAIN, alone=True, count_start=True)),
+        (replace(ARRIVAL, redelivered=True, starts=2), Run(PLAIN, alone=True, count_start=True)),
+        (replace(ARRIVAL, redelivered=True, starts=3), Refuse(Refusal.POISONOUS)),
+        (replace(ARRIVAL, redelivered=True, due=NOW + 60), Park(NOW + 60)),
+        # Which reason comes first where there are several.
+        (replace(ARRIVAL, task="no.such", expires_at=NOW - 1), Refuse(Refusal.UNKNOWN)),
+        (replace(ARRIVAL, expires_at=NOW - 1, starts=3), Refuse(Refusal.EXPIRED)),
+        (replace(ARRIVAL, starts=3, due=NOW + 60), Refuse(Refusal.POISONOUS)),
+        (replace(ARRIVAL, expires_at=NOW + 1, due=NOW + 60), Park(NOW + 60)),
+    ],
+)
+def test_a_message_is_judged(arrival: Arrival, decision: Decision) -> None:
+    assert admit(arrival) == decision
+
+
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        ARRIVAL,
+        replace(ARRIVAL, task="no.such"),
+        replace(ARRIVAL, due=NOW + 60),
+        replace(ARRIVAL, starts=3),
+        replace(ARRIVAL, redelivered=True),
+    ],
+)
+def test_a_revoked_message_is_refused_whatever_else_it_is(arrival: Arrival) -> None:
+    assert admit(arrival, revoked=frozenset({"t"})) == Refuse(Refusal.REVOKED)  # S3
+
+
+# -- poison ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("starts", "charged", "poisonous"),
+    [(0, True, False), (1, True, False), (2, True, True), (2, False, False), (3, False, True)],
+)
+def test_a_message_whose_process_died_has_three_chances(starts: int, charged: bool, poisonous: bool) -> None:
+    desk = Desk(RULES, max_deliveries=3)
+    assert desk.is_poisonous_after(replace(ARRIVAL, starts=starts), charged=charged) is poisonous
+
+
+def test_a_message_that_kills_its_process_each_time_starts_exactly_three_times() -> None:
+    desk = Desk(RULES, max_deliveries=3)
+    arrival = ARRIVAL
+    for start in (1, 2, 3):
+        assert isinstance(desk.admit(arrival, (), NOW), Run)
+        assert desk.is_poisonous_after(arrival, charged=True) is (start == 3)
+        arrival = replace(arrival, starts=start)
+    assert desk.admit(arrival, (), NOW) == Refuse(Refusal.POISONOUS)
+
+
+def test_a_message_that_kills_its_worker_each_time_is_stopped_one_delivery_later() -> None:
+    desk = Desk(RULES, max_deliveries=3)
+    starts = 0
+    ran = 1  # the first time nobody suspects it and nothing is counted
+    while isinstance(decision := desk.admit(replace(ARRIVAL, starts=starts, redelivered=True), (), NOW), Run):
+        assert decision.count_start
+        starts += 1
+        ran += 1
+    assert (decision, ran) == (Refuse(Refusal.POISONOUS), 4)
+
+
+# -- rate ------------------------------------------------------------------------------------------
+
+
+def rated(number: int) -> Arrival:
+    return Arrival("rated", f"t{number}")
+
+
+def test_a_task_over_its_rate_is_parked_until_its_token_is_there() -> None:
+    desk = Desk(RULES, max_deliveries=3)
+    decisions = [desk.admit(rated(number), (), NOW) for number in range(4)]
+    assert decisions == [Run(RATED), Park(NOW + 1), Park(NOW + 2), Park(NOW + 3)]
+
+
+def test_a_parked_task_does_not_pay_twice() -> None:
+    desk = Desk(RULES, max_deliveries=3)
+    for number in range(3):
+        desk.admit(rated(number), (), NOW)
+    assert desk.admit(rated(1), (), NOW + 1) == Run(RATED)
+    assert desk.admit(rated(2), (), NOW + 2) == Run(RATED)
+    # Had they paid again, the next one would have to wait for two more tokens.
+    assert desk.admit(rated(3), (), NOW + 3) == Run(RATED)
+
+
+def test_the_same_task_pays_again_when_it_comes_a_second_time() -> None:
+    desk = Desk(RULES, max_deliveries=3)
+    assert desk.admit(rated(0), (), NOW) == Run(RATED)
+    assert desk.admit(rated(0), (), NOW) == Park(NOW + 1)
+    assert desk.admit(rated(0), (), NOW + 1) == Run(RATED)
+    assert desk.admit(rated(0), (), NOW + 1) == Park(NOW + 2)
+
+
+def test_one_tasks_rate_is_not_anothers() -> None:
+    desk = Desk(RULES | {"other": RATED}, max_deliveries=3)
+    assert desk.admit(rated(0), (), NOW) == Run(RATED)
+    assert desk.admit(Arrival("other", "o"), (), NOW) == Run(RATED)
+    assert desk.admit(ARRIVAL, (), NOW) == Run(PLAIN)
+
+
+def test_a_task_that_is_not_due_or_refused_pays_nothing() -> None:
+    desk = Desk(RULES, max_deliveries=3)
+    desk.admit(replace(rated(0), due=NOW + 60), (), NOW)
+    desk.admit(replace(rated(1), starts=3), (), NOW)
+    desk.admit(rated(2), {"t2"}, NOW)
+    assert desk.admit(rated(3), (), NOW) == Run(RATED)
+
+
+def test_a_redelivered_task_keeps_to_its_rate_and_then_runs_alone() -> None:
+    desk = Desk(RULES, max_deliveries=3)
+    desk.admit(rated(0), (), NOW)
+    again = replace(rated(1), redelivered=True)
+    assert desk.admit(again, (), NOW) == Park(NOW + 1)
+    assert desk.admit(again, (), NOW + 1) == Run(RATED, alone=True, count_start=True)
+
+
+def test_what_was_promised_is_bounded() -> None:
+    desk = Desk({"rated": TaskRules(rate_per_second=1e-6)}, max_deliveries=3)
+    for number in range(PROMISES_MAX + 50):
+        desk.admit(rated(number), (), NOW)
+    assert len(desk._promised) == PROMISES_MAX
+
+
+@given(
+    st.lists(
+        st.builds(
+            Arrival,
+            st.sampled_from([*RULES, "no.such"]),
+            st.sampled_from("abcd"),
+            due=st.sampled_from([0.0, NOW - 5, NOW + 5]),
+            expires_at=st.sampled_from([0.0, NOW - 1, NOW + 50]),
+            starts=st.integers(0, 4),
+            redelivered=st.booleans(),
+        ),
+        max_size=20,
+    )
+)
+def test_nothing_runs_that_must_not_and_nothing_is_parked_in_the_past(arrivals: list[Arrival]) -> None:
+    desk = Desk(RULES, max_deliveries=3)
+    for arrival in arrivals:
+        decision = desk.admit(arrival, {"a"}, NOW)
+        if isinstance(decision, Run):
+            assert arrival.task_id != "a" and arrival.task in RULES and arrival.starts < 3
+            assert not arrival.redelivered or (decision.alone and decision.count_start)
+        if isinstance(decision, Park):
+            assert decision.until > NOW
