@@ -23,9 +23,11 @@ check: setup ## static: format, lint, types, who may import whom
 	@$(BIN)/lint-imports --no-logo
 
 test: check ## check, then every test, with the scenarios at reduced counts
+	@scripts/setup servers
 	@$(BIN)/pytest $(ARGS)
 
 soak: check ## the same scenarios at full counts
+	@scripts/setup servers
 	@UMBEL_SOAK=1 $(BIN)/pytest $(ARGS)
 
 # Peers run in .venv-bench, so that their dependencies never mix with ours.
