@@ -1,0 +1,345 @@
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from umbel.protocol.machine import Tick
+from umbel.protocol.slot_events import (
+    Began,
+    ChildDied,
+    ChildReady,
+    Close,
+    Closed,
+    Dismiss,
+    Effect,
+    Failed,
+    Finished,
+    Kill,
+    Loss,
+    Lost,
+    Open,
+    Recall,
+    Recalled,
+    Reported,
+    Retire,
+    Send,
+    SignalSoftLimit,
+    SlotSettings,
+    Start,
+    Submit,
+    Withdraw,
+    Withdrawn,
+)
+from umbel.protocol.slots import Slots
+
+QUICK_S, SLOW_S = 0.001, 5.0
+
+
+@dataclass(frozen=True)
+class Job:
+    number: int
+    task: str = "quick"
+    soft_limit_s: float | None = None
+    hard_limit_s: float | None = None
+    alone: bool = False
+    redelivered: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    number: int
+    runtime_s: float = QUICK_S
+
+
+Machine = Slots[Job, Outcome]
+Effects = Sequence[Effect[Job, Outcome]]
+
+
+def jobs(*numbers: int, task: str = "quick") -> tuple[Job, ...]:
+    return tuple(Job(number, task) for number in numbers)
+
+
+def ended(*numbers: int, runtime_s: float = QUICK_S) -> list[Outcome]:
+    return [Outcome(number, runtime_s) for number in numbers]
+
+
+def make(children: int = 1, **settings: float) -> Machine:
+    """A machine whose children are ready and that knows quick and slow tasks."""
+    slots: Machine = Slots(SlotSettings(children=children, **settings))  # type: ignore[arg-type]
+    assert slots.step(Open(), now=0.0) == [Start(child) for child in range(children)]
+    for child in range(children):
+        assert slots.step(ChildReady(child), now=0.0) == []
+    for number, task, runtime_s in ((-1, "slow", SLOW_S), (-2, "quick", QUICK_S)):
+        slots.step(Submit([Job(number, task)]), now=0.0)
+        slots.step(Finished(0, [Outcome(number, runtime_s)]), now=0.0)
+    return slots
+
+
+def sent(effects: Effects) -> dict[int, list[int]]:
+    return {
+        effect.child: [job.number for job in effect.jobs] for effect in effects if isinstance(effect, Send)
+    }
+
+
+# ---- who gets what -----------------------------------------------------------------------------------
+
+
+def test_a_task_never_seen_before_goes_singly_and_is_reported_as_begun() -> None:
+    slots = make()
+    new = Job(1, "new")
+    effects = slots.step(Submit([new, *jobs(2)]), now=0.0)
+    assert effects == [Send(0, 2, (new,)), Began(0, 1)]
+    assert slots.step(Finished(0, ended(1)), now=0.0)[0] == Send(0, 3, jobs(2))
+
+
+def test_quick_jobs_are_shared_among_the_idle_children() -> None:
+    slots = make(children=2)
+    assert sent(slots.step(Submit(jobs(*range(10))), now=0.0)) == {0: [0, 1, 2, 3, 4], 1: [5, 6, 7, 8, 9]}
+
+
+def test_a_batch_takes_about_the_target_time() -> None:
+    slots = make(batch_target_s=0.0105)
+    assert sent(slots.step(Submit(jobs(*range(100))), now=0.0)) == {0: list(range(10))}
+
+
+def test_a_batch_has_a_largest_size() -> None:
+    slots = make(batch_target_s=1.0, batch_max=7)
+    assert sent(slots.step(Submit(jobs(*range(100))), now=0.0)) == {0: list(range(7))}
+
+
+def test_a_child_gets_a_second_batch_behind_the_first_but_no_third() -> None:
+    slots = make(batch_max=2, batch_target_s=1.0)
+    assert sent(slots.step(Submit(jobs(1, 2, 3, 4, 5, 6)), now=0.0)) == {0: [1, 2]}
+    assert sent(slots.step(Finished(0, ended(1)), now=0.0)) == {0: [3, 4]}
+    assert sent(slots.step(Finished(0, ended(2)), now=0.0)) == {0: [5, 6]}
+    assert sent(slots.step(Submit(jobs(7)), now=0.0)) == {}
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        Job(1, "slow"),
+        Job(1, alone=True),
+        Job(1, redelivered=True),
+        Job(1, soft_limit_s=1.0),
+        Job(1, hard_limit_s=1.0),
+    ],
+)
+def test_a_job_that_must_go_singly_waits_for_an_idle_child_and_has_nothing_behind_it(special: Job) -> None:
+    slots = make()
+    assert sent(slots.step(Submit(jobs(0)), now=0.0)) == {0: [0]}
+    assert sent(slots.step(Submit([special, *jobs(2)]), now=0.0)) == {}
+    assert sent(slots.step(Finished(0, ended(0)), now=0.0)) == {0: [1]}
+    assert sent(slots.step(Finished(0, ended(1)), now=0.0)) == {0: [2]}
+
+
+def test_a_task_that_turns_slow_is_no_longer_batched() -> None:
+    slots = make()
+    slots.step(Submit(jobs(1)), now=0.0)
+    slots.step(Finished(0, ended(1, runtime_s=SLOW_S)), now=0.0)
+    assert sent(slots.step(Submit(jobs(2, 3)), now=0.0)) == {0: [2]}
+
+
+# ---- a slow job in a batch ---------------------------------------------------------------------------
+
+
+def test_what_waits_behind_a_slow_job_is_recalled_and_given_to_others() -> None:
+    slots = make(children=2, batch_patience_s=0.05)
+    slots.step(Submit(jobs(1, 2, 3, 4, 5, 6)), now=0.0)
+    slots.step(Finished(1, ended(4, 5, 6)), now=0.01)
+    assert slots.deadline is not None and slots.deadline <= 0.05
+    assert slots.step(Tick(), now=0.05) == [Recall(0)]
+    # Job 1 ended but its outcome is on the way, job 2 runs, job 3 has not started.
+    assert slots.step(Recalled(0, bytes([2])), now=0.05) == [Began(0, 2), Send(1, 1, jobs(3))]
+    assert slots.step(Finished(0, ended(1)), now=0.06) == [Reported(0, ended(1))]
+
+
+def test_a_child_with_a_slow_job_gets_nothing_until_it_is_done() -> None:
+    slots = make()
+    slots.step(Submit(jobs(1, 2)), now=0.0)
+    slots.step(Tick(), now=0.05)
+    assert sent(slots.step(Recalled(0, bytes([2])), now=0.05)) == {}
+    assert slots.room() == 0
+    assert sent(slots.step(Finished(0, ended(1)), now=9.0)) == {0: [2]}
+
+
+def test_a_recall_of_two_batches_puts_the_jobs_back_in_order() -> None:
+    slots = make(batch_max=2, batch_target_s=1.0)
+    slots.step(Submit(jobs(1, 2, 3, 4, 5)), now=0.0)
+    slots.step(Finished(0, ended(1)), now=0.0)
+    slots.step(Tick(), now=0.05)
+    slots.step(Recalled(0, bytes([3, 3])), now=0.05)  # job 2 runs; of the second batch both are left
+    assert slots.step(Withdraw(), now=0.05) == [Recall(0)]
+    assert slots.step(Recalled(0, b""), now=0.05) == [Began(0, 2), Withdrawn(jobs(3, 4, 5))]
+
+
+# ---- deaths ------------------------------------------------------------------------------------------
+
+
+def test_only_the_running_job_is_charged_with_the_death_of_its_child() -> None:
+    slots = make()
+    slots.step(Submit(jobs(1, 2, 3, 4)), now=0.0)
+    slots.step(Finished(0, ended(1)), now=0.0)
+    effects = slots.step(ChildDied(0, bytes([2]), "it fell"), now=0.0)
+    finished = Loss(2, charged=False, ran=True, reason="it fell")
+    running = Loss(3, charged=True, ran=True, reason="it fell")
+    assert effects == [Lost([finished, running]), Start(0)]
+    assert slots.step(ChildReady(0), now=0.1) == [Send(0, 0, jobs(4))]  # it never started
+
+
+def test_a_dead_child_gets_nothing_until_another_has_its_slot() -> None:
+    slots = make(children=2)
+    slots.step(ChildDied(0, b"", "it fell"), now=5.0)
+    assert sent(slots.step(Submit(jobs(1, 2)), now=5.0)) == {1: [1, 2]}
+
+
+def test_a_death_of_an_idle_child_after_some_time_costs_nothing() -> None:
+    slots = make()
+    assert slots.step(ChildDied(0, b"", "killed"), now=60.0) == [Start(0)]
+
+
+def test_children_that_die_at_once_are_replaced_ever_more_slowly_and_reported() -> None:
+    slots: Machine = Slots(SlotSettings(children=1, start_attempts=3))
+    slots.step(Open(), now=0.0)
+    assert slots.step(ChildDied(0, b"", "no disk"), now=0.0) == []
+    assert slots.deadline == pytest.approx(0.1)
+    assert slots.step(Tick(), now=0.1) == [Start(0)]
+    assert slots.step(ChildDied(0, b"", "no disk"), now=0.1) == []
+    assert slots.step(Tick(), now=0.31) == [Start(0)]
+    assert slots.step(ChildDied(0, b"", "no disk"), now=0.31) == [Failed("no disk")]
+    assert slots.step(Tick(), now=0.72) == [Start(0)]
+    assert slots.step(ChildReady(0), now=0.8) == []
+
+
+def test_a_child_that_does_not_get_ready_is_killed() -> None:
+    slots: Machine = Slots(SlotSettings(children=1, start_timeout_s=10.0))
+    slots.step(Open(), now=0.0)
+    assert slots.step(Tick(), now=10.0) == [Kill(0, "not ready after 10 s")]
+    assert slots.step(ChildReady(0), now=10.1) == []
+    assert slots.step(ChildDied(0, b"", "SIGKILL"), now=10.2) == []
+    assert slots.step(Tick(), now=10.4) == [Start(0)]
+
+
+def test_an_answer_for_a_job_it_was_not_given_ends_the_child() -> None:
+    slots = make()
+    slots.step(Submit(jobs(1, 2)), now=0.0)
+    effects = slots.step(Finished(0, ended(1, 99)), now=0.0)
+    reason = "it answered for job 99, which it had not been given"
+    assert effects == [Reported(0, ended(1)), Kill(0, reason)]
+    effects = slots.step(ChildDied(0, b"", "SIGKILL"), now=0.0)
+    assert effects == [Lost([Loss(2, charged=True, ran=True, reason=reason)]), Start(0)]
+
+
+# ---- time limits -------------------------------------------------------------------------------------
+
+
+def test_the_hard_limit_ends_the_child_and_the_job_is_lost_as_timed_out() -> None:
+    slots = make()
+    slots.step(Submit([Job(1, hard_limit_s=3.0)]), now=10.0)
+    assert slots.step(Tick(), now=12.9) == []
+    reason = "the hard time limit of 3 s passed"
+    assert slots.step(Tick(), now=13.0) == [Kill(0, reason)]
+    assert slots.step(Tick(), now=14.0) == []
+    effects = slots.step(ChildDied(0, b"", "SIGKILL"), now=14.0)
+    assert effects == [Lost([Loss(1, charged=True, ran=True, reason=reason, timed_out=True)]), Start(0)]
+
+
+def test_an_outcome_that_was_on_its_way_at_the_hard_limit_counts() -> None:
+    slots = make()
+    slots.step(Submit([Job(1, hard_limit_s=3.0)]), now=0.0)
+    slots.step(Tick(), now=3.0)
+    assert slots.step(Finished(0, ended(1)), now=3.0) == [Reported(0, ended(1))]
+    assert slots.step(ChildDied(0, b"", "SIGKILL"), now=3.1) == [Start(0)]
+
+
+def test_the_soft_limit_is_signalled_again_while_the_job_goes_on_and_never_after() -> None:
+    slots = make()
+    slots.step(Submit([Job(1, soft_limit_s=1.0)]), now=0.0)
+    assert slots.step(Tick(), now=1.0) == [SignalSoftLimit(0, 1)]
+    assert slots.deadline == pytest.approx(1.25)
+    assert slots.step(Tick(), now=1.25) == [SignalSoftLimit(0, 1)]
+    slots.step(Finished(0, ended(1)), now=1.3)
+    assert slots.step(Tick(), now=9.0) == []
+    assert slots.deadline is None
+
+
+# ---- taking back, retiring, closing ------------------------------------------------------------------
+
+
+def test_withdraw_gives_back_what_has_not_started_wherever_it_waits() -> None:
+    slots = make(children=2)
+    slots.step(Submit([*jobs(1, 2, 3, 4), Job(5, "slow")]), now=0.0)
+    assert slots.step(Withdraw(), now=0.0) == [Recall(0), Recall(1)]
+    assert slots.step(Recalled(0, bytes([2, 2])), now=0.0) == [Began(0, 1)]
+    effects = slots.step(Recalled(1, bytes([0])), now=0.0)
+    assert isinstance(effects[-1], Withdrawn)
+    assert {job.number for job in effects[-1].jobs} == {2, 3, 4, 5}
+    assert slots.waiting() == 0
+
+
+def test_withdraw_from_an_idle_pool_is_answered_at_once() -> None:
+    assert make().step(Withdraw(), now=0.0) == [Withdrawn(())]
+
+
+def test_a_retired_child_ends_its_job_and_another_takes_its_slot() -> None:
+    slots = make(stop_grace_s=5.0)
+    slots.step(Submit(jobs(1, 2)), now=0.0)
+    assert slots.step(Retire(0), now=0.0) == [Recall(0), Dismiss(0)]
+    assert slots.step(Recalled(0, bytes([2])), now=0.0) == [Began(0, 1)]
+    assert slots.step(Finished(0, ended(1)), now=7.0) == [Reported(0, ended(1))]
+    assert slots.step(ChildDied(0, b"", "status 0"), now=7.1) == [Start(0)]
+    assert slots.step(ChildReady(0), now=7.2) == [Send(0, 0, jobs(2))]
+
+
+def test_closing_lets_running_jobs_finish_within_the_grace() -> None:
+    slots = make(children=2)
+    slots.step(Submit([Job(1, "slow"), *jobs(2, 3)]), now=0.0)
+    never_ran = "the pool was stopped before it started"
+    assert slots.step(Close(grace_s=10.0), now=0.0) == [Recall(1), Dismiss(0), Dismiss(1)]
+    effects = slots.step(Recalled(1, bytes([0])), now=0.0)
+    assert effects == [Began(1, 2), Lost([Loss(3, charged=False, ran=False, reason=never_ran)])]
+    slots.step(Finished(1, ended(2)), now=1.0)
+    assert slots.step(ChildDied(1, b"", "status 0"), now=1.0) == []
+    reason = "its job was still running when the pool had to stop"
+    assert slots.step(Tick(), now=10.0) == [Kill(0, reason)]
+    effects = slots.step(ChildDied(0, b"", "SIGKILL"), now=10.1)
+    assert effects == [Lost([Loss(1, charged=False, ran=True, reason=reason)]), Closed()]
+
+
+def test_an_idle_child_that_does_not_leave_is_killed() -> None:
+    slots = make(stop_grace_s=5.0)
+    assert slots.step(Close(grace_s=600.0), now=0.0) == [Dismiss(0)]
+    assert slots.step(Tick(), now=5.0) == [Kill(0, "it did not end when the pool had to stop")]
+
+
+def test_what_is_submitted_after_closing_comes_straight_back() -> None:
+    slots = make()
+    slots.step(Close(grace_s=0.0), now=0.0)
+    reason = "the pool was stopped before it started"
+    assert slots.step(Submit(jobs(1)), now=0.0) == [Lost([Loss(1, charged=False, ran=False, reason=reason)])]
+
+
+# ---- room --------------------------------------------------------------------------------------------
+
+
+def test_room_is_one_for_each_idle_child_until_a_task_has_been_measured() -> None:
+    slots: Machine = Slots(SlotSettings(children=3))
+    slots.step(Open(), now=0.0)
+    assert slots.room() == 0
+    slots.step(ChildReady(0), now=0.0)
+    slots.step(ChildReady(1), now=0.0)
+    assert slots.room() == 2
+    slots.step(Submit(jobs(1)), now=0.0)
+    assert slots.room() == 1
+
+
+def test_room_is_a_few_batches_for_quick_tasks_and_none_behind_slow_ones() -> None:
+    slots = make(batch_target_s=0.0105)
+    assert slots.room() == 30
+    slots.step(Submit(jobs(*range(25))), now=0.0)
+    assert slots.room() == 5
+    slots = make()
+    slots.step(Submit(jobs(1)), now=0.0)
+    slots.step(Finished(0, ended(1, runtime_s=SLOW_S)), now=0.0)
+    slots.step(Submit(jobs(2)), now=0.0)
+    assert slots.room() == 0
