@@ -199,9 +199,11 @@ class App:
     def _tell_sent(self, outgoing: Sequence[Outgoing]) -> None:
         if not self.settings.task_send_sent_event:
             return
-        if self._sent_events is None or self._sent_events.pid != os.getpid():
-            self._sent_events = SentEvents(origin())
-        self._sent_events.tell(self.producer, outgoing)
+        with self._opening:
+            if self._sent_events is None or self._sent_events.pid != os.getpid():
+                self._sent_events = SentEvents(origin())
+            teller = self._sent_events
+        teller.tell(self.producer, outgoing)
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
         """Record that these tasks must not start; it holds although no worker is up."""

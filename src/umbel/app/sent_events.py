@@ -2,20 +2,27 @@
 
 A client takes no part in the cluster's clock, so its stamps order only its own events; receivers
 give `task-sent` a time of theirs (L3). A process forked from this one is another sender.
+
+When it is told the task is sent already, so a broker that does not take the event is no error for
+the sender, who would send the task once more: it is logged and shows as a gap in `seq`.
 """
 
+import logging
 import os
 from collections.abc import Iterable
+from threading import Lock
 from time import time, time_ns
 from typing import Any
 
 from umbel.brokers.interface import Broadcast, Producer
+from umbel.errors import BrokerError
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, EventStamper
 from umbel.protocol.clock import LamportClock
 from umbel.wire.event import encode_event, routing_key
 from umbel.wire.message import Outgoing
 from umbel.wire.task import read_headers
 
+log = logging.getLogger("umbel.events")
 TASK_SENT = "task-sent"
 
 
@@ -27,13 +34,19 @@ class SentEvents:
             hostname=hostname, pid=self.pid, incarnation=time_ns() // 1000, clock=clock
         )
         self._headers = encode_event({"hostname": hostname})
+        self._in_order = Lock()  # an app may send from several threads
 
     def tell(self, producer: Producer, batch: Iterable[Outgoing]) -> None:
-        bodies = [encode_event(self._stamper.stamp(TASK_SENT, _fields(one), at=time())) for one in batch]
+        told = [_fields(one) for one in batch]
         key = routing_key(TASK_SENT)
-        messages = [Broadcast(EVENT_EXCHANGE, key, body, self._headers) for body in bodies]
-        producer.broadcast(messages, ttl_s=EVENT_TTL_S)
-        producer.log_events([(key, body) for body in bodies])
+        try:
+            with self._in_order:
+                bodies = [encode_event(self._stamper.stamp(TASK_SENT, one, at=time())) for one in told]
+                messages = [Broadcast(EVENT_EXCHANGE, key, body, self._headers) for body in bodies]
+                producer.broadcast(messages, ttl_s=EVENT_TTL_S)
+                producer.log_events([(key, body) for body in bodies])
+        except BrokerError as error:
+            log.warning("sent, but not told: %s", TASK_SENT, extra={"count": len(told), "why": str(error)})
 
 
 def _fields(outgoing: Outgoing) -> dict[str, Any]:
