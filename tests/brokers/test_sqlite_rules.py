@@ -27,13 +27,16 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
+from tests.waiting import wait_until
 from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery, Return, Revoke, Started
 from umbel.brokers.sqlite import dead_letters, revokes, wakeup
 from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.claims import Heap, share
+from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.fanout import matches
 from umbel.brokers.sqlite.location import path_from_url
 from umbel.brokers.sqlite.messages import DUE_MAX
+from umbel.brokers.sqlite.store import Store
 from umbel.brokers.sqlite.verdicts import judge
 from umbel.wire.message import Outgoing
 
@@ -321,3 +324,30 @@ def test_a_dead_waiter_is_forgotten_by_who_pokes_it(under_test: BrokerUnderTest,
     under_test.producer().publish(outgoing("b"))
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT count(*) FROM waiters").fetchone() == (0,)
+
+
+def test_a_message_that_comes_between_looking_and_registering_is_seen(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiter, other = Store(BrokerSettings(f"sqlite:///{path}")), Store(BrokerSettings(f"sqlite:///{path}"))
+    assert waiter.watch_queues(["other"], b"\0nobody") is None
+    write = waiter.database.write
+
+    def publish_first() -> object:
+        monkeypatch.undo()
+        other.publish(outgoing("a"))
+        return write()
+
+    monkeypatch.setattr(waiter.database, "write", publish_first)
+    assert waiter.watch_queues(["celery"], b"\0nobody") == 0.0
+    waiter.close()
+    other.close()
+
+
+def test_a_broadcast_past_its_ttl_is_not_read_even_before_it_is_swept(path: Path) -> None:
+    store = Store(BrokerSettings(f"sqlite:///{path}"))
+    cluster = ClusterStore(store)
+    _, offset = cluster.subscribe("x", None)
+    cluster.broadcast([Broadcast("x", "stale", b"{}")], ttl_s=0.05)
+    wait_until(lambda: cluster.heard_since("x", offset, 10) == ([], offset + 1), what="the end of its TTL")
+    store.close()
