@@ -10,6 +10,18 @@ from umbel.cli import exits
 from umbel.cli.options import app_option, json_option
 
 
+def _moment(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> str | None:
+    from umbel.errors import WireError
+    from umbel.wire.instant import parse_instant
+
+    try:
+        if text is not None:
+            parse_instant(text)
+    except WireError as error:
+        raise click.BadParameter(f"{error}; write it as 2030-01-31T18:00:00+01:00") from None
+    return text
+
+
 @click.command("call")
 @app_option
 @click.argument("task")
@@ -17,10 +29,10 @@ from umbel.cli.options import app_option, json_option
 @click.option("--args", "json_args", metavar="JSON", help="Positional arguments as a JSON list.")
 @click.option("--kwargs", "json_kwargs", metavar="JSON", help="Keyword arguments as a JSON object.")
 @click.option("--countdown", type=float, help="Run it so many seconds from now.")
-@click.option("--eta", help="Run it at this moment (ISO 8601).")
+@click.option("--eta", callback=_moment, help="Run it at this moment (ISO 8601).")
 @click.option("--expires", type=float, help="Do not run it after so many seconds.")
 @click.option("-q", "--queue", help="The queue to send it to.")
-@click.option("--priority", type=int, help="0 (first) to 9.")
+@click.option("--priority", type=click.IntRange(0, 9), help="0 (first) to 9.")
 @click.option("--task-id", help="The id to send it under.")
 @click.option("--wait", type=float, metavar="SECONDS", help="Wait for the result and print it.")
 @click.option("--unregistered", is_flag=True, help="Send it although this app does not know the task.")
@@ -54,10 +66,7 @@ def command(
             app.tasks[task].check_arguments(positional, keywords)
         except TypeError as error:
             raise click.UsageError(str(error)) from None
-    try:
-        result = app.send(task, positional, keywords, given)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    result = app.send(task, positional, keywords, given)  # type: ignore[arg-type]
     if wait is None:
         _print({"task_id": result.id}, result.id, as_json=as_json)
         return exits.OK

@@ -5,6 +5,7 @@ answers in a moment. Whatever Umbel itself finds wrong ends here as one line and
 """
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -37,6 +38,15 @@ class LazyCommands(click.Group):
         command: click.Command = import_module(f"umbel.cli.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # click guesses among the commands it has loaded, which here are none.
+        near = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, n=1)
+        if near:
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -59,8 +69,11 @@ def main() -> None:
     except click.exceptions.Abort:
         _say("stopped")
         code = exits.FAILED
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        code = error.exit_code
+    except click.ClickException as error:
+        _say(_in_one_line(error))
         code = error.exit_code
     except ConfigurationError as error:
         _say(str(error))
@@ -71,14 +84,19 @@ def main() -> None:
     except UmbelError as error:
         _say(str(error))
         code = exits.FAILED
-    except BrokenPipeError:  # `umbel queues peek | head`
-        sys.stderr.close()
+    except SystemExit:  # click's answer when the reader went away: `umbel queues peek | head`
         code = exits.OK
     sys.exit(code if isinstance(code, int) else exits.OK)
 
 
+def _in_one_line(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f" (see {context.command_path} --help)" if context else ""
+    return error.format_message() + hint
+
+
 def _say(problem: str) -> None:
-    click.echo(f"umbel: {problem}", err=True)
+    click.echo(f"umbel: {' '.join(problem.split())}", err=True)
 
 
 if __name__ == "__main__":

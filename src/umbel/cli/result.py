@@ -41,7 +41,8 @@ def show(app: "App", task_id: str, *, wait: float, as_json: bool) -> int:
     found = decode_result(stored.payload) if stored else None
     state = found.status if found else PENDING
     if as_json:
-        print_json({"task_id": task_id, "state": state, "result": found.result if found else None})
+        result, traceback = (found.result, found.traceback) if found else (None, None)
+        print_json({"task_id": task_id, "state": state, "result": result, "traceback": traceback})
     elif found is None:
         click.echo(f"umbel: no result of {task_id} yet: unknown, waiting or running", err=True)
     elif state == SUCCESS:
@@ -57,5 +58,7 @@ def show(app: "App", task_id: str, *, wait: float, as_json: bool) -> int:
 
 def _described(result: object) -> str:
     if isinstance(result, dict) and "exc_type" in result:
-        return f"{result['exc_type']}({', '.join(map(repr, result.get('exc_message') or []))})"
+        message = result.get("exc_message") or []
+        args = message if isinstance(message, list | tuple) else [message]
+        return f"{result['exc_type']}({', '.join(map(repr, args))})"
     return repr(result)

@@ -1,0 +1,426 @@
+"""How commands are used wrongly, and what they say: one line with a hint, and an exit code."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+from typing import Any, Protocol
+
+import pytest
+
+from umbel import App
+from umbel.cli import exits
+from umbel.cli.main import COMMANDS, main
+from umbel.wire.result import encode_failure, encode_state, encode_success, exception_map
+
+APP = """
+from umbel import App
+
+app = App("{name}", broker="sqlite:///{broker}")
+
+@app.task(name="shop.pack")
+def pack(box, count=1):
+    return box * count
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+class Umbel(Protocol):
+    def __call__(self, *arguments: str) -> Ran: ...
+
+
+@pytest.fixture
+def umbel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Umbel]:
+    """Runs the command in this process, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("UMBEL_APP", "UMBEL_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+
+    def run(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["umbel", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Ran(ended.value.code, out, err)
+
+    yield run
+    for name in set(sys.modules) - before:  # ./tasks.py of one test is not that of the next
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def write_app(tmp_path: Path, file: str = "tasks.py", name: str = "shop") -> App:
+    """A file with an app, and the same app for the test to look through."""
+    broker = f"{tmp_path}/{name}.db"
+    (tmp_path / file).write_text(APP.format(name=name, broker=broker))
+    return App(name, broker=f"sqlite:///{broker}")
+
+
+def said(ran: Ran, code: int) -> str:
+    """The one line of a command that refused."""
+    assert (ran.code, ran.out) == (code, ""), ran
+    [line] = ran.err.splitlines()
+    assert line.startswith("umbel: ")
+    return line.removeprefix("umbel: ")
+
+
+def test_the_exit_codes_are_those_that_are_documented() -> None:
+    codes = {name: value for name, value in vars(exits).items() if name.isupper()}
+    assert codes == {"OK": 0, "FAILED": 1, "USAGE": 2, "NOT_FOUND": 3, "NOBODY_ANSWERED": 69, "PARTIAL": 75}
+
+
+# -- names of commands and options -----------------------------------------------------------------
+
+
+def test_an_unknown_command_is_refused_with_the_nearest(umbel: Umbel) -> None:
+    line = said(umbel("wroker"), exits.USAGE)
+    assert "No such command 'wroker'" in line
+    assert "'worker'" in line
+    assert "umbel --help" in line
+
+
+@pytest.mark.parametrize("group", ["queues", "dlq"])
+def test_an_unknown_command_of_a_group_is_refused(umbel: Umbel, group: str) -> None:
+    assert "No such command 'lz'" in said(umbel(group, "lz"), exits.USAGE)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["worker"],
+        ["call"],
+        ["result"],
+        ["queues", "ls"],
+        ["queues", "peek"],
+        ["queues", "purge"],
+        ["dlq", "ls"],
+        ["dlq", "requeue"],
+        ["health"],
+        ["doctor"],
+        ["demo"],
+    ],
+)
+def test_an_unknown_option_of_any_command_is_refused(umbel: Umbel, command: list[str]) -> None:
+    line = said(umbel(*command, "--no-such-option"), exits.USAGE)
+    assert "No such option '--no-such-option'" in line
+    assert f"umbel {' '.join(command)} --help" in line
+
+
+def test_an_option_is_refused_with_the_nearest(umbel: Umbel) -> None:
+    assert "Did you mean '--countdown'" in said(umbel("call", "--countdwn", "3", "x"), exits.USAGE)
+
+
+def test_every_command_can_be_asked_for_help(umbel: Umbel) -> None:
+    for name in COMMANDS:
+        ran = umbel(name, "--help")
+        assert (ran.code, ran.err) == (exits.OK, ""), name
+        assert ran.out.startswith(f"Usage: umbel {name}")
+
+
+def test_without_a_command_the_commands_are_listed(umbel: Umbel) -> None:
+    ran = umbel()
+    assert ran.code == exits.USAGE
+    assert all(name in ran.err for name in COMMANDS)
+
+
+def test_the_version_is_told(umbel: Umbel) -> None:
+    assert umbel("--version").out.startswith("umbel, version ")
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (["call"], "TASK"),
+        (["result"], "TASK_ID"),
+        (["queues", "peek"], "QUEUE"),
+        (["queues", "purge"], "QUEUE"),
+    ],
+)
+def test_a_missing_argument_is_named(umbel: Umbel, command: list[str], missing: str) -> None:
+    assert f"Missing argument '{missing}'" in said(umbel(*command), exits.USAGE)
+
+
+# -- the app ---------------------------------------------------------------------------------------
+
+
+NEEDS_APP = [
+    ["call", "shop.pack"],
+    ["result", "some-id"],
+    ["queues", "ls"],
+    ["queues", "peek", "celery"],
+    ["queues", "purge", "celery", "-y"],
+    ["dlq", "ls"],
+    ["dlq", "requeue", "--all"],
+    ["worker"],
+]
+
+
+@pytest.mark.parametrize("command", NEEDS_APP)
+def test_without_an_app_a_command_says_where_it_looked(umbel: Umbel, command: list[str]) -> None:
+    line = said(umbel(*command), exits.USAGE)
+    assert "neither ./tasks.py nor ./app.py is here; use -A module:attr" in line
+
+
+@pytest.mark.parametrize("command", NEEDS_APP)
+def test_an_app_that_is_not_there_is_refused_by_name(umbel: Umbel, command: list[str]) -> None:
+    assert "there is no module 'nowhere' here" in said(umbel(*command, "-A", "nowhere"), exits.USAGE)
+
+
+def test_the_app_is_named_before_or_after_the_command_and_the_latter_wins(
+    umbel: Umbel, tmp_path: Path
+) -> None:
+    write_app(tmp_path, "usage_one.py", "one")
+    two = write_app(tmp_path, "usage_two.py", "two")
+    assert umbel("-A", "usage_one", "queues", "ls").code == exits.OK
+    assert umbel("queues", "ls", "-A", "usage_one:app").code == exits.OK
+    sent = umbel("-A", "usage_one", "call", "shop.pack", "a", "-A", "usage_two", "-q", "here")
+    assert sent.code == exits.OK
+    rows = json.loads(umbel("queues", "ls", "--json", "-A", "usage_two").out)
+    assert [row["queue"] for row in rows] == ["here"]
+    assert json.loads(umbel("queues", "ls", "--json", "-A", "usage_one").out) == []
+    two.close()
+
+
+def test_left_out_the_app_is_found_in_tasks_then_in_app(umbel: Umbel, tmp_path: Path) -> None:
+    write_app(tmp_path, "app.py", "second")
+    assert "second: 1 tasks" in umbel("doctor").out
+    write_app(tmp_path, "tasks.py", "first")
+    assert "first: 1 tasks" in umbel("doctor").out
+
+
+def test_several_apps_are_named(umbel: Umbel, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text("from umbel import App\na = App('a')\nb = App('b')\n")
+    assert "several apps; name one of a, b after a colon" in said(umbel("queues", "ls"), exits.USAGE)
+    assert umbel("-A", "tasks:b", "queues", "ls").code == exits.OK
+
+
+def test_an_app_that_cannot_be_imported_says_why_in_one_line(umbel: Umbel, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text("from umbel import App\napp = App('a', lease_s='ten')\n")
+    line = said(umbel("queues", "ls"), exits.USAGE)
+    assert "setting 'lease_s' in App(...) is 'ten'" in line
+
+
+def test_an_unknown_variable_is_refused_in_one_line(
+    umbel: Umbel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_app(tmp_path)
+    monkeypatch.setenv("UMBEL_LEASES", "3")
+    line = said(umbel("queues", "ls"), exits.USAGE)
+    assert "UMBEL_LEASES" in line and "'lease_s'" in line
+
+
+def test_an_address_that_no_broker_has_is_refused(
+    umbel: Umbel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_app(tmp_path)
+    monkeypatch.setenv("UMBEL_BROKER", "carrier-pigeon://loft")
+    assert "'carrier-pigeon://loft'" in said(umbel("queues", "ls"), exits.USAGE)
+
+
+def test_a_broker_that_cannot_be_opened_is_nobody_answering(
+    umbel: Umbel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_app(tmp_path)
+    (tmp_path / "a-file").write_text("")
+    monkeypatch.setenv("UMBEL_BROKER", f"sqlite:///{tmp_path}/a-file/umbel.db")
+    for command in (["queues", "ls"], ["call", "shop.pack", "a"]):
+        assert "a-file" in said(umbel(*command), exits.NOBODY_ANSWERED)
+
+
+# -- call ------------------------------------------------------------------------------------------
+
+
+def test_a_call_prints_its_id_or_json(umbel: Umbel, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    assert umbel("call", "shop.pack", "a", "--task-id", "t").out == "t\n"
+    assert json.loads(umbel("call", "shop.pack", "a", "--task-id", "u", "--json").out) == {"task_id": "u"}
+
+
+def test_arguments_are_json_or_text(umbel: Umbel, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    umbel("call", "shop.pack", '{"a": [1]}', "3")
+    umbel("call", "shop.pack", "--args", '["b"]', "--kwargs", '{"count": 2}', "--countdown", "0")
+    umbel("call", "shop.pack", "plain text")
+    rows = json.loads(umbel("queues", "peek", "celery", "--json").out)
+    assert sorted((row["args"], row["kwargs"]) for row in rows) == [
+        ("('b',)", "{'count': 2}"),
+        ("('plain text',)", "{}"),
+        ("({'a': [1]}, 3)", "{}"),
+    ]
+
+
+def test_an_unknown_task_is_refused_with_the_nearest(umbel: Umbel, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    line = said(umbel("call", "shop.pak", "a"), exits.USAGE)
+    assert "no task named 'shop.pak'" in line
+    assert "did you mean 'shop.pack'?" in line
+    assert "--unregistered" in line
+    assert "known: shop.pack" in said(umbel("call", "zzz"), exits.USAGE)
+    assert umbel("call", "zzz", "--unregistered").code == exits.OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--args", "[1, "], "'[1, ' is not JSON"),
+        (["--args", '{"a": 1}'], "is not a JSON list"),
+        (["--kwargs", "{'a': 1}"], "is not JSON"),
+        (["--kwargs", "[1]"], "is not a JSON object"),
+        (["--eta", "tomorrow"], "not an ISO 8601 time: 'tomorrow'"),
+        (["--countdown", "soon"], "'soon' is not a valid float"),
+        (["--priority", "11"], "11 is not in the range 0<=x<=9"),
+        ([], "missing a required argument: 'box'"),
+        (["a", "1", "2", "3"], "too many positional arguments"),
+        (["--kwargs", '{"bix": 1}'], "cannot send shop.pack(box, count=1)"),
+    ],
+)
+def test_a_call_that_cannot_be_is_refused(
+    umbel: Umbel, tmp_path: Path, arguments: list[str], problem: str
+) -> None:
+    write_app(tmp_path)
+    assert problem in said(umbel("call", "shop.pack", *arguments), exits.USAGE)
+
+
+def test_a_call_too_large_fails_with_figures(
+    umbel: Umbel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_app(tmp_path)
+    monkeypatch.setenv("UMBEL_MESSAGE_MAX_BYTES", "2000")
+    assert "over the limit of 2000" in said(umbel("call", "shop.pack", "x" * 3000), exits.FAILED)
+
+
+def test_a_call_nobody_takes_has_no_final_state(umbel: Umbel, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    assert "no result of t yet" in said(
+        umbel("call", "shop.pack", "a", "--task-id", "t", "--wait", "0.01"), exits.NOT_FOUND
+    )
+
+
+# -- result ----------------------------------------------------------------------------------------
+
+
+def store(app: App, *results: Any) -> None:
+    app.backend.store(results)
+    app.close()
+
+
+def test_a_result_that_is_not_there_is_not_found(umbel: Umbel, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    assert "no result of nothing yet: unknown, waiting or running" in said(
+        umbel("result", "nothing"), exits.NOT_FOUND
+    )
+    ran = umbel("result", "nothing", "--json")
+    assert (ran.code, json.loads(ran.out)["state"]) == (exits.NOT_FOUND, "PENDING")
+
+
+def test_a_success_is_printed_and_can_be_forgotten(umbel: Umbel, tmp_path: Path) -> None:
+    store(write_app(tmp_path), encode_success("t", ["a", 1], done_at=time()))
+    assert umbel("result", "t") == Ran(exits.OK, "['a', 1]\n", "")
+    assert json.loads(umbel("result", "t", "--json", "--forget").out) == {
+        "task_id": "t",
+        "state": "SUCCESS",
+        "result": ["a", 1],
+        "traceback": None,
+    }
+    assert umbel("result", "t").code == exits.NOT_FOUND
+
+
+def test_a_failure_is_told_with_its_traceback_on_stderr(umbel: Umbel, tmp_path: Path) -> None:
+    error = exception_map(ValueError("bad", 3))
+    store(write_app(tmp_path), encode_failure("t", error, "Traceback …", done_at=time()))
+    assert umbel("result", "t") == Ran(exits.FAILED, "FAILURE: ValueError('bad', 3)\n", "Traceback …\n")
+    assert json.loads(umbel("result", "t", "--json").out)["traceback"] == "Traceback …"
+
+
+def test_a_state_on_the_way_is_shown_but_not_final(umbel: Umbel, tmp_path: Path) -> None:
+    store(write_app(tmp_path), encode_state("t", "PROGRESS", {"done": 3}))
+    assert umbel("result", "t") == Ran(exits.NOT_FOUND, "PROGRESS: {'done': 3}\n", "")
+
+
+# -- queues and dead letters -----------------------------------------------------------------------
+
+
+def test_a_limit_out_of_range_is_refused(umbel: Umbel) -> None:
+    assert "'--limit': 0 is not in the range" in said(
+        umbel("queues", "peek", "q", "--limit", "0"), exits.USAGE
+    )
+    assert "'--limit'" in said(umbel("dlq", "ls", "--limit", "many"), exits.USAGE)
+
+
+def test_requeueing_wants_names_or_all(umbel: Umbel, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    for arguments in ([], ["7", "--all"]):
+        assert "name the letters to requeue, or say --all" in said(
+            umbel("dlq", "requeue", *arguments), exits.USAGE
+        )
+
+
+def test_a_dead_letter_that_is_not_there_is_not_found(umbel: Umbel, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    ran = umbel("dlq", "requeue", "no-such-letter")
+    assert (ran.code, ran.out) == (exits.NOT_FOUND, "0 requeued\n")
+    assert "no dead letter 'no-such-letter'; `umbel dlq ls` lists them" in ran.err
+
+
+# -- worker and health -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["-c", "0"], "'worker_concurrency' in the command line is 0: must be at least 1"),
+        (["-c", "two"], "'two' is not a valid integer"),
+        (["-P", "gevnt"], "'worker_pool' in the command line is 'gevnt'"),
+        (["-n", "@host"], "write it as name@host"),
+        (["-Q", " , "], "names no queue"),
+        (["-l", "loud"], "'loud' is not one of"),
+        (["--grace", "-1"], "'worker_grace_s' in the command line is -1.0"),
+        (["--time-limit", "0"], "'task_time_limit_s' in the command line is 0.0"),
+    ],
+)
+def test_a_worker_refuses_flags_that_cannot_be(
+    umbel: Umbel, tmp_path: Path, flags: list[str], problem: str
+) -> None:
+    write_app(tmp_path)
+    assert problem in said(umbel("worker", *flags), exits.USAGE)
+
+
+def test_where_no_worker_left_word_health_finds_none(umbel: Umbel, tmp_path: Path) -> None:
+    line = said(umbel("health", "--run-dir", str(tmp_path / "run")), exits.NOT_FOUND)
+    assert f"no worker has left word in {tmp_path / 'run'}" in line
+    ran = umbel("health", "-n", "w9", "--run-dir", str(tmp_path / "run"), "--json")
+    assert (ran.code, json.loads(ran.out)) == (exits.NOT_FOUND, [])
+
+
+# -- the installed command -------------------------------------------------------------------------
+
+
+def test_the_installed_command_is_this_one(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("umbel")), "call", "x"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60)
+    assert "use -A module:attr" in said(Ran(ran.returncode, ran.stdout, ran.stderr), exits.USAGE)
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    command = [sys.executable, "-m", "umbel.cli.main", "queues", "ls", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        assert (child.stderr.read(), child.wait(timeout=60)) == ("", exits.OK)
