@@ -2,14 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.errors import BadBootsteps
+from umbel import App
+from umbel.app.loading import FoundApp
+from umbel.app.workers import make_worker
+from umbel.errors import BadBootsteps, BrokerUnavailable
+from umbel.pools.interface import HostSpec
 from umbel.worker.bootsteps import Step, starting_order
+from umbel.worker.worker import Worker
 
 
 def step(name: str, *requires: str) -> Step:
@@ -136,3 +142,60 @@ def test_an_error_in_the_background_ends_the_group_that_owns_it() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(scenario())
     assert caught.group_contains(ConnectionResetError)
+
+
+# -- the worker stops in the reverse order ---------------------------------------------------------
+
+
+def worker_of(tmp_path: Path, steps: Sequence[Step]) -> Worker:
+    """A real worker whose steps are these."""
+    app = App("tests", broker=f"sqlite:///{tmp_path}/umbel.db", worker_pool="solo")
+    found = FoundApp(app, HostSpec("no.such:loader", "app"))
+    worker = make_worker(found, app.settings, node="w@host", run_directory=tmp_path / "run")
+    worker._steps = list(steps)
+    return worker
+
+
+def telling(name: str, story: list[str], *requires: str, broken: bool = False) -> Step:
+    class Telling(Step):
+        async def start(self) -> None:
+            story.append(f"start {name}")
+            if broken:
+                raise BrokerUnavailable(f"{name} is broken")
+
+        async def stop(self) -> None:
+            story.append(f"stop {name}")
+
+    Telling.name, Telling.requires = name, requires
+    return Telling()
+
+
+def run_and_stop(tmp_path: Path, steps: Sequence[Step]) -> None:
+    async def scenario() -> None:
+        worker = worker_of(tmp_path, steps)
+        worker.request_stop()
+        async with asyncio.timeout(10.0):
+            await worker.run()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_stops_its_steps_in_the_reverse_of_their_start(tmp_path: Path) -> None:
+    story: list[str] = []
+    run_and_stop(tmp_path, [telling("c", story, "b"), telling("a", story), telling("b", story, "a")])
+    assert story == ["start a", "start b", "start c", "stop c", "stop b", "stop a"]
+
+
+def test_a_step_that_cannot_start_stops_with_those_before_it_and_says_why(tmp_path: Path) -> None:
+    story: list[str] = []
+    steps = [telling("a", story), telling("b", story, "a", broken=True), telling("c", story, "b")]
+    with pytest.raises(BrokerUnavailable, match="b is broken"):
+        run_and_stop(tmp_path, steps)
+    assert story == ["start a", "start b", "stop b", "stop a"]
+
+
+def test_a_worker_refuses_a_circle_before_it_starts_anything(tmp_path: Path) -> None:
+    story: list[str] = []
+    with pytest.raises(BadBootsteps, match="in a circle"):
+        run_and_stop(tmp_path, [telling("x", story), telling("a", story, "b"), telling("b", story, "a")])
+    assert story == []
