@@ -37,8 +37,8 @@ MEASURES = (
 NOTES = (
     "no results: Umbel's task has ignore_result=True; Huey stores no None by default.",
     "results kept: Umbel stores every result; Huey has store_none=True.",
-    "huey is the peer of the targets: its default settings, its quicker kind of worker for two, quiet.",
-    "huey_nosync gives up what Umbel keeps: fsync=False, and polling 100 times a second.",
+    "huey is the peer of the targets: its default settings, two processes (two threads are slower), quiet.",
+    "huey_nosync shows its quickest: fsync=False, which a power cut may punish, and 100 polls a second.",
 )
 
 

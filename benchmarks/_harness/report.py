@@ -3,9 +3,13 @@
 import os
 import platform
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks._harness.measures import (
     Measure,
@@ -72,7 +76,14 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
+        "files_on": _file_system(Path(tempfile.gettempdir()).resolve()),
     }
+
+
+def _file_system(directory: Path) -> str:
+    """The kind of file system that holds the contenders' files: on tmpfs, waiting for the disk is free."""
+    mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
+    return next((mounts[place] for place in (directory, *directory.parents) if place in mounts), "unknown")
 
 
 def as_text(findings: Findings) -> str:
@@ -94,7 +105,7 @@ def _paragraphs(findings: Findings) -> Iterator[str]:
     yield f"{findings.benchmark}: {findings.question}"
     yield (
         f"{findings.rounds} alternating rounds, {findings.tasks:,} tasks each; median (lowest – highest); "
-        f"{here['cpus']} CPUs, Python {here['python']}, SQLite {here['sqlite']}"
+        f"{here['cpus']} CPUs, Python {here['python']}, SQLite {here['sqlite']}, files on {here['files_on']}"
     )
     yield ""
     yield from _aligned([["", "", *findings.samples], *_rows(findings)], left=2)
