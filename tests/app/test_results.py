@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from umbel import App, AsyncResult
+from umbel.app.eager import RESULTS_MAX, EagerBackend
 from umbel.app.results import rebuild_exception
+from umbel.brokers.interface import Claim
+from umbel.brokers.registry import open_broker
 from umbel.errors import (
     MaxRetriesExceeded,
     RemoteError,
@@ -16,7 +19,7 @@ from umbel.errors import (
     TimeLimitExceeded,
     WorkerLost,
 )
-from umbel.wire.result import encode_failure, encode_state, encode_success, exception_map
+from umbel.wire.result import decode_result, encode_failure, encode_state, encode_success, exception_map
 
 
 class OutOfStock(Exception):
@@ -206,3 +209,38 @@ def test_a_failure_is_raised_where_it_is_awaited(app: App) -> None:
 
     with pytest.raises(OutOfStock):
         asyncio.run(use())
+
+
+def test_revoking_is_recorded_for_workers_that_are_not_up_yet(app: App) -> None:
+    app.AsyncResult("a").revoke()
+
+    async def claim() -> Claim:
+        broker = open_broker(app.settings.for_broker())
+        await broker.open()
+        try:
+            return await broker.claim("w", ["celery"], 1)
+        finally:
+            await broker.close()
+
+    [revoke] = asyncio.run(claim()).revokes
+    assert revoke.task_id == "a"
+    assert revoke.expires_at > time() + 86_400
+
+
+# -- results of eager mode -------------------------------------------------------------------------
+
+
+def test_the_first_success_stays() -> None:
+    backend = EagerBackend()
+    backend.store([encode_success("a", 1, done_at=1.0)])
+    backend.store([encode_success("a", 2, done_at=2.0), encode_state("a", "PROGRESS", None)])
+    assert backend.read(["a", "b"]).keys() == {"a"}
+    assert decode_result(backend.read(["a"])["a"].payload).result == 1
+
+
+def test_the_oldest_results_go_at_the_limit() -> None:
+    backend = EagerBackend()
+    backend.store([encode_state(str(number), "PROGRESS", None) for number in range(RESULTS_MAX + 5)])
+    assert backend.read(["4", "5"]).keys() == {"5"}
+    backend.close()
+    assert backend.read(["5"]) == {}

@@ -1,6 +1,9 @@
 """How commands are used wrongly, and what they say: one line with a hint, and an exit code."""
 
+import asyncio
+import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +15,12 @@ from typing import Any, Protocol
 import pytest
 
 from umbel import App
+from umbel.brokers.interface import Bury
+from umbel.brokers.registry import open_broker
 from umbel.cli import exits
 from umbel.cli.main import COMMANDS, main
 from umbel.wire.result import encode_failure, encode_state, encode_success, exception_map
+from umbel.worker.run_directory import write_state
 
 APP = """
 from umbel import App
@@ -376,6 +382,48 @@ def test_a_dead_letter_that_is_not_there_is_not_found(umbel: Umbel, tmp_path: Pa
     assert "no dead letter 'no-such-letter'; `umbel dlq ls` lists them" in ran.err
 
 
+def bury(app: App, reason: str) -> None:
+    """Send a task and let a worker of one moment give it up."""
+
+    async def scenario() -> None:
+        broker = open_broker(app.settings.for_broker())
+        await broker.open()
+        try:
+            await broker.publish([app.prepare("shop.pack", ("a",), {}, {"task_id": "t"}).outgoing])
+            [delivery] = (await broker.claim("w", ["celery"], 1)).deliveries
+            await broker.settle([Bury(delivery.tag, reason)])
+        finally:
+            await broker.close()
+
+    asyncio.run(scenario())
+
+
+def test_dead_letters_are_listed_with_their_reason_and_given_back(umbel: Umbel, tmp_path: Path) -> None:
+    bury(write_app(tmp_path), "its process died in each of 3 starts")
+    [row] = json.loads(umbel("dlq", "ls", "--json").out)
+    assert (row["task"], row["task_id"], row["queue"]) == ("shop.pack", "t", "celery")
+    assert "its process died in each of 3 starts" in umbel("dlq", "ls").out
+    assert "`umbel dlq ls` says why" in umbel("doctor").out
+    assert umbel("dlq", "requeue", "t", "no-such", "--json").code == exits.PARTIAL
+    assert umbel("dlq", "ls", "--json").out == "[]\n"
+    [waiting] = json.loads(umbel("queues", "peek", "celery", "--json").out)
+    assert (waiting["task_id"], waiting["starts"]) == ("t", 0)
+
+
+def test_a_queue_is_shown_and_emptied_only_when_asked_twice(
+    umbel: Umbel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_app(tmp_path)
+    umbel("call", "shop.pack", "a", "--task-id", "t")
+    assert "shop.pack" in umbel("queues", "peek", "celery").out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    ran = umbel("queues", "purge", "celery")
+    assert (ran.code, ran.out) == (exits.FAILED, "")
+    assert "Remove 1 messages of 'celery'?" in ran.err
+    assert umbel("queues", "purge", "celery", "-y").out == "1 messages removed from celery\n"
+    assert json.loads(umbel("queues", "purge", "celery", "--json").out) == {"queue": "celery", "removed": 0}
+
+
 # -- worker and health -----------------------------------------------------------------------------
 
 
@@ -404,6 +452,22 @@ def test_where_no_worker_left_word_health_finds_none(umbel: Umbel, tmp_path: Pat
     assert f"no worker has left word in {tmp_path / 'run'}" in line
     ran = umbel("health", "-n", "w9", "--run-dir", str(tmp_path / "run"), "--json")
     assert (ran.code, json.loads(ran.out)) == (exits.NOT_FOUND, [])
+
+
+def test_health_tells_of_each_worker_and_fails_if_one_is_not_well(umbel: Umbel, tmp_path: Path) -> None:
+    def write(node: str, **fields: Any) -> None:
+        write_state(tmp_path, node, "sqlite:////q.db", {"node": node, "pid": os.getpid()} | fields)
+
+    write("a@host", counters={"processed": 7})
+    ran = umbel("health", "--run-dir", str(tmp_path))
+    assert ran == Ran(exits.OK, "a@host: well, 0 running, 7 processed\n", "")
+    write("b@host", problem="messages cannot be taken")
+    ran = umbel("health", "--run-dir", str(tmp_path))
+    assert (ran.code, ran.out.splitlines()[1]) == (exits.FAILED, "b@host: NOT WELL: messages cannot be taken")
+    assert umbel("health", "-n", "a", "--run-dir", str(tmp_path)).code == exits.OK
+    assert umbel("health", "-n", "b@host", "--run-dir", str(tmp_path)).code == exits.FAILED
+    rows = json.loads(umbel("health", "--json", "--run-dir", str(tmp_path)).out)
+    assert [(row["node"], row["healthy"]) for row in rows] == [("a@host", True), ("b@host", False)]
 
 
 # -- the installed command -------------------------------------------------------------------------
