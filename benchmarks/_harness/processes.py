@@ -73,7 +73,7 @@ def running(
     try:
         yield Running(name, process, log)
     finally:
-        _end(process, stop_signal)
+        _end(name, process, stop_signal)
 
 
 def output_of(
@@ -100,7 +100,7 @@ def output_of(
     except subprocess.TimeoutExpired:
         raise BenchmarkFailed(f"{name} did not end within {timeout_s:g} s") from None
     finally:
-        _end(process, signal.SIGTERM)
+        _end(name, process, signal.SIGTERM)
     if process.returncode != 0:
         raise BenchmarkFailed(
             f"{name} ended with status {process.returncode}\n{errors[-LOG_TAIL_CHARACTERS:]}"
@@ -122,19 +122,23 @@ def ended_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _end(process: subprocess.Popen[bytes] | subprocess.Popen[str], stop_signal: signal.Signals) -> None:
-    family = _family(process.pid)
+def _end(
+    name: str, process: subprocess.Popen[bytes] | subprocess.Popen[str], stop_signal: signal.Signals
+) -> None:
+    descendants = _family(process.pid)[1:]
     if process.poll() is None:
         process.send_signal(stop_signal)
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
-    _gone, left = psutil.wait_procs([one for one in family if one.pid != process.pid], timeout=1.0)
-    for one in left:
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
     if process.poll() is None:
+        print(f"{name} did not end within {STOP_S:g} s of {stop_signal.name}: killed", file=sys.stderr)
         process.kill()
         process.wait(KILL_S)
+    _gone, left = psutil.wait_procs(descendants, timeout=1.0)
+    for one in left:
+        print(f"{name} left process {one.pid} behind: killed", file=sys.stderr)
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
 
 
 def _family(pid: int) -> list[psutil.Process]:
