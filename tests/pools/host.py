@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from umbel.errors import SoftTimeLimitExceeded
+from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import ChildContext, HostSpec, Job, Outcome, Runner
 from umbel.wire.message import Message, StoredResult
 
@@ -80,15 +81,14 @@ class TestHost:
     def _run(self, job: Job) -> Outcome:
         started_at, clock = time.time(), time.perf_counter()
         verb, argument = json.loads(job.message.body)
-        try:
-            value = _VERBS[verb](argument, self)
-        except (ArithmeticError, SoftTimeLimitExceeded) as error:
-            return Outcome(
-                job.number, "failure", started_at, time.perf_counter() - clock, summary=f"{error!r}"
-            )
-        payload = json.dumps(value).encode()
-        result = StoredResult(job.task_id, "SUCCESS", payload)
-        return Outcome(job.number, "success", started_at, time.perf_counter() - clock, (result,))
+        ran = call_guarded(_VERBS[verb], argument, self)
+        runtime_s = time.perf_counter() - clock
+        if isinstance(ran, Raised):
+            if isinstance(ran.error, SystemExit):
+                raise ran.error
+            return Outcome(job.number, "failure", started_at, runtime_s, summary=f"{ran.error!r}")
+        result = StoredResult(job.task_id, "SUCCESS", json.dumps(ran.value).encode())
+        return Outcome(job.number, "success", started_at, runtime_s, (result,))
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -121,6 +121,9 @@ def _crash_once(path: str) -> str:
 
 
 def _wait_for(path: str) -> str:
+    """Say by a file that it runs, and run until there is another."""
+    with open(f"{path}.waiting", "w", encoding="utf-8") as file:
+        file.write(str(os.getpid()))
     while not os.path.exists(path):
         time.sleep(0.005)
     return "released"

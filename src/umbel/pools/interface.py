@@ -83,6 +83,7 @@ class ChildContext:
     logfile: str | None = None  # may hold %p, the pid of the child
 
 
+# Runs what users wrote through `guard.call_guarded`: there, and nowhere else, a soft limit raises.
 Runner = Callable[[Job], Outcome]
 
 

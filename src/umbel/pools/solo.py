@@ -173,6 +173,7 @@ class SoloPool:
             traceback.print_exception(made.error)
             target = self._settings.host.target
             self._tell(self._on_started, f"the app {target!r} cannot be loaded: {in_one_line(made.error)}")
+            self._tell(self._on_ended)
             return
         host, runner = made.value
         self._tell(self._on_started, "")

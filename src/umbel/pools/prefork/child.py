@@ -7,9 +7,10 @@ An outcome is sent as soon as its job ends, not with the batch: the next job may
 and if it brings the process down, what was sent before is safe.
 
 Soft limits. The main process sends a SoftLimit frame and then SIGUSR1. The handler raises only if
-a frame that names the running job has arrived, so a late signal cannot hit another job. It is
-installed at the first job with a soft limit (the main process sends no signal before it was told)
-and stays.
+a frame that names the running job has arrived, so a late signal cannot hit another job; and only
+inside a guarded call, where what it raises is caught, so it cannot break the code around the task.
+A signal that comes too early for that is repeated. The handler is installed at the first job with
+a soft limit (the main process sends no signal before it was told) and stays.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from umbel.errors import SoftTimeLimitExceeded
+from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.hosting import in_one_line, load_host
 from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Outcome, Runner
 from umbel.pools.prefork import kernel
@@ -174,9 +176,20 @@ class Child:
             return
         with contextlib.suppress(BlockingIOError):
             self._note(self._channel.recv(_READ_BYTES, socket.MSG_DONTWAIT))
-        if self._soft_limit_reached == job:
+        if self._soft_limit_reached == job and _is_guarded(frame):
             raise SoftTimeLimitExceeded("the soft time limit passed")
         self._armed = job
+
+
+def _is_guarded(frame: FrameType | None) -> bool:
+    """Whether what is raised here ends in `call_guarded`, as one more way for users' code to fail."""
+    below = None
+    while frame is not None:
+        if frame.f_code is call_guarded.__code__:
+            # Not while the guard itself is at work: it would let the exception through.
+            return below is not None and below is not Raised.__init__.__code__
+        below, frame = frame.f_code, frame.f_back
+    return False
 
 
 def main(arguments: list[str]) -> NoReturn:

@@ -94,7 +94,7 @@ class PreforkPool:
         self._keys = 0
         self._unstarted: list[int] = []  # slots that wait for a fork server with the app loaded
         self._effects: deque[Effect[Job, Outcome]] = deque()
-        self._withdrawn: Sequence[Job] = ()
+        self._withdrawn: list[Job] = []
         self._timer: asyncio.TimerHandle | None = None
         self._stopped: asyncio.Future[None] | None = None
         self._ready: set[int] = set()  # slots with a child that can take jobs
@@ -127,9 +127,10 @@ class PreforkPool:
         return self._slots.room()
 
     def withdraw(self) -> Sequence[Job]:
-        self._withdrawn = ()
         self._step(Withdraw())
-        return self._withdrawn
+        # A listener that is called meanwhile may withdraw too: each job goes to one of the callers.
+        jobs, self._withdrawn = tuple(self._withdrawn), []
+        return jobs
 
     def terminate_job(self, number: int, signum: int) -> bool:
         child = self._slots.holder_of(number)
@@ -204,7 +205,7 @@ class PreforkPool:
                     ]
                 )
             case Withdrawn(jobs):
-                self._withdrawn = jobs
+                self._withdrawn += jobs
             case SignalSoftLimit(child, job):
                 self._signal_soft_limit(self._links[child], job)
             case Start(child):

@@ -66,6 +66,8 @@ class ServerLink:
             self._loop.remove_reader(self._control)
             self._loop.remove_writer(self._control)
             self._control.close()
+            if not self.loaded:
+                self._process.kill()  # it has no children yet, and while it imports the app it does not look
 
     async def ended(self) -> None:
         """Wait until the server, and so every descendant, is gone."""

@@ -1,0 +1,168 @@
+"""What every pool promises. A pool's test file inherits from PoolContract and says its name."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pools.host import make_job
+from tests.pools.recorder import Recorder, running, settings, until_waiting
+from umbel.errors import PoolError
+from umbel.pools.registry import make_pool
+
+
+class PoolContract:
+    name: str
+    options: Mapping[str, Any] = {}
+
+    def test_outcomes_carry_what_the_runner_returned(self) -> None:
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                pool.submit([make_job(1, "return", {"answer": 42}), make_job(2, "divide", 0)])
+                await recorder.until_back(1, 2)
+                assert recorder.outcomes[1].kind == "success"
+                assert recorder.value(1) == {"answer": 42}
+                assert recorder.outcomes[2].kind == "failure"
+                assert "division by zero" in recorder.outcomes[2].summary
+
+        asyncio.run(scenario())
+
+    def test_each_job_comes_back_once(self) -> None:
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                numbers = range(500)
+                pool.submit([make_job(number, argument=number) for number in numbers])
+                await recorder.until_back(*numbers)
+                assert Counter(recorder.came_back) == Counter(numbers)
+                assert [recorder.value(number) for number in numbers] == list(numbers)
+
+        asyncio.run(scenario())
+
+    def test_a_listener_may_submit_and_withdraw_while_it_is_called(self) -> None:
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                withdrawn: set[int] = set()
+                waiting = [make_job(number) for number in range(1, 300)]
+
+                def go_on() -> None:
+                    batch, waiting[:] = waiting[:7], waiting[7:]
+                    pool.submit(batch)
+                    if len(waiting) % 2:
+                        jobs = pool.withdraw()
+                        withdrawn.update(job.number for job in jobs[1:])
+                        pool.submit(jobs[:1])  # or nothing might be left that reports
+
+                recorder.then = go_on
+                pool.submit([make_job(0)])
+                await recorder.until(
+                    lambda: not waiting and len(withdrawn) + len(recorder.came_back) >= 300, what="all jobs"
+                )
+                assert sorted([*withdrawn, *recorder.came_back]) == list(range(300))
+
+        asyncio.run(scenario())
+
+    def test_withdrawn_jobs_do_not_run(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with running(self.name, concurrency=1, **self.options) as (pool, recorder):
+                gate, trace = tmp_path / "gate", tmp_path / "trace"
+                pool.submit([make_job(1, "wait-for", str(gate))])
+                await until_waiting(gate)
+                pool.submit([make_job(number, "append", str(trace)) for number in (2, 3, 4)])
+                assert [job.number for job in pool.withdraw()] == [2, 3, 4]
+                assert pool.withdraw() == ()
+                gate.touch()
+                await recorder.until_back(1)
+                pool.submit([make_job(5)])
+                await recorder.until_back(5)
+                assert recorder.came_back == [1, 5]
+                assert not trace.exists()
+
+        asyncio.run(scenario())
+
+    def test_room_is_for_idle_hands_and_gone_when_they_are_full(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with running(self.name, concurrency=1, **self.options) as (pool, recorder):
+                assert pool.room() == 1
+                gate = tmp_path / "gate"
+                pool.submit([make_job(1, "wait-for", str(gate))])
+                assert pool.room() == 0
+                gate.touch()
+                await recorder.until_back(1)
+                assert pool.room() >= 1
+
+        asyncio.run(scenario())
+
+    def test_stopping_waits_for_the_running_job_and_gives_back_the_rest(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with running(self.name, concurrency=1, **self.options) as (pool, recorder):
+                gate = tmp_path / "gate"
+                pool.submit([make_job(1, "wait-for", str(gate))])
+                await until_waiting(gate)
+                pool.submit([make_job(2)])
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(pool.stop(grace_s=20.0))
+                    await recorder.until_back(2)
+                    gate.touch()
+                assert recorder.value(1) == "released"
+                assert (recorder.lost[2].started, recorder.lost[2].ran) == (False, False)
+                assert sorted(recorder.came_back) == [1, 2]
+
+        asyncio.run(scenario())
+
+    def test_a_job_that_runs_on_after_the_grace_is_lost_but_not_charged(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with running(self.name, concurrency=1, **self.options) as (pool, recorder):
+                gate = tmp_path / "gate"
+                pool.submit([make_job(1, "wait-for", str(gate))])
+                await until_waiting(gate)
+                await pool.stop(grace_s=0.0)
+                gate.touch()  # a thread cannot be ended: let it go
+                assert recorder.came_back == [1]
+                assert (recorder.lost[1].started, recorder.lost[1].ran) == (False, True)
+
+        asyncio.run(scenario())
+
+    def test_children_say_goodbye_when_the_pool_stops(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with running(self.name, f"say-goodbye-in={tmp_path}", concurrency=1, **self.options) as (
+                pool,
+                _,
+            ):
+                await pool.stop(grace_s=5.0)
+            assert (tmp_path / "goodbye-0").exists()
+
+        asyncio.run(scenario())
+
+    def test_what_is_submitted_after_stopping_comes_straight_back(self) -> None:
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                await pool.stop(grace_s=1.0)
+                pool.submit([make_job(1)])
+                assert recorder.came_back == [1]
+                assert not recorder.lost[1].ran
+                assert pool.room() == 0
+
+        asyncio.run(scenario())
+
+    def test_an_app_that_cannot_be_imported_is_one_clear_error(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        async def scenario() -> None:
+            pool = make_pool(self.name, settings("import-error", **self.options))
+            with pytest.raises(PoolError) as caught:
+                await pool.start(Recorder())
+            message = str(caught.value)
+            assert "the app 'import-error' cannot be loaded" in message
+            assert "ImportError: no module named 'flux_capacitor'" in message
+            assert "host.py, line" in message
+            assert "\n" not in message
+            await pool.stop(grace_s=0.0)
+
+        asyncio.run(scenario())
+        assert capfd.readouterr().err.count("Traceback") == 1
+
+    def test_a_pool_that_was_never_started_can_be_stopped(self) -> None:
+        asyncio.run(make_pool(self.name, settings(**self.options)).stop(grace_s=1.0))

@@ -1,0 +1,26 @@
+"""A worker's main process for tests that kill it: starts a pool, tells its pids, waits."""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from tests.pools.host import make_job
+from tests.pools.recorder import running
+
+
+async def main() -> None:
+    async with running("prefork") as (pool, recorder):
+        pool.submit([make_job(1, "subprocess"), make_job(2, "multiprocess")])
+        await recorder.until_back(1, 2)
+        pool.submit([make_job(3, "sleep", 1000, alone=True)])
+        await recorder.until(lambda: 3 in recorder.begun, what="the long job to begin")
+        about: dict[str, Any] = pool.describe()
+        grandchildren = [recorder.value(1), recorder.value(2)]
+        print(json.dumps({**about, "grandchildren": grandchildren}), flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, "")
+    asyncio.run(main())

@@ -1,0 +1,15 @@
+from collections.abc import Mapping
+from typing import Any
+
+from tests.pools.contract import PoolContract
+
+
+class TestPrefork(PoolContract):
+    name = "prefork"
+
+
+class TestPreforkAfresh(PoolContract):
+    """The same with children that import the app for themselves."""
+
+    name = "prefork"
+    options: Mapping[str, Any] = {"child_start": "spawn"}

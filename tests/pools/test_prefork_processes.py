@@ -1,0 +1,148 @@
+"""F1 and decision 9: how children start, and that none is left behind."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pools.host import make_job
+from tests.pools.processes import is_gone, signals, title
+from tests.pools.recorder import running
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("child_start", ["fork", "spawn"])
+def test_a_child_starts_as_promised(child_start: str) -> None:
+    async def scenario() -> None:
+        async with running("prefork", child_start=child_start) as (pool, recorder):
+            pool.submit([make_job(1, "facts", alone=True), make_job(2, "facts", alone=True)])
+            await recorder.until_back(1, 2)
+            about = pool.describe()
+            server = about["fork-server"]
+            assert title(server) == "umbel: tester@here fork server"
+            for number in (1, 2):
+                facts = recorder.value(number)
+                pid = facts["pid"]
+                assert title(pid) == f"umbel: tester@here child {facts['child']}"
+                reset = {signal.SIGTERM, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR1}
+                assert not reset & (signals(pid, "SigIgn") | signals(pid, "SigCgt"))
+                assert signal.SIGINT in signals(pid, "SigIgn")
+                assert facts["stdin"] == "/dev/null"
+                assert facts["sockets"] == 1  # its own, not the server's and not its neighbours'
+                assert facts["loaded_in"] == (server if child_start == "fork" else pid)
+            assert recorder.value(1)["pid"] != recorder.value(2)["pid"]
+
+    asyncio.run(scenario())
+
+
+def test_ctrl_c_at_the_terminal_reaches_neither_server_nor_children() -> None:
+    async def scenario() -> None:
+        async with running("prefork") as (pool, recorder):
+            about = pool.describe()
+            everyone = [about["fork-server"], *about["processes"]]
+            for pid in everyone:
+                assert os.getsid(pid) == about["fork-server"] != os.getsid(0)
+                os.kill(pid, signal.SIGINT)
+            pool.submit([make_job(number) for number in range(20)])
+            await recorder.until_back(*range(20))
+            assert not recorder.lost
+            assert [about["fork-server"], *pool.describe()["processes"]] == everyone
+
+    asyncio.run(scenario())
+
+
+def test_forked_children_draw_different_random_numbers() -> None:
+    async def scenario() -> None:
+        async with running("prefork", child_start="fork") as (pool, recorder):
+            pool.submit([make_job(1, "random", alone=True), make_job(2, "random", alone=True)])
+            await recorder.until_back(1, 2)
+            assert recorder.pids[1] != recorder.pids[2]
+            assert recorder.value(1) != recorder.value(2)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("quirk", "because"),
+    [
+        ("thread", "importing the app left 1 threads running (left-behind)"),
+        ("socket", "importing the app left 2 sockets open"),
+    ],
+)
+def test_an_app_that_leaves_something_behind_gets_children_that_start_afresh(
+    quirk: str, because: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with running("prefork", quirk) as (pool, recorder):
+            assert ("spawning", {"because": because}) in recorder.children
+            pool.submit([make_job(1, "facts")])
+            await recorder.until_back(1)
+            assert recorder.value(1)["loaded_in"] == recorder.value(1)["pid"]
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
+    assert "children start afresh" in caplog.text
+
+
+def test_fork_can_be_forced() -> None:
+    async def scenario() -> None:
+        async with running("prefork", "socket", child_start="fork") as (pool, recorder):
+            pool.submit([make_job(1, "facts")])
+            await recorder.until_back(1)
+            assert recorder.value(1)["loaded_in"] == pool.describe()["fork-server"]
+
+    asyncio.run(scenario())
+
+
+@contextmanager
+def main_process() -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Another main process with a pool, and what it says about its processes."""
+    command = [sys.executable, "-m", "tests.pools.main_process"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_killing_the_main_process_leaves_no_process_behind() -> None:
+    with main_process() as (process, about):
+        everyone = [about["fork-server"], *about["processes"], *about["grandchildren"]]
+        assert len(everyone) == 5
+        assert not any(is_gone(pid) for pid in everyone)
+        process.send_signal(signal.SIGKILL)
+        wait_until(lambda: all(is_gone(pid) for pid in everyone), what=f"all of {everyone} to be gone")
+
+
+def test_killing_main_process_and_fork_server_together_leaves_no_child() -> None:
+    with main_process() as (process, about):
+        os.kill(about["fork-server"], signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
+        wait_until(lambda: all(is_gone(pid) for pid in about["processes"]), what="the children to be gone")
+        for pid in about["grandchildren"]:  # what pdeathsig does not reach; see docs/protocol/slots.md
+            if not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_stopping_the_pool_leaves_no_process_behind() -> None:
+    async def scenario() -> list[int]:
+        async with running("prefork") as (pool, recorder):
+            pool.submit([make_job(1, "subprocess"), make_job(2, "multiprocess")])
+            await recorder.until_back(1, 2)
+            about = pool.describe()
+            await pool.stop(grace_s=5.0)
+            return [about["fork-server"], *about["processes"], recorder.value(1), recorder.value(2)]
+
+    assert all(is_gone(pid) for pid in asyncio.run(scenario()))
