@@ -6,8 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from umbel import App, Ignore, Reject, Task
+from umbel.app.sending import SendOptions
 from umbel.app.tracer import Tracer
 from umbel.errors import BrokerUnavailable
 from umbel.pools.interface import ChildContext, Job, Outcome
@@ -190,3 +193,64 @@ def test_a_started_child_runs_jobs_until_it_is_stopped(app: App) -> None:
     run = app.start_child(ChildContext("w@host", 0))
     assert run(job_of(app, add.name, 1, 2)).summary == "3"
     app.stop_child()
+
+
+# -- whatever a peer may have written --------------------------------------------------------------
+
+anything = (
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just([[]]) | st.just({"a": []})
+)
+option_names = st.sampled_from([*SendOptions.__annotations__, "no_such_option"])
+
+
+def signature_maps(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries(
+        {"task": st.sampled_from(["ok", "fail", "again", "unknown", "celery.chain"])},
+        optional={
+            "args": st.lists(anything, max_size=2) | anything,
+            "kwargs": st.fixed_dictionaries({"tasks": st.lists(inner, max_size=2)}) | anything,
+            "options": st.dictionaries(option_names, anything, max_size=3),
+            "subtask_type": st.sampled_from([None, "chain", "group"]),
+            "immutable": st.booleans(),
+        },
+    )
+
+
+signatures = st.recursive(st.just({"task": "ok"}), signature_maps, max_leaves=3)
+embeds = st.dictionaries(
+    st.sampled_from(["callbacks", "errbacks", "chain"]), st.lists(signatures, max_size=2), max_size=3
+)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(["ok", "fail", "again", "unknown"]), embeds)
+def test_no_follow_up_a_message_asks_for_can_break_the_child(task: str, embed: Any) -> None:
+    app = App("tests", broker="sqlite:////never/opened.db")
+
+    @app.task(name="ok")
+    def ok(*args: Any, **kwargs: Any) -> None: ...
+
+    @app.task(name="fail")
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise ValueError
+
+    @app.task(name="again", bind=True)
+    def again(self: Task[..., Any], *args: Any) -> None:
+        self.retry()
+
+    message = Message(f'{{"task":"{task}","id":"t"}}'.encode(), msgspec.json.encode([[], {}, embed]))
+    outcome = Tracer(app, hostname="w@host")(Job(1, task, "t", "q", message))
+    assert outcome.kind in ("success", "failure", "retry", "rejected")
+    # It must survive the way to the parent, too.
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(outcome), type=Outcome).kind == outcome.kind
+
+
+def test_steps_under_ids_that_are_no_text_are_passed_over(app: App, tracer: Tracer) -> None:
+    @app.task
+    def fail() -> None:
+        raise ValueError
+
+    ids: list[Any] = [5, None, [], "fine"]
+    chain = [{"task": "x", "options": {"task_id": one}} for one in ids]
+    outcome = tracer(job_of(app, fail.name, task_id="t", chain=chain))
+    assert [one.task_id for one in outcome.results] == ["t", "fine"]

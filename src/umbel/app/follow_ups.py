@@ -103,7 +103,7 @@ def steps_that_never_run(
     """The rest of a chain fails with the step that failed, or its waiters would wait for ever."""
     for step in call.embed.chain or ():
         task_id = step["options"].get("task_id")
-        if task_id:
+        if isinstance(task_id, str) and task_id:  # whatever a peer wrote there
             yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
 
 
