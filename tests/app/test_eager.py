@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any
 
@@ -485,6 +487,21 @@ def test_async_tasks_share_a_loop_so_that_clients_can_be_kept(app: App) -> None:
         note.delay()
         note.delay()
     assert loops[0] is loops[1]
+
+
+def test_async_tasks_of_several_threads_do_not_wait_for_one_loop(tmp_path: Any) -> None:
+    app = App("tests", broker=f"sqlite:///{tmp_path}/never.db", task_always_eager=True)
+    both = threading.Barrier(2)
+
+    @app.task
+    async def meet() -> str:
+        both.wait(timeout=10.0)
+        return "met"
+
+    with ThreadPoolExecutor(2) as threads:
+        results = list(threads.map(lambda _: meet.delay(), range(2)))
+    assert [result.get() for result in results] == ["met", "met"]
+    app.close()
 
 
 def test_an_async_function_in_a_plain_wrapper_is_awaited(app: App) -> None:

@@ -2,7 +2,8 @@
 
 A child keeps one loop for all its async tasks, so that clients made on it (connections, sessions)
 can be kept too. Where a loop already runs in this thread (eager mode inside async code, an errback
-in the worker's main process) the coroutine gets a thread and a loop of its own.
+in the worker's main process), or the lasting one is busy in another thread, the coroutine gets a
+loop of its own.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import contextvars
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 from umbel.errors import TaskError
@@ -20,14 +22,18 @@ class LastingLoop:
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
+        self._in_use = Lock()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        if _a_loop_runs_here():
+        if _a_loop_runs_here() or not self._in_use.acquire(blocking=False):
             return run_to_end(coroutine)
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        with cancelled_is_failed():
-            return self._runner.run(coroutine, context=contextvars.copy_context())
+        try:
+            if self._runner is None:
+                self._runner = asyncio.Runner()
+            with cancelled_is_failed():
+                return self._runner.run(coroutine, context=contextvars.copy_context())
+        finally:
+            self._in_use.release()
 
     def close(self) -> None:
         if self._runner is not None:
