@@ -1,4 +1,4 @@
-"""How quick is Umbel without any server, beside Huey, the quickest queue on SQLite?
+"""How quick is Umbel without any server, beside Huey with its SQLite storage?
 
 No-op tasks, two children, one SQLite file in the temporary directory. Every round gives each
 contender a new file: it enqueues all tasks one at a time from one client process, starts its
@@ -38,7 +38,7 @@ NOTES = (
     "no results: Umbel's task has ignore_result=True; Huey stores no None by default.",
     "results kept: Umbel stores every result; Huey has store_none=True.",
     "huey is the peer of the targets: its default settings, two processes (two threads are slower), quiet.",
-    "huey_nosync shows its quickest: fsync=False, which a power cut may punish, and 100 polls a second.",
+    "huey_nosync: fsync=False, which a power cut may punish, and 100 polls a second; for information.",
 )
 
 
