@@ -61,7 +61,11 @@ def cancelled_is_failed() -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError as error:
-        raise TaskError("cancelled from within: it awaited something that had been cancelled") from error
+        raise cancelled_from_within() from error
+
+
+def cancelled_from_within() -> TaskError:
+    return TaskError("cancelled from within: it awaited something that had been cancelled")
 
 
 def _a_loop_runs_here() -> bool:

@@ -8,12 +8,13 @@ and never raises because of what a task or a message did.
 import logging
 import os
 import traceback as tracebacks
+from asyncio import CancelledError
 from inspect import iscoroutine
 from random import random
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
-from umbel.app.awaiting import LastingLoop, cancelled_is_failed
+from umbel.app.awaiting import LastingLoop, cancelled_from_within
 from umbel.app.follow_ups import (
     after_failure,
     after_success,
@@ -111,10 +112,12 @@ class Tracer:
 
     def _call(self, task: "Task[Any, Any]", call: TaskCall) -> Any:
         args = (task, *call.args) if task.options.bind else call.args
-        with cancelled_is_failed():
+        try:  # not cancelled_is_failed(): every task passes here, and a generator costs as much as some
             value = task.run(*args, **call.kwargs)
-            # A decorated `async def` may look like a plain function that returns a coroutine.
-            return self._loop.run(value) if iscoroutine(value) else value
+        except CancelledError as error:
+            raise cancelled_from_within() from error
+        # A decorated `async def` may look like a plain function that returns a coroutine.
+        return self._loop.run(value) if iscoroutine(value) else value
 
 
 class _Run:
