@@ -1,0 +1,323 @@
+"""Frames: AMQP 0-9-1 as bytes, and back, for the methods that Umbel uses.
+
+Pure: bytes in, `Incoming` out; the asynchronous link and the synchronous one both stand on it.
+A codec of our own rather than a library's, because the path of a delivery through it is the
+largest cost of consuming (`docs/decisions/0006-amqp-client.md`).
+
+Every method is a number, class and method in one, and a text that spells its fields: B H L Q are
+numbers of 1, 2, 4, 8 bytes, s and S short and long strings, F a table, b one bit of a shared byte.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from umbel.brokers.amqp.table import Table, decode_short, decode_table, encode_short, encode_table
+
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+FRAME_MAX = 131_072
+FRAME_OVERHEAD = 8
+HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+
+_METHOD, _HEADER, _BODY, _HEARTBEAT = 1, 2, 3, 8
+_END = 0xCE
+_BASIC = 60
+_frame_head = struct.Struct(">BHL")
+_method_head = struct.Struct(">BHLL")
+_content_head = struct.Struct(">BHLHHQ")
+_ack_frame = struct.Struct(">BHLLQBB")
+_NUMBERS = {
+    "B": struct.Struct(">B"),
+    "H": struct.Struct(">H"),
+    "L": struct.Struct(">L"),
+    "Q": struct.Struct(">Q"),
+}
+
+
+class Method(IntEnum):
+    CONNECTION_START = 0x000A000A
+    CONNECTION_START_OK = 0x000A000B
+    CONNECTION_TUNE = 0x000A001E
+    CONNECTION_TUNE_OK = 0x000A001F
+    CONNECTION_OPEN = 0x000A0028
+    CONNECTION_OPEN_OK = 0x000A0029
+    CONNECTION_CLOSE = 0x000A0032
+    CONNECTION_CLOSE_OK = 0x000A0033
+    CONNECTION_BLOCKED = 0x000A003C
+    CONNECTION_UNBLOCKED = 0x000A003D
+    CHANNEL_OPEN = 0x0014000A
+    CHANNEL_OPEN_OK = 0x0014000B
+    CHANNEL_FLOW = 0x00140014
+    CHANNEL_FLOW_OK = 0x00140015
+    CHANNEL_CLOSE = 0x00140028
+    CHANNEL_CLOSE_OK = 0x00140029
+    EXCHANGE_DECLARE = 0x0028000A
+    EXCHANGE_DECLARE_OK = 0x0028000B
+    QUEUE_DECLARE = 0x0032000A
+    QUEUE_DECLARE_OK = 0x0032000B
+    QUEUE_BIND = 0x00320014
+    QUEUE_BIND_OK = 0x00320015
+    QUEUE_PURGE = 0x0032001E
+    QUEUE_PURGE_OK = 0x0032001F
+    QUEUE_DELETE = 0x00320028
+    QUEUE_DELETE_OK = 0x00320029
+    BASIC_QOS = 0x003C000A
+    BASIC_QOS_OK = 0x003C000B
+    BASIC_CONSUME = 0x003C0014
+    BASIC_CONSUME_OK = 0x003C0015
+    BASIC_CANCEL = 0x003C001E
+    BASIC_CANCEL_OK = 0x003C001F
+    BASIC_PUBLISH = 0x003C0028
+    BASIC_RETURN = 0x003C0032
+    BASIC_DELIVER = 0x003C003C
+    BASIC_GET = 0x003C0046
+    BASIC_GET_OK = 0x003C0047
+    BASIC_GET_EMPTY = 0x003C0048
+    BASIC_ACK = 0x003C0050
+    BASIC_REJECT = 0x003C005A
+    BASIC_NACK = 0x003C0078
+    CONFIRM_SELECT = 0x0055000A
+    CONFIRM_SELECT_OK = 0x0055000B
+
+
+_FIELDS: dict[int, str] = {
+    Method.CONNECTION_START: "BBFSS",
+    Method.CONNECTION_START_OK: "FsSs",
+    Method.CONNECTION_TUNE: "HLH",
+    Method.CONNECTION_TUNE_OK: "HLH",
+    Method.CONNECTION_OPEN: "ssb",
+    Method.CONNECTION_OPEN_OK: "s",
+    Method.CONNECTION_CLOSE: "HsHH",
+    Method.CONNECTION_CLOSE_OK: "",
+    Method.CONNECTION_BLOCKED: "s",
+    Method.CONNECTION_UNBLOCKED: "",
+    Method.CHANNEL_OPEN: "s",
+    Method.CHANNEL_OPEN_OK: "S",
+    Method.CHANNEL_FLOW: "b",
+    Method.CHANNEL_FLOW_OK: "b",
+    Method.CHANNEL_CLOSE: "HsHH",
+    Method.CHANNEL_CLOSE_OK: "",
+    Method.EXCHANGE_DECLARE: "HssbbbbbF",
+    Method.EXCHANGE_DECLARE_OK: "",
+    Method.QUEUE_DECLARE: "HsbbbbbF",
+    Method.QUEUE_DECLARE_OK: "sLL",
+    Method.QUEUE_BIND: "HsssbF",
+    Method.QUEUE_BIND_OK: "",
+    Method.QUEUE_PURGE: "Hsb",
+    Method.QUEUE_PURGE_OK: "L",
+    Method.QUEUE_DELETE: "Hsbbb",
+    Method.QUEUE_DELETE_OK: "L",
+    Method.BASIC_QOS: "LHb",
+    Method.BASIC_QOS_OK: "",
+    Method.BASIC_CONSUME: "HssbbbbF",
+    Method.BASIC_CONSUME_OK: "s",
+    Method.BASIC_CANCEL: "sb",
+    Method.BASIC_CANCEL_OK: "s",
+    Method.BASIC_PUBLISH: "Hssbb",
+    Method.BASIC_RETURN: "Hsss",
+    Method.BASIC_DELIVER: "sQbss",
+    Method.BASIC_GET: "Hsb",
+    Method.BASIC_GET_OK: "QbssL",
+    Method.BASIC_GET_EMPTY: "s",
+    Method.BASIC_ACK: "Qb",
+    Method.BASIC_REJECT: "Qb",
+    Method.BASIC_NACK: "Qbb",
+    Method.CONFIRM_SELECT: "b",
+    Method.CONFIRM_SELECT_OK: "",
+}
+_DELIVER = int(Method.BASIC_DELIVER)
+_WITH_CONTENT = frozenset({_DELIVER, int(Method.BASIC_GET_OK), int(Method.BASIC_RETURN)})
+
+
+class Incoming(msgspec.Struct, gc=False):
+    """One method of a channel, with its content where it has any; the properties still encoded."""
+
+    channel: int
+    method: int
+    fields: tuple[Any, ...]
+    properties: bytes = b""
+    body: bytes = b""
+
+
+class BadFrames(ValueError):
+    """The bytes are not AMQP: the connection cannot be used any further."""
+
+
+# -- encoding ----------------------------------------------------------------------------------------
+
+
+def encode_method(channel: int, method: Method, *fields: Any) -> bytes:
+    parts, bits, bit = [], 0, 0
+    for kind, value in zip(_FIELDS[method], fields, strict=True):
+        if kind == "b":
+            bits |= bool(value) << bit
+            bit += 1
+            continue
+        if bit:
+            parts.append(bytes((bits,)))
+            bits = bit = 0
+        parts.append(_encode_field(kind, value))
+    if bit:
+        parts.append(bytes((bits,)))
+    payload = b"".join(parts)
+    return _method_head.pack(_METHOD, channel, len(payload) + 4, method) + payload + b"\xce"
+
+
+def encode_publish(
+    channel: int, exchange: str, routing_key: str, properties: bytes, body: bytes, *, mandatory: bool = False
+) -> bytes:
+    """The frames of one message, end to end."""
+    route = encode_short(exchange) + encode_short(routing_key)
+    parts = [
+        _method_head.pack(_METHOD, channel, len(route) + 7, Method.BASIC_PUBLISH),
+        b"\x00\x00",
+        route,
+        b"\x01\xce" if mandatory else b"\x00\xce",
+        _content_head.pack(_HEADER, channel, len(properties) + 12, _BASIC, 0, len(body)),
+        properties,
+        b"\xce",
+    ]
+    piece_max = FRAME_MAX - FRAME_OVERHEAD
+    for start in range(0, len(body), piece_max):
+        piece = body[start : start + piece_max]
+        parts += (_frame_head.pack(_BODY, channel, len(piece)), piece, b"\xce")
+    return b"".join(parts)
+
+
+def encode_ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
+    return _ack_frame.pack(_METHOD, channel, 13, Method.BASIC_ACK, tag, multiple, _END)
+
+
+def _encode_field(kind: str, value: Any) -> bytes:
+    if (number := _NUMBERS.get(kind)) is not None:
+        return number.pack(value)
+    if kind == "s":
+        return encode_short(value)
+    if kind == "S":
+        data: bytes = value.encode() if isinstance(value, str) else value
+        return struct.pack(">L", len(data)) + data
+    return encode_table(value)
+
+
+# -- decoding ----------------------------------------------------------------------------------------
+
+
+class _Content(msgspec.Struct, gc=False):
+    """A message whose frames have not all arrived."""
+
+    method: int
+    fields: tuple[Any, ...]
+    properties: bytes = b""
+    missing: int = -1
+    pieces: list[bytes] = []
+
+
+class FrameReader:
+    """Cuts a stream of bytes into methods with their contents.
+
+    It holds at most one frame and, per channel, one message under way; `message_max_bytes` bounds
+    the latter, because the size is the sender's claim.
+    """
+
+    def __init__(self, *, message_max_bytes: int = 256 * 1024 * 1024) -> None:
+        self._rest = b""
+        self._contents: dict[int, _Content] = {}
+        self._message_max_bytes = message_max_bytes
+
+    def feed(self, data: bytes) -> list[Incoming]:
+        if self._rest:
+            data = self._rest + data
+        incoming: list[Incoming] = []
+        at, size = 0, len(data)
+        while size - at >= FRAME_OVERHEAD:
+            kind, channel, length = _frame_head.unpack_from(data, at)
+            start, end = at + 7, at + 7 + length
+            if length > FRAME_MAX:
+                raise BadFrames(f"a frame of {length} bytes; {FRAME_MAX} were agreed (is this an AMQP port?)")
+            if end >= size:
+                break
+            if data[end] != _END:
+                raise BadFrames("a frame without its end mark (is this an AMQP port?)")
+            if kind == _METHOD:
+                self._method(channel, data, start, incoming)
+            elif kind == _HEADER:
+                self._header(channel, data, start, end, incoming)
+            elif kind == _BODY:
+                self._body(channel, data[start:end], incoming)
+            elif kind != _HEARTBEAT:
+                raise BadFrames(f"a frame of the unknown kind {kind}")
+            at = end + 1
+        self._rest = data[at:]
+        return incoming
+
+    def _method(self, channel: int, data: bytes, start: int, incoming: list[Incoming]) -> None:
+        method = int.from_bytes(data[start : start + 4])
+        if method == _DELIVER:
+            self._contents[channel] = _Content(_DELIVER, _deliver_fields(data, start + 4))
+            return
+        spelling = _FIELDS.get(method)
+        if spelling is None:
+            raise BadFrames(f"the unknown method {method >> 16}.{method & 0xFFFF}")
+        fields = tuple(_fields(spelling, data, start + 4))
+        if method in _WITH_CONTENT:
+            self._contents[channel] = _Content(method, fields)
+        else:
+            incoming.append(Incoming(channel, method, fields))
+
+    def _header(self, channel: int, data: bytes, start: int, end: int, incoming: list[Incoming]) -> None:
+        content = self._contents[channel]
+        size = int.from_bytes(data[start + 4 : start + 12])
+        if size > self._message_max_bytes:
+            raise BadFrames(f"a message of {size} bytes; at most {self._message_max_bytes} are read")
+        content.properties, content.missing = data[start + 12 : end], size
+        if not size:
+            self._complete(channel, content, b"", incoming)
+
+    def _body(self, channel: int, piece: bytes, incoming: list[Incoming]) -> None:
+        content = self._contents[channel]
+        content.missing -= len(piece)
+        if content.missing > 0:
+            content.pieces.append(piece)
+        else:
+            self._complete(channel, content, b"".join((*content.pieces, piece)), incoming)
+
+    def _complete(self, channel: int, content: _Content, body: bytes, incoming: list[Incoming]) -> None:
+        del self._contents[channel]
+        incoming.append(Incoming(channel, content.method, content.fields, content.properties, body))
+
+
+def _deliver_fields(data: bytes, at: int) -> tuple[str, int, bool, str]:
+    """Consumer tag, delivery tag, redelivered, routing key."""
+    end = at + 1 + data[at]
+    key = end + 10 + data[end + 9]
+    return (
+        str(data[at + 1 : end], "ascii"),
+        int.from_bytes(data[end : end + 8]),
+        data[end + 8] != 0,
+        str(data[key + 1 : key + 1 + data[key]], "utf-8", "replace"),
+    )
+
+
+def _fields(spelling: str, data: bytes, at: int) -> Iterator[Any]:
+    bit = 0
+    for kind in spelling:
+        if kind == "b":
+            yield bool(data[at] >> bit & 1)
+            bit += 1
+            continue
+        if bit:
+            at, bit = at + 1, 0
+        value: str | int | bytes | Table
+        if (number := _NUMBERS.get(kind)) is not None:
+            value, at = number.unpack_from(data, at)[0], at + number.size
+        elif kind == "s":
+            value, at = decode_short(data, at)
+        elif kind == "S":
+            end = at + 4 + int.from_bytes(data[at : at + 4])
+            value, at = data[at + 4 : end], end
+        else:
+            value, at = decode_table(data, at)
+        yield value

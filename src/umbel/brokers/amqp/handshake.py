@@ -1,0 +1,88 @@
+"""Handshake: how a connection opens, and what its refusals mean in words a person can act on.
+
+Pure: methods of channel 0 in, bytes to send out. The first flight is PROTOCOL_HEADER.
+"""
+
+from umbel.brokers.amqp.frames import FRAME_MAX, Incoming, Method, encode_method
+from umbel.brokers.amqp.location import Location
+from umbel.errors import BrokerUnavailable
+from umbel.version import VERSION
+
+CHANNELS_MAX = 2047
+_ACCESS_REFUSED, _NOT_ALLOWED = 403, 530
+
+# What the server may do with us: say why a login failed, name the queue whose consumer it ended.
+_CAPABILITIES = {
+    "publisher_confirms": True,
+    "consumer_cancel_notify": True,
+    "basic.nack": True,
+    "connection.blocked": True,
+    "authentication_failure_close": True,
+}
+
+
+class Handshake:
+    def __init__(self, location: Location, *, heartbeat_s: int, name: str) -> None:
+        self._location = location
+        self._name = name
+        self.heartbeat_s = heartbeat_s
+        self.done = False
+
+    def step(self, incoming: Incoming) -> bytes:
+        match incoming.method:
+            case Method.CONNECTION_START:
+                return self._start_ok()
+            case Method.CONNECTION_TUNE:
+                return self._tune(*incoming.fields)
+            case Method.CONNECTION_OPEN_OK:
+                self.done = True
+                return b""
+            case Method.CONNECTION_CLOSE:
+                code, text, _, _ = incoming.fields
+                raise BrokerUnavailable(refusal(self._location, code, text))
+            case _:
+                raise BrokerUnavailable(
+                    f"RabbitMQ at {self._location} sent an unexpected method while opening; is this its AMQP port?"
+                )
+
+    def _start_ok(self) -> bytes:
+        properties = {
+            "product": "umbel",
+            "version": VERSION,
+            "platform": "Python",
+            "connection_name": self._name,
+            "capabilities": _CAPABILITIES,
+        }
+        login = f"\0{self._location.user}\0{self._location.password}"
+        return encode_method(0, Method.CONNECTION_START_OK, properties, "PLAIN", login, "en_US")
+
+    def _tune(self, channels_max: int, frame_max: int, heartbeat_s: int) -> bytes:
+        if heartbeat_s:
+            self.heartbeat_s = min(self.heartbeat_s, heartbeat_s)
+        if 0 < frame_max < FRAME_MAX:
+            raise BrokerUnavailable(
+                f"RabbitMQ at {self._location} allows frames of {frame_max} bytes; set frame_max = {FRAME_MAX}"
+            )
+        channels_max = min(channels_max, CHANNELS_MAX) or CHANNELS_MAX
+        return encode_method(
+            0, Method.CONNECTION_TUNE_OK, channels_max, FRAME_MAX, self.heartbeat_s
+        ) + encode_method(0, Method.CONNECTION_OPEN, self._location.vhost, "", False)
+
+
+def refusal(location: Location, code: int, text: str) -> str:
+    """One line for a connection that the server closed."""
+    if code == _ACCESS_REFUSED and "ACCESS_REFUSED - Login" in text:
+        return f"RabbitMQ at {location} refused the login: check user and password in the address"
+    if code == _NOT_ALLOWED and "not found" in text:
+        return f"RabbitMQ has no such virtual host ({location}): check the path of the address, or add it"
+    if code == _NOT_ALLOWED and "refused" in text:
+        return f"the user may not use this virtual host ({location}): grant it with rabbitmqctl set_permissions"
+    return f"RabbitMQ at {location} closed the connection: {text} ({code})"
+
+
+def unreachable(location: Location, error: BaseException | str) -> str:
+    """One line for a connection that could not be opened."""
+    why = str(error) or type(error).__name__
+    if isinstance(error, TimeoutError):
+        why = "no answer within the connect time-out"
+    return f"cannot reach RabbitMQ at {location}: {why}; is it running, and are host and port right?"

@@ -1,0 +1,333 @@
+"""Link: one connection to RabbitMQ on the event loop, and its channels.
+
+A link lives once: when the connection or a channel ends, everything that waits on it fails with
+the reason, and whoever needs another opens another. Nothing is sent twice behind anyone's back.
+
+The server closes a channel as its way of saying no; that is `ChannelClosed`, with its code. The
+end of the connection is `BrokerUnavailable`. Both sides send heartbeats: a link that hears nothing
+for two of them is dead, whatever the network says.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any
+
+from umbel.brokers.amqp.frames import (
+    HEARTBEAT_FRAME,
+    PROTOCOL_HEADER,
+    BadFrames,
+    FrameReader,
+    Incoming,
+    Method,
+    encode_method,
+)
+from umbel.brokers.amqp.handshake import Handshake, refusal, unreachable
+from umbel.brokers.amqp.location import Location
+from umbel.errors import BrokerError, BrokerUnavailable
+
+REPLY_TIMEOUT_S = 10.0
+_DELIVER, _ACK, _NACK = int(Method.BASIC_DELIVER), int(Method.BASIC_ACK), int(Method.BASIC_NACK)
+
+
+class ChannelClosed(BrokerError):
+    """The server refused something by closing the channel."""
+
+    NOT_FOUND, LOCKED, PRECONDITION, NOT_IMPLEMENTED = 404, 405, 406, 540
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"RabbitMQ refused: {text} ({code})")
+        self.code = code
+        self.text = text
+
+
+class Link(asyncio.Protocol):
+    """Use `open_link`."""
+
+    def __init__(self, location: Location, handshake: Handshake) -> None:
+        self.location = location
+        self.error: BrokerError | None = None
+        self.blocked = ""  # why the server takes no messages now, in its words
+        self.ended = asyncio.Event()
+        self._handshake = handshake
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._channels: dict[int, Channel] = {}
+        self._numbers = count(1)
+        self._free: deque[int] = deque()
+        self._heard = self._sent = False
+        self._silent_beats = 0
+        self._beat: asyncio.TimerHandle | None = None
+
+    async def opened(self) -> None:
+        await self._opened
+
+    async def channel(self, *, confirms: bool = False) -> "Channel":
+        """A new channel; with `confirms`, one to publish on."""
+        number = self._free.popleft() if self._free else next(self._numbers)
+        channel = self._channels[number] = Channel(self, number)
+        await channel.call(Method.CHANNEL_OPEN, "")
+        if confirms:
+            await channel.call(Method.CONFIRM_SELECT, False)
+        return channel
+
+    def send(self, data: bytes) -> None:
+        if self.error is not None:
+            raise self.error
+        assert self._transport is not None
+        self._sent = True
+        self._transport.write(data)
+
+    def discard(self, channel: "Channel") -> None:
+        if self._channels.pop(channel.number, None) is not None:
+            self._free.append(channel.number)
+
+    async def close(self) -> None:
+        """Say goodbye, and do not wait long for the answer."""
+        if self.error is None:
+            self.send(encode_method(0, Method.CONNECTION_CLOSE, 200, "bye", 0, 0))
+            try:
+                async with asyncio.timeout(1.0):
+                    await self.ended.wait()
+            except TimeoutError:
+                pass
+        self.abort("the connection was closed here")
+
+    def abort(self, why: str) -> None:
+        self._fail(BrokerUnavailable(f"the link to RabbitMQ at {self.location} ended: {why}"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(PROTOCOL_HEADER)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        try:
+            incoming = self._reader.feed(data)
+            channels = self._channels
+            for one in incoming:
+                if not one.channel:
+                    self._receive(one)
+                elif (channel := channels.get(one.channel)) is not None:
+                    channel.receive(one)
+        except BadFrames as error:
+            self.abort(str(error))
+        except BrokerUnavailable as error:
+            self._fail(error)
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = str(exc) if exc is not None else "the server closed it"
+        self._fail(BrokerUnavailable(f"the link to RabbitMQ at {self.location} was lost: {why}"))
+
+    # -- the connection itself -------------------------------------------------------------------
+
+    def _receive(self, incoming: Incoming) -> None:
+        assert self._transport is not None
+        if not self._handshake.done:
+            self._transport.write(self._handshake.step(incoming))
+            if self._handshake.done:
+                self._opened.set_result(None)
+                self._schedule_beat()
+            return
+        match incoming.method:
+            case Method.CONNECTION_CLOSE:
+                code, text, _, _ = incoming.fields
+                self._transport.write(encode_method(0, Method.CONNECTION_CLOSE_OK))
+                raise BrokerUnavailable(refusal(self.location, code, text))
+            case Method.CONNECTION_CLOSE_OK:
+                self.ended.set()
+            case Method.CONNECTION_BLOCKED:
+                self.blocked = incoming.fields[0] or "a resource alarm"
+            case Method.CONNECTION_UNBLOCKED:
+                self.blocked = ""
+
+    def _schedule_beat(self) -> None:
+        if self._handshake.heartbeat_s:
+            loop = asyncio.get_running_loop()
+            self._beat = loop.call_later(self._handshake.heartbeat_s / 2, self._on_beat)
+
+    def _on_beat(self) -> None:
+        """Twice per heartbeat: send one unless something was sent; count the silence."""
+        self._silent_beats = 0 if self._heard else self._silent_beats + 1
+        if self._silent_beats >= 4:
+            self.abort(f"nothing was heard for {2 * self._handshake.heartbeat_s} s (two heartbeats)")
+            return
+        if not self._sent and self._transport is not None:
+            self._transport.write(HEARTBEAT_FRAME)
+        self._heard = self._sent = False
+        self._schedule_beat()
+
+    def _fail(self, error: BrokerError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        if self._beat is not None:
+            self._beat.cancel()
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # who was cancelled meanwhile does not ask
+        for channel in list(self._channels.values()):
+            channel.fail(error)
+        self._channels.clear()
+        self.ended.set()
+
+
+class Confirmation:
+    """The messages of one batch that the server has not confirmed yet."""
+
+    __slots__ = ("future", "missing", "refused")
+
+    def __init__(self, missing: int) -> None:
+        self.missing = missing
+        self.refused = 0
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def settle(self, *, accepted: bool) -> None:
+        self.missing -= 1
+        self.refused += not accepted
+        if not self.missing and not self.future.done():
+            self.future.set_result(None)
+
+
+class Channel:
+    """One conversation. Calls are answered in the order they were made."""
+
+    def __init__(self, link: Link, number: int) -> None:
+        self.link = link
+        self.number = number
+        self.error: BrokerError | None = None
+        self.on_delivery: Callable[[Incoming], None] = _drop
+        self.on_end: Callable[[BrokerError], None] = _drop
+        self._calls: deque[asyncio.Future[Incoming]] = deque()
+        self._published = 0
+        self._unconfirmed: dict[int, Confirmation] = {}
+
+    async def call(self, method: Method, *fields: Any) -> Incoming:
+        return await self._answer(self.ask(method, *fields))
+
+    def ask(self, method: Method, *fields: Any) -> asyncio.Future[Incoming]:
+        """Send a call; its answer comes later, after those of earlier calls."""
+        self.send(encode_method(self.number, method, *fields))
+        future: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
+        self._calls.append(future)
+        return future
+
+    def send(self, data: bytes) -> None:
+        if self.error is not None:
+            raise self.error
+        self.link.send(data)
+
+    async def publish(self, frames: Iterable[bytes]) -> None:
+        """Publish messages and wait until the server has confirmed them all."""
+        batch = list(frames)
+        if not batch:
+            return
+        confirmation = Confirmation(len(batch))
+        self.send(b"".join(batch))
+        for _ in batch:
+            self._published += 1
+            self._unconfirmed[self._published] = confirmation
+        try:
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                await confirmation.future
+        except TimeoutError:
+            why = self.link.blocked or "the server did not confirm in time"
+            self.link.abort(why)
+            raise BrokerUnavailable(f"RabbitMQ at {self.link.location} takes no messages: {why}") from None
+        if confirmation.refused:
+            raise BrokerError(
+                f"RabbitMQ refused {confirmation.refused} of {len(batch)} messages: the queue is at its limit"
+            )
+
+    async def close(self) -> None:
+        if self.error is None:
+            await self.call(Method.CHANNEL_CLOSE, 200, "", 0, 0)
+            self.fail(BrokerUnavailable("the channel was closed here"))
+            self.link.discard(self)
+
+    def receive(self, incoming: Incoming) -> None:
+        method = incoming.method
+        if method == _DELIVER:
+            self.on_delivery(incoming)
+        elif method in (_ACK, _NACK):
+            self._confirmed(incoming.fields[0], multiple=incoming.fields[1], accepted=method == _ACK)
+        elif method == Method.CHANNEL_CLOSE:
+            code, text, _, _ = incoming.fields
+            self.link.send(encode_method(self.number, Method.CHANNEL_CLOSE_OK))
+            self.link.discard(self)
+            self.fail(ChannelClosed(code, text))
+        elif method == Method.BASIC_CANCEL:
+            self.fail(ChannelClosed(ChannelClosed.NOT_FOUND, "the queue was deleted while it was consumed"))
+        elif method == Method.CHANNEL_FLOW:
+            self.send(encode_method(self.number, Method.CHANNEL_FLOW_OK, incoming.fields[0]))
+        elif method != Method.BASIC_RETURN and self._calls:
+            future = self._calls.popleft()
+            if not future.done():
+                future.set_result(incoming)
+
+    def fail(self, error: BrokerError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        waiting = [*self._calls, *(one.future for one in self._unconfirmed.values())]
+        self._calls.clear()
+        self._unconfirmed.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # who was cancelled meanwhile does not ask
+        self.on_end(error)
+
+    def _confirmed(self, tag: int, *, multiple: bool, accepted: bool) -> None:
+        unconfirmed = self._unconfirmed
+        if not multiple:
+            if (one := unconfirmed.pop(tag, None)) is not None:
+                one.settle(accepted=accepted)
+            return
+        for number in list(unconfirmed):
+            if number > tag:
+                break
+            unconfirmed.pop(number).settle(accepted=accepted)
+
+    async def _answer(self, future: asyncio.Future[Incoming]) -> Incoming:
+        try:
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                return await future
+        except TimeoutError:
+            self.link.abort("no answer in time")
+            raise BrokerUnavailable(f"RabbitMQ at {self.link.location} gave no answer in time") from None
+
+
+async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, name: str) -> Link:
+    """Connect and log in; raises BrokerUnavailable, with one line that says what to do."""
+    loop = asyncio.get_running_loop()
+    handshake = Handshake(location, heartbeat_s=heartbeat_s, name=name)
+    context = ssl.create_default_context() if location.tls else None
+    link = Link(location, handshake)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await loop.create_connection(lambda: link, location.host, location.port, ssl=context)
+            await link.opened()
+    except BrokerUnavailable:
+        raise
+    except (OSError, TimeoutError) as error:
+        link.abort("it could not be opened")
+        raise BrokerUnavailable(unreachable(location, error)) from None
+    except asyncio.CancelledError:
+        link.abort("cancelled")
+        raise
+    return link
+
+
+def _drop(_: object) -> None:
+    """Nobody listens."""

@@ -1,0 +1,62 @@
+"""Location: which broker an address means, and how to say so without its password.
+
+`amqp://user:password@host:port/vhost`, as Celery reads it: the path is the virtual host, percent
+encoded; none, or `//` at the end, is the host `/`. `amqps://` speaks TLS. Several addresses joined
+by `;` are tried in turn.
+"""
+
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from umbel.errors import BadURL
+
+SCHEMES = {"amqp": 5672, "pyamqp": 5672, "amqps": 5671}
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    host: str
+    port: int
+    vhost: str
+    user: str
+    password: str
+    tls: bool
+
+    def __str__(self) -> str:
+        scheme = "amqps" if self.tls else "amqp"
+        return f"{scheme}://{self.user}@{self.host}:{self.port}, virtual host {self.vhost!r}"
+
+
+def locations_from_url(url: str) -> list[Location]:
+    return [_location(part.strip()) for part in url.split(";") if part.strip()]
+
+
+def _location(url: str) -> Location:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise BadURL(_without_password(url), f"{error}; write amqp://user:password@host:port/vhost") from None
+    shown = _without_password(url)
+    if parts.scheme not in SCHEMES:
+        raise BadURL(shown, "RabbitMQ's addresses begin with amqp:// or amqps://")
+    if not parts.netloc:
+        raise BadURL(shown, "two slashes and a host must follow the scheme, as in amqp://localhost")
+    if parts.query or parts.fragment:
+        raise BadURL(shown, "options after '?' or '#' are not known here; a '#' in a password is written %23")
+    if port == 0:
+        raise BadURL(shown, "port 0 cannot be connected to")
+    return Location(
+        host=parts.hostname or "localhost",
+        port=port or SCHEMES[parts.scheme],
+        vhost=unquote(parts.path[1:]) or "/",
+        user=unquote(parts.username or "guest"),
+        password=unquote(parts.password or "guest"),
+        tls=parts.scheme == "amqps",
+    )
+
+
+def _without_password(url: str) -> str:
+    scheme, slashes, rest = url.partition("://")
+    account, at, place = rest.rpartition("@")
+    return f"{scheme}{slashes}{account.partition(':')[0]}{at}{place}"

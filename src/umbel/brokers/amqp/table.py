@@ -1,0 +1,198 @@
+"""Tables and properties: AMQP 0-9-1's typed values as bytes, and back.
+
+Only what RabbitMQ and Celery put on the wire (wire-protocol 1.2): decimals are read as text,
+byte strings as text where they are UTF-8. A value that a table cannot hold (an integer beyond 64
+bits) is written as its decimal text; who needs the exact value sends it another way
+(`envelope.py` does).
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+Table = dict[str, Any]
+
+_SHORT_MAX = 255
+_unpack_long = struct.Struct(">L").unpack_from
+_pack_long = struct.Struct(">L").pack
+_FIXED = {
+    ord("b"): struct.Struct(">b"),
+    ord("B"): struct.Struct(">B"),
+    ord("s"): struct.Struct(">h"),
+    ord("u"): struct.Struct(">H"),
+    ord("I"): struct.Struct(">l"),
+    ord("i"): struct.Struct(">L"),
+    ord("l"): struct.Struct(">q"),
+    ord("L"): struct.Struct(">q"),
+    ord("T"): struct.Struct(">Q"),
+    ord("f"): struct.Struct(">f"),
+    ord("d"): struct.Struct(">d"),
+}
+_TEXT, _VOID, _BOOL, _TABLE, _ARRAY, _BYTES, _DECIMAL = b"SVtFAxD"
+
+
+class Properties(msgspec.Struct, gc=False, omit_defaults=True):
+    """The basic properties of a message that anybody here sets or reads."""
+
+    content_type: str = ""
+    content_encoding: str = ""
+    headers: Table | None = None
+    delivery_mode: int = 0
+    priority: int | None = None
+    correlation_id: str = ""
+    reply_to: str = ""
+    expiration: str = ""
+    message_id: str = ""
+    type: str = ""
+
+
+# -- encoding ----------------------------------------------------------------------------------------
+
+
+def encode_short(text: str) -> bytes:
+    data = text.encode()
+    if len(data) > _SHORT_MAX:
+        raise ValueError(f"{text[:40]!r}… has {len(data)} bytes; AMQP allows {_SHORT_MAX} here")
+    return bytes((len(data),)) + data
+
+
+def encode_table(table: Table) -> bytes:
+    parts = []
+    for name, value in table.items():
+        parts += (encode_short(name), _encode_value(value))
+    data = b"".join(parts)
+    return _pack_long(len(data)) + data
+
+
+def encode_properties(properties: Properties) -> bytes:
+    """Flags, then the properties that are set, in the order of the flags' bits."""
+    flags, parts = 0, []
+    for bit, text in ((15, properties.content_type), (14, properties.content_encoding)):
+        if text:
+            flags |= 1 << bit
+            parts.append(encode_short(text))
+    if properties.headers is not None:
+        flags |= 1 << 13
+        parts.append(encode_table(properties.headers))
+    if properties.delivery_mode:
+        flags |= 1 << 12
+        parts.append(bytes((properties.delivery_mode,)))
+    if properties.priority is not None:
+        flags |= 1 << 11
+        parts.append(bytes((properties.priority,)))
+    for bit, text in (
+        (10, properties.correlation_id),
+        (9, properties.reply_to),
+        (8, properties.expiration),
+        (7, properties.message_id),
+        (5, properties.type),
+    ):
+        if text:
+            flags |= 1 << bit
+            parts.append(encode_short(text))
+    return flags.to_bytes(2) + b"".join(parts)
+
+
+def _encode_value(value: Any) -> bytes:
+    if isinstance(value, str):
+        data = value.encode()
+        return b"S" + _pack_long(len(data)) + data
+    if value is None:
+        return b"V"
+    if isinstance(value, bool):
+        return b"t\x01" if value else b"t\x00"
+    if isinstance(value, int):
+        if -(2**31) <= value < 2**31:
+            return b"I" + struct.pack(">l", value)
+        return b"l" + struct.pack(">q", value) if -(2**63) <= value < 2**63 else _encode_value(str(value))
+    if isinstance(value, float):
+        return b"d" + struct.pack(">d", value)
+    if isinstance(value, dict):
+        return b"F" + encode_table(value)
+    if isinstance(value, bytes):
+        return b"x" + _pack_long(len(value)) + value
+    data = b"".join(map(_encode_value, value))
+    return b"A" + _pack_long(len(data)) + data
+
+
+# -- decoding ----------------------------------------------------------------------------------------
+
+
+def decode_short(data: bytes, at: int) -> tuple[str, int]:
+    end = at + 1 + data[at]
+    return str(data[at + 1 : end], "utf-8", "replace"), end
+
+
+def decode_table(data: bytes, at: int) -> tuple[Table, int]:
+    end = at + 4 + _unpack_long(data, at)[0]
+    at += 4
+    table: Table = {}
+    while at < end:
+        name_end = at + 1 + data[at]
+        name = str(data[at + 1 : name_end], "utf-8", "replace")
+        # The two commonest kinds of a Celery header are read in place.
+        kind = data[name_end]
+        at = name_end + 1
+        if kind == _TEXT:
+            text_end = at + 4 + _unpack_long(data, at)[0]
+            table[name] = str(data[at + 4 : text_end], "utf-8", "replace")
+            at = text_end
+        elif kind == _VOID:
+            table[name] = None
+        else:
+            table[name], at = _decode_value(kind, data, at)
+    return table, end
+
+
+def decode_properties(data: bytes) -> Properties:
+    flags, at = int.from_bytes(data[:2]), 2
+    found = Properties()
+    if flags & 0x8000:
+        found.content_type, at = decode_short(data, at)
+    if flags & 0x4000:
+        found.content_encoding, at = decode_short(data, at)
+    if flags & 0x2000:
+        found.headers, at = decode_table(data, at)
+    if flags & 0x1000:
+        found.delivery_mode, at = data[at], at + 1
+    if flags & 0x0800:
+        found.priority, at = data[at], at + 1
+    if flags & 0x0400:
+        found.correlation_id, at = decode_short(data, at)
+    if flags & 0x0200:
+        found.reply_to, at = decode_short(data, at)
+    if flags & 0x0100:
+        found.expiration, at = decode_short(data, at)
+    if flags & 0x0080:
+        found.message_id, at = decode_short(data, at)
+    if flags & 0x0040:
+        at += 8  # the timestamp has whole seconds: of no use here
+    if flags & 0x0020:
+        found.type, at = decode_short(data, at)
+    return found
+
+
+def _decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
+    if (fixed := _FIXED.get(kind)) is not None:
+        return fixed.unpack_from(data, at)[0], at + fixed.size
+    if kind == _BOOL:
+        return data[at] != 0, at + 1
+    if kind == _VOID:
+        return None, at
+    if kind == _TABLE:
+        return decode_table(data, at)
+    if kind == _DECIMAL:
+        scale, number = data[at], struct.unpack_from(">l", data, at + 1)[0]
+        return f"{number}e-{scale}", at + 5
+    end = at + 4 + _unpack_long(data, at)[0]
+    at += 4
+    if kind in (_TEXT, _BYTES):
+        return str(data[at:end], "utf-8", "replace"), end
+    if kind != _ARRAY:
+        raise ValueError(f"no AMQP value has the kind {chr(kind)!r}")
+    items = []
+    while at < end:
+        item, at = _decode_value(data[at], data, at + 1)
+        items.append(item)
+    return items, end
