@@ -6,17 +6,16 @@ about forking forks. Each prints what it did as JSON on its standard output.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.brokers.under_test import (
-    QUEUE,
     SHORT_LEASE_S,
     BrokerUnderTest,
     eventually,
@@ -28,16 +27,21 @@ from tests.brokers.under_test import (
 )
 from tests.waiting import wait_until
 from umbel.brokers.interface import Delivery
-from umbel.wire.message import Outgoing
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMERS = 3
 MESSAGES = 600
 
 
-def start(program: str, under_test: BrokerUnderTest, *args: str) -> subprocess.Popen[str]:
+@contextmanager
+def started(program: str, under_test: BrokerUnderTest, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that does not outlive the test."""
     command = [sys.executable, "-m", "tests.brokers.processes", program, under_test.settings.url, *args]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def in_a_fork(work: Callable[[], None]) -> int:
@@ -158,15 +162,21 @@ class ProcessesContract:
     def test_claimers_in_several_processes_share_the_queue_without_loss_or_double(
         self, under_test: BrokerUnderTest
     ) -> None:
-        claimers = [start("claim", under_test, f"c{number}@here.1", "600") for number in range(CLAIMERS)]
+        last = 9 if under_test.capabilities.priorities == "0 first" else 0
         producer = under_test.producer()
-        for first in range(0, MESSAGES, 50):
-            producer.publish(outgoing(*(str(number) for number in range(first, first + 50))))
-        # Each claimer ends at a message of its own, which comes after all others.
-        producer.publish([Outgoing(QUEUE, one.message) for one in outgoing(*["end"] * CLAIMERS, priority=9)])
-        taken = [text for claimer in claimers for text in json.loads(claimer.communicate(timeout=60)[0])]
-        assert Counter(taken) == Counter(str(number) for number in range(MESSAGES))
-        assert [claimer.returncode for claimer in claimers] == [0] * CLAIMERS
+        with ExitStack() as stack:
+            claimers = [
+                stack.enter_context(started("claim", under_test, f"c{number}@here.1", "600"))
+                for number in range(CLAIMERS)
+            ]
+            for first in range(0, MESSAGES, 50):
+                batch = [str(number) for number in range(first, first + 50)]
+                producer.publish(outgoing(*batch, priority=9 - last))
+            # Each claimer ends at a message of its own, which comes after all others.
+            producer.publish(outgoing(*["end"] * CLAIMERS, priority=last))
+            taken = [text for claimer in claimers for text in json.loads(claimer.communicate(timeout=60)[0])]
+            assert Counter(taken) == Counter(str(number) for number in range(MESSAGES))
+            assert [claimer.returncode for claimer in claimers] == [0] * CLAIMERS
 
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -176,12 +186,9 @@ class ProcessesContract:
 
     def test_messages_of_a_killed_process_return_within_its_lease(self, under_test: BrokerUnderTest) -> None:
         under_test.producer().publish(outgoing("a", "b", "c"))
-        claimer = start("hold", under_test, "dead@here.9", str(SHORT_LEASE_S))
-        assert claimer.stdout is not None
-        assert json.loads(claimer.stdout.readline()) == ["a", "b", "c"]
-        claimer.send_signal(signal.SIGKILL)
-        claimer.wait()
-        claimer.stdout.close()
+        with started("hold", under_test, "dead@here.9", str(SHORT_LEASE_S)) as claimer:
+            assert claimer.stdout is not None
+            assert json.loads(claimer.stdout.readline()) == ["a", "b", "c"]
 
         async def scenario() -> None:
             async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
@@ -198,14 +205,12 @@ class ProcessesContract:
         run(scenario())
 
     def test_a_publisher_that_is_killed_leaves_whole_batches_only(self, under_test: BrokerUnderTest) -> None:
-        publisher = start("publish", under_test, "50")
-        assert publisher.stdout is not None
-        for _ in range(5):
-            publisher.stdout.readline()
-        publisher.send_signal(signal.SIGKILL)
-        confirmed = 5 + len(publisher.stdout.read().splitlines())
-        publisher.wait()
-        publisher.stdout.close()
+        with started("publish", under_test, "50") as publisher:
+            assert publisher.stdout is not None
+            for _ in range(5):
+                publisher.stdout.readline()
+            publisher.kill()
+            confirmed = 5 + len(publisher.stdout.read().splitlines())
 
         async def scenario() -> None:
             async with under_test.open() as broker:

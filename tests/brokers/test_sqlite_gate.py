@@ -106,9 +106,11 @@ def test_a_child_forked_in_the_middle_of_a_write_is_refused_and_its_parent_goes_
     writer = threading.Thread(target=write_for_long)
     writer.start()
     writing.wait()
-    assert in_a_fork(child) == 0
-    enough.set()
-    writer.join()
+    try:
+        assert in_a_fork(child) == 0
+    finally:
+        enough.set()
+        writer.join()
     with store.database.read() as db:
         assert db.execute("SELECT value FROM meta WHERE name = 'written'").fetchone() == (1,)
     store.close()
