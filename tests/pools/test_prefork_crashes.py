@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -86,6 +87,23 @@ def test_children_killed_all_the_time_lose_nothing(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_dead_children_leave_no_file_descriptors_behind() -> None:
+    async def scenario() -> None:
+        before = set(os.listdir("/proc/self/fd"))
+        async with running("prefork") as (pool, recorder):
+            while_open = len(os.listdir("/proc/self/fd"))
+            pool.submit([make_job(number, "exit", 1) for number in range(20)])
+            await recorder.until_back(*range(20))
+            await recorder.until(lambda: len(recorder.children) == 2 + 40, what="everyone's replacement")
+            assert len(os.listdir("/proc/self/fd")) == while_open
+            server = pool.describe()["fork-server"]
+            links = [os.readlink(f"/proc/{server}/fd/{fd}") for fd in os.listdir(f"/proc/{server}/fd")]
+            assert len([link for link in links if link.startswith("pipe:")]) <= 3  # its standard streams
+        assert len(set(os.listdir("/proc/self/fd")) - before) <= 1
+
+    asyncio.run(scenario())
+
+
 def test_the_death_of_the_fork_server_restarts_the_pool_with_verdicts(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running("prefork") as (pool, recorder):
@@ -110,7 +128,7 @@ def test_the_death_of_the_fork_server_restarts_the_pool_with_verdicts(tmp_path: 
     asyncio.run(scenario())
 
 
-def test_a_task_that_kills_the_fork_server_is_charged() -> None:
+def test_a_task_that_kills_the_fork_server_does_not_end_the_pool() -> None:
     async def scenario() -> None:
         async with running("prefork") as (pool, recorder):
             pool.submit([make_job(1, "kill-server")])
@@ -162,6 +180,28 @@ def test_children_that_cannot_start_fail_the_pool_with_the_reason(quirk: str, re
         assert "\n" not in str(caught.value)
 
     asyncio.run(scenario())
+
+
+def test_a_lack_of_descriptors_delays_children_and_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = [OSError(24, "Too many open files"), OSError(24, "Too many open files")]
+
+    def refuse_twice(*args: object, **kwargs: object) -> tuple[socket.socket, socket.socket]:
+        if refusals:
+            raise refusals.pop()
+        return make_pair()
+
+    make_pair = socket.socketpair
+
+    async def scenario() -> None:
+        pool, recorder = make_pool("prefork", settings(concurrency=1)), Recorder()
+        monkeypatch.setattr(socket, "socketpair", refuse_twice)
+        await pool.start(recorder)
+        assert not refusals
+        pool.submit([make_job(1)])
+        await recorder.until_back(1)
+        await pool.stop(grace_s=1.0)
+
+    asyncio.run(scenario(), debug=False)
 
 
 def test_an_app_that_never_finishes_loading_fails_the_start() -> None:

@@ -124,7 +124,12 @@ class PoolListener(Protocol):
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None: ...
     def on_lost(self, lost: Sequence[LostJob]) -> None: ...
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
-        """A child came or went, for logs and counters: "started", "died", "replaced", ..."""
+        """A child came or went, for logs and counters.
+
+        "started", "ended" (as it was asked to), "died"; "server-died" (the fork server, and all
+        children with it), "spawning" (children start afresh, `because`), "failed" (no child gets
+        as far as its first job; the pool goes on trying, more and more slowly).
+        """
         ...
 
 

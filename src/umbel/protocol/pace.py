@@ -5,6 +5,8 @@ slow once in a while counts as slow for some time, because a wrong guess in that
 a round trip, and in the other it makes innocent jobs wait.
 """
 
+from collections.abc import Iterable
+
 _SLOWER_WEIGHT = 0.5
 _QUICKER_WEIGHT = 0.1
 _NAMES_MAX = 10_000
@@ -19,17 +21,21 @@ class Paces:
         self._batch_max = batch_max
         self._typical_s: float | None = None  # of whatever ran last, all tasks together
 
-    def note(self, task: str, runtime_s: float) -> None:
+    def note(self, task: str, runtimes_s: Iterable[float]) -> None:
+        """Runs of one task, in their order. Called once for many, because this is the hot path."""
         estimate_s = self.estimates_s.get(task)
+        for runtime_s in runtimes_s:
+            if estimate_s is None:
+                estimate_s = runtime_s
+            elif runtime_s > estimate_s:
+                estimate_s += (runtime_s - estimate_s) * _SLOWER_WEIGHT
+            else:
+                estimate_s += (runtime_s - estimate_s) * _QUICKER_WEIGHT
         if estimate_s is None:
-            if len(self.estimates_s) >= _NAMES_MAX:  # names come from outside; learn again from nothing
-                self.estimates_s.clear()
-            self.estimates_s[task] = estimate_s = runtime_s
-        elif runtime_s > estimate_s:
-            self.estimates_s[task] = estimate_s = estimate_s + (runtime_s - estimate_s) * _SLOWER_WEIGHT
-        else:
-            self.estimates_s[task] = estimate_s = estimate_s + (runtime_s - estimate_s) * _QUICKER_WEIGHT
-        self._typical_s = estimate_s
+            return
+        if len(self.estimates_s) >= _NAMES_MAX:  # names come from outside; learn again from nothing
+            self.estimates_s.clear()
+        self.estimates_s[task] = self._typical_s = estimate_s
 
     def wanted_per_child(self) -> int:
         """How many jobs, running ones included, one child can make use of."""

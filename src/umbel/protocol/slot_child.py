@@ -65,8 +65,9 @@ class Child(Generic[WorkT]):
 
     def finish(self, outcomes: Sequence[EndedT], paces: Paces, recall_at: float) -> int:
         """Tick off the jobs that ended; return how many outcomes are for the jobs expected."""
-        batches, note = self.batches, paces.note
+        batches = self.batches
         known = 0
+        task, runtimes_s = "", []
         for outcome in outcomes:
             if not batches:
                 break
@@ -75,11 +76,15 @@ class Child(Generic[WorkT]):
             if job.number != outcome.number:
                 break
             known += 1
-            note(job.task, outcome.runtime_s)
+            if job.task != task:
+                paces.note(task, runtimes_s)
+                task, runtimes_s = job.task, []
+            runtimes_s.append(outcome.runtime_s)
             batch.done += 1
             if batch.done == len(batch.jobs):
                 del batches[0]
                 self.recall_at = recall_at
+        paces.note(task, runtimes_s)
         self.ended += known
         return known
 

@@ -172,14 +172,14 @@ class Slots(Generic[WorkT, EndedT]):
 
     def _next_batch(self, *, share: int) -> list[WorkT]:
         """Take quick jobs from the front of the queue; none when the first has to go singly."""
-        estimates_s = self._paces.estimates_s
+        estimates_s, ready = self._paces.estimates_s, self._ready
         left_s = self._settings.batch_target_s
-        limit = min(share, self._settings.batch_max)
-        ready = self._ready
+        task, estimate_s = None, None
         jobs: list[WorkT] = []
-        while ready and len(jobs) < limit:
+        for _ in range(min(share, self._settings.batch_max, len(ready))):
             job = ready[0]
-            estimate_s = estimates_s.get(job.task)
+            if job.task != task:
+                task, estimate_s = job.task, estimates_s.get(job.task)
             if estimate_s is None or estimate_s >= left_s or job.alone or job.redelivered:
                 break
             if job.hard_limit_s is not None or job.soft_limit_s is not None:

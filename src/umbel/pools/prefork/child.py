@@ -123,7 +123,10 @@ class Child:
                 if isinstance(message, Stop):
                     return
                 self._run_batch(message, runner)
-            data = self._channel.recv(_READ_BYTES)
+            try:
+                data = self._channel.recv(_READ_BYTES)
+            except ConnectionError:
+                return
             if not data:
                 return
             self._note(data)
@@ -174,7 +177,7 @@ class Child:
         job, self._armed = self._armed, None  # disarmed, so that a second signal changes nothing
         if job is None:
             return
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # nothing there, or nobody
             self._note(self._channel.recv(_READ_BYTES, socket.MSG_DONTWAIT))
         if self._soft_limit_reached == job and _is_guarded(frame):
             raise SoftTimeLimitExceeded("the soft time limit passed")

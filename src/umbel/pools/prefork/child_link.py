@@ -37,14 +37,20 @@ class ChildLink:
         self.pid = 0  # until the fork server has made the process
         self.armed = False  # it has a handler for the soft limit's signal
         self.doom = ""  # why it is being killed, when that is known here and not to the slots
+        self.dismissed = False  # it was asked to end
         self.orphan = False  # its fork server has died
         self.problem = ""  # what it said about its own end
         self._on_messages = on_messages
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
-        self._channel, theirs = socket.socketpair()
-        self._channel.setblocking(False)
         self._tokens, self._tokens_in = os.pipe()
+        try:
+            self._channel, theirs = socket.socketpair()
+        except OSError:
+            os.close(self._tokens)
+            os.close(self._tokens_in)
+            raise
+        self._channel.setblocking(False)
         os.set_blocking(self._tokens, False)
         os.set_blocking(self._tokens_in, False)
         self._theirs: socket.socket | None = theirs

@@ -5,14 +5,27 @@ Exited), main process and child (the frames of `wire/frames.py`). A Fork comes w
 descriptors: the child's end of its socket pair and the read end of its token pipe.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from umbel.errors import BadFrame
 from umbel.pools.interface import Job, Outcome
-from umbel.wire.frames import Armed, JobBatch, Outcomes, Problem, Ready, SoftLimit, Stop
+from umbel.wire.frames import (
+    FRAME_MAX_BYTES,
+    Armed,
+    JobBatch,
+    Outcomes,
+    Problem,
+    Ready,
+    SoftLimit,
+    Stop,
+    encode_frame,
+)
 
 FDS_PER_FORK = 2
+_LENGTH_MAX_BYTES = 2**32 - 1  # what the length of a frame can say
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -69,3 +82,16 @@ ToServer = Fork | Signal
 FromServer = Loaded | Problem | Forked | NotForked | Exited
 ToChild = JobBatch[Job] | SoftLimit | Stop
 FromChild = Outcomes[Outcome] | Ready | Armed | Problem
+
+
+def batch_frames(batch: int, jobs: Sequence[Job], *, max_bytes: int = FRAME_MAX_BYTES) -> bytearray:
+    """One frame for the batch, or where that is too large one for each job; to the child it is the same.
+
+    A single job over the limit goes out all the same: the child refuses it by dying, so that it
+    is charged like any job that cannot be run, and says why.
+    """
+    try:
+        return encode_frame(JobBatch(batch, jobs), max_bytes=max_bytes)
+    except BadFrame:
+        singly = [encode_frame(JobBatch(batch, (job,)), max_bytes=_LENGTH_MAX_BYTES) for job in jobs]
+        return bytearray().join(singly)

@@ -33,6 +33,7 @@ from umbel.pools.prefork.messages import (
     NotForked,
     Setup,
     Signal,
+    batch_frames,
 )
 from umbel.pools.prefork.server_link import ServerLink
 from umbel.protocol.machine import Tick
@@ -63,7 +64,7 @@ from umbel.protocol.slot_events import (
     Withdrawn,
 )
 from umbel.protocol.slots import Slots
-from umbel.wire.frames import Armed, JobBatch, Outcomes, Problem, Ready, SoftLimit, Stop, encode_frame
+from umbel.wire.frames import Armed, Outcomes, Problem, Ready, SoftLimit, Stop, encode_frame
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class PreforkPool:
         self._effects: deque[Effect[Job, Outcome]] = deque()
         self._withdrawn: list[Job] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._stopped: asyncio.Future[None] | None = None
         self._ready: set[int] = set()  # slots with a child that can take jobs
 
@@ -175,10 +177,10 @@ class PreforkPool:
         while effects:
             self._perform(effects.popleft())
         deadline = self._slots.deadline
-        if deadline is not None and (self._timer is None or deadline < self._timer.when()):
+        if deadline is not None and (self._timer is None or deadline < self._timer_at):
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(deadline, self._on_timer)
+            self._timer, self._timer_at = self._loop.call_at(deadline, self._on_timer), deadline
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -189,7 +191,7 @@ class PreforkPool:
             case Send(child, batch, jobs):
                 link = self._links[child]
                 link.put_tokens(batch, len(jobs))
-                link.send(encode_frame(JobBatch(batch, jobs)))
+                link.send(batch_frames(batch, jobs))
             case Reported(child, outcomes):
                 self._listener.on_outcomes(outcomes, self._links[child].pid)
             case Began(child, job):
@@ -211,6 +213,7 @@ class PreforkPool:
             case Start(child):
                 self._start_child(child)
             case Dismiss(child):
+                self._links[child].dismissed = True
                 self._links[child].send(encode_frame(Stop()))
             case Kill(child, reason):
                 self._kill_child(child, reason)
@@ -243,28 +246,32 @@ class PreforkPool:
         error = PoolError(f"no child gets as far as its first job: {reason}")
         if not self._started.done():
             self._started.set_exception(error)
-        log.error("children cannot be started", extra={"reason": reason})
         self._listener.on_child("failed", {"reason": str(error)})
 
     # ---- children ----------------------------------------------------------------------------------
 
     def _start_child(self, child: int) -> None:
-        if self._server is None:
-            self._server = self._open_server()
-        if not self._server.loaded:
-            self._unstarted.append(child)
+        try:
+            if self._server is None:
+                self._server = self._open_server()
+            if not self._server.loaded:
+                self._unstarted.append(child)
+                return
+            self._keys += 1
+            link = ChildLink(self._keys, child, on_messages=self._on_child, on_broken=self._on_child_broken)
+        except OSError as error:  # no more descriptors, processes or memory for now
+            self._step(ChildDied(child, b"", f"it could not be started: {error}"))
             return
-        self._keys += 1
-        link = ChildLink(self._keys, child, on_messages=self._on_child, on_broken=self._on_child_broken)
         self._links[child] = self._by_key[link.key] = link
         self._server.send(Fork(link.key, child), link.child_fds(), link.handed_over)
 
     def _on_child(self, link: ChildLink, messages: Sequence[FromChild]) -> None:
         outcomes: list[Outcome] = []
         for message in messages:
+            if isinstance(message, Outcomes):
+                outcomes += message.outcomes
+                continue
             match message:
-                case Outcomes(some):
-                    outcomes += some
                 case Ready(pid):
                     self._on_child_ready(link, pid)
                 case Armed():
@@ -309,8 +316,8 @@ class PreforkPool:
         link.close()
         del self._links[link.child]
         self._ready.discard(link.child)
-        log.info("child ended", extra={"child": link.child, "pid": link.pid, "reason": reason})
-        self._listener.on_child("died", {"child": link.child, "pid": link.pid, "reason": reason})
+        what = "ended" if link.dismissed else "died"
+        self._listener.on_child(what, {"child": link.child, "pid": link.pid, "reason": reason})
         self._step(ChildDied(link.child, tokens, reason))
 
     # ---- the fork server ---------------------------------------------------------------------------
@@ -360,9 +367,10 @@ class PreforkPool:
         reason = server.reason()
         if server.problem:
             reason = f"the app {self._settings.host.target!r} cannot be loaded: {server.problem}"
-            if not self._started.done():
-                self._started.set_exception(PoolError(reason))
-        log.error("fork server ended", extra={"reason": reason})
+        if server.problem and not self._started.done():
+            self._started.set_exception(PoolError(reason))
+        else:
+            log.error("fork server died", extra={"server": server.pid, "reason": reason})
         self._listener.on_child("server-died", {"pid": server.pid, "reason": reason})
         for link in list(self._by_key.values()):
             link.orphan, link.doom = True, reason

@@ -37,15 +37,12 @@ class ServerLink:
         self._unsent: deque[tuple[bytearray, Sequence[int], Callable[[], None] | None]] = deque()
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
-        command = [sys.executable, "-P", "-m", "umbel.pools.prefork.forkserver"]
-        with theirs:
-            # A session of its own: Ctrl-C at the terminal is for the main process to judge.
-            self._process = subprocess.Popen(
-                [*command, msgspec.json.encode(setup).decode(), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+        try:
+            with theirs:
+                self._process = self._start(setup, theirs.fileno())
+        except OSError:
+            self._control.close()
+            raise
         self._loop.add_reader(self._control, self._on_readable)
 
     @property
@@ -81,6 +78,16 @@ class ServerLink:
         code = self._process.returncode
         status = -code if code < 0 else code << 8
         return f"the fork server ended: {exit_reason(self.pid, status)}"
+
+    def _start(self, setup: Setup, control: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "umbel.pools.prefork.forkserver"]
+        # A session of its own: Ctrl-C at the terminal is for the main process to judge.
+        return subprocess.Popen(
+            [*command, msgspec.json.encode(setup).decode(), str(control)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[control],
+            start_new_session=True,
+        )
 
     def _on_writable(self) -> None:
         while self._unsent:
