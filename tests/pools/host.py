@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.waiting import wait_until
 from umbel.errors import SoftTimeLimitExceeded
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import ChildContext, HostSpec, Job, Outcome, Runner
@@ -124,9 +125,12 @@ def _wait_for(path: str) -> str:
     """Say by a file that it runs, and run until there is another."""
     with open(f"{path}.waiting", "w", encoding="utf-8") as file:
         file.write(str(os.getpid()))
-    while not os.path.exists(path):
-        time.sleep(0.005)
+    wait_until(lambda: os.path.exists(path), deadline_s=600.0, what=path)
     return "released"
+
+
+def _linger(seconds: float) -> None:
+    threading.Event().wait(seconds)
 
 
 def _fork_and_return(_: Any) -> int:
@@ -144,7 +148,7 @@ def _catch_soft_limit(path: str) -> str:
 
 
 def _multiprocess(_: Any) -> int:
-    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    process = multiprocessing.get_context("fork").Process(target=_linger, args=(1000,))
     process.start()
     return process.pid or 0
 
@@ -154,7 +158,7 @@ _VERBS: dict[str, Callable[[Any, TestHost], Any]] = {
     "facts": lambda argument, host: host.facts(),
     "divide": lambda argument, host: 1 / argument,
     "big": lambda size, host: "x" * size,
-    "sleep": lambda seconds, host: time.sleep(seconds),
+    "sleep": lambda seconds, host: _linger(seconds),
     "exit": lambda status, host: os._exit(status),
     "sys-exit": lambda status, host: sys.exit(status),
     "kill": lambda signum, host: os.kill(os.getpid(), signum),

@@ -14,11 +14,17 @@ class TestSolo(PoolContract):
     def test_the_loop_goes_on_while_a_job_runs(self) -> None:
         async def scenario() -> None:
             async with running(self.name) as (pool, recorder):
-                pool.submit([make_job(1, "sleep", 0.05)])
                 turns = 0
-                while not recorder.came_back:
-                    await asyncio.sleep(0)
+
+                def turn() -> None:
+                    nonlocal turns
                     turns += 1
+                    if not recorder.came_back:
+                        asyncio.get_running_loop().call_soon(turn)
+
+                pool.submit([make_job(1, "sleep", 0.05)])
+                turn()
+                await recorder.until_back(1)
                 assert turns > 10
 
         asyncio.run(scenario())
