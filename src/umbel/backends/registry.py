@@ -4,7 +4,13 @@ from umbel.backends.interface import Backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BadURL
 
-SCHEMES = ("sqlite",)
+SCHEMES = (
+    "sqlite",
+    "redis",
+    "rediss",
+    "unix",
+)
+_REDIS = ("redis", "rediss", "unix")
 
 
 def open_backend(url: str, settings: BrokerSettings) -> Backend:
@@ -12,6 +18,10 @@ def open_backend(url: str, settings: BrokerSettings) -> Backend:
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in SCHEMES:
         raise BadURL(url, f"no backend has the scheme {scheme!r}; schemes known here: {', '.join(SCHEMES)}")
+    if scheme in _REDIS:
+        from umbel.backends.redis import RedisBackend
+
+        return RedisBackend(url, settings)
     from umbel.backends.sqlite import SqliteBackend
 
     return SqliteBackend(url, settings)

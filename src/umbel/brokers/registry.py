@@ -3,25 +3,40 @@
 from umbel.brokers.interface import Broker, BrokerSettings, Producer
 from umbel.errors import BadURL
 
-SCHEMES = ("sqlite",)
+SCHEMES = (
+    "sqlite",
+    "redis",
+    "rediss",
+    "unix",
+)
+_REDIS = ("redis", "rediss", "unix")
 
 
 def open_broker(settings: BrokerSettings) -> Broker:
     """The asynchronous face; `open()` it in its event loop."""
-    _check(settings.url)
+    scheme = _scheme(settings.url)
+    if scheme in _REDIS:
+        from umbel.brokers.redis.broker import RedisBroker
+
+        return RedisBroker(settings)
     from umbel.brokers.sqlite.broker import SqliteBroker
 
     return SqliteBroker(settings)
 
 
 def open_producer(settings: BrokerSettings) -> Producer:
-    _check(settings.url)
+    scheme = _scheme(settings.url)
+    if scheme in _REDIS:
+        from umbel.brokers.redis.producer import RedisProducer
+
+        return RedisProducer(settings)
     from umbel.brokers.sqlite.producer import SqliteProducer
 
     return SqliteProducer(settings)
 
 
-def _check(url: str) -> None:
+def _scheme(url: str) -> str:
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in SCHEMES:
         raise BadURL(url, f"no broker has the scheme {scheme!r}; schemes known here: {', '.join(SCHEMES)}")
+    return scheme

@@ -1,0 +1,128 @@
+"""Where a Redis server is: from a URL to an address, and how to speak of it without its password.
+
+    redis://[user][:password@]host[:port][/database]      rediss:// is the same over TLS
+    unix://[user][:password@]/path/of/the/socket?db=0
+
+Several URLs with `;` between them are tried in turn, the next one when the last one fails.
+Options after `?`: db; and with TLS ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_cert_reqs
+(required or none), ssl_check_hostname.
+"""
+
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from umbel.errors import BadURL
+
+SCHEMES = ("redis", "rediss", "unix")
+DEFAULT_PORT = 6379
+
+_DATABASE_OPTIONS = ("db", "virtual_host")  # the second is Celery's name for it
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str = "localhost"
+    port: int = DEFAULT_PORT
+    path: str = ""  # of a Unix socket; then host and port mean nothing
+    database: int = 0
+    username: str = ""
+    password: str = field(default="", repr=False)
+    tls: bool = False
+    tls_options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """For people: what to look for, never the password."""
+        return self.path or f"{self.host}:{self.port}"
+
+    @property
+    def place(self) -> tuple[str, int, str, int]:
+        """Equal for two addresses of one database, as far as their text tells."""
+        host = "localhost" if self.host in ("127.0.0.1", "::1") else self.host
+        return ("", 0, self.path, self.database) if self.path else (host, self.port, "", self.database)
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        if not self.tls:
+            return None
+        options = dict(self.tls_options)
+        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+        if "ssl_certfile" in options:
+            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+        trusts_all = options.get("ssl_cert_reqs", "required").lower() in ("none", "cert_none")
+        if trusts_all or options.get("ssl_check_hostname", "true").lower() in ("false", "0"):
+            context.check_hostname = False
+        if trusts_all:
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+def parse_addresses(urls: str) -> tuple[Address, ...]:
+    """The servers that the text names, in the order in which they are tried."""
+    found = tuple(parse_address(url.strip()) for url in urls.split(";") if url.strip())
+    if not found:
+        raise BadURL(urls, "it names no server")
+    if len({address.database for address in found}) > 1:
+        raise BadURL(without_password(urls), "all servers of a fail-over must have the same database number")
+    return found
+
+
+def parse_address(url: str) -> Address:
+    shown = without_password(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise BadURL(shown, f"{error}; write redis://host:port/database") from None
+    if parts.scheme not in SCHEMES or not url.startswith(f"{parts.scheme}://"):
+        raise BadURL(shown, "write redis://host:port/database, rediss://… or unix:///path?db=0")
+    if parts.fragment:
+        raise BadURL(shown, "it has a part after '#'; a '#' in a password is written %23")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    tls = parts.scheme == "rediss"
+    _check_options(shown, options, tls=tls)
+    is_socket = parts.scheme == "unix"
+    if is_socket and (parts.hostname or not parts.path):
+        raise BadURL(shown, "a socket is written with three slashes: unix:///path/of/the/socket?db=0")
+    return Address(
+        host=parts.hostname or "localhost",
+        port=DEFAULT_PORT if port is None else port,
+        path=unquote(parts.path) if is_socket else "",
+        database=_database(shown, "" if is_socket else parts.path, options),
+        username=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        tls=tls,
+        tls_options=tuple(sorted((name, value) for name, value in options.items() if name in _TLS_OPTIONS)),
+    )
+
+
+def without_password(urls: str) -> str:
+    """The same text with every password hidden, also where it is no proper URL."""
+    return ";".join(_hidden(url) for url in urls.split(";"))
+
+
+def _hidden(url: str) -> str:
+    start, slashes, rest = url.partition("://")
+    secret, at, place = rest.rpartition("@")
+    if not slashes or not at or ":" not in secret:
+        return url
+    return f"{start}://{secret.partition(':')[0]}:***@{place}"
+
+
+def _check_options(shown: str, options: dict[str, str], *, tls: bool) -> None:
+    known = (*_DATABASE_OPTIONS, *(_TLS_OPTIONS if tls else ()))
+    for name in options:
+        if name not in known:
+            raise BadURL(shown, f"unknown option {name!r}; known here: {', '.join(known)}")
+
+
+def _database(shown: str, path: str, options: dict[str, str]) -> int:
+    given = path.strip("/")
+    for name in _DATABASE_OPTIONS:
+        given = options.get(name, given)
+    if not given:
+        return 0
+    if not given.isascii() or not given.isdigit():
+        raise BadURL(shown, f"the database is {given!r}; Redis numbers its databases: 0, 1, 2 …")
+    return int(given)

@@ -1,0 +1,321 @@
+"""RedisBroker: claims, verdicts and everything else that a worker asks of a Redis server.
+
+What must happen together is one script (`*.lua`), judged by the server's clock; this file sends
+it and reads its reply. One connection serves all of it, a second one waits for messages, and each
+subscription has its own, as Redis wants it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from umbel.brokers.interface import (
+    DEAD_LETTER_PEEK_MAX,
+    Broadcast,
+    BrokerSettings,
+    Capabilities,
+    Claim,
+    DeadLetter,
+    Delivery,
+    Depth,
+    LoggedEvent,
+    Revoke,
+    Settled,
+    Subscription,
+    Tag,
+    Verdict,
+)
+from umbel.brokers.redis import dead_letters, event_log
+from umbel.brokers.redis.address import parse_addresses, without_password
+from umbel.brokers.redis.coordination import RedisCoordination
+from umbel.brokers.redis.holding import Group, Holding, claim_of
+from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.publishing import declare, parkable, push
+from umbel.brokers.redis.scripts import script
+from umbel.brokers.redis.subscription import RedisSubscription, broadcast
+from umbel.brokers.redis.verdicts import settle_arguments, ttl_ms_of
+from umbel.brokers.redis.waiting import Watch
+from umbel.errors import BrokerError
+from umbel.wire.envelope_redis import unseal
+from umbel.wire.message import Outgoing
+
+CAPABILITIES = Capabilities(
+    transport="redis",
+    atomic_settle=True,
+    stores_results=True,
+    fanout=True,
+    leases=True,
+    delayed=True,
+    event_log=True,
+    priorities="0 first",
+)
+LOST_CHECKS_PER_LEASE = 3
+REVOKES_PAGE = 5000
+SWEEP_MAX = 5000
+
+_CLAIM, _SETTLE, _ABANDON = script("claim"), script("settle"), script("abandon")
+_OWNERS, _PUBLISH, _DEPTHS, _REVOKE = script("owners"), script("publish"), script("depths"), script("revoke")
+_revoke = msgspec.json.Decoder(Revoke).decode
+
+
+class RedisBroker:
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        addresses = parse_addresses(settings.url)
+        timeout_s = settings.connect_timeout_s
+        self._keys = Keys(settings.key_prefix, addresses[0].database)
+        self._link = Link(
+            addresses,
+            connect_timeout_s=timeout_s,
+            reply_timeout_s=timeout_s,
+            on_connect=self._greet,
+        )
+        self._watch = Watch(addresses, self._keys, timeout_s=timeout_s)
+        self._addresses = addresses
+        self._coordination = RedisCoordination(self._link, self._keys)
+        self._holding = Holding(self._keys)
+        self._ttl_ms = ttl_ms_of(settings.result_expires_s)
+        self._declared: set[str] = set()
+        self._last_queue = ""  # had the last turn in the last claim
+        self._lost_checked_at = 0.0
+
+    @property
+    def url(self) -> str:
+        return self._settings.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    @property
+    def coordination(self) -> RedisCoordination:
+        return self._coordination
+
+    def __repr__(self) -> str:
+        return f"<RedisBroker {without_password(self._settings.url)}>"
+
+    async def open(self) -> None:
+        await self._link.connect()
+
+    async def close(self) -> None:
+        self._link.close()
+        self._watch.close()
+
+    async def publish(self, batch: Sequence[Outgoing]) -> None:
+        if not batch:
+            return
+        await self._declare(outgoing.queue for outgoing in batch)
+        if any(outgoing.not_before for outgoing in batch):
+            await self._link.run(_PUBLISH, self._keys.prefix, *parkable(self._keys, batch))
+        else:
+            await self._link.call_all(push(self._keys, batch))
+
+    # -- claims ----------------------------------------------------------------------------------
+
+    async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
+        await self._declare(queues)
+        await self._give_back_lost_claims()
+        if self._time_for_lost():
+            await self.return_lost()
+        ticket = self._holding.ticket()
+        args = (
+            self._keys.prefix,
+            owner,
+            self._settings.lease_s,
+            ticket,
+            self._link.generation,
+            limit,
+            revoked_after,
+            REVOKES_PAGE,
+            *self._in_turn(queues),
+        )
+        try:
+            reply = await self._link.run(_CLAIM, *args)
+        except (asyncio.CancelledError, BrokerError):
+            # It may have been carried out, and nobody would ever settle what it took.
+            self._holding.give_up(owner, ticket)
+            self._send_back_lost_claims()
+            raise
+        epoch, now_s, cursor, revokes, _, *taken = reply
+        deliveries = self._holding.take_in(owner, ticket, epoch, taken)
+        if deliveries:
+            self._last_queue = deliveries[-1].queue
+        return claim_of(deliveries, int(cursor), map(_revoke, revokes), float(now_s))
+
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float) -> None:
+        await self._watch.wait(queues, timeout_s)
+
+    async def renew(self, owner: str) -> bool:
+        return bool(await self._owners("renew", owner))
+
+    async def return_lost(self) -> int:
+        return await self._owners("reap", "")
+
+    async def forget_owner(self, owner: str) -> int:
+        count = await self._owners("forget", owner)
+        self._holding.forget(owner)
+        return count
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
+        groups, refused = self._holding.judge(verdicts)
+        applied, waiting = 0, list(groups)
+        try:
+            while waiting:
+                group = waiting[0]
+                if await self._settle_group(group):
+                    applied += len(group.verdicts)
+                else:
+                    refused |= {verdict.tag for verdict in group.verdicts}
+                self._holding.settled(waiting.pop(0))
+        except (asyncio.CancelledError, BrokerError):
+            self._holding.restore(waiting)
+            raise
+        return Settled(applied, frozenset[Tag](refused))
+
+    # -- looking into queues ---------------------------------------------------------------------
+
+    async def queues(self) -> Mapping[str, Depth]:
+        found = await self._link.run(_DEPTHS, self._keys.prefix)
+        depths = {
+            found[at].decode(): Depth(*found[at + 1 : at + 4])
+            for at in range(0, len(found), 4)
+            if any(found[at + 1 : at + 4])
+        }
+        return dict(sorted(depths.items()))
+
+    async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
+        commands = [("LRANGE", key, -limit, -1) for key in self._keys.lists_of(queue)]
+        envelopes = [one for found in await self._link.call_all(commands) for one in reversed(found)]
+        opened = [unseal(envelope) for envelope in envelopes[:limit]]
+        return [
+            Delivery(f"peek:{place}", queue, one.message, one.starts, one.redelivered)
+            for place, one in enumerate(opened)
+        ]
+
+    async def purge(self, queue: str) -> int:
+        lists = self._keys.lists_of(queue)
+        counts = [("LLEN", key) for key in lists]
+        delayed = self._keys.delayed(queue)
+        commands = [("MULTI",), *counts, ("ZCARD", delayed), ("UNLINK", *lists, delayed), ("EXEC",)]
+        *_, done = await self._link.call_all(commands)
+        return sum(done[:-1])
+
+    async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
+        return await dead_letters.read(self._link, self._keys, limit)
+
+    async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
+        return await dead_letters.requeue(self._link, self._keys, letter_ids)
+
+    # -- what a cluster shares -------------------------------------------------------------------
+
+    async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
+        if batch and ttl_s > 0:
+            await broadcast(self._link, self._keys, batch)
+
+    @asynccontextmanager
+    async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:
+        subscription = RedisSubscription(
+            self._addresses,
+            self._keys,
+            exchange,
+            patterns,
+            timeout_s=self._settings.connect_timeout_s,
+        )
+        await subscription.enter()
+        try:
+            yield subscription
+        finally:
+            await subscription.leave()
+
+    async def register_recorder(self, name: str) -> int:
+        return await event_log.register(self._link, self._keys, name)
+
+    async def forget_recorder(self, name: str) -> None:
+        await self._link.call("HDEL", self._keys.recorders, name)
+
+    async def recorders(self) -> Sequence[str]:
+        return sorted(name.decode() for name in await self._link.call("HKEYS", self._keys.recorders))
+
+    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+        return await event_log.append(self._link, self._keys, events, self._settings.event_log_max)
+
+    async def read_events(self, name: str, limit: int) -> Sequence[LoggedEvent]:
+        return await event_log.read(self._link, self._keys, name, limit)
+
+    async def acknowledge_events(self, name: str, offset: int) -> None:
+        await event_log.acknowledge(self._link, self._keys, name, offset)
+
+    async def lost_events(self) -> int:
+        return int(await self._link.call("GET", self._keys.events_lost) or 0)
+
+    async def sweep(self) -> None:
+        """Results and elections end by themselves; events and revokes do not."""
+        older_than = time.time() - self._settings.event_log_retention_s
+        while await event_log.sweep(self._link, self._keys, older_than, SWEEP_MAX) >= SWEEP_MAX:
+            continue
+        while await self._link.run(_REVOKE, "sweep", self._keys.prefix, SWEEP_MAX) >= SWEEP_MAX:
+            continue
+
+    # -- the parts of it -------------------------------------------------------------------------
+
+    async def _greet(self) -> None:
+        """On every new connection: it may be to a server that has forgotten everything."""
+        self._declared.clear()
+
+    async def _declare(self, queues: Iterable[str]) -> None:
+        await self._link.connect()
+        new = set(queues) - self._declared
+        if new:
+            await self._link.call_all(declare(self._keys, new))
+            self._declared |= new
+
+    async def _owners(self, verb: str, owner: str) -> int:
+        count: int = await self._link.run(_OWNERS, verb, self._keys.prefix, self._settings.lease_s, owner)
+        return count
+
+    async def _settle_group(self, group: Group) -> bool:
+        hold = group.hold
+        status = await self._link.run(
+            _SETTLE,
+            self._keys.prefix,
+            hold.owner,
+            hold.epoch,
+            0 if group.sure else 1,
+            *settle_arguments(self._keys, group.verdicts, self._ttl_ms),
+        )
+        return bool(status)
+
+    async def _give_back_lost_claims(self) -> None:
+        lost = self._holding.lost_tickets
+        for owner in list(lost):
+            tickets = lost[owner]
+            await self._link.run(_ABANDON, self._keys.prefix, owner, self._link.generation, *tickets)
+            lost.pop(owner, None)
+
+    def _send_back_lost_claims(self) -> None:
+        """The same at once, where the connection still stands: it carries out calls in order."""
+        lost = self._holding.lost_tickets
+        for owner in list(lost):
+            if not self._link.is_connected:
+                return
+            self._link.send(
+                [("EVAL", _ABANDON.text, 0, self._keys.prefix, owner, self._link.generation, *lost.pop(owner))]
+            )
+
+    def _in_turn(self, queues: Sequence[str]) -> list[str]:
+        names = list(dict.fromkeys(queues))
+        if self._last_queue in names:
+            turn = names.index(self._last_queue) + 1
+            names = names[turn:] + names[:turn]
+        return names
+
+    def _time_for_lost(self) -> bool:
+        now = time.monotonic()
+        if now - self._lost_checked_at < self._settings.lease_s / LOST_CHECKS_PER_LEASE:
+            return False
+        self._lost_checked_at = now
+        return True

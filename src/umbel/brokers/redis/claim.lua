@@ -1,0 +1,101 @@
+-- Take up to `limit` messages for an owner: by priority, fairly between queues, oldest first.
+-- ARGV: prefix, owner, lease, ticket, generation, limit, revoked_after, revoked_page, queue...
+-- Reply: epoch, now, cursor, revokes, complete, then for each list: list, first place, envelopes.
+-- A claim of an older generation was sent on a connection given up since: it takes nothing.
+
+local PARKED_MAX = 2000 -- not yet due, moved aside by one claim; the next goes on
+local CHUNK = 1000 -- Lua hands over only so many arguments at once
+
+local prefix, owner, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local ticket, limit, after = ARGV[4], tonumber(ARGV[6]), tonumber(ARGV[7])
+local now = server_time()
+local inflight = prefix .. 'umbel.inflight.' .. owner
+
+local generation = redis.call('HGET', prefix .. 'umbel.generations', owner)
+if generation and tonumber(generation) > tonumber(ARGV[5]) then
+  return {false, string.format('%.6f', now), ARGV[7], {}, 1}
+end
+even_when_full(prefix)
+note_contact(prefix, now, lease)
+redis.call('ZADD', prefix .. 'umbel.owners', string.format('%.6f', now + lease), owner)
+local epoch = redis.call('HGET', inflight, 'epoch')
+if not epoch then
+  epoch = ticket
+  redis.call('HSET', inflight, 'epoch', epoch)
+end
+
+local reply = {epoch, string.format('%.6f', now), ARGV[7], {}, 1}
+local cursor = redis.call('GET', prefix .. 'umbel.revokes.cursor')
+if cursor and tonumber(cursor) > after then
+  local page = redis.call('ZRANGE', prefix .. 'umbel.revokes.order', '(' .. ARGV[7], '+inf', 'BYSCORE', 'LIMIT', 0, ARGV[8], 'WITHSCORES')
+  for i = 1, #page, 2 do
+    reply[4][#reply[4] + 1] = page[i]
+    reply[3] = page[i + 1]
+  end
+  if #page >= 2 * tonumber(ARGV[8]) then
+    reply[5] = 0 -- more wait, so no message may overtake them
+    return reply
+  end
+  reply[3] = cursor
+end
+
+local queues = {}
+for i = 9, #ARGV do
+  queues[#queues + 1] = ARGV[i]
+  release(prefix .. 'umbel.delayed.' .. ARGV[i], now)
+end
+
+local place, parked = 0, 0
+
+-- Move messages of a list to the owner, and those that are not yet due aside: how many it got, and
+-- whether the list is empty now.
+local function take(list, count)
+  local envelopes = redis.call('RPOP', list, count)
+  if not envelopes then
+    return 0, true
+  end
+  local first, taken, entries = place + 1, {}, {}
+  for _, envelope in ipairs(envelopes) do
+    local due = nil
+    if string.sub(envelope, 1, #MARK) == MARK then
+      local _, mark = unmarked(envelope)
+      due = mark.not_before
+    end
+    if due and due > now then
+      parked = parked + 1
+      park(prefix, ticket .. ':p' .. parked .. ':' .. list, envelope, due)
+    else
+      place = place + 1
+      taken[#taken + 1] = envelope
+      entries[#entries + 1] = ticket .. ':' .. place .. ':' .. list
+      entries[#entries + 1] = envelope
+    end
+  end
+  for i = 1, #entries, CHUNK do
+    redis.call('HSET', inflight, unpack(entries, i, math.min(i + CHUNK - 1, #entries)))
+  end
+  if #taken > 0 then
+    reply[#reply + 1] = list
+    reply[#reply + 1] = first
+    reply[#reply + 1] = taken
+  end
+  return #taken, #envelopes < count
+end
+
+for _, suffix in ipairs({'', SEP .. '3', SEP .. '6', SEP .. '9'}) do
+  local active = queues
+  while limit > 0 and #active > 0 and parked < PARKED_MAX do
+    local share, left = math.ceil(limit / #active), {}
+    for _, queue in ipairs(active) do
+      if limit > 0 then
+        local got, emptied = take(prefix .. queue .. suffix, math.min(share, limit))
+        limit = limit - got
+        if not emptied then
+          left[#left + 1] = queue
+        end
+      end
+    end
+    active = left
+  end
+end
+return reply

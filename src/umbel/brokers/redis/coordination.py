@@ -1,0 +1,138 @@
+"""RedisCoordination: elections and leases as scripts, and what their replies mean.
+
+The decisions are made on the server, in `election.lua` and `lease.lua`, by its clock; they are
+those of `protocol/coordination.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.publishing import declare, parkable
+from umbel.brokers.redis.scripts import script
+from umbel.protocol.coordination import (
+    Busy,
+    Closed,
+    ElectionRecord,
+    ElectionReply,
+    ElectionRequest,
+    ElectionState,
+    Granted,
+    LeaseReply,
+)
+from umbel.wire.message import Outgoing
+
+_ELECTION, _LEASE = script("election"), script("lease")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ElectionRequest).decode
+
+
+class RedisCoordination:
+    """`clock` is for tests: the text of an instant instead of the server's own."""
+
+    def __init__(self, link: Link, keys: Keys, *, clock: str = "") -> None:
+        self._link = link
+        self._keys = keys
+        self.clock = clock
+
+    async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord:
+        return _record(await self._election("open", key, *_asked(request)))
+
+    async def claim_election(
+        self, key: str, holder: str, request: ElectionRequest, *, ttl_s: float
+    ) -> ElectionReply:
+        return _election_reply(await self._election("claim", key, *_asked(request), holder, repr(ttl_s)))
+
+    async def start_election(self, key: str, holder: str, term: int) -> bool:
+        return bool(await self._election("start", key, holder, term))
+
+    async def renew_election(self, key: str, holder: str, term: int) -> bool:
+        return bool(await self._election("renew", key, holder, term))
+
+    async def finish_election(self, key: str, holder: str, term: int, outcome: str) -> bool:
+        return bool(await self._election("finish", key, holder, term, outcome))
+
+    async def read_election(self, key: str) -> ElectionRecord | None:
+        found = await self._election("read", key)
+        return _record(found) if found else None
+
+    async def unfinished_elections(self, limit: int) -> Sequence[tuple[str, ElectionRecord]]:
+        found = await self._election("unfinished", "", limit)
+        return [(found[at].decode(), _record(found[at + 1])) for at in range(0, len(found), 2)]
+
+    async def acquire_lease(self, name: str, holder: str, *, ttl_s: float) -> LeaseReply:
+        return _lease_reply(await self._lease("acquire", name, holder, repr(ttl_s)))
+
+    async def renew_lease(self, name: str, holder: str, term: int, *, ttl_s: float) -> bool:
+        return bool(await self._lease("renew", name, holder, term, repr(ttl_s)))
+
+    async def release_lease(self, name: str, holder: str, term: int) -> bool:
+        return bool(await self._lease("release", name, holder, term))
+
+    async def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool:
+        return bool(await self._lease("update", name, holder, term, data))
+
+    async def read_lease(self, name: str) -> LeaseReply:
+        return _lease_reply(await self._lease("read", name))
+
+    async def fenced_publish(self, name: str, holder: str, term: int, batch: Sequence[Outgoing]) -> bool:
+        await self._link.call_all(declare(self._keys, {one.queue for one in batch}))
+        return bool(await self._lease("publish", name, holder, term, *parkable(self._keys, batch)))
+
+    async def raise_clock(self, value: int) -> int:
+        return int(await self._link.call("EVAL", _RAISE, 0, self._keys.clock, value))
+
+    async def _election(self, verb: str, key: str, *args: Any) -> Any:
+        return await self._link.run(_ELECTION, self._keys.prefix, self.clock, verb, key, *args)
+
+    async def _lease(self, verb: str, name: str, *args: Any) -> Any:
+        return await self._link.run(_LEASE, self._keys.prefix, self.clock, verb, name, *args)
+
+
+# As text: Lua's numbers print with fourteen digits.
+_RAISE = """
+local before = redis.call('GET', ARGV[1]) or '0'
+if tonumber(ARGV[2]) <= tonumber(before) then return before end
+redis.call('SET', ARGV[1], ARGV[2])
+return ARGV[2]
+"""
+
+
+def _asked(request: ElectionRequest) -> tuple[Any, ...]:
+    return (_encode(request), request.policy.value, repr(request.asked_at), repr(request.expires_s))
+
+
+def _record(flat: Sequence[bytes]) -> ElectionRecord:
+    fields = {flat[at].decode(): flat[at + 1] for at in range(0, len(flat), 2)}
+    return ElectionRecord(
+        state=ElectionState(fields["state"].decode()),
+        request=_decode(fields["request"]),
+        changed_at=float(fields["changed_at"]),
+        holder=fields["holder"].decode(),
+        term=int(fields["term"]),
+        attempt=int(fields["attempt"]),
+        started=fields["started"] == b"1",
+        expires_at=float(fields["expires_at"]),
+        ttl_s=float(fields["ttl_s"]),
+        outcome=fields["outcome"].decode(),
+    )
+
+
+def _election_reply(reply: Sequence[Any]) -> ElectionReply:
+    kind, *parts = reply
+    if kind == b"granted":
+        return Granted(int(parts[0]), int(parts[1]))
+    if kind == b"busy":
+        return Busy(parts[0].decode(), int(parts[1]), float(parts[2]))
+    state, holder, term, outcome, by_me = parts
+    return Closed(
+        ElectionState(state.decode()), holder.decode(), int(term), outcome.decode(), by_me=bool(by_me)
+    )
+
+
+def _lease_reply(reply: Sequence[Any]) -> LeaseReply:
+    granted, holder, term, left_s, data = reply
+    return LeaseReply(bool(granted), holder.decode(), int(term), float(left_s), data)

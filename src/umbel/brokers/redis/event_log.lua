@@ -1,0 +1,75 @@
+-- The durable event log: a stream whose ids are "<offset>-0", offsets without gaps.
+-- ARGV: "append", prefix, most events kept, then key, body...   Reply: how many were kept.
+--       "register", prefix, name      Reply: the offset that the recorder has acknowledged.
+--       "acknowledge", prefix, name, offset
+--       "sweep", prefix, older than (seconds), most at once     Reply: how many went.
+-- Nothing is kept while no recorder is registered. What goes at the limit although a recorder has not
+-- acknowledged it is counted as lost.
+
+local verb, prefix = ARGV[1], ARGV[2]
+local recorders, events = prefix .. 'umbel.recorders', prefix .. 'umbel.events'
+local offsets, lost = prefix .. 'umbel.events.offset', prefix .. 'umbel.events.lost'
+
+local function last_offset()
+  return tonumber(redis.call('GET', offsets) or 0)
+end
+
+local function acknowledged_by_all()
+  local lowest = last_offset()
+  for _, offset in ipairs(redis.call('HVALS', recorders)) do
+    lowest = math.min(lowest, tonumber(offset))
+  end
+  return lowest
+end
+
+local function drop_before(offset)
+  return redis.call('XTRIM', events, 'MINID', string.format('%d-0', offset))
+end
+
+if verb == 'register' then
+  redis.call('HSETNX', recorders, ARGV[3], string.format('%d', last_offset()))
+  return tonumber(redis.call('HGET', recorders, ARGV[3]))
+end
+
+if verb == 'acknowledge' then
+  local before = redis.call('HGET', recorders, ARGV[3])
+  if before and tonumber(before) < tonumber(ARGV[4]) then
+    redis.call('HSET', recorders, ARGV[3], ARGV[4])
+  end
+  return 1
+end
+
+if verb == 'sweep' then
+  local keep_from, all = nil, acknowledged_by_all()
+  for _, entry in ipairs(redis.call('XRANGE', events, '-', '+', 'COUNT', ARGV[4])) do
+    local offset = tonumber(string.match(entry[1], '^%d+'))
+    if offset > all or tonumber(entry[2][2]) > tonumber(ARGV[3]) then
+      break
+    end
+    keep_from = offset + 1
+  end
+  return keep_from and drop_before(keep_from) or 0
+end
+
+if redis.call('EXISTS', recorders) == 0 then
+  return 0
+end
+local t = redis.call('TIME')
+local now = t[1] .. '.' .. string.format('%06d', t[2])
+local offset = last_offset()
+for i = 4, #ARGV, 2 do
+  offset = offset + 1
+  redis.call('XADD', events, string.format('%d-0', offset), 'at', now, 'key', ARGV[i], 'body', ARGV[i + 1])
+end
+redis.call('SET', offsets, string.format('%d', offset))
+local excess = redis.call('XLEN', events) - tonumber(ARGV[3])
+if excess > 0 then
+  local first = tonumber(string.match(redis.call('XRANGE', events, '-', '+', 'COUNT', 1)[1][1], '^%d+'))
+  local last_dropped = first + excess - 1
+  local unread = math.min(excess, math.max(0, last_dropped - acknowledged_by_all()))
+  drop_before(last_dropped + 1)
+  if unread > 0 then
+    redis.call('INCRBY', lost, unread)
+  end
+end
+return (#ARGV - 3) / 2

@@ -1,0 +1,116 @@
+"""Holding: which claims this process has, and which calls it does not know the end of.
+
+A connection may break after a call was sent and before its reply. A claim in doubt may have taken
+messages that nobody here knows of: its ticket is given up at the next opportunity, and claims on
+connections made before that are refused. A settle in doubt may have been applied: its claims are
+kept as doubtful, and the next verdict on one of them asks first.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from os import urandom
+
+from umbel.brokers.interface import Claim, Delivery, Revoke, Started, Tag, Verdict
+from umbel.brokers.redis.keys import Keys
+from umbel.wire.envelope_redis import unseal
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One life of an owner's in-flight hash; it ends when others take the messages back."""
+
+    owner: str
+    epoch: bytes
+
+
+@dataclass(slots=True)
+class Group:
+    """Verdicts on claims of one hold; `sure`: they stand if the hold does."""
+
+    hold: Hold
+    sure: bool
+    verdicts: list[Verdict] = field(default_factory=list)
+
+
+class Holding:
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._held: dict[Tag, Hold] = {}
+        self._doubtful: set[Tag] = set()
+        self._nonce = urandom(6).hex()
+        self._claims = 0
+        self.lost_tickets: dict[str, set[str]] = {}
+        """Of claims whose reply never came, by owner."""
+
+    def ticket(self) -> str:
+        """Names one claim; never given twice, whatever the server forgets."""
+        self._claims += 1
+        return f"{self._nonce}.{self._claims:x}"
+
+    def give_up(self, owner: str, ticket: str) -> None:
+        self.lost_tickets.setdefault(owner, set()).add(ticket)
+
+    def take_in(self, owner: str, ticket: str, epoch: bytes, taken: Sequence[object]) -> list[Delivery]:
+        """The messages of a claim's reply: list, first place, envelopes, list, ..."""
+        hold, held = Hold(owner, epoch), self._held
+        deliveries: list[Delivery] = []
+        for at in range(0, len(taken), 3):
+            key, first, envelopes = taken[at : at + 3]
+            assert isinstance(key, bytes) and isinstance(first, int) and isinstance(envelopes, list)
+            list_key = key.decode()
+            queue = self._keys.queue_of(list_key)
+            for place, envelope in enumerate(envelopes, first):
+                tag = f"{ticket}:{place}:{list_key}"
+                held[tag] = hold
+                opened = unseal(envelope)
+                deliveries.append(Delivery(tag, queue, opened.message, opened.starts, opened.redelivered))
+        return deliveries
+
+    def judge(self, verdicts: Iterable[Verdict]) -> tuple[list[Group], set[Tag]]:
+        """Sort verdicts into groups to be settled together, and those on claims not held here.
+
+        A verdict that ends a claim takes it from here; `restore` gives it back.
+        """
+        sure: dict[Hold, Group] = {}
+        groups: list[Group] = []
+        refused: set[Tag] = set()
+        held, doubtful = self._held, self._doubtful
+        for verdict in verdicts:
+            tag = verdict.tag
+            hold = held.get(tag)
+            if hold is None:
+                refused.add(tag)
+                continue
+            if tag in doubtful:
+                groups.append(Group(hold, False, [verdict]))
+            elif (group := sure.get(hold)) is not None:
+                group.verdicts.append(verdict)
+            else:
+                sure[hold] = group = Group(hold, True, [verdict])
+                groups.append(group)
+            if not isinstance(verdict, Started):
+                del held[tag]
+        return groups, refused
+
+    def restore(self, groups: Iterable[Group]) -> None:
+        """Nobody knows whether these were settled."""
+        for group in groups:
+            for verdict in group.verdicts:
+                self._held[verdict.tag] = group.hold
+                self._doubtful.add(verdict.tag)
+
+    def settled(self, group: Group) -> None:
+        if not group.sure:
+            self._doubtful.difference_update(verdict.tag for verdict in group.verdicts)
+
+    def forget(self, owner: str) -> None:
+        """The owner holds nothing any more."""
+        gone = [tag for tag, hold in self._held.items() if hold.owner == owner]
+        for tag in gone:
+            del self._held[tag]
+            self._doubtful.discard(tag)
+        self.lost_tickets.pop(owner, None)
+
+
+def claim_of(deliveries: Sequence[Delivery], cursor: int, revokes: Iterable[Revoke], now_s: float) -> Claim:
+    return Claim(deliveries, [revoke for revoke in revokes if revoke.expires_at > now_s], cursor)

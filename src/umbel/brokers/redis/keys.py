@@ -1,0 +1,100 @@
+"""Every key that we read or write in Redis, explained.
+
+Celery's, which both sides share (wire 2.1, 6.2):
+
+    <queue>                            list    priorities 0 to 2, newest at the head, popped at the tail
+    <queue> SEP 3 | 6 | 9              list    the other priorities; 0 is served first
+    _kombu.binding.<exchange>          set     routing key SEP pattern SEP queue
+    _kombu.binding_permanent.<exchange>  set   5.7: the same, of queues that stay
+    _kombu.binding_deadlines           zset    5.7: exchange -> when its expiring bindings may go (ms)
+    celery-task-meta-<task id>         string  a result, with its TTL; also the channel that tells of it
+    /<database>.<exchange>/<key>       channel fan-out; without a routing key there is no "/<key>"
+
+`unacked`, `unacked_index` and `unacked_mutex` hold what a Celery worker took: theirs, not touched.
+
+Ours, which Celery does not know:
+
+    umbel.queues                 set     every queue that was published to or consumed by us
+    umbel.inflight.<owner>       hash    what an owner holds: "<ticket>:<place>:<list>" -> envelope, and
+                                         "epoch" -> the ticket that began this life of the hash
+    umbel.owners                 zset    owner -> when its lease ends (server's seconds)
+    umbel.generations            hash    owner -> the least generation of connections it may claim on
+    umbel.contact                string  when any owner last spoke to the server
+    umbel.grace                  string  until when nobody is taken for dead, after an outage
+    umbel.delayed.<queue>        zset    "<ticket>:<place>:<list>" NUL envelope -> when it is due
+    umbel.dead                   stream  dead letters: list, envelope, reason, starts, at
+    umbel.dead.dropped           string  how many made room for newer ones
+    umbel.revokes                hash    task id NUL header -> revoke, as JSON
+    umbel.revokes.order          zset    the same JSON -> its cursor
+    umbel.revokes.expiry         zset    task id NUL header -> when it may be forgotten
+    umbel.revokes.cursor         string  the last cursor given
+    umbel.recorders              hash    recorder -> offset it has acknowledged
+    umbel.events                 stream  the event log; the ids are "<offset>-0": at, key, body
+    umbel.events.offset          string  the last offset given
+    umbel.events.lost            string  how many events nobody read before they made room
+    umbel.clock                  string  the cluster's clock mark
+    {coord}:e:<key>              hash    one election, gone a day after its last change
+    {coord}:open                 zset    elections that are not closed -> when somebody should look
+    {coord}:l:<name>             hash    one lease: holder, term, expires_at, data
+    {coord}:meta                 hash    born, last_term
+
+A key prefix (Celery's `global_keyprefix`) stands before every one of them, channels included.
+Scripts make some of these names themselves (a returned message knows its list), so Redis Cluster,
+which wants every key announced, is not supported; Celery's layout does not fit it either.
+"""
+
+from collections.abc import Sequence
+
+SEP = "\x06\x16"
+STEPS = (0, 3, 6, 9)
+PRIORITY_MAX = 9
+
+
+def step_of(priority: int) -> int:
+    """The step whose list holds a priority: the next one below, in the range there is."""
+    return min(max(priority, 0), PRIORITY_MAX) // 3 * 3
+
+
+class Keys:
+    def __init__(self, prefix: str, database: int) -> None:
+        self.prefix = prefix
+        self._channel = f"{prefix}/{database}."
+        self.queues = f"{prefix}umbel.queues"
+        self.owners = f"{prefix}umbel.owners"
+        self.dead = f"{prefix}umbel.dead"
+        self.recorders = f"{prefix}umbel.recorders"
+        self.events = f"{prefix}umbel.events"
+        self.events_lost = f"{prefix}umbel.events.lost"
+        self.clock = f"{prefix}umbel.clock"
+
+    def list_of(self, queue: str, priority: int) -> str:
+        step = step_of(priority)
+        return f"{self.prefix}{queue}{SEP}{step}" if step else f"{self.prefix}{queue}"
+
+    def lists_of(self, queue: str) -> Sequence[str]:
+        """The lists of a queue, in the order in which they are served."""
+        return [self.list_of(queue, step) for step in STEPS]
+
+    def queue_of(self, list_key: str) -> str:
+        return list_key.removeprefix(self.prefix).partition(SEP)[0]
+
+    def delayed(self, queue: str) -> str:
+        return f"{self.prefix}umbel.delayed.{queue}"
+
+    def inflight(self, owner: str) -> str:
+        return f"{self.prefix}umbel.inflight.{owner}"
+
+    def result(self, task_id: str) -> str:
+        return f"{self.prefix}celery-task-meta-{task_id}"
+
+    def binding(self, exchange: str) -> str:
+        return f"{self.prefix}_kombu.binding.{exchange}"
+
+    def permanent_binding(self, exchange: str) -> str:
+        return f"{self.prefix}_kombu.binding_permanent.{exchange}"
+
+    def binding_deadlines(self) -> str:
+        return f"{self.prefix}_kombu.binding_deadlines"
+
+    def channel(self, exchange: str, routing_key: str = "") -> str:
+        return f"{self._channel}{exchange}/{routing_key}" if routing_key else f"{self._channel}{exchange}"

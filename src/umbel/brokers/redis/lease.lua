@@ -1,0 +1,59 @@
+-- Leases. ARGV after the verb: name, then
+--   acquire  holder, ttl               Reply: granted, holder, term, left, data
+--   read                               Reply: the same
+--   renew    holder, term, ttl         Reply: 1 or 0
+--   release  holder, term              Reply: 1 or 0
+--   update   holder, term, data        Reply: 1 or 0
+--   publish  holder, term, then for each message: list, due, field, envelope    Reply: 1 or 0
+
+local key = coord .. 'l:' .. ARGV[4]
+local record = read_hash(key)
+local is_held = record ~= nil and record.holder ~= '' and now < tonumber(record.expires_at)
+
+local function reading(granted)
+  if not record then
+    return {0, '', '0', '0', ''}
+  end
+  if not is_held then
+    return {0, '', record.term, '0', record.data}
+  end
+  return {granted, record.holder, record.term, instant(tonumber(record.expires_at) - now), record.data}
+end
+
+if verb == 'read' then
+  return reading(0)
+end
+
+if verb == 'acquire' then
+  local holder, ttl = ARGV[5], tonumber(ARGV[6])
+  if is_held and record.holder ~= holder then
+    return reading(0)
+  end
+  if not is_held then
+    born()
+    record = {holder = holder, term = next_term(), data = record and record.data or ''}
+  end
+  redis.call('HSET', key, 'holder', holder, 'term', record.term, 'expires_at', instant(now + ttl), 'data', record.data)
+  return {1, holder, record.term, tostring(ttl), record.data}
+end
+
+if not is_held or record.holder ~= ARGV[5] or record.term ~= ARGV[6] then
+  return 0
+end
+if verb == 'renew' then
+  redis.call('HSET', key, 'expires_at', instant(now + tonumber(ARGV[7])))
+elseif verb == 'release' then
+  redis.call('HSET', key, 'holder', '', 'expires_at', '0')
+elseif verb == 'update' then
+  redis.call('HSET', key, 'data', ARGV[7])
+else
+  for i = 7, #ARGV, 4 do
+    local due = tonumber(ARGV[i + 1])
+    if due > now then
+      park(ARGV[1], ARGV[i + 2], ARGV[i + 3], due)
+    else
+      redis.call('LPUSH', ARGV[i], ARGV[i + 3])
+    end
+  end
+end
+return 1

@@ -1,0 +1,245 @@
+"""Link: one connection to a Redis server on the event loop, which many tasks share.
+
+Commands of different tasks go out as they come and are answered in that order, so that nobody
+waits for another's reply before sending. A caller that is cancelled leaves its reply to be read
+and dropped in its turn. A reply that does not come in time means that the connection is dead: it
+is closed, everybody who waits on it is told, and the next call makes a new one.
+
+Calling is all there is to healing: who is told that the server cannot be reached calls again
+later, and the first one that succeeds has connected for all. After a failure the next address of
+several has its turn.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import hiredis
+
+from umbel.brokers.redis.address import Address
+from umbel.brokers.redis.replies import NO_SCRIPT, checked, handshake, not_redis, unreachable
+from umbel.brokers.redis.scripts import Script
+from umbel.errors import BrokerUnavailable
+
+Command = Sequence[Any]
+_pack = hiredis.pack_command
+
+
+class Link:
+    """`on_push` gets what the server sends unasked; `on_lost` is called when a connection ends."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        connect_timeout_s: float,
+        reply_timeout_s: float,
+        resp3: bool = False,
+        on_push: Callable[[list[Any]], None] | None = None,
+        on_connect: Callable[[], Awaitable[None]] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self._addresses = addresses
+        self._turn = 0
+        self._connect_timeout_s = connect_timeout_s
+        self._reply_timeout_s = reply_timeout_s
+        self._resp3 = resp3
+        self._on_push = on_push
+        self._on_connect = on_connect
+        self._on_lost = on_lost
+        self._wire: _Wire | None = None
+        self._connecting = asyncio.Lock()
+        self.generation = 0
+        """How many connections there have been; each is a later one than those before."""
+
+    @property
+    def address(self) -> Address:
+        return self._addresses[self._turn % len(self._addresses)]
+
+    @property
+    def is_connected(self) -> bool:
+        return self._wire is not None and not self._wire.is_closed
+
+    async def connect(self) -> None:
+        """Make sure that there is a connection."""
+        if self.is_connected:
+            return
+        async with self._connecting:
+            if not self.is_connected:
+                await self._connect_to_one()
+
+    async def call(self, *command: Any) -> Any:
+        return (await self.call_all([command]))[0]
+
+    async def call_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Send together, wait for all replies; the first error reply is raised."""
+        await self.connect()
+        replies = await self.reply_to(self.send(commands))
+        return checked(replies, self.address)
+
+    async def run(self, script: Script, *args: Any) -> Any:
+        await self.connect()
+        return await self.finish_run(self.send_run(script, *args), script, *args)
+
+    def send_run(self, script: Script, *args: Any) -> asyncio.Future[list[Any]]:
+        return self.send([("EVALSHA", script.digest, 0, *args)])
+
+    async def finish_run(self, sent: asyncio.Future[list[Any]], script: Script, *args: Any) -> Any:
+        (reply,) = await self.reply_to(sent)
+        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT):
+            return await self.call("EVAL", script.text, 0, *args)
+        return checked([reply], self.address)[0]
+
+    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
+        """Send on the connection there is; the future's result may hold error replies."""
+        if self._wire is None or self._wire.is_closed:
+            raise self._lost()
+        return self._wire.send(commands)
+
+    def send_after(self, commands: Sequence[Command], last: Command) -> asyncio.Future[list[Any]]:
+        """Send commands that are answered by pushes only, and one whose reply shows that they are done."""
+        if self._wire is None or self._wire.is_closed:
+            raise self._lost()
+        return self._wire.send([last], before=commands)
+
+    async def reply_to(self, sent: asyncio.Future[list[Any]]) -> list[Any]:
+        try:
+            async with asyncio.timeout(self._reply_timeout_s):
+                return await sent
+        except TimeoutError:
+            self.close()
+            raise BrokerUnavailable(
+                f"Redis at {self.address.shown} did not answer within {self._reply_timeout_s:g} s; "
+                "check the network and the load of the server"
+            ) from None
+        except ConnectionError:
+            raise self._lost() from None
+
+    def close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+        self._wire = None
+
+    def _lost(self) -> BrokerUnavailable:
+        return BrokerUnavailable(
+            f"the connection to Redis at {self.address.shown} was lost; is the server still running?"
+        )
+
+    async def _connect_to_one(self) -> None:
+        """Try each address once, beginning with the one whose turn it is."""
+        problem: BrokerUnavailable | None = None
+        for _ in self._addresses:
+            try:
+                await self._connect_to(self.address)
+                return
+            except BrokerUnavailable as error:
+                problem = problem or error
+                self.close()
+                self._turn += 1
+        assert problem is not None
+        raise problem
+
+    async def _connect_to(self, address: Address) -> None:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                wire = await self._dial(address)
+                self._wire = wire
+                checked(await wire.send(handshake(address, resp3=self._resp3)), address)
+        except OSError as problem:  # TimeoutError and ConnectionError are among them
+            if isinstance(problem, ConnectionError) and self._wire is not None and self._wire.is_garbled:
+                raise not_redis(address) from None
+            raise unreachable(address, problem, self._connect_timeout_s) from None
+        self.generation += 1
+        if self._on_connect is not None:
+            await self._on_connect()
+
+    async def _dial(self, address: Address) -> "_Wire":
+        loop = asyncio.get_running_loop()
+
+        def make() -> _Wire:
+            return _Wire(self._on_push, self._on_lost)
+
+        if address.path:
+            return (await loop.create_unix_connection(make, address.path))[1]
+        context = address.tls_context()
+        return (await loop.create_connection(make, address.host, address.port, ssl=context))[1]
+
+
+class _Wire(asyncio.Protocol):
+    """The connection itself: bytes in, replies out, in order."""
+
+    def __init__(
+        self, on_push: Callable[[list[Any]], None] | None, on_lost: Callable[[], None] | None
+    ) -> None:
+        self.is_closed = False
+        self.is_garbled = False
+        self._on_push = on_push
+        self._on_lost = on_lost
+        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self._transport: asyncio.Transport | None = None
+        self._batches: deque[_Batch] = deque()
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def send(
+        self, commands: Sequence[Command], *, before: Sequence[Command] = ()
+    ) -> asyncio.Future[list[Any]]:
+        assert self._transport is not None
+        replies: asyncio.Future[list[Any]] = self._loop.create_future()
+        self._batches.append(_Batch(len(commands), replies))
+        self._transport.write(b"".join([_pack(tuple(command)) for command in (*before, *commands)]))
+        return replies
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not _NOTHING:
+                self._take(reply)
+        except hiredis.ProtocolError:
+            self.is_garbled = True
+            self.close()
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self._transport is not None:
+            self._transport.abort()
+        for batch in self._batches:
+            if not batch.replies.done():
+                batch.replies.set_exception(ConnectionResetError("the connection was lost"))
+                batch.replies.exception()  # whoever was cancelled meanwhile does not fetch it
+        self._batches.clear()
+        if self._on_lost is not None:
+            self._on_lost()
+
+    def _take(self, reply: Any) -> None:
+        if isinstance(reply, hiredis.PushNotification) or not self._batches:
+            if self._on_push is not None:
+                self._on_push(reply)
+            return
+        batch = self._batches[0]
+        batch.read.append(reply)
+        if len(batch.read) == batch.count:
+            self._batches.popleft()
+            if not batch.replies.done():
+                batch.replies.set_result(batch.read)
+
+
+class _Batch:
+    __slots__ = ("count", "read", "replies")
+
+    def __init__(self, count: int, replies: asyncio.Future[list[Any]]) -> None:
+        self.count = count
+        self.replies = replies
+        self.read: list[Any] = []
+
+
+_NOTHING: Any = object()

@@ -1,0 +1,92 @@
+"""RedisProducer: publishing from any thread, before or after a fork, in one round trip.
+
+While the server cannot be reached, a call is tried again for as long as the connect time-out; then
+it raises. A call whose connection broke before the reply may be sent twice: at least once.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities, Revoke
+from umbel.brokers.redis.address import parse_addresses
+from umbel.brokers.redis.broker import CAPABILITIES
+from umbel.brokers.redis.event_log import append_arguments
+from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.publishing import Command, declare, fan_out, push
+from umbel.brokers.redis.scripts import script
+from umbel.brokers.redis.sockets import SocketConnection, SocketPool
+from umbel.brokers.redis.subscription import direct, is_direct
+from umbel.errors import RevokesFull
+from umbel.wire.message import Outgoing
+
+REVOKES_AT_ONCE = 2000
+
+_LOG, _REVOKE = script("event_log"), script("revoke")
+_encode = msgspec.json.Encoder().encode
+
+
+class RedisProducer:
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        addresses = parse_addresses(settings.url)
+        self._keys = Keys(settings.key_prefix, addresses[0].database)
+        self._pool = SocketPool(addresses, timeout_s=settings.connect_timeout_s)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    def publish(self, batch: Sequence[Outgoing]) -> None:
+        if not batch:
+            return
+        commands = push(self._keys, batch)
+        queues = {outgoing.queue for outgoing in batch}
+        self._pool.use(lambda connection: self._publish(connection, queues, commands))
+
+    def revoke(self, revokes: Sequence[Revoke]) -> None:
+        limit = self._settings.revokes_max
+        for first in range(0, len(revokes), REVOKES_AT_ONCE):
+            args: list[str | bytes] = []
+            for entry in revokes[first : first + REVOKES_AT_ONCE]:
+                args += (f"{entry.task_id}\0{entry.header}", f"{entry.expires_at:.6f}", _encode(entry))
+            recorded = self._pool.use(
+                lambda connection, args=args: connection.run(
+                    _REVOKE, "record", self._keys.prefix, limit, *args
+                )
+            )
+            if recorded < 0:
+                raise RevokesFull(
+                    f"the revoke record is at its limit of {limit:,} entries: {len(revokes) - first} more were "
+                    "not recorded; raise revokes_max, shorten revoke_retention, or purge the queue instead"
+                )
+
+    def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
+        if batch and ttl_s > 0:
+            self._pool.use(lambda connection: self._broadcast(connection, batch))
+
+    def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+        if not events:
+            return 0
+        args = append_arguments(self._keys, events, self._settings.event_log_max)
+        kept: int = self._pool.use(lambda connection: connection.run(_LOG, *args))
+        return kept
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _publish(self, connection: SocketConnection, queues: set[str], commands: list[Command]) -> None:
+        new = queues - connection.declared
+        if new:
+            commands = [*declare(self._keys, new), *commands]
+        connection.call_all(commands)
+        connection.declared |= new
+
+    def _broadcast(self, connection: SocketConnection, batch: Sequence[Broadcast]) -> None:
+        commands = fan_out(self._keys, [one for one in batch if not is_direct(one.exchange)])
+        for one in batch:
+            if is_direct(one.exchange):
+                bound = connection.call("SMEMBERS", self._keys.binding(one.exchange))
+                commands += direct(self._keys, one, bound)
+        if commands:
+            connection.call_all(commands)

@@ -1,0 +1,87 @@
+"""What a Redis server says when it refuses, in words that tell what to do."""
+
+from typing import Any
+
+import hiredis
+
+from umbel.brokers.redis.address import Address
+from umbel.errors import BrokerError, BrokerUnavailable, StorageFull
+
+NO_SCRIPT = "NOSCRIPT"
+
+
+class ServerRefused(BrokerError):
+    """An error reply that is about the command, not about the server's state."""
+
+
+class AccessRefused(BrokerUnavailable):
+    """Asking again does not help: the password, the user or the database number is wrong."""
+
+
+def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
+    text = str(reply)
+    code = text.partition(" ")[0]
+    where = f"Redis at {address.shown}"
+    match code:
+        case "NOAUTH":
+            return AccessRefused(f"{where} wants a password; write redis://:password@host:port/database")
+        case "WRONGPASS":
+            return AccessRefused(f"{where} refuses the user name or password; check them in the address")
+        case "NOPERM":
+            return AccessRefused(f"{where} does not permit this to the user: {text.removeprefix('NOPERM ')}")
+        case "OOM":
+            return StorageFull(f"{where} is at its memory limit (maxmemory): nothing was stored; free some")
+        case "LOADING":
+            return BrokerUnavailable(f"{where} is loading its data; it answers when that is done")
+        case "READONLY" | "MASTERDOWN":
+            return BrokerUnavailable(f"{where} is a replica that cannot be written to; name the primary")
+        case "MISCONF" | "BUSY" | "NOREPLICAS" | "CLUSTERDOWN":
+            return BrokerUnavailable(f"{where} cannot take writes now: {text}")
+    if "DB index is out of range" in text or "invalid DB index" in text:
+        return AccessRefused(
+            f"{where} has no database {address.database}; choose a smaller number, or raise its 'databases'"
+        )
+    if "without any password configured" in text:
+        return AccessRefused(f"{where} has no password set; remove it from the address")
+    return ServerRefused(f"{where} refused: {text}")
+
+
+def checked(replies: list[Any], address: Address) -> list[Any]:
+    """The replies, if none of them is an error."""
+    for reply in replies:
+        if isinstance(reply, hiredis.ReplyError):
+            raise error_of(reply, address)
+        if isinstance(reply, list) and reply and isinstance(reply[0], hiredis.ReplyError):
+            raise error_of(reply[0], address)  # in the reply to EXEC
+    return replies
+
+
+def unreachable(address: Address, problem: OSError, timeout_s: float) -> BrokerUnavailable:
+    """Why no connection came about, in one line."""
+    where = f"cannot reach Redis at {address.shown}"
+    if isinstance(problem, TimeoutError):
+        return BrokerUnavailable(f"{where}: no answer within {timeout_s:g} s; check host, port and firewall")
+    if isinstance(problem, ConnectionRefusedError):
+        return BrokerUnavailable(f"{where}: connection refused; is it running, and are host and port right?")
+    if isinstance(problem, FileNotFoundError):
+        return BrokerUnavailable(f"{where}: there is no such socket; is Redis running, and the path right?")
+    if type(problem).__name__ == "gaierror":
+        return BrokerUnavailable(f"{where}: the host name is unknown; check its spelling")
+    return BrokerUnavailable(f"{where}: {problem.strerror or problem}; check the address")
+
+
+def not_redis(address: Address) -> BrokerUnavailable:
+    return BrokerUnavailable(
+        f"what answers at {address.shown} does not speak Redis's protocol; check the port"
+    )
+
+
+def handshake(address: Address, *, resp3: bool = False) -> list[tuple[Any, ...]]:
+    """What is said first on every connection; the last of it always has an answer worth waiting for."""
+    commands: list[tuple[Any, ...]] = []
+    if address.password:
+        login = (address.username, address.password) if address.username else (address.password,)
+        commands.append(("AUTH", *login))
+    if resp3:
+        commands.append(("HELLO", "3"))
+    return [*commands, ("CLIENT", "SETNAME", "umbel"), ("SELECT", address.database)]

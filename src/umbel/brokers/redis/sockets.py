@@ -1,0 +1,190 @@
+"""Sockets: connections to a Redis server for synchronous callers, in any thread, across forks.
+
+A connection serves one caller at a time and goes back to the idle ones when all its replies are
+read; one that failed in between is closed, never reused. A forked child sees that it is another
+process and leaves its parent's connections alone.
+"""
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from random import random
+from typing import Any, TypeVar
+
+import hiredis
+
+from umbel.brokers.redis.address import Address
+from umbel.brokers.redis.replies import NO_SCRIPT, AccessRefused, checked, handshake, not_redis, unreachable
+from umbel.brokers.redis.scripts import Script
+from umbel.errors import BrokerUnavailable
+from umbel.protocol.retry import reconnect_wait_s
+
+T = TypeVar("T")
+IDLE_MAX = 16
+_READ_BYTES = 65536
+_NOTHING: Any = object()
+_pack = hiredis.pack_command
+
+
+class SocketConnection:
+    def __init__(self, address: Address, *, timeout_s: float) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self.declared: set[str] = set()
+        """Queues that this connection has made known to the server."""
+        try:
+            self._socket = self._dial()
+        except OSError as problem:
+            raise unreachable(address, problem, timeout_s) from None
+        try:
+            self.call_all(handshake(address))
+        except BrokerUnavailable:
+            self.close()
+            raise
+
+    def call(self, *command: Any) -> Any:
+        return self.call_all([command])[0]
+
+    def call_all(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        return checked(self.exchange(commands), self.address)
+
+    def run(self, script: Script, *args: Any) -> Any:
+        (reply,) = self.exchange([("EVALSHA", script.digest, 0, *args)])
+        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT):
+            return self.call("EVAL", script.text, 0, *args)
+        return checked([reply], self.address)[0]
+
+    def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send together, read every reply; error replies are among them."""
+        self.send(commands)
+        return [self.read() for _ in commands]
+
+    def send(self, commands: Sequence[Sequence[Any]]) -> None:
+        try:
+            self._socket.sendall(b"".join([_pack(tuple(command)) for command in commands]))
+        except OSError as problem:
+            raise self._failed(problem) from None
+
+    def read(self, timeout_s: float | None = None) -> Any:
+        """The next reply, or pushed message. TimeoutError only if a time-out was given."""
+        try:
+            reply = self._reader.gets()
+            if reply is not _NOTHING:
+                return reply
+            self._socket.settimeout(self._timeout_s if timeout_s is None else max(0.001, timeout_s))
+            while (reply := self._reader.gets()) is _NOTHING:
+                data = self._socket.recv(_READ_BYTES)
+                if not data:
+                    raise ConnectionResetError("the connection was lost")
+                self._reader.feed(data)
+        except TimeoutError as problem:
+            if timeout_s is not None:
+                raise
+            raise self._failed(problem) from None
+        except OSError as problem:
+            raise self._failed(problem) from None
+        except hiredis.ProtocolError:
+            raise not_redis(self.address) from None
+        return reply
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _dial(self) -> socket.socket:
+        if self.address.path:
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.settimeout(self._timeout_s)
+            made.connect(self.address.path)
+            return made
+        made = socket.create_connection((self.address.host, self.address.port), self._timeout_s)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        context = self.address.tls_context()
+        return made if context is None else context.wrap_socket(made, server_hostname=self.address.host)
+
+    def _failed(self, problem: OSError) -> BrokerUnavailable:
+        if isinstance(problem, TimeoutError):
+            return BrokerUnavailable(
+                f"Redis at {self.address.shown} did not answer within {self._timeout_s:g} s; "
+                "check the network and the load of the server"
+            )
+        return BrokerUnavailable(
+            f"the connection to Redis at {self.address.shown} was lost; is the server still running?"
+        )
+
+
+class SocketPool:
+    """Connections for whoever asks; no lock, so that a fork never copies a held one."""
+
+    def __init__(self, addresses: Sequence[Address], *, timeout_s: float) -> None:
+        self._addresses = addresses
+        self._timeout_s = timeout_s
+        self._turn = 0
+        self._idle: deque[SocketConnection] = deque(maxlen=IDLE_MAX)
+        self._process = os.getpid()
+
+    def use(self, work: Callable[[SocketConnection], T]) -> T:
+        """Do the work on a connection, again on a new one if it fails, for a bounded time.
+
+        Work that failed after it was sent may have been done, and is then done twice. Work that
+        went well for long, as waiting does, has the whole time again when its connection breaks.
+        """
+        ends, failures = 0.0, 0
+        while True:
+            began = time.monotonic()
+            try:
+                with self.connection() as connection:
+                    return work(connection)
+            except AccessRefused:
+                raise
+            except BrokerUnavailable:
+                now = time.monotonic()
+                if now - began > 2 * self._timeout_s:
+                    ends, failures = now + self._timeout_s, 0
+                elif not failures:
+                    ends = began + self._timeout_s
+                failures += 1
+                self._turn += 1
+                self.close()  # what was idle meanwhile has most likely ended too
+                wait_s = reconnect_wait_s(failures, random(), first_s=0.02, most_s=0.5)
+                if failures >= len(self._addresses) and now + wait_s >= ends:
+                    raise
+                time.sleep(wait_s)
+
+    @contextmanager
+    def connection(self) -> Iterator[SocketConnection]:
+        """One connection for the caller alone. It is reused only if the caller left in peace."""
+        made = self._take()
+        try:
+            yield made
+        except BaseException:
+            made.close()
+            raise
+        self._give_back(made)
+
+    def close(self) -> None:
+        """Close what is idle; connections in use go when they come back."""
+        if self._process == os.getpid():
+            while self._idle:
+                self._idle.pop().close()
+
+    def _take(self) -> SocketConnection:
+        if self._process != os.getpid():
+            parents, self._idle, self._process = self._idle, deque(maxlen=IDLE_MAX), os.getpid()
+            for one in parents:
+                one.close()  # this process's copy of the descriptor only
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pass
+        address = self._addresses[self._turn % len(self._addresses)]
+        return SocketConnection(address, timeout_s=self._timeout_s)
+
+    def _give_back(self, connection: SocketConnection) -> None:
+        if self._process == os.getpid() and len(self._idle) < IDLE_MAX:
+            self._idle.append(connection)
+        else:
+            connection.close()

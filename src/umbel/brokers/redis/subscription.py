@@ -1,0 +1,161 @@
+"""Fan-out: broadcasts by pub/sub, on the channels of Celery; answers to one asker through bindings.
+
+Redis matches channels by globs, in which `*` runs over dots; AMQP's patterns are stricter. So a
+subscription asks the server for a little more than it wants and drops the rest. A channel that
+fits two of its globs comes twice, and is taken once.
+
+Pub/sub forgets what is sent while a subscriber's connection is away. A subscription that lost its
+connection makes a new one and goes on: it misses what was sent meanwhile, as Celery's do. One that
+is not listened to keeps BUFFERED_MAX broadcasts; then the oldest go.
+"""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from random import random
+from typing import Any
+
+from umbel.brokers.interface import Broadcast
+from umbel.brokers.redis.address import Address
+from umbel.brokers.redis.keys import SEP, Keys
+from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.publishing import delivery_tags, fan_out
+from umbel.errors import BrokerError
+from umbel.protocol.retry import reconnect_wait_s
+from umbel.wire.envelope_redis import seal_broadcast, unseal
+
+BUFFERED_MAX = 50_000
+KEEP_ALIVE_S = 5.0
+REPLY_PREFIX, REPLY_SUFFIX = "reply.", ".pidbox"
+REPLY_QUEUE_TTL_MS = 60_000  # an asker that went away leaves no list behind
+
+
+def is_direct(exchange: str) -> bool:
+    """Answers to remote control go to the one queue that is bound, not to whoever listens."""
+    return exchange.startswith(REPLY_PREFIX) and exchange.endswith(REPLY_SUFFIX)
+
+
+async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> None:
+    commands = fan_out(keys, [one for one in batch if not is_direct(one.exchange)])
+    for one in batch:
+        if is_direct(one.exchange):
+            bound = await link.call("SMEMBERS", keys.binding(one.exchange))
+            commands += direct(keys, one, bound)
+    if commands:
+        await link.call_all(commands)
+
+
+def direct(keys: Keys, one: Broadcast, bound: Sequence[bytes]) -> list[Sequence[Any]]:
+    """Push to every queue that is bound with this very routing key."""
+    (tag,) = delivery_tags(1)
+    envelope = seal_broadcast(one.exchange, one.routing_key, one.body, one.headers, tag)
+    commands: list[Sequence[Any]] = []
+    for member in bound:
+        key, _, queue = (member.decode(errors="replace").split(SEP) + ["", ""])[:3]
+        if key == one.routing_key and queue:
+            name = keys.list_of(queue, 0)
+            commands += (("LPUSH", name, envelope), ("PEXPIRE", name, REPLY_QUEUE_TTL_MS))
+    return commands
+
+
+class RedisSubscription:
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        keys: Keys,
+        exchange: str,
+        patterns: Sequence[str],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._keys = keys
+        self._exchange = exchange
+        self._patterns = [pattern.split(".") for pattern in patterns]
+        self._globs = list(dict.fromkeys(self._glob(pattern) for pattern in patterns))
+        self._fitting = [re.compile(_as_expression(glob), re.DOTALL) for glob in self._globs]
+        self._heard: deque[Broadcast] = deque(maxlen=BUFFERED_MAX)
+        self._arrived = asyncio.Event()
+        self._link = Link(
+            addresses,
+            connect_timeout_s=timeout_s,
+            reply_timeout_s=timeout_s,
+            resp3=True,
+            on_push=self._take,
+            on_connect=self._subscribe,
+            on_lost=self._arrived.set,
+        )
+
+    async def enter(self) -> None:
+        await self._link.connect()
+
+    async def leave(self) -> None:
+        self._link.close()
+
+    async def __aiter__(self) -> AsyncIterator[Broadcast]:
+        failures = 0
+        while True:
+            while self._heard:
+                yield self._heard.popleft()
+            self._arrived.clear()
+            try:
+                # Also what finds out that a silent connection is dead.
+                await self._link.call("PING")
+                failures = 0
+            except BrokerError:
+                failures += 1
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+                continue
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_S):
+                    await self._arrived.wait()
+            except TimeoutError:
+                continue
+
+    async def _subscribe(self) -> None:
+        # The replies come as pushes, one for each glob, so it is the echo that is waited for.
+        link = self._link
+        commands = [("PSUBSCRIBE", glob) for glob in self._globs]
+        assert link.is_connected
+        await link.reply_to(link.send_after(commands, ("PING",)))
+
+    def _take(self, pushed: list[Any]) -> None:
+        if pushed[0] != b"pmessage":
+            return
+        _, glob, channel, payload = pushed
+        name = channel.decode(errors="replace")
+        first = next((at for at, fits in enumerate(self._fitting) if fits.fullmatch(name)), None)
+        if first is None or self._globs[first] != glob.decode(errors="replace"):
+            return
+        routing_key = name.removeprefix(self._keys.channel(self._exchange)).removeprefix("/")
+        words = routing_key.split(".")
+        if any(matches(pattern, words) for pattern in self._patterns):
+            message = unseal(payload).message
+            self._heard.append(Broadcast(self._exchange, routing_key, message.body, message.headers))
+            self._arrived.set()
+
+    def _glob(self, pattern: str) -> str:
+        """A glob that fits at least what the pattern fits: `.#` and `#.` may stand for nothing."""
+        escaped = re.sub(r"([\\\[\]?^])", r"\\\1", pattern)
+        wide = re.sub(r"\.?#\.?", "*", escaped)
+        return self._keys.channel(self._exchange) + ("/" + wide if wide not in ("", "*") else "*")
+
+
+def matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether a routing key fits a pattern, both split at their dots, as AMQP's topics have it.
+
+    `*` stands for exactly one word, `#` for any number of words, none included.
+    """
+    # Row by row over the pattern: fits[n] says whether what was read of it fits words[:n].
+    fits = [True] + [False] * len(words)
+    for part in pattern:
+        if part == "#":
+            for place in range(1, len(fits)):
+                fits[place] = fits[place] or fits[place - 1]
+        else:
+            fits = [False] + [fits[place] and part in ("*", word) for place, word in enumerate(words)]
+    return fits[-1]
+
+
+def _as_expression(glob: str) -> str:
+    return "".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", glob))

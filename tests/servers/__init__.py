@@ -1,0 +1,1 @@
+"""Real servers for tests: private, on free ports of the loopback, started and stopped by pid."""
