@@ -65,5 +65,5 @@ class TestSqlite(BackendContract):
 
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BadURL, match="schemes known here: sqlite"):
-        open_backend("redis://localhost", BrokerSettings("sqlite:///umbel.db"))
+    with pytest.raises(BadURL, match=r"schemes known here: .*sqlite"):
+        open_backend("carrier-pigeon://roof", BrokerSettings("sqlite:///umbel.db"))

@@ -163,7 +163,8 @@ class EventLogContract:
                 assert not await broker.recorders()
                 start = await broker.register_recorder("lake")
                 assert list(await broker.recorders()) == ["lake"]
-                assert await broker.log_events([("task.sent", b"1"), ("task.started", b"2")]) == 2
+                assert await broker.log_events([("task.sent", b"1")]) == 1
+                assert under_test.producer().log_events([("task.started", b"2")]) == 1
                 events = await broker.read_events("lake", 10)
                 assert [(one.offset - start, one.routing_key, one.body) for one in events] == [
                     (1, "task.sent", b"1"),

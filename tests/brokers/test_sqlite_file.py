@@ -100,8 +100,8 @@ def test_an_address_without_a_file_is_refused(url: str) -> None:
 
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
-    for url in ("redis://localhost", "umbel.db", ""):
-        with pytest.raises(BadURL, match="schemes known here: sqlite"):
+    for url in ("carrier-pigeon://roof", "umbel.db", ""):
+        with pytest.raises(BadURL, match=r"schemes known here: .*sqlite"):
             open_broker(BrokerSettings(url))
 
 
@@ -265,7 +265,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_everything_usable(
 
         # A verdict whose result has no room is not applied, and the claim stands.
         with pytest.raises(StorageFull):
-            await broker.settle([Ack(held.tag, [result("task", payload=b"x" * 100_000)])])
+            await broker.settle([Ack(held.tag, [result("task", value="x" * 100_000)])])
         assert (await broker.queues())[QUEUE].claimed == 1
         assert (await broker.settle([Ack(held.tag)])).applied == 1
 

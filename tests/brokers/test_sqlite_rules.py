@@ -29,7 +29,7 @@ from tests.brokers.under_test import (
 )
 from tests.waiting import wait_until
 from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery, Return, Revoke, Started
-from umbel.brokers.sqlite import dead_letters, revokes, wakeup
+from umbel.brokers.sqlite import dead_letters, revokes, store, wakeup
 from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.claims import Heap, share
 from umbel.brokers.sqlite.cluster_store import ClusterStore
@@ -170,6 +170,22 @@ def test_dead_letters_are_bounded_and_the_oldest_goes(
     assert run(scenario()) == [b"e", b"d", b"c"]
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT value FROM meta WHERE name = 'dead_letters_dropped'").fetchone() == (2,)
+
+
+def test_purging_goes_in_portions(under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PURGE_ROWS_MAX", 3)
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            later = time.time() + 3600
+            for number in range(10):
+                await broker.publish(outgoing(str(number), priority=number % 4))
+                await broker.publish(outgoing(str(number), not_before=later) + outgoing("x", queue="other"))
+            assert await broker.purge(QUEUE) == 20
+            assert list(await broker.queues()) == ["other"]
+            assert len(await broker.peek("other", 100)) == 10
+
+    run(scenario())
 
 
 def test_more_due_messages_than_one_claim_releases_all_come(under_test: BrokerUnderTest) -> None:
@@ -345,9 +361,9 @@ def test_a_message_that_comes_between_looking_and_registering_is_seen(
 
 
 def test_a_broadcast_past_its_ttl_is_not_read_even_before_it_is_swept(path: Path) -> None:
-    store = Store(BrokerSettings(f"sqlite:///{path}"))
-    cluster = ClusterStore(store)
+    one = Store(BrokerSettings(f"sqlite:///{path}"))
+    cluster = ClusterStore(one)
     _, offset = cluster.subscribe("x", None)
     cluster.broadcast([Broadcast("x", "stale", b"{}")], ttl_s=0.05)
     wait_until(lambda: cluster.heard_since("x", offset, 10) == ([], offset + 1), what="the end of its TTL")
-    store.close()
+    one.close()

@@ -31,6 +31,7 @@ from umbel.brokers.sqlite.gate import WriteGate
 from umbel.errors import BrokerError, BrokerUnavailable, StorageFull
 
 CHECKPOINT_PAGES = 4000
+LOG_BYTES_MAX = 64 * 2**20  # what a burst leaves of the log; smaller logs are written over
 CACHE_KIB = 16_384
 STATEMENTS_CACHED = 256
 FORK_WAIT_S = 5.0
@@ -67,53 +68,59 @@ class Database:
 
     @contextmanager
     def write(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of the block, or nothing of it."""
-        with self._using() as db, self._gated():
-            db.execute("BEGIN IMMEDIATE")
-            yield db
-            db.execute("COMMIT")
+        """One transaction: all of the block, or nothing of it.
+
+        One flat generator, because every message pays for it: built of parts that are context
+        managers themselves, it cost as much again as BEGIN, COMMIT and the gate together.
+        """
+        self._take_turn()
+        try:
+            db = self._open()
+            self._gate.enter(self._timeout_s)
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+            finally:
+                self._gate.leave()
+        except sqlite3.Error as error:
+            raise explain(error, self.path, self._timeout_s) from error
+        finally:
+            self._turn.release()
         if durable:
             self._flush()
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """One snapshot for all statements of the block."""
-        with self._using() as db:
-            db.execute("BEGIN")
-            yield db
-            db.execute("COMMIT")
+        self._take_turn()
+        try:
+            db = self._open()
+            try:
+                db.execute("BEGIN")
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+        except sqlite3.Error as error:
+            raise explain(error, self.path, self._timeout_s) from error
+        finally:
+            self._turn.release()
 
     def close(self) -> None:
         with self._turn:
             self._shut()
 
-    @contextmanager
-    def _using(self) -> Iterator[sqlite3.Connection]:
+    def _take_turn(self) -> None:
         if not self._turn.acquire(timeout=self._timeout_s):
             raise BrokerUnavailable(
                 f"{self.path}: other threads kept the database for {self._timeout_s:g} s; "
                 "is the disk overloaded?"
             )
-        try:
-            yield self._open()
-        except BaseException as error:
-            self._roll_back()
-            if isinstance(error, sqlite3.Error):
-                raise explain(error, self.path, self._timeout_s) from error
-            raise
-        finally:
-            self._turn.release()
-
-    @contextmanager
-    def _gated(self) -> Iterator[None]:
-        self._gate.enter(self._timeout_s)
-        try:
-            yield
-        except BaseException:
-            self._roll_back()
-            raise
-        finally:
-            self._gate.leave()
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None:
@@ -134,8 +141,9 @@ class Database:
             cached_statements=STATEMENTS_CACHED,
         )
         try:
-            with self._gated():
-                self._set_up(db)
+            self._gate.enter(self._timeout_s)
+            self._set_up(db)
+            self._gate.leave()
         except BaseException:
             db.close()
             self._gate.close()
@@ -147,6 +155,7 @@ class Database:
         _switch_to_wal(db, self._timeout_s)
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        db.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_MAX}")
         db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute("BEGIN IMMEDIATE")

@@ -25,7 +25,17 @@ _SUPPORTED = sys.platform == "linux"
 _GATE, _TURNSTILE = 0, 1  # bytes of the side file
 _PAUSE_S = 0.00005
 _PAUSE_MAX_S = 0.0005
-_FLOCK = "hhqqi"  # struct flock: type, whence, start, length, pid
+
+
+def _flock(kind: int, place: int) -> bytes:
+    return struct.pack("hhqqi", kind, os.SEEK_SET, place, 1, 0)  # type, whence, start, length, pid
+
+
+_LOCKS = {
+    (place, kind): _flock(kind, place)
+    for place in (_GATE, _TURNSTILE)
+    for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK)
+}
 
 
 class WriteGate:
@@ -77,7 +87,7 @@ class WriteGate:
     def _set(self, place: int, kind: int) -> bool:
         assert self._file is not None
         try:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, place, 1, 0))
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _LOCKS[place, kind])
         except BlockingIOError:
             return False
         return True

@@ -143,11 +143,12 @@ def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int]]:
     return {queue: (ready, delayed, claimed) for queue, ready, delayed, claimed in found}
 
 
-def purge(db: sqlite3.Connection, queue: str) -> int:
-    """Remove what waits in the queue, due or not; what is claimed stays with its owner."""
-    for table in ("ready", "delayed"):
-        db.execute(f"DELETE FROM messages WHERE id IN (SELECT id FROM {table} WHERE queue = ?)", (queue,))
-    return sum(
-        db.execute(f"DELETE FROM {table} WHERE queue = ?", (queue,)).rowcount
-        for table in ("ready", "delayed")
-    )
+def purge(db: sqlite3.Connection, queue: str, limit: int) -> int:
+    """Remove up to `limit` messages that wait, due or not; what is claimed stays with its owner."""
+    for table, key in (("ready", "queue, priority, id"), ("delayed", "not_before, id")):
+        some = f"FROM {table} WHERE queue = ? ORDER BY {key} LIMIT ?"
+        db.execute(f"DELETE FROM messages WHERE id IN (SELECT id {some})", (queue, limit))
+        removed = db.execute(f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} {some})", (queue, limit))
+        if removed.rowcount:
+            return removed.rowcount
+    return 0

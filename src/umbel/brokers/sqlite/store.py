@@ -26,6 +26,7 @@ from umbel.brokers.sqlite.wakeup import poke
 from umbel.wire.message import Outgoing, StoredResult
 
 LOST_CHECKS_PER_LEASE = 3
+PURGE_ROWS_MAX = 20_000  # in one transaction
 
 
 class Store:
@@ -155,8 +156,14 @@ class Store:
             return messages.peek(db, queue, limit)
 
     def purge(self, queue: str) -> int:
-        with self.database.write() as db:
-            return messages.purge(db, queue)
+        """Remove what waits now, in portions: others wait while a transaction runs."""
+        removed = 0
+        while True:
+            with self.database.write() as db:
+                portion = messages.purge(db, queue, PURGE_ROWS_MAX)
+            removed += portion
+            if not portion:
+                return removed
 
     def dead_letters(self, limit: int) -> Sequence[DeadLetter]:
         with self.database.read() as db:
