@@ -296,16 +296,16 @@ class VerdictsContract:
                 backend = under_test.backend()
                 if not broker.capabilities.stores_results:
                     return
-                for status, payload in (
-                    ("FAILURE", b"1"),
-                    ("SUCCESS", b"2"),
-                    ("FAILURE", b"3"),
-                    ("SUCCESS", b"4"),
+                for status, value in (
+                    ("FAILURE", "1"),
+                    ("SUCCESS", "2"),
+                    ("FAILURE", "3"),
+                    ("SUCCESS", "4"),
                 ):
                     await broker.publish(outgoing("a"))
                     delivery = await take_one(broker)
-                    await settle_all(broker, Ack(delivery.tag, [result("task", status, payload)]))
-                assert backend.read(["task"]) == {"task": result("task", "SUCCESS", b"2")}
+                    await settle_all(broker, Ack(delivery.tag, [result("task", status, value)]))
+                assert backend.read(["task"]) == {"task": result("task", "SUCCESS", "2")}
 
         run(scenario())
 

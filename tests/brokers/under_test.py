@@ -5,6 +5,7 @@ what the transport declares. Everything else is reached through the registries, 
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -113,8 +114,10 @@ def outgoing(*texts: str, queue: str = QUEUE, priority: int = 0, not_before: flo
     return [Outgoing(queue, message(text, priority=priority), not_before) for text in texts]
 
 
-def result(task_id: str, status: str = "SUCCESS", payload: bytes = b"{}") -> StoredResult:
-    return StoredResult(task_id, status, payload)
+def result(task_id: str, status: str = "SUCCESS", value: str = "") -> StoredResult:
+    """A result as workers store it: some stores keep nothing but this map, and read the status in it."""
+    payload = {"status": status, "result": value, "traceback": None, "children": [], "task_id": task_id}
+    return StoredResult(task_id, status, json.dumps(payload, ensure_ascii=False).encode())
 
 
 def texts(deliveries: Iterable[Delivery]) -> list[str]:

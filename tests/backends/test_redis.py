@@ -1,0 +1,26 @@
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.backends.contract import BackendContract, Stores, closing
+from tests.servers.redis import redis_server, redis_url
+from umbel.backends.interface import Backend
+from umbel.backends.registry import open_backend
+from umbel.brokers.interface import BrokerSettings
+
+__all__ = ["redis_server", "redis_url"]  # fixtures
+
+
+@pytest.fixture
+def stores(redis_url: str) -> Iterator[Stores]:
+    opened: list[Backend] = []
+    yield closing(
+        opened, lambda **changes: open_backend(redis_url, replace(BrokerSettings(redis_url), **changes))
+    )
+    for backend in opened:
+        backend.close()
+
+
+class TestRedis(BackendContract):
+    """Redis keeps every promise."""
