@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     from importlib import import_module
 
     if name == "errors":
@@ -53,3 +53,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = found
         return found
     raise AttributeError(f"module 'umbel' has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:  # to a type checker, a name that is not listed above is a mistake
+    __getattr__ = _load

@@ -262,10 +262,22 @@ def test_numbers_come_out_of_variables_as_numbers(tmp_path: Path, monkeypatch: p
 # -- in the app ------------------------------------------------------------------------------------
 
 
-def test_an_app_takes_settings_as_keywords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_apps_file_lies_beside_the_code_that_makes_it_wherever_one_calls_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     made = App("shop", broker="sqlite:///q.db", task_default_queue="orders").settings
-    assert (made.broker, made.task_default_queue) == (f"sqlite:///{tmp_path}/q.db", "orders")
+    here = Path(__file__).resolve().parent
+    assert (made.broker, made.task_default_queue) == (f"sqlite:///{here}/q.db", "orders")
+
+
+def test_the_file_of_an_app_that_was_typed_in_lies_in_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"App": App}
+    exec("settings = App('typed').settings", names)
+    assert names["settings"].broker == f"sqlite:///{tmp_path}/umbel.db"  # type: ignore[attr-defined]
 
 
 def test_an_app_refuses_what_its_settings_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

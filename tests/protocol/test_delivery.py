@@ -85,13 +85,10 @@ def test_a_revoked_message_is_refused_whatever_else_it_is(arrival: Arrival) -> N
 # -- poison ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("starts", "charged", "poisonous"),
-    [(0, True, False), (1, True, False), (2, True, True), (2, False, False), (3, False, True)],
-)
-def test_a_message_whose_process_died_has_three_chances(starts: int, charged: bool, poisonous: bool) -> None:
+@pytest.mark.parametrize(("starts", "poisonous"), [(0, False), (1, False), (2, True), (3, True)])
+def test_a_message_whose_process_died_has_three_chances(starts: int, poisonous: bool) -> None:
     desk = Desk(RULES, max_deliveries=3)
-    assert desk.is_poisonous_after(replace(ARRIVAL, starts=starts), charged=charged) is poisonous
+    assert desk.is_poisonous_after(replace(ARRIVAL, starts=starts)) is poisonous
 
 
 def test_a_message_that_kills_its_process_each_time_starts_exactly_three_times() -> None:
@@ -99,7 +96,7 @@ def test_a_message_that_kills_its_process_each_time_starts_exactly_three_times()
     arrival = ARRIVAL
     for start in (1, 2, 3):
         assert isinstance(desk.admit(arrival, (), NOW), Run)
-        assert desk.is_poisonous_after(arrival, charged=True) is (start == 3)
+        assert desk.is_poisonous_after(arrival) is (start == 3)
         arrival = replace(arrival, starts=start)
     assert desk.admit(arrival, (), NOW) == Refuse(Refusal.POISONOUS)
 

@@ -1,5 +1,6 @@
 """Tasks for the scenarios. Each run leaves a line in a journal, so that a test can count runs."""
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -56,14 +57,14 @@ def refusing() -> None:
     raise Reject("not today")
 
 
-@app.task(time_limit=0.5)
-def endless() -> None:
-    Event().wait(60)
+@app.task
+def talks(text: str) -> None:
+    logging.getLogger("shop").info(text)
 
 
-@app.task(time_limit=30, soft_time_limit=0.3)
-def interruptible() -> None:
-    Event().wait(60)
+@app.task
+def breaks() -> None:
+    raise ValueError("it broke here")
 
 
 @app.task(rate_limit="20/s")

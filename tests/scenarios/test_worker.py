@@ -12,6 +12,7 @@ from tests.waiting import wait_until
 from umbel.errors import JoinWouldBlock, SoftTimeLimitExceeded, TaskRevoked, TimeLimitExceeded
 
 TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
+LIMITS_FILE = Path(__file__).with_name("limit_tasks.py")
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
 
 
@@ -66,15 +67,60 @@ def test_a_second_sigterm_returns_what_runs_too(tmp_path: Path) -> None:
 
 
 def test_time_limits_end_tasks(tmp_path: Path) -> None:
-    with Cluster(tmp_path, TASKS_FILE) as cluster:
+    with Cluster(tmp_path, LIMITS_FILE) as cluster:
         cluster.start_worker("w1", "-c", "2")
-        hard = cluster.app.send_task("chaos_tasks.endless")
-        soft = cluster.app.send_task("chaos_tasks.interruptible")
-        with pytest.raises(TimeLimitExceeded):
+        hard = cluster.app.send_task("limit_tasks.endless")
+        soft = cluster.app.send_task("limit_tasks.interruptible")
+        with pytest.raises(TimeLimitExceeded, match=r"limit of 0\.5 s"):
             hard.get(timeout=30)
         with pytest.raises(SoftTimeLimitExceeded):
             soft.get(timeout=30)
-        assert cluster.app.tasks["chaos_tasks.add"].delay(1, 1).get(timeout=30) == 2
+        assert cluster.umbel("health").returncode == 0
+
+
+def test_a_pool_that_cannot_enforce_a_limit_refuses_at_start(tmp_path: Path) -> None:
+    with Cluster(tmp_path, LIMITS_FILE) as cluster:
+        worker = cluster.start_worker("w1", "-P", "solo", wait=False)
+        assert worker.wait(30) == 2
+        assert "limit_tasks.endless" in cluster.log("w1")
+
+
+def test_one_message_with_a_limit_does_not_harm_a_pool_that_cannot_enforce_it(tmp_path: Path) -> None:
+    with Cluster(tmp_path, TASKS_FILE) as cluster:
+        cluster.start_worker("w1", "-P", "solo")
+        limited = cluster.app.send_task("chaos_tasks.add", [1, 1], time_limit=5)
+        assert cluster.app.send_task("chaos_tasks.add", [1, 2]).get(timeout=20) == 3
+        wait_until(limited.failed, what="the limited task to be refused")
+        assert len(cluster.umbel_json("dlq", "ls")) == 1
+
+
+def test_stopping_a_worker_is_not_held_against_the_task_it_ran(tmp_path: Path) -> None:
+    with Cluster(tmp_path, TASKS_FILE, lease_s=0.5) as cluster:
+        cluster.start_worker("w1", "-c", "1")
+        cluster.app.send_task("chaos_tasks.work", [str(tmp_path), 60.0])
+        wait_until(lambda: len(lines(tmp_path)) == 1, what="the task to start")
+        cluster.kill_worker("w1")  # from here on its starts are counted before it runs
+        for run in range(2, 6):
+            cluster.start_worker("w1", "-c", "1", "--grace", "0")
+            wait_until(lambda: len(lines(tmp_path)) == run, deadline_s=20, what=f"run {run}")  # noqa: B023
+            assert cluster.stop_worker("w1") == 0
+        (message,) = cluster.umbel_json("queues", "peek", "celery")
+        assert message["starts"] == 0
+
+
+def test_what_a_task_logs_and_why_it_failed_stand_in_the_workers_log(tmp_path: Path) -> None:
+    with Cluster(tmp_path, TASKS_FILE) as cluster:
+        cluster.start_worker("w1", "-c", "1")
+        cluster.app.send_task("chaos_tasks.talks", ["hello from a task"], task_id="talker").get(timeout=20)
+        cluster.app.send_task("chaos_tasks.breaks").get(timeout=20, propagate=False)
+        wait_until(lambda: "it broke here" in cluster.log("w1"), what="the failure in the log")
+        assert cluster.stop_worker("w1") == 0
+        log = cluster.log("w1")
+    (line,) = [line for line in log.splitlines() if "hello from a task" in line]
+    assert "INFO" in line
+    assert "task_id=talker" in line
+    assert 'raise ValueError("it broke here")' in log
+    assert " died" not in log  # children that end as they were asked to do not "die"
 
 
 def test_a_task_that_waits_for_another_is_refused(tmp_path: Path) -> None:

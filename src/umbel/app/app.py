@@ -13,6 +13,7 @@ from time import time
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from umbel.app.canvas import Signature, signature_from
+from umbel.app.child_logs import set_up_child_logging
 from umbel.app.eager import EagerBackend, EagerRunner
 from umbel.app.options import TaskKeywords, options_from
 from umbel.app.request import Request, current_request
@@ -59,15 +60,16 @@ class BoundTaskDecorator(Protocol):
 class App:
     """A set of tasks and where their messages and results go.
 
-    Without `broker` everything lives in one SQLite file, umbel.db. `umbel.app.settings` lists
-    every setting and the places where it may be written.
+    Without `broker` everything lives in one SQLite file, umbel.db, beside the code that makes the
+    app. `umbel.app.settings` lists every setting and the places where it may be written.
     """
 
     def __init__(
         self, name: str = "main", broker: str | None = None, backend: str | None = None, **settings: Any
     ) -> None:
         self.name = name
-        self.settings: Settings = assemble({"broker": broker, "backend": backend, **settings})
+        given = {"broker": broker, "backend": backend, **settings}
+        self.settings: Settings = assemble(given, directory=_directory_of(sys._getframe(1).f_globals))
         self.router = Router(self.settings.task_routes)
         self.signals = Signals()
         self.tasks: dict[str, Task[Any, Any]] = {}
@@ -149,7 +151,15 @@ class App:
     ) -> AsyncResult[Any]:
         prepared = self.prepare(name, args, kwargs, options, sender=current_request())
         self.publish([prepared])
-        return AsyncResult(prepared.task_id, app=self)
+        return AsyncResult(prepared.task_id, app=self, ignored=self.ignores_result(name, options))
+
+    def ignores_result(self, name: str, options: SendOptions) -> bool:
+        """Whether nobody will store the result of this call."""
+        known = self.tasks.get(name)
+        for said in (options.get("ignore_result"), known.options.ignore_result if known else None):
+            if said is not None:
+                return said
+        return self.settings.task_ignore_result
 
     def send_many(self, signatures: Iterable[Signature[Any]]) -> list[AsyncResult[Any]]:
         """Send many calls at once: one step for the broker, all of them or none."""
@@ -267,6 +277,7 @@ class App:
     # -- in a child of a pool (pools.interface.Host) ---------------------------------------------
 
     def start_child(self, context: ChildContext) -> Runner:
+        set_up_child_logging(context)
         self._node = context.node
         self._tracer = Tracer(self, hostname=context.node)
         self.signals.worker_process_init.send(node=context.node, child=context.child)
@@ -298,6 +309,13 @@ def _main_module(app_name: str) -> str:
         return str(spec.name)
     file = getattr(main, "__file__", None) or "<stdin>"
     return app_name if file.startswith("<") else Path(file).stem
+
+
+def _directory_of(names: Mapping[str, Any]) -> Path | None:
+    """Where the module with these names lies: client and worker find the same umbel.db from it,
+    whatever directory each was started in. None for code that was typed in."""
+    file = names.get("__file__")
+    return Path(file).resolve().parent if isinstance(file, str) else None
 
 
 def _home(function: Callable[..., Any]) -> tuple[str, str]:

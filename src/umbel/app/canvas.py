@@ -108,7 +108,8 @@ class Signature(Generic[R]):
 
     def handle(self) -> AsyncResult[R]:
         """The result of a signature that has its id."""
-        return AsyncResult(self.options["task_id"], app=self.app)
+        ignored = self.app.ignores_result(self.task, self.options)
+        return AsyncResult(self.options["task_id"], app=self.app, ignored=ignored)
 
     def apply(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> AsyncResult[R]:
         """Run it here, through the path a worker would take."""

@@ -10,7 +10,7 @@ traceback).
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -55,13 +55,26 @@ def after_success(app: "App", call: TaskCall, request: Request, value: Any) -> l
     return sent
 
 
+def _run_here(work: Callable[[], object]) -> None:
+    work()
+
+
 def after_failure(
-    app: "App", call: TaskCall, request: Request, error: BaseException, traceback: str
+    app: "App",
+    call: TaskCall,
+    request: Request,
+    error: BaseException,
+    traceback: str,
+    *,
+    run: Callable[[Callable[[], object]], None] = _run_here,
 ) -> list[Outgoing]:
-    """Call or prepare the errbacks; one that cannot be sent is logged and the others still are."""
+    """Call or prepare the errbacks; one that cannot be sent is logged and the others still are.
+
+    `run` calls those that take the error itself: a worker's loop must not run users' code.
+    """
     sent: list[Outgoing] = []
     for errback in call.embed.errbacks or ():
-        happened = call_guarded(_fail_over, app, errback, request, error, traceback)
+        happened = call_guarded(_fail_over, app, errback, request, error, traceback, run)
         if isinstance(happened, Raised):
             log.error(
                 "an errback failed",
@@ -74,16 +87,25 @@ def after_failure(
 
 
 def _fail_over(
-    app: "App", errback: SignatureMap, request: Request, error: BaseException, traceback: str
+    app: "App",
+    errback: SignatureMap,
+    request: Request,
+    error: BaseException,
+    traceback: str,
+    run: Callable[[Callable[[], object]], None],
 ) -> list[Outgoing]:
     signature = signature_from(errback, app)
     facts = (request, error, traceback)
     if not _takes(app, signature, facts):
         return _linked(app, signature, [request.id], request)
+    run(lambda: _call(signature, facts))
+    return []
+
+
+def _call(signature: Signature[Any], facts: tuple[object, ...]) -> None:
     answer = signature(*facts)
     if iscoroutine(answer):
         run_to_end(answer)
-    return []
 
 
 def _takes(app: "App", signature: Signature[Any], more: tuple[object, ...]) -> bool:

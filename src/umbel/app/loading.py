@@ -9,6 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import extract_tb
 
 from umbel.app.app import App
 from umbel.errors import AppNotFound
@@ -33,7 +34,7 @@ def find_app(wanted: str | None) -> FoundApp:
         path = Path(module).resolve()
         if not path.is_file():
             raise AppNotFound(f"-A {target}: there is no file {path}")
-        directory, module = str(path.parent), path.stem
+        directory, module = _as_module(path)
     else:
         directory = str(Path.cwd())
     canonical = f"{module}:{attribute}" if attribute else module
@@ -52,7 +53,7 @@ def load_app(target: str, *search_path: str) -> App:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise AppNotFound(f"-A {target}: there is no module {module!r} here; run where it lies") from None
         raise AppNotFound(
-            f"-A {target}: importing {module!r} failed: {type(error).__name__}: {error}"
+            f"-A {target}: importing {module!r} failed: {type(error).__name__}: {error}{_place_of(error)}"
         ) from error
     if attribute:
         found = getattr(imported.value, attribute, None)
@@ -60,6 +61,21 @@ def load_app(target: str, *search_path: str) -> App:
             return found
         raise AppNotFound(f"-A {target}: {module!r} has no App named {attribute!r}")
     return _only_app(vars(imported.value), target)
+
+
+def _as_module(path: Path) -> tuple[str, str]:
+    """The directory to search and the dotted name, so that a task has one name however it is loaded."""
+    package, names = path.parent, [path.stem]
+    while (package / "__init__.py").is_file():
+        names.insert(0, package.name)
+        package = package.parent
+    return str(package), ".".join(names)
+
+
+def _place_of(error: BaseException) -> str:
+    """Where in the user's code an import failed, as ` (tasks.py, line 3)`."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def _only_app(names: dict[str, object], target: str) -> App:

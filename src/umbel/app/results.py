@@ -34,8 +34,11 @@ _CELERY_NAMES = {
 
 
 class AsyncResult(Generic[R]):
-    def __init__(self, task_id: str, *, app: "App", parent: "AsyncResult[Any] | None" = None) -> None:
+    def __init__(
+        self, task_id: str, *, app: "App", parent: "Any | None" = None, ignored: bool = False
+    ) -> None:
         self.id = task_id
+        self.ignored = ignored  # nobody will store a result: there is nothing to wait for
         self.app = app
         self.parent = parent
         self._eager = app.eager_backend
@@ -45,6 +48,8 @@ class AsyncResult(Generic[R]):
         self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
     ) -> R:
         """Wait for the result and return it; a failed task raises its exception here."""
+        if self.ignored:
+            return None  # type: ignore[return-value]
         self._refuse_join(allow_join)
         if self._final is None:
             self._keep(self._backend.wait([self.id], timeout), timeout)
@@ -57,6 +62,8 @@ class AsyncResult(Generic[R]):
         self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
     ) -> R:
         """The same as `get` for async code: the loop goes on meanwhile."""
+        if self.ignored:
+            return None  # type: ignore[return-value]
         self._refuse_join(allow_join)
         if self._final is None:
             self._keep(await self._backend.wait_async([self.id], timeout), timeout)

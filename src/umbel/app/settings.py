@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -133,7 +133,7 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     try:
         converted = msgspec.convert(value, _TYPES[name], strict=strict)
     except msgspec.ValidationError as error:
-        raise BadSetting(name, value, str(error), source=source) from None
+        raise BadSetting(name, value, _wanted(name) or str(error), source=source) from None
     least, most = _AT_LEAST.get(name), _AT_MOST.get(name)
     # Not "below the least", because a NaN is below nothing.
     if least is not None and converted is not None and not converted >= least:
@@ -141,6 +141,23 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     if most is not None and not converted <= most:
         raise BadSetting(name, value, f"must be at most {most}", source=source)
     return converted
+
+
+def _wanted(name: str) -> str:
+    """What a setting takes, where a person can be told in a few words."""
+    choices = get_args(_TYPES[name])
+    if get_origin(_TYPES[name]) is Literal:
+        return f"must be one of {', '.join(choices)}"
+    kinds = {_KINDS[one] for one in choices or (_TYPES[name],) if one in _KINDS}
+    return f"must be {' or '.join(sorted(kinds))}" if kinds else ""
+
+
+_KINDS: Mapping[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+}
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -166,12 +183,11 @@ def _parsed(name: str, text: str, source: str) -> Any:
 
 
 def _find_table(start: Path) -> tuple[Path | None, Mapping[str, Any]]:
-    """The nearest pyproject.toml, if it says anything about us, and what it says."""
+    """The nearest pyproject.toml that says something about us, and what it says."""
     for directory in (start, *start.parents):
         candidate = directory / "pyproject.toml"
-        if candidate.is_file():
-            table = _table(candidate)
-            return (None, {}) if table is None else (candidate, table)
+        if candidate.is_file() and (table := _table(candidate)) is not None:
+            return candidate, table
     return None, {}
 
 

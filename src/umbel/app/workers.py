@@ -1,7 +1,10 @@
 """Workers: from an app and a command's flags to a worker that can run."""
 
+import logging
 import os
 import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
@@ -13,7 +16,8 @@ from umbel.app.settings import Settings
 from umbel.backends.registry import open_backend
 from umbel.brokers.registry import open_broker
 from umbel.errors import BadSetting, WireError
-from umbel.pools.interface import PoolSettings
+from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.interface import Pool, PoolSettings
 from umbel.pools.registry import make_pool
 from umbel.protocol.delivery import TaskRules
 from umbel.wire.message import Message, StoredResult
@@ -25,6 +29,8 @@ from umbel.worker.worker import Worker
 if TYPE_CHECKING:
     from umbel.app.app import App
 
+log = logging.getLogger("umbel.worker")
+
 
 def make_worker(
     found: FoundApp,
@@ -34,6 +40,7 @@ def make_worker(
     run_directory: Path,
     loglevel: str = "WARNING",
     logfile: str | None = None,
+    log_json: bool = False,
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
     app = found.app
@@ -48,6 +55,7 @@ def make_worker(
             concurrency=settings.worker_concurrency or os.cpu_count() or 1,
             loglevel=loglevel,
             logfile=logfile,
+            log_json=log_json,
             child_start=settings.worker_child_start,
         ),
     )
@@ -67,8 +75,17 @@ def make_worker(
         on_ready=lambda: app.signals.worker_ready.send(node=name),
         on_shutdown=lambda: app.signals.worker_shutdown.send(node=name),
     )
+    refuse_unenforceable(pool, settings.worker_pool, worker_settings.tasks)
     app.signals.worker_init.send(node=name)
     return Worker(worker_settings, broker=broker, backend=backend, pool=pool)
+
+
+def refuse_unenforceable(pool: Pool, name: str, tasks: Mapping[str, TaskRules]) -> None:
+    """A pool that cannot end a task at its limit must not take a task that has one."""
+    limited = sorted(task for task, rules in tasks.items() if rules.has_limits)
+    if limited and not pool.supports_time_limits:
+        problem = f"it cannot enforce time limits, and {', '.join(limited[:3])} has one; use prefork"
+        raise BadSetting("worker_pool", name, problem, source="the command line or settings")
 
 
 def node_name(given: str | None) -> str:
@@ -101,6 +118,8 @@ class Endings:
 
     def __init__(self, app: "App") -> None:
         self._app = app
+        # Errbacks that take the error itself are users' code: they run off the worker's loop.
+        self._thread = ThreadPoolExecutor(1, "umbel-errbacks")
 
     def __call__(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
         described = exception_map(error)
@@ -115,4 +134,12 @@ class Endings:
             return Ending(results)
         results += steps_that_never_run(call, described, "", status=status, done_at=done_at)
         request = request_of(call, hostname="", queue=queue)
-        return Ending(results, after_failure(self._app, call, request, error, ""))
+        return Ending(results, after_failure(self._app, call, request, error, "", run=self._run))
+
+    def _run(self, work: Callable[[], object]) -> None:
+        self._thread.submit(self._guarded, work)
+
+    def _guarded(self, work: Callable[[], object]) -> None:
+        happened = call_guarded(work)
+        if isinstance(happened, Raised):
+            log.error("an errback failed", exc_info=happened.error)

@@ -54,6 +54,13 @@ class BrokerSettings:
     key_prefix: str = ""
 
 
+def without_password(url: str) -> str:
+    """An address as it may be shown and logged."""
+    scheme, separator, rest = url.partition("://")
+    credentials, at, host = rest.rpartition("@")
+    return f"{scheme}{separator}{credentials.partition(':')[0]}:***@{host}" if at else url
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What this transport supports; where something is missing, `reasons` says why."""
@@ -93,11 +100,12 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
 class Return(msgspec.Struct, frozen=True, gc=False):
     """Back to its queue, first in line, or parked until `not_before`.
 
-    `charged` counts one start against it. `ran` marks it redelivered, whether charged or not.
+    `charged` counts a start against it; -1 takes back one that `Started` counted, when the worker
+    stopped and the task is not to blame. `ran` marks it redelivered, whether charged or not.
     """
 
     tag: Tag
-    charged: bool = False
+    charged: int = 0
     ran: bool = False
     not_before: float = 0.0
 

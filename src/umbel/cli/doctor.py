@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from umbel.brokers.interface import without_password
 from umbel.cli import exits
 from umbel.cli.options import app_option, json_option, print_json, print_table, run_directory_option
 from umbel.errors import UmbelError
@@ -94,12 +95,6 @@ def _app(app_name: str | None) -> Iterator[Finding]:
         yield Finding("broker", "FAIL", str(error))
         return
     waiting = sum(depth.ready + depth.delayed for depth in depths.values())
-    yield Finding("broker", "ok", f"{_without_password(app.settings.broker)}: {waiting} messages wait")
+    yield Finding("broker", "ok", f"{without_password(app.settings.broker)}: {waiting} messages wait")
     if letters:
         yield Finding("dead letters", "note", "there are some; `umbel dlq ls` says why")
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    credentials, at, host = rest.rpartition("@")
-    return f"{scheme}{separator}{credentials.partition(':')[0]}:***@{host}" if at else url

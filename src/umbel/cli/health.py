@@ -7,23 +7,26 @@ import click
 
 from umbel.cli import exits
 from umbel.cli.options import json_option, run_directory_option
-from umbel.worker.run_directory import NodeState, default_run_directory, read_states
+from umbel.worker.run_directory import NodeState, default_run_directory, forget_dead, read_states
 
 
 @click.command("health")
 @click.option("-n", "--hostname", metavar="NAME[@HOST]", help="Only this node.")
+@click.option("--forget", is_flag=True, help="Forget workers that are gone and did not say so.")
 @run_directory_option
 @json_option
-def command(hostname: str | None, run_directory: Path | None, as_json: bool) -> int:
+def command(hostname: str | None, run_directory: Path | None, forget: bool, as_json: bool) -> int:
     """Say whether the workers on this machine are well.
 
     Exit code: 0 all are, 1 one is not, 3 there is none.
     """
     directory = run_directory or default_run_directory()
+    if forget:
+        click.echo(f"umbel: {forget_dead(directory)} forgotten", err=True)
     states = [state for state in read_states(directory) if hostname is None or _is(state, hostname)]
     if as_json:
         rows = [
-            {"node": state.node, "healthy": state.healthy, "problem": state.problem, **state.fields}
+            {**state.fields, "node": state.node, "healthy": state.healthy, "problem": state.problem}
             for state in states
         ]
         click.echo(json.dumps(rows, indent=2))

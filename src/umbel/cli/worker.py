@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import signal
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,7 +29,7 @@ log = logging.getLogger("umbel.worker")
 @click.option(
     "-E", "--task-events", is_flag=True, default=None, help="Send an event at every step of a task."
 )
-@click.option("--grace", type=float, help="Seconds a stopping worker waits for running tasks.")
+@click.option("--grace", type=float, help="Seconds a stopping worker waits for running tasks; default 30.")
 @click.option("--time-limit", type=float, help="Hard limit in seconds for tasks without one of their own.")
 @click.option("--soft-time-limit", type=float, help="Soft limit likewise.")
 @run_directory_option
@@ -54,9 +56,11 @@ def command(
     from umbel.app.loading import find_app
     from umbel.app.settings import override
     from umbel.app.workers import make_worker
-    from umbel.cli.logs import set_up_logging
+    from umbel.worker.logs import set_up_logging
     from umbel.worker.run_directory import default_run_directory
 
+    # Until the worker listens to signals itself, being told to stop is no failure.
+    signal.signal(signal.SIGTERM, lambda _signum, _frame: sys.exit(exits.OK))
     set_up_logging(loglevel, logfile=logfile, as_json=as_json)
     found = find_app(app_name)
     settings = override(
@@ -78,6 +82,7 @@ def command(
             run_directory=run_directory or default_run_directory(),
             loglevel=loglevel.upper(),
             logfile=logfile,
+            log_json=as_json,
         )
         await worker.run()
 

@@ -81,6 +81,7 @@ class ChildContext:
     child: int  # number of the slot, from 0
     loglevel: str = "WARNING"
     logfile: str | None = None  # may hold %p, the pid of the child
+    log_json: bool = False
 
 
 # Runs what users wrote through `guard.call_guarded`: there, and nowhere else, a soft limit raises.
@@ -106,6 +107,7 @@ class PoolSettings:
     concurrency: int
     loglevel: str = "WARNING"
     logfile: str | None = None
+    log_json: bool = False
     child_start: Literal["auto", "fork", "spawn"] = "auto"
     start_timeout_s: float = 60.0
     batch_max: int = 64

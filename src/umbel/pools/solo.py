@@ -191,7 +191,9 @@ class SoloPool:
     def _make_runner(self) -> tuple[Host, Runner]:
         host = load_host(self._settings.host)
         settings = self._settings
-        return host, host.start_child(ChildContext(settings.node, 0, settings.loglevel, settings.logfile))
+        return host, host.start_child(
+            ChildContext(settings.node, 0, settings.loglevel, settings.logfile, settings.log_json)
+        )
 
     def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody is there to hear it

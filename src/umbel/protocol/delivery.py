@@ -26,6 +26,10 @@ class TaskRules:
     soft_limit_s: float | None = None
     hard_limit_s: float | None = None
 
+    @property
+    def has_limits(self) -> bool:
+        return self.soft_limit_s is not None or self.hard_limit_s is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -85,7 +89,7 @@ class Desk:
             if rule.rate_per_second > 0
         }
         self._promised: dict[str, bool] = {}
-        self._plain_runs = {name: Run(rule, alone=_has_limits(rule)) for name, rule in rules.items()}
+        self._plain_runs = {name: Run(rule, alone=rule.has_limits) for name, rule in rules.items()}
 
     def admit(self, arrival: Arrival, revoked: Container[str], now: float) -> Decision:
         plain = self._plain_runs.get(arrival.task)
@@ -118,10 +122,6 @@ class Desk:
                 del self._promised[next(iter(self._promised))]
         return wait_s
 
-    def is_poisonous_after(self, arrival: Arrival, *, charged: bool) -> bool:
-        """Whether a message whose process just died has had its last chance."""
-        return arrival.starts + charged >= self._max_deliveries
-
-
-def _has_limits(rules: TaskRules) -> bool:
-    return rules.soft_limit_s is not None or rules.hard_limit_s is not None
+    def is_poisonous_after(self, arrival: Arrival) -> bool:
+        """Whether a message whose process just died running it has had its last chance."""
+        return arrival.starts + 1 >= self._max_deliveries

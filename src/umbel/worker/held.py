@@ -19,12 +19,17 @@ class Held:
     run: Run | None = None
     told_started: bool = False
 
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """(hard, soft): the message's own, else the task's."""
+        assert self.run is not None, "only an admitted message has limits"
+        hard, soft = self.headers.timelimit
+        rules = self.run.rules
+        return rules.hard_limit_s if hard is None else hard, rules.soft_limit_s if soft is None else soft
+
     def job(self) -> Job:
         assert self.run is not None, "only an admitted message becomes a job"
-        rules = self.run.rules
-        hard, soft = self.headers.timelimit
-        hard = hard if hard is not None else rules.hard_limit_s
-        soft = soft if soft is not None else rules.soft_limit_s
+        hard, soft = self.limits
         return Job(
             self.number,
             self.headers.task,

@@ -55,14 +55,21 @@ def remove_state(directory: Path, node: str, broker: str) -> None:
 def refuse_second(directory: Path, node: str, broker: str) -> None:
     """Two workers of one name in one cluster would answer for each other."""
     path = state_file(directory, node, broker)
-    if path.exists():
-        other = _read(path)
-        # Long silence and a live process mean that the number was given to another process.
-        if other.alive and boot_time_s() - float(other.fields["updated_boot_s"]) < FORGOTTEN_AFTER_S:
-            pid = other.fields["pid"]
-            raise DuplicateNode(
-                f"a worker named {node} runs here already (process {pid}); name this one with -n"
-            )
+    other = _read(path) if path.exists() else None
+    if other is None or not other.alive or other.fields["pid"] == os.getpid():
+        return
+    # A live process with an old file: its number was given to another process meanwhile.
+    if 0 <= boot_time_s() - float(other.fields["updated_boot_s"]) < FORGOTTEN_AFTER_S:
+        pid = other.fields["pid"]
+        raise DuplicateNode(f"a worker named {node} runs here already (process {pid}); name this one with -n")
+
+
+def forget_dead(directory: Path) -> int:
+    """Remove what workers left behind that are gone; how many."""
+    gone = [path for path in _state_files(directory) if not _read(path).alive]
+    for path in gone:
+        path.unlink(missing_ok=True)
+    return len(gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +83,11 @@ class NodeState:
 
 def read_states(directory: Path) -> list[NodeState]:
     """Every worker that left word in the directory, alive or not."""
-    if not directory.is_dir():
-        return []
-    return [_read(path) for path in sorted(directory.glob("*.json"))]
+    return [_read(path) for path in _state_files(directory)]
+
+
+def _state_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.json")) if directory.is_dir() else []
 
 
 def _read(path: Path) -> NodeState:
@@ -91,7 +100,7 @@ def _read(path: Path) -> NodeState:
     silent_s = boot_time_s() - updated
     if not _is_alive(pid):
         return NodeState(node, False, False, f"process {pid} is gone; it did not stop in good order", fields)
-    if silent_s > STALE_AFTER_S or silent_s < 0:
+    if not 0 <= silent_s <= STALE_AFTER_S:
         return NodeState(node, True, False, f"process {pid} has not reported for {silent_s:.0f} s", fields)
     problem = str(fields.get("problem") or "")
     return NodeState(node, True, not problem, problem, fields)
@@ -100,7 +109,7 @@ def _read(path: Path) -> NodeState:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

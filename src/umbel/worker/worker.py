@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import Broker, without_password
 from umbel.errors import UmbelError
 from umbel.pools.interface import Pool
 from umbel.worker.bootsteps import Step, starting_order
@@ -80,27 +80,32 @@ class Worker:
                     step.adopt(group)
                     started.append(step)
                     await step.start()
-                self._ready()
+                await self._ready()
                 await self._stop.wait()
             finally:
                 await self._put_down(started)
 
     async def _put_down(self, started: list[Step]) -> None:
-        self._context.settings.on_shutdown()
+        await asyncio.to_thread(self._context.settings.on_shutdown)
         for step in reversed(started):
             try:
                 await step.stop()
-            except UmbelError as error:
+            except (UmbelError, OSError) as error:
                 log.error("a step did not stop in good order", extra={"step": step.name, "why": str(error)})
         log.info("worker stopped", extra=self._context.log_fields(**self.counters.as_dict()))
 
-    def _ready(self) -> None:
-        settings = self._context.settings
-        log.info(
-            "worker ready",
-            extra=self._context.log_fields(queues=",".join(settings.queues), tasks=len(settings.tasks)),
+    async def _ready(self) -> None:
+        settings, pool = self._context.settings, self._context.pool.describe()
+        fields = self._context.log_fields(
+            pid=self._context.identity.pid,
+            broker=without_password(self._context.broker.url),
+            queues=",".join(settings.queues),
+            pool=pool["implementation"],
+            children=pool["max-concurrency"],
+            tasks=len(settings.tasks),
         )
-        settings.on_ready()
+        log.info("worker ready", extra=fields)
+        await asyncio.to_thread(settings.on_ready)  # users' code runs off the loop
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:

@@ -68,7 +68,7 @@ def run_child(
         _settle_in(setup, number, parent)
         if host is None:
             host = load_host(HostSpec(setup.loader, setup.target, setup.search_path))
-        context = ChildContext(setup.node, number, setup.loglevel, setup.logfile)
+        context = ChildContext(setup.node, number, setup.loglevel, setup.logfile, setup.log_json)
         child.serve(host.start_child(context))
         host.stop_child()
         status = 0

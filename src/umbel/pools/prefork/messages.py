@@ -37,6 +37,7 @@ class Setup(msgspec.Struct, frozen=True):
     node: str
     loglevel: str
     logfile: str | None
+    log_json: bool
     child_start: Literal["auto", "fork", "spawn"]
 
 

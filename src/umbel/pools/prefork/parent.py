@@ -331,6 +331,7 @@ class PreforkPool:
             node=settings.node,
             loglevel=settings.loglevel,
             logfile=settings.logfile,
+            log_json=settings.log_json,
             child_start=settings.child_start,
         )
         return ServerLink(setup, on_messages=self._on_server, on_lost=self._on_server_lost)

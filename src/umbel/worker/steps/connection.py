@@ -27,9 +27,11 @@ class Connection(Step):
         self._context = context
         self._broker = context.broker
         self._owner = context.identity.owner
+        self._opened = False
 
     async def start(self) -> None:
         await self._broker.open()
+        self._opened = True
         await self._broker.renew(self._owner)
         lease_s = self._context.settings.lease_s
         self.run_in_background(self._repeat(self._renew, every_s=lease_s / 3))
@@ -38,6 +40,9 @@ class Connection(Step):
 
     async def stop(self) -> None:
         await self.end_background()
+        if not self._opened:
+            await self._broker.close()
+            return
         try:
             returned = await self._broker.forget_owner(self._owner)
         except BrokerError as error:

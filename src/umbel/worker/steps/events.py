@@ -61,7 +61,10 @@ class Events(Step):
         self.run_in_background(self._watch())
 
     async def stop(self) -> None:
+        started = bool(self._background)
         await self.end_background()
+        if not started:
+            return
         try:
             await self._send_waiting()
             await self._context.broker.coordination.raise_clock(self.clock.value)

@@ -17,6 +17,7 @@ from umbel.errors import (
     BadMessage,
     BrokerError,
     NotRegistered,
+    NotSupported,
     PoolError,
     TaskRevoked,
     TimeLimitExceeded,
@@ -41,6 +42,14 @@ log = logging.getLogger("umbel.worker.tasks")
 
 IDLE_WAIT_S = 1.0
 REQUEUE_PAUSE_S = 1.0  # a task that gives its message back must not spin
+_LOGGED_AT = {
+    "success": logging.DEBUG,
+    "failure": logging.ERROR,
+    "retry": logging.INFO,
+    "ignored": logging.DEBUG,
+    "rejected": logging.WARNING,
+    "requeued": logging.INFO,
+}
 _COUNTED_AS = {
     "success": "succeeded",
     "failure": "failed",
@@ -208,6 +217,13 @@ class Tasks(Step):
         if delivery.redelivered or delivery.starts:
             self._counters.repeated += 1
         held.run = decision
+        if held.limits != (None, None) and not self._pool.supports_time_limits:
+            self._bury(
+                held,
+                NotSupported("this worker's pool cannot enforce the message's time limit"),
+                charged=False,
+            )
+            return None
         return held
 
     def _opened(self, delivery: Delivery) -> Held | None:
@@ -270,7 +286,7 @@ class Tasks(Step):
         self._room.set()
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
-        if what == "failed":
+        if what == "failed" and not self._pool_failed.done():
             self._pool_failed.set_result(str(fields["reason"]))
         if what == "died":
             self._counters.children_died += 1
@@ -283,41 +299,46 @@ class Tasks(Step):
     def _settle(self, held: Held, outcome: Outcome) -> None:
         tag = held.delivery.tag
         assert held.run is not None
-        if outcome.kind in ("failure", "rejected"):
-            fields = {"task": held.headers.task, "task_id": held.headers.id, "why": outcome.summary}
-            log.warning("task %s", "failed" if outcome.kind == "failure" else "rejected", extra=fields)
-        if held.run.rules.acks_early:
+        self._log_ending(held, outcome)
+        if outcome.kind == "requeued":
+            self._give_back(held, ran=True, not_before=time() + REQUEUE_PAUSE_S)
+        elif held.run.rules.acks_early:
             self._settler.report(outcome.results, outcome.follow_ups)
-        elif outcome.kind == "requeued":
-            self._settler.add(Return(tag, ran=True, not_before=time() + REQUEUE_PAUSE_S))
         elif outcome.kind == "rejected":
             self._counters.buried += 1
             self._settler.add(Bury(tag, outcome.summary or "rejected by the task", results=outcome.results))
         else:
             self._settler.add(Ack(tag, outcome.results, outcome.follow_ups))
 
+    def _log_ending(self, held: Held, outcome: Outcome) -> None:
+        level = _LOGGED_AT[outcome.kind]
+        if log.isEnabledFor(level):
+            text = f"task {_COUNTED_AS[outcome.kind]}"
+            if outcome.kind == "failure" and outcome.traceback:
+                text = f"{text}\n{outcome.traceback.rstrip()}\n"
+            log.log(level, "%s", text, extra=self._about(held, why=outcome.summary))
+
+    def _about(self, held: Held, **fields: Any) -> dict[str, Any]:
+        return {"task": held.headers.task, "task_id": held.headers.id, **fields}
+
     def _lose(self, held: Held, lost: LostJob) -> None:
         assert held.run is not None
         self._counters.lost += lost.ran
         if lost.timed_out:
             self._counters.failed += 1
-            error = TimeLimitExceeded(held.job().hard_limit_s)
-            self._events.failed(held, error)
-            self._end(held, error, FAILURE)
-        elif held.run.rules.acks_early:
-            self._counters.failed += 1
-            failure = WorkerLost(f"{lost.reason} while it ran the task")
-            self._events.failed(held, failure)
-            self._end(held, failure, FAILURE)
-        elif self._stopping:
+            error = TimeLimitExceeded(f"ran longer than its time limit of {held.limits[0]:g} s")
+            self._fail(held, error)
+        elif held.run.rules.acks_early and lost.ran:
+            self._fail(held, WorkerLost(f"{lost.reason} while it ran the task"))
+        elif self._stopping or not lost.ran:
             self._give_back(held, ran=lost.ran)
         else:
             self._charge(held, lost)
 
     def _charge(self, held: Held, lost: LostJob) -> None:
-        charged = lost.started and not (held.run is not None and held.run.count_start)
-        counted_before = lost.started and not charged
-        if lost.started and self._desk.is_poisonous_after(held.arrival, charged=charged or counted_before):
+        counted = held.run is not None and held.run.count_start  # before it ran
+        charged = lost.started and not counted
+        if lost.started and self._desk.is_poisonous_after(held.arrival):
             starts = held.arrival.starts + 1
             text = (
                 f"{lost.reason} while it ran the task; started {starts} times, 'task_max_deliveries' reached"
@@ -326,7 +347,7 @@ class Tasks(Step):
             return
         log.warning(
             "a process died running a task: returned",
-            extra={"task": held.headers.task, "task_id": held.headers.id, "why": lost.reason},
+            extra=self._about(held, why=lost.reason),
         )
         self._settler.add(Return(held.delivery.tag, charged=charged, ran=lost.ran))
 
@@ -343,14 +364,20 @@ class Tasks(Step):
         ending = self._context.settings.end_without_running(held.message, held.delivery.queue, error, FAILURE)
         reason = str(error)
         self._settler.add(Bury(held.delivery.tag, reason, charged, ending.results, ending.follow_ups))
-        fields = {"task": held.headers.task, "task_id": held.headers.id, "why": reason}
-        log.error("buried among the dead letters", extra=fields)
+        log.error("buried among the dead letters", extra=self._about(held, why=reason))
 
-    def _give_back(self, held: Held, *, ran: bool) -> None:
-        if held.run is None or not held.run.rules.acks_early:
-            self._settler.add(Return(held.delivery.tag, ran=ran))
-        else:  # acknowledged already, and not run: sent anew
-            self._settler.report((), [Outgoing(held.delivery.queue, held.message)])
+    def _fail(self, held: Held, error: Exception) -> None:
+        self._counters.failed += 1
+        self._events.failed(held, error)
+        log.error("task failed", extra=self._about(held, why=str(error)))
+        self._end(held, error, FAILURE)
+
+    def _give_back(self, held: Held, *, ran: bool, not_before: float = 0.0) -> None:
+        if held.run is not None and held.run.rules.acks_early:  # acknowledged already: sent anew
+            self._settler.report((), [Outgoing(held.delivery.queue, held.message, not_before)])
+            return
+        counted = held.run is not None and held.run.count_start
+        self._settler.add(Return(held.delivery.tag, -1 if counted else 0, ran, not_before))
 
     # -- stopping --------------------------------------------------------------------------------
 

@@ -1,16 +1,26 @@
-"""How a worker logs: one line a fact, its fields behind it, to stderr or to a file."""
+"""How a worker and its children log: one line a fact, its fields behind it, to stderr or a file."""
 
 import logging
+import os
 import sys
 from typing import Any
 
 import msgspec
 
+from umbel.errors import BadSetting
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def set_up_logging(level: str, *, logfile: str | None = None, as_json: bool = False) -> None:
-    handler = logging.FileHandler(logfile) if logfile else logging.StreamHandler(sys.stderr)
+    """`%p` in the name of the file is the process id: one file for each child."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if logfile:
+        path = logfile.replace("%p", str(os.getpid()))
+        try:
+            handler = logging.FileHandler(path)
+        except OSError as error:
+            raise BadSetting("--logfile", logfile, str(error), source="the command line") from None
     handler.setFormatter(JsonLines() if as_json else PlainLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
