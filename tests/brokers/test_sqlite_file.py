@@ -150,7 +150,7 @@ MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 30 22 0:30 / /mnt/nfs rw - nfs4 server:/export rw,vers=4.2
 31 22 0:31 / /mnt/my\\040share rw shared:5 - cifs //server/share rw
-32 22 0:32 / /home/u/remote rw - fuse.sshfs u@host: rw
+32 22 0:32 / /srv/remote rw - fuse.sshfs u@host: rw
 33 30 254:1 / /mnt/nfs/local rw - xfs /dev/vdb rw
 34 22 0:34 / /mnt/ntfs rw - fuseblk /dev/sdc rw
 """
@@ -165,7 +165,7 @@ MOUNTS = """\
         ("/mnt/nfs/deeper/still", "nfs4"),
         ("/mnt/nfsother", None),
         ("/mnt/my share/x", "cifs"),
-        ("/home/u/remote", "fuse.sshfs"),
+        ("/srv/remote", "fuse.sshfs"),
         ("/mnt/nfs/local/x", None),
         ("/mnt/ntfs", None),
     ],

@@ -116,7 +116,13 @@ def outgoing(*texts: str, queue: str = QUEUE, priority: int = 0, not_before: flo
 
 def result(task_id: str, status: str = "SUCCESS", value: str = "") -> StoredResult:
     """A result as workers store it: some stores keep nothing but this map, and read the status in it."""
-    payload = {"status": status, "result": value, "traceback": None, "children": [], "task_id": task_id}
+    payload: dict[str, object] = {
+        "status": status,
+        "result": value,
+        "traceback": None,
+        "children": [],
+        "task_id": task_id,
+    }
     return StoredResult(task_id, status, json.dumps(payload, ensure_ascii=False).encode())
 
 

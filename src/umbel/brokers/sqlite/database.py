@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from umbel.brokers.sqlite import location, schema
@@ -81,10 +81,8 @@ class Database:
                 db.execute("BEGIN IMMEDIATE")
                 yield db
                 db.execute("COMMIT")
-            except BaseException:
-                self._roll_back()
-                raise
             finally:
+                self._roll_back()
                 self._gate.leave()
         except sqlite3.Error as error:
             raise explain(error, self.path, self._timeout_s) from error
@@ -103,9 +101,8 @@ class Database:
                 db.execute("BEGIN")
                 yield db
                 db.execute("COMMIT")
-            except BaseException:
+            finally:
                 self._roll_back()
-                raise
         except sqlite3.Error as error:
             raise explain(error, self.path, self._timeout_s) from error
         finally:
@@ -140,14 +137,13 @@ class Database:
             check_same_thread=False,
             cached_statements=STATEMENTS_CACHED,
         )
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._gate.close)
+            undo.callback(db.close)
             self._gate.enter(self._timeout_s)
             self._set_up(db)
             self._gate.leave()
-        except BaseException:
-            db.close()
-            self._gate.close()
-            raise
+            undo.pop_all()
         self._connection, self._pid = db, os.getpid()
         return db
 
@@ -168,7 +164,7 @@ class Database:
             db.execute(f"PRAGMA max_page_count = {max(1, self._max_bytes // page_bytes)}")
 
     def _roll_back(self) -> None:
-        # SQLite may have rolled back by itself, when the disk was full for instance.
+        """Undo what was not committed; SQLite may have done so itself, when the disk was full."""
         if self._connection is not None and self._pid == os.getpid() and self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
