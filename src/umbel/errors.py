@@ -35,6 +35,7 @@ UmbelError
     └── Reject                 give the message back, or to the dead letters
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Self
@@ -62,7 +63,8 @@ class BadSetting(ConfigurationError):
 
 class BadURL(ConfigurationError):
     def __init__(self, url: str, problem: str) -> None:
-        super().__init__(f"cannot use the address {url!r}: {problem}")
+        shown = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)  # errors are printed, passwords are not
+        super().__init__(f"cannot use the address {shown!r}: {problem}")
 
 
 class AppNotFound(ConfigurationError):

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import hiredis
 import pytest
@@ -83,7 +84,7 @@ class RedisServer:
             return False
 
 
-def _exchange(port: int, commands: list[tuple[str | bytes | int, ...]]) -> list[object]:
+def _exchange(port: int, commands: list[tuple[Any, ...]]) -> list[object]:
     reader = hiredis.Reader(notEnoughData=_NOTHING)
     answers: list[object] = []
     with socket.create_connection(("127.0.0.1", port), 10) as link:

@@ -55,7 +55,7 @@ class RedisBackend:
     def store(self, results: Sequence[StoredResult]) -> None:
         for first in range(0, len(results), STORED_AT_ONCE):
             _, *args = result_arguments(self._keys, results[first : first + STORED_AT_ONCE], self._ttl_ms)
-            self._pool.use(lambda connection, args=args: connection.run(_STORE, *args))
+            self._pool.run(_STORE, *args)
 
     def read(self, task_ids: Iterable[str]) -> Mapping[str, StoredResult]:
         wanted = list(dict.fromkeys(task_ids))

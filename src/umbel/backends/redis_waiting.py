@@ -83,7 +83,6 @@ class Listener:
                 await self._link.connect()
                 sent = self._link.send_after([("SUBSCRIBE", *keys)], ("MGET", *keys))
                 (payloads,) = await self._link.reply_to(sent)
-                break
             except AccessRefused:
                 raise
             except BrokerUnavailable:
@@ -91,8 +90,9 @@ class Listener:
                 if time.monotonic() >= ends:
                     raise
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
-        found = decode_results(task_ids, payloads)
-        return {task_id: one for task_id, one in found.items() if one.status in READY_STATES}
+            else:
+                found = decode_results(task_ids, payloads)
+                return {task_id: one for task_id, one in found.items() if one.status in READY_STATES}
 
     def _leave(self, keys: Sequence[str]) -> None:
         self._wanted.subtract(keys)

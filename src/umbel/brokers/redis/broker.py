@@ -85,7 +85,8 @@ class RedisBroker:
 
     @property
     def url(self) -> str:
-        return self._settings.url
+        """Without the password: it is shown, and compared with the address of the results."""
+        return without_password(self._settings.url)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -94,9 +95,6 @@ class RedisBroker:
     @property
     def coordination(self) -> RedisCoordination:
         return self._coordination
-
-    def __repr__(self) -> str:
-        return f"<RedisBroker {without_password(self._settings.url)}>"
 
     async def open(self) -> None:
         await self._link.connect()
@@ -303,7 +301,17 @@ class RedisBroker:
             if not self._link.is_connected:
                 return
             self._link.send(
-                [("EVAL", _ABANDON.text, 0, self._keys.prefix, owner, self._link.generation, *lost.pop(owner))]
+                [
+                    (
+                        "EVAL",
+                        _ABANDON.text,
+                        0,
+                        self._keys.prefix,
+                        owner,
+                        self._link.generation,
+                        *lost.pop(owner),
+                    )
+                ]
             )
 
     def _in_turn(self, queues: Sequence[str]) -> list[str]:

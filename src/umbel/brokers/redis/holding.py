@@ -9,15 +9,19 @@ kept as doubtful, and the next verdict on one of them asks first.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from os import urandom
+from typing import Any
 
 from umbel.brokers.interface import Claim, Delivery, Revoke, Started, Tag, Verdict
 from umbel.brokers.redis.keys import Keys
 from umbel.wire.envelope_redis import unseal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Hold:
-    """One life of an owner's in-flight hash; it ends when others take the messages back."""
+    """One life of an owner's in-flight hash; it ends when others take the messages back.
+
+    There is one object for each, so that verdicts are sorted by identity.
+    """
 
     owner: str
     epoch: bytes
@@ -36,6 +40,7 @@ class Holding:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._held: dict[Tag, Hold] = {}
+        self._holds: dict[str, Hold] = {}  # the newest of each owner
         self._doubtful: set[Tag] = set()
         self._nonce = urandom(6).hex()
         self._claims = 0
@@ -50,13 +55,14 @@ class Holding:
     def give_up(self, owner: str, ticket: str) -> None:
         self.lost_tickets.setdefault(owner, set()).add(ticket)
 
-    def take_in(self, owner: str, ticket: str, epoch: bytes, taken: Sequence[object]) -> list[Delivery]:
+    def take_in(self, owner: str, ticket: str, epoch: bytes, taken: Sequence[Any]) -> list[Delivery]:
         """The messages of a claim's reply: list, first place, envelopes, list, ..."""
-        hold, held = Hold(owner, epoch), self._held
+        hold, held = self._holds.get(owner), self._held
+        if hold is None or hold.epoch != epoch:
+            hold = self._holds[owner] = Hold(owner, epoch)
         deliveries: list[Delivery] = []
         for at in range(0, len(taken), 3):
             key, first, envelopes = taken[at : at + 3]
-            assert isinstance(key, bytes) and isinstance(first, int) and isinstance(envelopes, list)
             list_key = key.decode()
             queue = self._keys.queue_of(list_key)
             for place, envelope in enumerate(envelopes, first):
@@ -109,6 +115,7 @@ class Holding:
         for tag in gone:
             del self._held[tag]
             self._doubtful.discard(tag)
+        self._holds.pop(owner, None)
         self.lost_tickets.pop(owner, None)
 
 

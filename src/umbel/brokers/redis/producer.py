@@ -50,15 +50,11 @@ class RedisProducer:
             args: list[str | bytes] = []
             for entry in revokes[first : first + REVOKES_AT_ONCE]:
                 args += (f"{entry.task_id}\0{entry.header}", f"{entry.expires_at:.6f}", _encode(entry))
-            recorded = self._pool.use(
-                lambda connection, args=args: connection.run(
-                    _REVOKE, "record", self._keys.prefix, limit, *args
-                )
-            )
+            recorded = self._pool.run(_REVOKE, "record", self._keys.prefix, limit, *args)
             if recorded < 0:
                 raise RevokesFull(
-                    f"the revoke record is at its limit of {limit:,} entries: {len(revokes) - first} more were "
-                    "not recorded; raise revokes_max, shorten revoke_retention, or purge the queue instead"
+                    f"the revoke record is at its limit of {limit:,} entries: {len(revokes) - first} more "
+                    "were not recorded; raise revokes_max, shorten revoke_retention, or purge the queue instead"
                 )
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
@@ -69,7 +65,7 @@ class RedisProducer:
         if not events:
             return 0
         args = append_arguments(self._keys, events, self._settings.event_log_max)
-        kept: int = self._pool.use(lambda connection: connection.run(_LOG, *args))
+        kept: int = self._pool.run(_LOG, *args)
         return kept
 
     def close(self) -> None:

@@ -154,6 +154,9 @@ class SocketPool:
                     raise
                 time.sleep(wait_s)
 
+    def run(self, script: Script, *args: Any) -> Any:
+        return self.use(lambda connection: connection.run(script, *args))
+
     @contextmanager
     def connection(self) -> Iterator[SocketConnection]:
         """One connection for the caller alone. It is reused only if the caller left in peace."""

@@ -52,7 +52,7 @@ def direct(keys: Keys, one: Broadcast, bound: Sequence[bytes]) -> list[Sequence[
     envelope = seal_broadcast(one.exchange, one.routing_key, one.body, one.headers, tag)
     commands: list[Sequence[Any]] = []
     for member in bound:
-        key, _, queue = (member.decode(errors="replace").split(SEP) + ["", ""])[:3]
+        key, _, queue = [*member.decode(errors="replace").split(SEP), "", ""][:3]
         if key == one.routing_key and queue:
             name = keys.list_of(queue, 0)
             commands += (("LPUSH", name, envelope), ("PEXPIRE", name, REPLY_QUEUE_TTL_MS))
