@@ -80,6 +80,8 @@ def broad_excepts(source: Source) -> Iterator[Finding]:
         match node:
             case ast.ExceptHandler(type=None):
                 yield node.lineno, "a bare except catches everything"
+            case ast.ExceptHandler(body=[*_, ast.Raise(exc=None)]):
+                continue  # tidies up and lets it pass on
             case ast.ExceptHandler(type=ast.expr() as caught) if _names_everything(caught):
                 yield node.lineno, f"'except {ast.unparse(caught)}' catches everything"
             case ast.Call(func=ast.expr() as called, args=args) if _ends_with(called, "suppress"):
@@ -248,6 +250,7 @@ LET_PASS: list[tuple[Rule, str, str]] = [
     (long_functions, "src/umbel/a.py", "def f():\n" + "    x = 1\n" * (FUNCTION_LINES_MAX - 1)),
     (nameless_places, "src/umbel/brokers/baseline.py", ""),
     (broad_excepts, "src/umbel/a.py", "try:\n    f()\nexcept (OSError, MyException):\n    pass\n"),
+    (broad_excepts, "src/umbel/a.py", "try:\n    f()\nexcept BaseException:\n    undo()\n    raise\n"),
     (sleeps, "tests/test_a.py", "import threading\nthreading.Event().wait(0.01)\n"),
     (blanket_type_ignores, "src/umbel/a.py", "x: int = ''  # type: ignore[assignment]\n"),
     (libraries_in_pure_code, "src/umbel/wire/a.py", "import json, msgspec\nfrom umbel.events import types\n"),
