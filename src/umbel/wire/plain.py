@@ -212,7 +212,7 @@ class Lowering(msgspec.Struct, frozen=True):
         if tagged is None:
             raise BadValue(
                 f"{show_path(path)}: {self.serializer} cannot send a {type(value)}; "
-                "send plain values or choose serializer='pickle'"
+                "send plain values, or serializer='pickle' with 'pickle' in accept_content"
             )
         content = tagged[VALUE_KEY]
         self._check_room(path, levels - isinstance(content, dict))
