@@ -172,7 +172,7 @@ def test_what_cannot_be_sent_is_refused_by_path() -> None:
         encode_json({"x": [0, 1, 2, unsendable]}, root="kwargs")
     assert str(caught.value) == (
         "kwargs['x'][3]: json cannot send a <class 'socket.socket'>; "
-        "send plain values or choose serializer='pickle'"
+        "send plain values, or serializer='pickle' with 'pickle' in accept_content"
     )
 
 
