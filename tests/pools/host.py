@@ -50,6 +50,9 @@ def load(target: str) -> "TestHost":
         threading.Thread(target=threading.Event().wait, name="left-behind", daemon=True).start()
     if "socket" in quirks:
         _left_behind.append(socket.socketpair())
+    if "signals" in quirks:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("the app's own handler"))
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if "load-forever" in quirks:
         threading.Event().wait()
     return TestHost(quirks)
@@ -169,6 +172,7 @@ _VERBS: dict[str, Callable[[Any, TestHost], Any]] = {
     "wait-for": lambda path, host: _wait_for(path),
     "catch-soft": lambda path, host: _catch_soft_limit(path),
     "subprocess": lambda argument, host: subprocess.Popen(["sleep", "1000"]).pid,
+    "daemon": lambda argument, host: subprocess.Popen(["sleep", "1000"], start_new_session=True).pid,
     "multiprocess": lambda argument, host: _multiprocess(argument),
     "fork-and-return": lambda argument, host: _fork_and_return(argument),
     "close-fds": lambda argument, host: os.closerange(3, 1000),

@@ -11,12 +11,12 @@ from tests.pools.recorder import running
 
 async def main() -> None:
     async with running("prefork") as (pool, recorder):
-        pool.submit([make_job(1, "subprocess"), make_job(2, "multiprocess")])
-        await recorder.until_back(1, 2)
+        pool.submit([make_job(1, "subprocess"), make_job(2, "multiprocess"), make_job(4, "daemon")])
+        await recorder.until_back(1, 2, 4)
         pool.submit([make_job(3, "sleep", 1000, alone=True)])
         await recorder.until(lambda: 3 in recorder.begun, what="the long job to begin")
         about: dict[str, Any] = pool.describe()
-        grandchildren = [recorder.value(1), recorder.value(2)]
+        grandchildren = [recorder.value(number) for number in (1, 2, 4)]
         print(json.dumps({**about, "grandchildren": grandchildren}), flush=True)
         await asyncio.Event().wait()
 

@@ -16,8 +16,9 @@ import pytest
 
 from tests.pools.host import make_job
 from tests.pools.processes import is_gone, signals, title
-from tests.pools.recorder import running
+from tests.pools.recorder import Recorder, running, settings
 from tests.waiting import wait_until
+from umbel.pools.registry import make_pool
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +61,32 @@ def test_ctrl_c_at_the_terminal_reaches_neither_server_nor_children() -> None:
             assert [about["fork-server"], *pool.describe()["processes"]] == everyone
 
     asyncio.run(scenario())
+
+
+def test_signal_handlers_of_the_app_do_not_reach_the_fork_server() -> None:
+    async def scenario() -> None:
+        async with running("prefork", "signals") as (pool, recorder):
+            server = pool.describe()["fork-server"]
+            assert signal.SIGTERM in signals(server, "SigIgn")
+            pool.submit([make_job(1, "exit", 3), make_job(2)])
+            await recorder.until_back(1, 2)
+            assert "exited with status 3" in recorder.lost[1].reason
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_is_cancelled_leaves_no_process_behind() -> None:
+    async def scenario() -> int:
+        pool = make_pool("prefork", settings("load-forever"))
+        start = asyncio.ensure_future(pool.start(Recorder()))
+        await asyncio.wait([start], timeout=0.1)
+        server: int = pool.describe()["fork-server"]
+        start.cancel()
+        await asyncio.wait([start])
+        assert start.cancelled()
+        return server
+
+    assert is_gone(asyncio.run(scenario()))
 
 
 def test_forked_children_draw_different_random_numbers() -> None:
@@ -120,7 +147,7 @@ def main_process() -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
 def test_killing_the_main_process_leaves_no_process_behind() -> None:
     with main_process() as (process, about):
         everyone = [about["fork-server"], *about["processes"], *about["grandchildren"]]
-        assert len(everyone) == 5
+        assert len(everyone) == 6
         assert not any(is_gone(pid) for pid in everyone)
         process.send_signal(signal.SIGKILL)
         wait_until(lambda: all(is_gone(pid) for pid in everyone), what=f"all of {everyone} to be gone")

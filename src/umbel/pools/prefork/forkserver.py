@@ -64,11 +64,11 @@ class ForkServer:
         self._spawn = False
 
     def run(self) -> NoReturn:
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_IGN)  # it ends when the main process ends, not before
+        _ignore_signals()
         setproctitle(f"umbel: {self._setup.node} fork server")
         kernel.adopt_orphans()
         self._load()
+        _ignore_signals()  # once more: the app may have had its own idea of them
         self._watch()
         while True:
             for key, _ in self._selector.select():
@@ -223,6 +223,12 @@ class ForkServer:
                 break
             time.sleep(_CLEAN_UP_STEP_S)
         os._exit(status)
+
+
+def _ignore_signals() -> None:
+    """It ends when the main process ends, not before."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def _kill_group(pid: int) -> None:

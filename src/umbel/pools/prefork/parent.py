@@ -118,7 +118,7 @@ class PreforkPool:
                 f"the pool was not ready after {self._settings.start_timeout_s:g} s (start_timeout_s): "
                 f"{len(self._ready)} of {self._settings.concurrency} children can take jobs"
             ) from None
-        except PoolError:
+        except (PoolError, asyncio.CancelledError):
             await self.stop(grace_s=0.0)
             raise
 
