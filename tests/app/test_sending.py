@@ -4,13 +4,14 @@ import os
 import socket
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from uuid import RFC_4122, UUID
 
 import msgspec
 import pytest
 
 from umbel import App
 from umbel.app.request import Request
-from umbel.app.sending import Prepared
+from umbel.app.sending import Prepared, new_id
 from umbel.errors import BadMessage, BadValue, TooLarge
 from umbel.wire.task import decode_task
 
@@ -68,6 +69,13 @@ def test_a_plain_call_states_what_every_v2_message_states(app: App) -> None:
 def test_each_call_has_an_id_of_its_own(app: App) -> None:
     ids = {prepared(app).task_id for _ in range(100)}
     assert len(ids) == 100
+
+
+def test_an_id_has_the_form_of_a_random_uuid() -> None:
+    for _ in range(100):
+        made = new_id()
+        assert str(UUID(made)) == made
+        assert (UUID(made).version, UUID(made).variant) == (4, RFC_4122)
 
 
 # -- when ------------------------------------------------------------------------------------------

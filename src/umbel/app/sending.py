@@ -5,16 +5,16 @@ the steps of a chain, in clients and inside running tasks. Who wins when several
 thing: the call's option, then the task's own, then the route, then the app's default.
 """
 
-import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import lru_cache
+from os import getpid, urandom
 from time import time
 from typing import Any, Protocol, TypedDict
-from uuid import uuid4
+
+import msgspec
 
 from umbel.app.options import TaskOptions, checked_priority
 from umbel.app.request import Request
@@ -93,8 +93,7 @@ class Sender(Protocol):
     def router(self) -> Router: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     task: str
     task_id: str
     outgoing: Outgoing
@@ -129,8 +128,9 @@ def prepare(
 ) -> Prepared:
     check_options(options)
     own = defaults or _NO_TASK
+    settings = app.settings
     route = app.router.route(task)
-    task_id = options.get("task_id") or str(uuid4())
+    task_id = options.get("task_id") or new_id()
     due, eta = _due(options)
     expires, expiration_ms = _expiry(options)
     queue = options.get("queue") or options.get("routing_key") or own.queue or route.get("queue")
@@ -145,19 +145,15 @@ def prepare(
         group_index=options.get("group_index"),
         retries=options.get("retries", 0),
         timelimit=(
-            _first(options.get("time_limit"), own.time_limit_s, app.settings.task_time_limit_s),
-            _first(
-                options.get("soft_time_limit"), own.soft_time_limit_s, app.settings.task_soft_time_limit_s
-            ),
+            _first(options.get("time_limit"), own.time_limit_s, settings.task_time_limit_s),
+            _first(options.get("soft_time_limit"), own.soft_time_limit_s, settings.task_soft_time_limit_s),
         ),
         root_id=options.get("root_id") or (sender.root_id if sender else None) or task_id,
         parent_id=options.get("parent_id") or (sender.id if sender else None),
         argsrepr=show_args(args),
         kwargsrepr=show_kwargs(kwargs),
         origin=origin(),
-        ignore_result=_first(
-            options.get("ignore_result"), own.ignore_result, app.settings.task_ignore_result
-        ),
+        ignore_result=_first(options.get("ignore_result"), own.ignore_result, settings.task_ignore_result),
         **_stamps(options),
     )
     call = TaskCall(
@@ -167,16 +163,16 @@ def prepare(
         embed=_embed(options),
         extra=dict(options.get("headers") or {}),
         reply_to=options.get("reply_to", ""),
-        priority=checked_priority(_first(priority, app.settings.task_default_priority)),
+        priority=checked_priority(_first(priority, settings.task_default_priority)),
     )
     message = encode_task(
         call,
-        serializer=options.get("serializer") or own.serializer or app.settings.task_serializer,
+        serializer=options.get("serializer") or own.serializer or settings.task_serializer,
         compression=options.get("compression"),
         expiration_ms=expiration_ms,
     )
-    check_size(message, app.settings.message_max_bytes, task)
-    return Prepared(task, task_id, Outgoing(queue or app.settings.task_default_queue, message, due))
+    check_size(message, settings.message_max_bytes, task)
+    return Prepared(task, task_id, Outgoing(queue or settings.task_default_queue, message, due))
 
 
 def _refuse_unknown(name: str, options: Mapping[str, Any]) -> None:
@@ -185,6 +181,16 @@ def _refuse_unknown(name: str, options: Mapping[str, Any]) -> None:
     near = get_close_matches(name, sorted(_OPTION_NAMES), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise TypeError(f"unknown option {name!r} for sending a task{hint}")
+
+
+def new_id() -> str:
+    """A random id in the form of RFC 4122, version 4: what `str(uuid4())` makes, at a third of its cost."""
+    digits = urandom(16).hex()
+    variant = _VARIANT[digits[16]]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+
+
+_VARIANT = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 
 def check_size(message: Message, most: int, task: str) -> None:
@@ -198,7 +204,7 @@ def check_size(message: Message, most: int, task: str) -> None:
 
 def origin() -> str:
     """The anonymous node name of this client, as Celery has it."""
-    return _origin(os.getpid())
+    return _origin(getpid())
 
 
 @lru_cache(maxsize=4)
@@ -265,4 +271,7 @@ def _stamps(options: SendOptions) -> dict[str, Any]:
 
 
 def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
+    for value in values:
+        if value is not None:
+            return value
+    return None

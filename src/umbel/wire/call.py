@@ -120,7 +120,7 @@ def encode_body(args: list[Any], kwargs: dict[str, Any], embed: Embed) -> bytes:
         follows = encode_json(msgspec.structs.asdict(embed), root="embed", limits=_INSIDE_BODY)
     body = b"[%b,%b,%b]" % (
         encode_json(args, root="args", limits=_INSIDE_BODY),
-        encode_json(kwargs, root="kwargs", limits=_INSIDE_BODY),
+        encode_json(kwargs, root="kwargs", limits=_INSIDE_BODY) if kwargs else b"{}",
         follows,
     )
     check_size("the body", len(body), DEFAULT_LIMITS)

@@ -25,7 +25,7 @@ def show_args(args: Sequence[object]) -> str:
 
 
 def show_kwargs(kwargs: Mapping[str, object]) -> str:
-    return _show(dict(kwargs), kwargs.values())
+    return _show(dict(kwargs), kwargs.values()) if kwargs else "{}"
 
 
 def show_value(value: object) -> str:
