@@ -247,7 +247,11 @@ class Broker(Protocol):
         ...
 
     async def renew(self, owner: str) -> bool:
-        """Prolong the owner's lease. False: it had ended, and what it held may be others' now."""
+        """Prolong the owner's lease, or begin one. False: there was none any more.
+
+        A lease ends when somebody takes the messages of an owner whose time is over; an owner
+        that comes late but before that has lost nothing.
+        """
         ...
 
     async def return_lost(self) -> int:
@@ -255,7 +259,10 @@ class Broker(Protocol):
         ...
 
     async def forget_owner(self, owner: str) -> int:
-        """The owner stops: return at once what it still holds; how many."""
+        """The owner stops: return at once what it still holds, marked redelivered; how many.
+
+        What certainly did not run is better settled with `Return` before.
+        """
         ...
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled: ...
