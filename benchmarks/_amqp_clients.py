@@ -23,7 +23,9 @@ HEADERS: dict[str, Any] = {
     "kwargsrepr": "{'y': 3}", "origin": "gen31794@vm", "ignore_result": False, "replaced_task_nesting": 0,
     "stamped_headers": None, "stamps": {},
 }  # fmt: skip
-BODY = json.dumps([[2], {"y": 3}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]).encode()
+BODY = json.dumps(
+    [[2], {"y": 3}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
+).encode()
 PROPERTIES: dict[str, Any] = {
     "content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 2, "priority": 0,
     "correlation_id": HEADERS["id"], "headers": HEADERS,
@@ -117,7 +119,7 @@ async def with_amqp(url: str) -> tuple[float, float]:
     channel.queue_declare(QUEUE, durable=True, auto_delete=False)
     confirmed = 0
 
-    def on_confirm(tag: int, multiple: bool) -> None:
+    def on_confirm(tag: int, _: bool) -> None:
         nonlocal confirmed
         confirmed = max(confirmed, tag)
 

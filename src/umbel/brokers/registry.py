@@ -8,8 +8,12 @@ SCHEMES = (
     "redis",
     "rediss",
     "unix",
+    "amqp",
+    "amqps",
+    "pyamqp",
 )
 _REDIS = ("redis", "rediss", "unix")
+_AMQP = ("amqp", "amqps", "pyamqp")
 
 
 def open_broker(settings: BrokerSettings) -> Broker:
@@ -19,6 +23,10 @@ def open_broker(settings: BrokerSettings) -> Broker:
         from umbel.brokers.redis.broker import RedisBroker
 
         return RedisBroker(settings)
+    if scheme in _AMQP:
+        from umbel.brokers.amqp.broker import AmqpBroker
+
+        return AmqpBroker(settings)
     from umbel.brokers.sqlite.broker import SqliteBroker
 
     return SqliteBroker(settings)
@@ -30,6 +38,10 @@ def open_producer(settings: BrokerSettings) -> Producer:
         from umbel.brokers.redis.producer import RedisProducer
 
         return RedisProducer(settings)
+    if scheme in _AMQP:
+        from umbel.brokers.amqp.producer import AmqpProducer
+
+        return AmqpProducer(settings)
     from umbel.brokers.sqlite.producer import SqliteProducer
 
     return SqliteProducer(settings)

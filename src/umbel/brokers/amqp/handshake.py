@@ -26,7 +26,10 @@ class Handshake:
         self._location = location
         self._name = name
         self.heartbeat_s = heartbeat_s
-        self.done = False
+        self._done = False
+
+    def is_done(self) -> bool:
+        return self._done
 
     def step(self, incoming: Incoming) -> bytes:
         match incoming.method:
@@ -35,14 +38,14 @@ class Handshake:
             case Method.CONNECTION_TUNE:
                 return self._tune(*incoming.fields)
             case Method.CONNECTION_OPEN_OK:
-                self.done = True
+                self._done = True
                 return b""
             case Method.CONNECTION_CLOSE:
                 code, text, _, _ = incoming.fields
                 raise BrokerUnavailable(refusal(self._location, code, text))
             case _:
                 raise BrokerUnavailable(
-                    f"RabbitMQ at {self._location} sent an unexpected method while opening; is this its AMQP port?"
+                    f"RabbitMQ at {self._location} did not open as AMQP does; is this its AMQP port?"
                 )
 
     def _start_ok(self) -> bytes:
@@ -61,7 +64,8 @@ class Handshake:
             self.heartbeat_s = min(self.heartbeat_s, heartbeat_s)
         if 0 < frame_max < FRAME_MAX:
             raise BrokerUnavailable(
-                f"RabbitMQ at {self._location} allows frames of {frame_max} bytes; set frame_max = {FRAME_MAX}"
+                f"RabbitMQ at {self._location} allows frames of {frame_max} bytes: "
+                f"set frame_max = {FRAME_MAX} in rabbitmq.conf"
             )
         channels_max = min(channels_max, CHANNELS_MAX) or CHANNELS_MAX
         return encode_method(
@@ -76,7 +80,9 @@ def refusal(location: Location, code: int, text: str) -> str:
     if code == _NOT_ALLOWED and "not found" in text:
         return f"RabbitMQ has no such virtual host ({location}): check the path of the address, or add it"
     if code == _NOT_ALLOWED and "refused" in text:
-        return f"the user may not use this virtual host ({location}): grant it with rabbitmqctl set_permissions"
+        return (
+            f"the user may not use this virtual host ({location}): grant it with rabbitmqctl set_permissions"
+        )
     return f"RabbitMQ at {location} closed the connection: {text} ({code})"
 
 

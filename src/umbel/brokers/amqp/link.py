@@ -29,6 +29,7 @@ from umbel.brokers.amqp.location import Location
 from umbel.errors import BrokerError, BrokerUnavailable
 
 REPLY_TIMEOUT_S = 10.0
+CONFIRMS_PER_S = 1000  # a slow server; a large batch may take it that much longer
 _DELIVER, _ACK, _NACK = int(Method.BASIC_DELIVER), int(Method.BASIC_ACK), int(Method.BASIC_NACK)
 
 
@@ -133,9 +134,9 @@ class Link(asyncio.Protocol):
 
     def _receive(self, incoming: Incoming) -> None:
         assert self._transport is not None
-        if not self._handshake.done:
+        if not self._handshake.is_done():
             self._transport.write(self._handshake.step(incoming))
-            if self._handshake.done:
+            if not self._opened.done() and self._handshake.is_done():
                 self._opened.set_result(None)
                 self._schedule_beat()
             return
@@ -208,12 +209,13 @@ class Channel:
         self.error: BrokerError | None = None
         self.on_delivery: Callable[[Incoming], None] = _drop
         self.on_end: Callable[[BrokerError], None] = _drop
+        self.returned: list[Incoming] = []  # mandatory messages that no queue took
         self._calls: deque[asyncio.Future[Incoming]] = deque()
         self._published = 0
         self._unconfirmed: dict[int, Confirmation] = {}
 
     async def call(self, method: Method, *fields: Any) -> Incoming:
-        return await self._answer(self.ask(method, *fields))
+        return await self.answer(self.ask(method, *fields))
 
     def ask(self, method: Method, *fields: Any) -> asyncio.Future[Incoming]:
         """Send a call; its answer comes later, after those of earlier calls."""
@@ -221,6 +223,14 @@ class Channel:
         future: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
         self._calls.append(future)
         return future
+
+    async def answer(self, future: asyncio.Future[Incoming]) -> Incoming:
+        try:
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                return await future
+        except TimeoutError:
+            self.link.abort("no answer in time")
+            raise BrokerUnavailable(f"RabbitMQ at {self.link.location} gave no answer in time") from None
 
     def send(self, data: bytes) -> None:
         if self.error is not None:
@@ -238,7 +248,7 @@ class Channel:
             self._published += 1
             self._unconfirmed[self._published] = confirmation
         try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
+            async with asyncio.timeout(REPLY_TIMEOUT_S + len(batch) / CONFIRMS_PER_S):
                 await confirmation.future
         except TimeoutError:
             why = self.link.blocked or "the server did not confirm in time"
@@ -252,8 +262,6 @@ class Channel:
     async def close(self) -> None:
         if self.error is None:
             await self.call(Method.CHANNEL_CLOSE, 200, "", 0, 0)
-            self.fail(BrokerUnavailable("the channel was closed here"))
-            self.link.discard(self)
 
     def receive(self, incoming: Incoming) -> None:
         method = incoming.method
@@ -270,16 +278,22 @@ class Channel:
             self.fail(ChannelClosed(ChannelClosed.NOT_FOUND, "the queue was deleted while it was consumed"))
         elif method == Method.CHANNEL_FLOW:
             self.send(encode_method(self.number, Method.CHANNEL_FLOW_OK, incoming.fields[0]))
-        elif method != Method.BASIC_RETURN and self._calls:
+        elif method == Method.BASIC_RETURN:
+            self.returned.append(incoming)
+        elif self._calls:
             future = self._calls.popleft()
             if not future.done():
                 future.set_result(incoming)
+            if method == Method.CHANNEL_CLOSE_OK:
+                self.link.discard(self)
+                self.fail(BrokerUnavailable("the channel was closed here"))
 
     def fail(self, error: BrokerError) -> None:
         if self.error is not None:
             return
         self.error = error
-        waiting = [*self._calls, *(one.future for one in self._unconfirmed.values())]
+        waiting: list[asyncio.Future[Any]] = [*self._calls]
+        waiting += [one.future for one in self._unconfirmed.values()]
         self._calls.clear()
         self._unconfirmed.clear()
         for future in waiting:
@@ -298,14 +312,6 @@ class Channel:
             if number > tag:
                 break
             unconfirmed.pop(number).settle(accepted=accepted)
-
-    async def _answer(self, future: asyncio.Future[Incoming]) -> Incoming:
-        try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
-                return await future
-        except TimeoutError:
-            self.link.abort("no answer in time")
-            raise BrokerUnavailable(f"RabbitMQ at {self.link.location} gave no answer in time") from None
 
 
 async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, name: str) -> Link:

@@ -1,15 +1,16 @@
 """Tables and properties: AMQP 0-9-1's typed values as bytes, and back.
 
 Only what RabbitMQ and Celery put on the wire (wire-protocol 1.2): decimals are read as text,
-byte strings as text where they are UTF-8. A value that a table cannot hold (an integer beyond 64
-bits) is written as its decimal text; who needs the exact value sends it another way
-(`envelope.py` does).
+byte strings as text where they are UTF-8. An integer beyond 64 bits is an OverflowError; who must
+send one finds another way (`envelope.py` does).
 """
 
 import struct
 from typing import Any
 
 import msgspec
+
+from umbel.errors import TooLarge
 
 Table = dict[str, Any]
 
@@ -53,12 +54,12 @@ class Properties(msgspec.Struct, gc=False, omit_defaults=True):
 def encode_short(text: str) -> bytes:
     data = text.encode()
     if len(data) > _SHORT_MAX:
-        raise ValueError(f"{text[:40]!r}… has {len(data)} bytes; AMQP allows {_SHORT_MAX} here")
+        raise TooLarge(f"{text[:40]!r}… has {len(data)} bytes; AMQP allows {_SHORT_MAX} for names and ids")
     return bytes((len(data),)) + data
 
 
 def encode_table(table: Table) -> bytes:
-    parts = []
+    parts: list[bytes] = []
     for name, value in table.items():
         parts += (encode_short(name), _encode_value(value))
     data = b"".join(parts)
@@ -105,7 +106,9 @@ def _encode_value(value: Any) -> bytes:
     if isinstance(value, int):
         if -(2**31) <= value < 2**31:
             return b"I" + struct.pack(">l", value)
-        return b"l" + struct.pack(">q", value) if -(2**63) <= value < 2**63 else _encode_value(str(value))
+        if not -(2**63) <= value < 2**63:
+            raise OverflowError(f"{value} needs more than the 64 bits of an AMQP table")
+        return b"l" + struct.pack(">q", value)
     if isinstance(value, float):
         return b"d" + struct.pack(">d", value)
     if isinstance(value, dict):

@@ -1,0 +1,223 @@
+"""BlockingLink: a connection to RabbitMQ for threads, as plain calls on a socket.
+
+For clients and running tasks, which have no event loop of ours. It sends no heartbeats, because
+nobody would send them between two calls: none are agreed, and a connection that died while it was
+idle is found out, and replaced, at its next use.
+"""
+
+import socket
+import ssl
+from collections.abc import Iterable
+from typing import Any
+
+from umbel.brokers.amqp.frames import (
+    PROTOCOL_HEADER,
+    BadFrames,
+    FrameReader,
+    Incoming,
+    Method,
+    encode_method,
+)
+from umbel.brokers.amqp.handshake import Handshake, refusal, unreachable
+from umbel.brokers.amqp.link import REPLY_TIMEOUT_S, ChannelClosed
+from umbel.brokers.amqp.location import Location
+from umbel.errors import BrokerError, BrokerUnavailable
+
+RECEIVE_BYTES = 65_536
+SEND_BUFFER_BYTES = 1_048_576  # the larger, the larger the batches that are sent in one piece
+PIECE, UNCONFIRMED_MAX = 1000, 5000
+_ACK, _NACK = int(Method.BASIC_ACK), int(Method.BASIC_NACK)
+
+
+class BlockingLink:
+    """One connection and one channel at a time; not for two threads at once."""
+
+    def __init__(self, location: Location, *, timeout_s: float, name: str) -> None:
+        self.location = location
+        self.deliveries: list[Incoming] = []
+        self.returned: list[Incoming] = []
+        self.blocked = ""
+        self._reader = FrameReader()
+        self._arrived: list[Incoming] = []
+        self._published = 0
+        self._socket = self._connect(timeout_s, name)
+
+    def call(self, method: Method, *fields: Any) -> Incoming:
+        self.send(encode_method(1, method, *fields))
+        return self._next_answer()
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._socket.settimeout(REPLY_TIMEOUT_S)
+            self._socket.sendall(data)
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def publish(self, frames: Iterable[bytes]) -> None:
+        """Publish messages and return when the server has confirmed them all.
+
+        A large batch goes out in pieces, so that its confirmations are read while it is sent.
+        """
+        batch = list(frames)
+        unconfirmed: dict[int, None] = {}
+        refused = 0
+        for start in range(0, len(batch), PIECE):
+            piece = batch[start : start + PIECE]
+            self.send(b"".join(piece))
+            unconfirmed |= dict.fromkeys(range(self._published + 1, self._published + len(piece) + 1))
+            self._published += len(piece)
+            is_last = start + PIECE >= len(batch)
+            while len(unconfirmed) > (0 if is_last else UNCONFIRMED_MAX):
+                refused += self._read_confirmation(unconfirmed)
+        if refused:
+            raise BrokerError(
+                f"RabbitMQ refused {refused} of {len(batch)} messages: the queue is at its limit"
+            )
+
+    def reopen_channel(self) -> None:
+        """After `ChannelClosed`, go on with a new channel."""
+        self.call(Method.CHANNEL_OPEN, "")
+        self.call(Method.CONFIRM_SELECT, False)
+        self._published = 0
+
+    def receive(self, timeout_s: float | None) -> None:
+        """Wait for a delivery, which is then in `deliveries`; at the time-out there is none."""
+        if self.deliveries:
+            return
+        try:
+            self._next(timeout_s, until_delivery=True)
+        except TimeoutError:
+            return
+
+    def is_stale(self) -> bool:
+        """Whether the server has closed the connection, as far as can be told without asking."""
+        try:
+            self._socket.settimeout(0.0)
+            seen = (
+                self._socket.recv(1, socket.MSG_PEEK) if not isinstance(self._socket, ssl.SSLSocket) else b"?"
+            )
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except OSError:
+            return True
+        return not seen
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        try:
+            self._socket.settimeout(1.0)
+            self._socket.sendall(encode_method(0, Method.CONNECTION_CLOSE, 200, "bye", 0, 0))
+            while self._socket.recv(RECEIVE_BYTES):
+                pass
+        except OSError:
+            pass
+        self._socket.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's, so nothing is said on it."""
+        socket.socket.close(self._socket)
+
+    def _connect(self, timeout_s: float, name: str) -> socket.socket:
+        try:
+            plain = socket.create_connection((self.location.host, self.location.port), timeout=timeout_s)
+        except OSError as error:
+            raise BrokerUnavailable(unreachable(self.location, error)) from None
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            self._socket = plain
+            if self.location.tls:
+                context = ssl.create_default_context()
+                self._socket = context.wrap_socket(plain, server_hostname=self.location.host)
+            self._shake_hands(timeout_s, name)
+        except (OSError, BadFrames) as error:
+            plain.close()
+            raise BrokerUnavailable(unreachable(self.location, error)) from None
+        except BaseException:
+            self._socket.close()
+            raise
+        return self._socket
+
+    def _shake_hands(self, timeout_s: float, name: str) -> None:
+        handshake = Handshake(self.location, heartbeat_s=0, name=name)
+        self._socket.sendall(PROTOCOL_HEADER)
+        while not handshake.is_done():
+            for incoming in self._read(timeout_s):
+                self._socket.sendall(handshake.step(incoming))
+        self.reopen_channel()
+
+    def _read_confirmation(self, unconfirmed: dict[int, None]) -> int:
+        """Take out what the server confirms; how many it refused."""
+        incoming = self._next()
+        if incoming.method not in (_ACK, _NACK):
+            return 0
+        tag, multiple = incoming.fields[:2]
+        ended = [tag]
+        if multiple:
+            ended = []
+            for one in unconfirmed:
+                if one > tag:
+                    break
+                ended.append(one)
+        for one in ended:
+            unconfirmed.pop(one, None)
+        return len(ended) if incoming.method == _NACK else 0
+
+    def _next_answer(self) -> Incoming:
+        while True:
+            incoming = self._next()
+            if incoming.method not in (_ACK, _NACK):
+                return incoming
+
+    def _next(self, timeout_s: float | None = REPLY_TIMEOUT_S, *, until_delivery: bool = False) -> Incoming:
+        """The next method that is meant for the caller; the rest is dealt with here."""
+        while True:
+            while not self._arrived:
+                try:
+                    self._arrived = self._read(timeout_s)
+                except TimeoutError:
+                    if until_delivery:
+                        raise
+                    why = self.blocked or "no answer in time"
+                    raise self._lost(why) from None
+                except (OSError, BadFrames) as error:
+                    raise self._lost(error) from None
+            incoming = self._arrived.pop(0)
+            if not self._dealt_with(incoming):
+                return incoming
+            if until_delivery and self.deliveries:
+                return incoming
+
+    def _dealt_with(self, incoming: Incoming) -> bool:
+        match incoming.method:
+            case Method.BASIC_DELIVER:
+                self.deliveries.append(incoming)
+            case Method.BASIC_RETURN:
+                self.returned.append(incoming)
+            case Method.CONNECTION_BLOCKED:
+                self.blocked = incoming.fields[0] or "a resource alarm"
+            case Method.CONNECTION_UNBLOCKED:
+                self.blocked = ""
+            case Method.CHANNEL_CLOSE:
+                code, text, _, _ = incoming.fields
+                self.send(encode_method(1, Method.CHANNEL_CLOSE_OK))
+                raise ChannelClosed(code, text)
+            case Method.CONNECTION_CLOSE:
+                code, text, _, _ = incoming.fields
+                raise BrokerUnavailable(refusal(self.location, code, text))
+            case _:
+                return False
+        return True
+
+    def _read(self, timeout_s: float | None) -> list[Incoming]:
+        self._socket.settimeout(timeout_s)
+        data = self._socket.recv(RECEIVE_BYTES)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        return self._reader.feed(data)
+
+    def _lost(self, why: BaseException | str) -> BrokerUnavailable:
+        return BrokerUnavailable(f"the link to RabbitMQ at {self.location} was lost: {why}")

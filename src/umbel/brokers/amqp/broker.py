@@ -1,0 +1,233 @@
+"""AmqpBroker: the asynchronous face of RabbitMQ, on a connection that heals.
+
+Every operation asks for the session that lives; when the last one died, that opens the next. So
+there is no reconnecting in the background: who calls again after an error, as the worker does
+with growing pauses, is connected as soon as RabbitMQ is back.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from time import time
+
+from umbel.brokers.amqp import dead_letters, envelope, outbox, topology, verdicts
+from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp.claims import Claims
+from umbel.brokers.amqp.coordination import AmqpCoordination
+from umbel.brokers.amqp.event_log import EventLog
+from umbel.brokers.amqp.outbox import Post
+from umbel.brokers.amqp.session import Session, Sessions
+from umbel.brokers.amqp.subscription import AmqpSubscription
+from umbel.brokers.interface import (
+    DEAD_LETTER_PEEK_MAX,
+    Broadcast,
+    BrokerSettings,
+    Capabilities,
+    Claim,
+    DeadLetter,
+    Delivery,
+    Depth,
+    LoggedEvent,
+    Settled,
+    Subscription,
+    Verdict,
+)
+from umbel.wire.message import Outgoing
+
+LOOK_EVERY_S = 0.05  # for messages in queues that nobody here consumes
+
+
+class AmqpBroker:
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._sessions = Sessions(settings, name=f"umbel {os.getpid()}")
+        self._coordination = AmqpCoordination(self._sessions, settings)
+        self._event_log = EventLog(settings)
+
+    @property
+    def url(self) -> str:
+        return self._settings.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    @property
+    def coordination(self) -> AmqpCoordination:
+        return self._coordination
+
+    async def open(self) -> None:
+        await self._sessions.get()
+
+    async def close(self) -> None:
+        await self._coordination.close()
+        await self._sessions.close()
+
+    async def publish(self, batch: Sequence[Outgoing]) -> None:
+        session = await self._sessions.get()
+        await session.send(outbox.tasks(batch, time()))
+
+    # -- claiming --------------------------------------------------------------------------------
+
+    async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
+        session = await self._sessions.get()
+        claims, revokes = session.claims, session.views.revokes
+        if not claims.has_arrived(owner, queues):
+            for queue in queues:
+                await session.make_queue(queue)
+            await self._park_early(session, claims)
+            await session.catch_up()
+        taken = await claims.claim(owner, queues, limit)
+        try:
+            if any(arrived.redelivered or arrived.mark.ran for _, arrived in taken):
+                await session.catch_up()  # its starts must be known
+        except BaseException:
+            claims.put_back(taken)
+            raise
+        deliveries = claims.deliver(owner, taken)
+        return Claim(deliveries, revokes.after(revoked_after, time()), revokes.cursor)
+
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float) -> None:
+        session = await self._sessions.get()
+        if session.claims.watches(queues):
+            await session.claims.wait(queues, timeout_s)
+            return
+        ends = asyncio.get_running_loop().time() + timeout_s
+        while not any((await session.counts(queues)).values()):
+            left_s = ends - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, LOOK_EVERY_S))
+
+    async def renew(self, owner: str) -> bool:
+        return (await self._sessions.get()).claims.touch(owner)
+
+    async def return_lost(self) -> int:
+        """What silent owners of this process held; RabbitMQ itself returns that of dead processes."""
+        claims = (await self._sessions.get()).claims
+        lost, claims.lost = claims.lost, 0
+        return lost
+
+    async def forget_owner(self, owner: str) -> int:
+        session = self._sessions.alive
+        return 0 if session is None else await session.claims.forget(owner)
+
+    async def settle(self, batch: Sequence[Verdict]) -> Settled:
+        session = await self._sessions.get()
+        claims = session.claims
+        judged = verdicts.judge(batch, claims.standing, time())
+        if judged.posts:
+            await session.send(judged.posts)
+        gone = verdicts.apply(judged, claims)
+        for owner in judged.owners:
+            claims.touch(owner)
+        return Settled(judged.judged - len(gone), frozenset(judged.refused | gone))
+
+    async def _park_early(self, session: Session, claims: Claims) -> None:
+        """What arrived before it was due goes on to the next step of the ladder."""
+        for consumer in claims.consumers():
+            parked, consumer.early = consumer.early, []
+            posts = [
+                outbox.task(
+                    Outgoing(consumer.queue, one.message, one.mark.due),
+                    time(),
+                    ran=one.mark.ran or one.redelivered,
+                )
+                for one in parked
+            ]
+            if posts:
+                await session.send(posts)
+                consumer.finish_early(parked)
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    async def queues(self) -> Mapping[str, Depth]:
+        session = await self._sessions.get()
+        await session.catch_up()
+        names = sorted(session.views.facts.queues)
+        steps = {name: _steps(name) for name in names}
+        counts = await session.counts([*names, *(step for of in steps.values() for step in of)])
+        depths: dict[str, Depth] = {}
+        for name in names:
+            consumers = [one for one in session.claims.consumers() if one.queue == name]
+            ready = counts.get(name, 0) + sum(one.buffered for one in consumers)
+            delayed = sum(counts.get(step, 0) for step in steps[name])
+            delayed += sum(one.held + len(one.early) for one in consumers)
+            depth = Depth(ready, delayed, sum(one.claimed for one in consumers))
+            if depth != Depth(0, 0, 0):
+                depths[name] = depth
+        return depths
+
+    async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
+        return await dead_letters.peek(await self._sessions.get(), queue, limit)
+
+    async def purge(self, queue: str) -> int:
+        session = await self._sessions.get()
+        there = await session.counts([queue, *_steps(queue)])
+        count = sum(one.drop_waiting() for one in session.claims.consumers() if one.queue == queue)
+        for name in there:
+            count += await session.purge(name)
+        return count
+
+    async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
+        return await dead_letters.dead_letters(await self._sessions.get(), limit)
+
+    async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
+        return await dead_letters.requeue(await self._sessions.get(), letter_ids, time())
+
+    # -- what a cluster shares -------------------------------------------------------------------
+
+    async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
+        if ttl_s <= 0:  # RabbitMQ would still hand it to whoever waits for it
+            return
+        session = await self._sessions.get()
+        for name in {broadcast.exchange for broadcast in batch}:
+            if name not in session.publisher.exchanges:
+                await session.publisher.declare(topology.exchange(name))
+        posts = [
+            Post(one.routing_key, envelope.encode_broadcast(one, ttl_s), one.body, exchange=one.exchange)
+            for one in batch
+        ]
+        await session.publisher.send(posts)
+
+    @asynccontextmanager
+    async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:
+        subscription = AmqpSubscription(self._sessions, exchange, patterns)
+        await subscription.enter()
+        try:
+            yield subscription
+        finally:
+            await subscription.leave()
+
+    async def register_recorder(self, name: str) -> int:
+        return await self._event_log.register(await self._sessions.get(), name)
+
+    async def forget_recorder(self, name: str) -> None:
+        await self._event_log.forget(await self._sessions.get(), name)
+
+    async def recorders(self) -> Sequence[str]:
+        session = await self._sessions.get()
+        await session.catch_up()
+        return sorted(session.views.facts.recorders)
+
+    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+        return await self._event_log.append(await self._sessions.get(), list(events))
+
+    async def read_events(self, name: str, limit: int) -> Sequence[LoggedEvent]:
+        return await self._event_log.read(await self._sessions.get(), name, limit)
+
+    async def acknowledge_events(self, name: str, offset: int) -> None:
+        await self._event_log.acknowledge(await self._sessions.get(), name, offset)
+
+    async def lost_events(self) -> int:
+        return await self._event_log.lost(await self._sessions.get())
+
+    async def sweep(self) -> None:
+        session = await self._sessions.get()
+        session.views.revokes.sweep(time())
+        await self._coordination.sweep()
+
+
+def _steps(queue: str) -> list[str]:
+    return [topology.delay_queue(queue, step).name for step in topology.DELAY_STEPS_MS]

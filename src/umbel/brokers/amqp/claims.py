@@ -1,0 +1,231 @@
+"""Claims: who holds which messages, on one connection.
+
+The connection is the lease: when it ends, RabbitMQ gives what it held to others, marked as
+redelivered. On top of that an owner that falls silent for `lease_s` while its connection lives is
+put out here, by its own broker, so that the promise is the one every broker makes.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import msgspec
+
+from umbel.brokers.amqp.consumer import BARRIERS_MAX, Arrived, Consumer
+from umbel.brokers.amqp.frames import Incoming
+from umbel.brokers.amqp.link import Link
+from umbel.brokers.interface import Delivery, Tag
+
+UNRUN_MAX = 10_000
+
+_tags = count(1)
+
+
+class Claimed(msgspec.Struct):
+    """One claim that stands."""
+
+    owner: str
+    consumer: Consumer
+    delivery_tag: int
+    delivery: Delivery
+    starts: int
+
+
+class Owner:
+    def __init__(self, name: str, deadline: float) -> None:
+        self.name = name
+        self.deadline = deadline
+        self.consumers: dict[str, Consumer] = {}
+        self.turn = 0
+        self.lock = asyncio.Lock()
+
+
+class Claims:
+    def __init__(self, link: Link, lease_s: float, starts_of: Callable[[str, str], int]) -> None:
+        self.standing: dict[Tag, Claimed] = {}
+        self.lost = 0  # taken from silent owners and not told yet
+        self._link = link
+        self._lease_s = lease_s
+        self._starts_of = starts_of
+        self._owners: dict[str, Owner] = {}
+        self._unrun: dict[str, None] = {}
+        self._arrivals = asyncio.Event()
+
+    # -- owners ----------------------------------------------------------------------------------
+
+    def touch(self, name: str) -> bool:
+        """The owner is alive; whether its lease stood."""
+        loop = asyncio.get_running_loop()
+        owner = self._owners.get(name)
+        if owner is not None:
+            owner.deadline = loop.time() + self._lease_s
+            return True
+        owner = self._owners[name] = Owner(name, loop.time() + self._lease_s)
+        loop.call_at(owner.deadline, self._watch, owner)
+        return False
+
+    async def forget(self, name: str) -> int:
+        owner = self._owners.pop(name, None)
+        if owner is None:
+            return 0
+        held, ending = self._release(owner)
+        if ending:
+            await asyncio.wait(ending)
+        return held
+
+    def consumers(self) -> list[Consumer]:
+        return [
+            consumer
+            for owner in self._owners.values()
+            for consumer in owner.consumers.values()
+            if consumer.is_open
+        ]
+
+    def _watch(self, owner: Owner) -> None:
+        if self._owners.get(owner.name) is not owner or self._link.error is not None:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() < owner.deadline:
+            loop.call_at(owner.deadline, self._watch, owner)
+            return
+        del self._owners[owner.name]
+        held, _ = self._release(owner)
+        self.lost += held
+
+    def _release(self, owner: Owner) -> tuple[int, list[asyncio.Future[Incoming]]]:
+        ended = [tag for tag, claimed in self.standing.items() if claimed.owner == owner.name]
+        for tag in ended:
+            del self.standing[tag]
+        ending = [consumer.release() for consumer in owner.consumers.values()]
+        return len(ended), [future for future in ending if future is not None]
+
+    # -- claiming --------------------------------------------------------------------------------
+
+    async def claim(self, name: str, queues: Sequence[str], limit: int) -> list[tuple[Consumer, Arrived]]:
+        """Up to `limit` messages, taken for this owner; `deliver` makes them claims.
+
+        While enough has arrived, or the server could have sent more and had none, this is only
+        popping from a buffer. Otherwise the server is asked until it is certain what there is.
+        """
+        self.touch(name)
+        owner = self._owners[name]
+        async with owner.lock:
+            consumers = [await self._consumer(owner, queue) for queue in queues]
+            here = sum(consumer.buffered for consumer in consumers)
+            roomy = all(consumer.prefetch >= consumer.claimed + limit for consumer in consumers)
+            if here < limit and not (here and roomy):
+                await self._fetch(consumers, limit)
+            return self._pick(owner, consumers, limit)
+
+    def has_arrived(self, name: str, queues: Sequence[str]) -> bool:
+        """Whether a claim would be served from here, and nothing waits to be parked."""
+        owner = self._owners.get(name)
+        if owner is None:
+            return False
+        consumers = [owner.consumers.get(queue) for queue in queues]
+        return any(one is not None and one.buffered for one in consumers) and not any(
+            one is None or one.early or not one.is_open for one in consumers
+        )
+
+    def put_back(self, taken: Sequence[tuple[Consumer, Arrived]]) -> None:
+        """The claimer was cancelled: these wait here again."""
+        for consumer, arrived in reversed(taken):
+            consumer.untake(arrived)
+
+    def deliver(self, name: str, taken: Sequence[tuple[Consumer, Arrived]]) -> list[Delivery]:
+        deliveries = []
+        standing = self.standing
+        for consumer, arrived in taken:
+            message, starts, redelivered = arrived.message, 0, arrived.redelivered or arrived.mark.ran
+            if redelivered:
+                key = message.correlation_id
+                starts = self._starts_of(consumer.queue, key)
+                unrun = self._unrun.pop(key, _NEVER) is None
+                redelivered = starts > 0 or arrived.mark.ran or not unrun
+            tag = next(_tags)
+            delivery = Delivery(tag, consumer.queue, message, starts, redelivered)
+            standing[tag] = Claimed(name, consumer, arrived.delivery_tag, delivery, starts)
+            deliveries.append(delivery)
+        return deliveries
+
+    def note_unrun(self, claimed: Claimed) -> None:
+        """RabbitMQ will mark it redelivered; we know that it has not run."""
+        if not claimed.delivery.redelivered:
+            self.remember_unrun(claimed.delivery.message.correlation_id)
+
+    def remember_unrun(self, message_id: str) -> None:
+        if message_id:
+            self._unrun[message_id] = None
+            if len(self._unrun) > UNRUN_MAX:
+                del self._unrun[next(iter(self._unrun))]
+
+    async def _consumer(self, owner: Owner, queue: str) -> Consumer:
+        found = owner.consumers.get(queue)
+        if found is not None and found.is_open:
+            return found
+        if found is not None:
+            self._forget_claims_of(found)
+        consumer = Consumer(self._link, queue, self._arrivals.set)
+        await consumer.open()
+        owner.consumers[queue] = consumer
+        return consumer
+
+    def _forget_claims_of(self, consumer: Consumer) -> None:
+        for tag in [tag for tag, claimed in self.standing.items() if claimed.consumer is consumer]:
+            del self.standing[tag]
+
+    async def _fetch(self, consumers: Sequence[Consumer], limit: int) -> None:
+        for _ in range(BARRIERS_MAX):
+            for consumer in consumers:
+                await consumer.want(limit)
+            ready = [await consumer.settled() for consumer in consumers]
+            if sum(consumer.buffered for consumer in consumers) >= limit or not any(ready):
+                return
+
+    def _pick(self, owner: Owner, consumers: list[Consumer], limit: int) -> list[tuple[Consumer, Arrived]]:
+        taken: list[tuple[Consumer, Arrived]] = []
+        if len(consumers) == 1:
+            (only,) = consumers
+            for priority in sorted(only.priorities, reverse=True):
+                taken += [(only, arrived) for arrived in only.take(priority, limit - len(taken))]
+            return taken
+        for priority in sorted({one for consumer in consumers for one in consumer.priorities}, reverse=True):
+            while len(taken) < limit:
+                found = len(taken)
+                for _ in consumers:
+                    owner.turn += 1
+                    consumer = consumers[owner.turn % len(consumers)]
+                    if len(taken) < limit:
+                        taken += [(consumer, arrived) for arrived in consumer.take(priority, 1)]
+                if len(taken) == found:
+                    break
+        return taken
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    def watches(self, queues: Sequence[str]) -> bool:
+        """Whether an arrival in any of these queues would be noticed."""
+        open_queues = {consumer.queue for consumer in self.consumers()}
+        return open_queues.issuperset(queues)
+
+    async def wait(self, queues: Sequence[str], timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._anything(queues):
+                    self._arrivals.clear()
+                    await self._arrivals.wait()
+        except TimeoutError:
+            return
+
+    def _anything(self, queues: Sequence[str]) -> bool:
+        if self._link.error is not None:
+            return True
+        return any(
+            consumer.buffered or consumer.early or not consumer.is_open
+            for owner in self._owners.values()
+            for queue in queues
+            if (consumer := owner.consumers.get(queue)) is not None
+        )
+
+
+_NEVER = object()

@@ -1,0 +1,217 @@
+"""Consumer: the messages of one queue that RabbitMQ has handed to one owner.
+
+It has a channel to itself, so that its prefetch can follow the demand: RabbitMQ hands over as
+many messages as the owner asked for and has not settled, and no more. (On a quorum queue the
+limit of a channel is refused; there the consumer is begun anew with a larger one.)
+
+What arrived waits in `buffered` until it is claimed. A message that is not due yet is either held
+for the last few milliseconds or put on `early`, to be parked.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import time
+
+import msgspec
+
+from umbel.brokers.amqp import topology
+from umbel.brokers.amqp.envelope import Mark, decode
+from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_method
+from umbel.brokers.amqp.link import Channel, ChannelClosed, Link
+from umbel.errors import BrokerError
+from umbel.wire.message import Message
+
+HOLD_S = topology.DELAY_STEPS_MS[0] / 1000
+BARRIERS_MAX = 4
+
+
+class Arrived(msgspec.Struct, gc=False):
+    """A message that was handed to us and is not claimed."""
+
+    message: Message
+    delivery_tag: int
+    redelivered: bool
+    mark: Mark
+
+
+class Consumer:
+    def __init__(self, link: Link, queue: str, on_arrival: Callable[[], None]) -> None:
+        self.queue = queue
+        self.claimed = 0
+        self.prefetch = 0
+        self.early: list[Arrived] = []
+        self.held = 0
+        self._link = link
+        self._channel: Channel | None = None
+        self._on_arrival = on_arrival
+        self._buffers: dict[int, deque[Arrived]] = {}
+        self._outstanding: dict[int, None] = {}
+        self._per_consumer = False
+        self._generation = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._channel is not None and self._channel.error is None
+
+    @property
+    def error(self) -> BrokerError | None:
+        return None if self._channel is None else self._channel.error
+
+    @property
+    def buffered(self) -> int:
+        return sum(map(len, self._buffers.values()))
+
+    @property
+    def priorities(self) -> list[int]:
+        return [priority for priority, waiting in self._buffers.items() if waiting]
+
+    async def open(self) -> None:
+        self._channel = await self._link.channel()
+        self._channel.on_delivery = self._receive
+        self._channel.on_end = lambda _: self._on_arrival()
+
+    async def want(self, count: int) -> None:
+        """Let `count` messages come beside those that are claimed; at most so many then wait here."""
+        wanted = self.claimed + self.held + len(self.early) + count
+        if self.prefetch < wanted or self.prefetch > 4 * wanted:
+            await self._set_prefetch(wanted)
+
+    async def settled(self) -> int:
+        """When this returns, what the server handed over before it was called has arrived.
+
+        Two questions: the answer to the first may overtake a message that is under way inside the
+        server, the answer to the second cannot. Returns how many messages still wait there.
+        """
+        assert self._channel is not None
+        method, fields = topology.passive(self.queue)
+        await self._channel.call(method, *fields)
+        ready: int = (await self._channel.call(method, *fields)).fields[1]
+        return ready
+
+    def take(self, priority: int, limit: int) -> list[Arrived]:
+        waiting = self._buffers.get(priority)
+        if not waiting:
+            return []
+        taken = [waiting.popleft() for _ in range(min(limit, len(waiting)))]
+        self.claimed += len(taken)
+        return taken
+
+    def untake(self, arrived: Arrived) -> None:
+        self.claimed -= 1
+        self._buffers[arrived.message.priority].appendleft(arrived)
+
+    def waiting(self) -> Iterable[Arrived]:
+        """What is here and not claimed, in the order of claims."""
+        for priority in sorted(self._buffers, reverse=True):
+            yield from self._buffers[priority]
+
+    def drop_waiting(self) -> int:
+        """Acknowledge what is here and not claimed: the queue is being emptied."""
+        dropped = [arrived.delivery_tag for arrived in self.waiting()]
+        self._buffers.clear()
+        self._ack(dropped)
+        return len(dropped)
+
+    def finish(self, tags: list[int]) -> None:
+        """These claimed messages are done with."""
+        self.claimed -= len(tags)
+        self._ack(tags)
+
+    def finish_early(self, parked: Iterable[Arrived]) -> None:
+        self._ack([arrived.delivery_tag for arrived in parked])
+
+    def give_back(self, tag: int) -> None:
+        """A claimed message stands in its queue again, at its old place if it can."""
+        assert self._channel is not None
+        self.claimed -= 1
+        self._outstanding.pop(tag, None)
+        self._channel.send(encode_method(self._channel.number, Method.BASIC_NACK, tag, False, True))
+
+    def release(self) -> asyncio.Future[Incoming] | None:
+        """Everything goes back to the queue, and the channel ends; what tells when that is done."""
+        channel = self._channel
+        if channel is None or channel.error is not None:
+            return None
+        # Said before the end, so that the queue has them in order before anyone asks for more.
+        channel.send(encode_method(channel.number, Method.BASIC_NACK, 0, True, True))
+        return channel.ask(Method.CHANNEL_CLOSE, 200, "", 0, 0)
+
+    def _ack(self, tags: list[int]) -> None:
+        """One ack for the oldest ones if they end together, and one for each that is left."""
+        if not tags:
+            return
+        assert self._channel is not None
+        number, outstanding, ended = self._channel.number, self._outstanding, set(tags)
+        last = 0
+        for tag in outstanding:
+            if tag not in ended:
+                break
+            last = tag
+        frames = [encode_ack(number, last, multiple=True)] if last else []
+        frames += [encode_ack(number, tag) for tag in tags if tag > last]
+        for tag in tags:
+            outstanding.pop(tag, None)
+        self._channel.send(b"".join(frames))
+
+    def _receive(self, incoming: Incoming) -> None:
+        _, tag, redelivered, _ = incoming.fields
+        self._outstanding[tag] = None
+        message, mark, _ = decode(incoming)
+        arrived = Arrived(message, tag, redelivered, mark)
+        if mark.due and (wait_s := mark.due - time()) > 0:
+            if wait_s > HOLD_S:
+                self.early.append(arrived)
+                self._on_arrival()
+            else:
+                self.held += 1
+                asyncio.get_running_loop().call_later(wait_s, self._release_held, arrived)
+            return
+        self._admit(arrived)
+
+    def _release_held(self, arrived: Arrived) -> None:
+        self.held -= 1
+        if self.is_open:
+            self._admit(arrived)
+
+    def _admit(self, arrived: Arrived) -> None:
+        buffer = self._buffers.get(arrived.message.priority)
+        if buffer is None:
+            buffer = self._buffers[arrived.message.priority] = deque()
+        buffer.append(arrived)
+        self._on_arrival()
+
+    async def _set_prefetch(self, wanted: int) -> None:
+        assert self._channel is not None
+        begun = self.prefetch
+        self.prefetch = wanted = min(wanted, 65_535)
+        if self._per_consumer:
+            await self._begin_anew(max(1, wanted - self.claimed))
+            return
+        # Without waiting for each answer: the order on a channel is kept.
+        limited = self._channel.ask(Method.BASIC_QOS, 0, wanted, True)
+        if begun:
+            await limited
+            return
+        try:
+            await self._consume()
+        except ChannelClosed as refused:
+            if refused.code != ChannelClosed.NOT_IMPLEMENTED:
+                raise
+            self._per_consumer = True
+            await self.open()
+            await self._begin_anew(wanted)
+
+    async def _begin_anew(self, prefetch: int) -> None:
+        assert self._channel is not None
+        if self._generation:
+            self._channel.ask(Method.BASIC_CANCEL, str(self._generation), False)
+        await self._channel.call(Method.BASIC_QOS, 0, prefetch, False)
+        await self._consume()
+
+    async def _consume(self) -> None:
+        assert self._channel is not None
+        self._generation += 1
+        await self._channel.call(
+            Method.BASIC_CONSUME, 0, self.queue, str(self._generation), False, False, False, False, {}
+        )

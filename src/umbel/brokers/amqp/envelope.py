@@ -1,0 +1,163 @@
+"""Envelope: a message in AMQP's properties, and back.
+
+Celery's headers are an AMQP table on the wire and JSON inside Umbel. Where the table would not
+bring back the same bytes (other spacing, integers beyond 64 bits) the JSON travels too, in a
+header of its own; it counts only while it says the same as the table, because a Celery worker
+that retries a task hands on headers it does not know.
+
+What the broker itself must remember of a message (when it is due, that it may have run) is in the
+property `type`, which Celery neither reads nor hands on.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+from umbel.brokers.amqp.frames import Incoming
+from umbel.brokers.amqp.table import Properties, Table, decode_properties, encode_properties
+from umbel.brokers.interface import Broadcast
+from umbel.errors import BadMessage
+from umbel.wire.message import Message
+
+PERSISTENT, TRANSIENT = 2, 1
+PRIORITY_MAX = 255
+_JSON_HEADER = "umbel-json"
+_MARK = "umbel"
+_encode = msgspec.json.encode
+_decode: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+# What RabbitMQ adds to a message that it dead-letters, as a step of the delay ladder does.
+_OF_RABBITMQ = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason",
+                "x-last-death-exchange", "x-last-death-queue", "x-last-death-reason")  # fmt: skip
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """What the broker remembers with a message: when it is due, and that it may have run."""
+
+    due: float = 0.0
+    ran: bool = False
+
+    def text(self) -> str:
+        return f"{_MARK}:{self.due!r}:{self.ran:d}" if self.due or self.ran else ""
+
+
+NO_MARK = Mark()
+
+
+def encode(
+    message: Message, mark: Mark = NO_MARK, extra: Table | None = None, *, message_id: str = ""
+) -> bytes:
+    """The message's properties. A marked message waits by our rules, not by its expiration."""
+    expires = message.expiration_ms is not None and not mark.due
+    return encode_properties(
+        Properties(
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            headers=table_of(message.headers) | (extra or {}),
+            delivery_mode=PERSISTENT,
+            priority=min(max(message.priority, 0), PRIORITY_MAX),
+            correlation_id=message.correlation_id,
+            reply_to=message.reply_to,
+            expiration=str(max(message.expiration_ms or 0, 0)) if expires else "",
+            message_id=message_id,
+            type=mark.text(),
+        )
+    )
+
+
+def decode(incoming: Incoming) -> tuple[Message, Mark, Table]:
+    """The message, its mark, and the headers that are ours. Whatever came, this answers."""
+    try:
+        properties = decode_properties(incoming.properties)
+    except (ValueError, IndexError, struct.error):
+        # Not a table as AMQP has it: the worker will bury what it cannot read.
+        return Message(b"", incoming.body), NO_MARK, {}
+    table = properties.headers or {}
+    ours: Table = {}
+    if "x-death" in table:
+        for name in _OF_RABBITMQ:
+            table.pop(name, None)
+    for name in [name for name in table if name.startswith(("umbel-", "x-stream-"))]:
+        ours[name] = table.pop(name)
+    expiration = properties.expiration
+    message = Message(
+        json_of(table, ours),
+        incoming.body,
+        properties.content_type,
+        properties.content_encoding,
+        properties.priority or 0,
+        properties.correlation_id,
+        properties.reply_to,
+        int(expiration) if expiration.isdecimal() else None,
+    )
+    return message, _mark(properties.type) if properties.type else NO_MARK, ours
+
+
+def encode_broadcast(broadcast: Broadcast, ttl_s: float) -> bytes:
+    return encode_properties(
+        Properties(
+            content_type="application/json",
+            content_encoding="utf-8",
+            headers=table_of(broadcast.headers),
+            delivery_mode=TRANSIENT,
+            priority=0,
+            expiration=str(max(1, round(ttl_s * 1000))),
+        )
+    )
+
+
+def decode_broadcast(incoming: Incoming, exchange: str) -> Broadcast:
+    message, _, _ = decode(incoming)
+    return Broadcast(exchange, incoming.fields[3], incoming.body, message.headers)
+
+
+def table_of(headers: bytes) -> Table:
+    try:
+        table = _decode.decode(headers)
+    except msgspec.MsgspecError as error:
+        raise BadMessage(f"headers that are no JSON object cannot be sent: {error}") from None
+    shrunk = _shrunk(table)
+    if shrunk is not table or _encode(table) != headers:
+        shrunk[_JSON_HEADER] = headers.decode()
+    return shrunk
+
+
+def json_of(table: Table, ours: Table) -> bytes:
+    exact = ours.pop(_JSON_HEADER, None)
+    if isinstance(exact, str):
+        try:
+            if _shrunk(_decode.decode(exact)) == table:
+                return exact.encode()
+        except msgspec.MsgspecError:
+            pass
+    return _encode(table)
+
+
+def _shrunk(table: Table) -> Table:
+    """The same table if AMQP can hold its numbers; otherwise one with the large ones as text."""
+    if all(value is None or isinstance(value, str) for value in table.values()):
+        return table
+    small = {name: _small(value) for name, value in table.items()}
+    return table if small == table else small
+
+
+def _small(value: Any) -> Any:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return str(value)
+    if isinstance(value, list):
+        return [_small(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _small(item) for name, item in value.items()}
+    return value
+
+
+def _mark(text: str) -> Mark:
+    """A mark that is not ours, or not well formed, marks nothing."""
+    kind, _, rest = text.partition(":")
+    due, _, ran = rest.partition(":")
+    if kind != _MARK:
+        return NO_MARK
+    try:
+        return Mark(float(due), ran == "1")
+    except ValueError:
+        return NO_MARK

@@ -1,0 +1,91 @@
+"""Outbox: what is published where. Pure; the broker and the producer both send what it says.
+
+A message that is not due goes to a step of the delay ladder. Who publishes names the queue with
+its declaration, because a message to a queue that is not there would be dropped in silence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from umbel.brokers.amqp import topology
+from umbel.brokers.amqp.envelope import NO_MARK, TRANSIENT, Mark, encode
+from umbel.brokers.amqp.frames import encode_publish
+from umbel.brokers.amqp.table import Properties, encode_properties
+from umbel.brokers.amqp.topology import Queue
+from umbel.wire.message import Message, Outgoing, StoredResult
+
+REASON, QUEUE, STARTS, BURIED_AT = "umbel-reason", "umbel-queue", "umbel-starts", "umbel-buried"
+_STREAM_PROPERTIES = encode_properties(Properties(delivery_mode=2))
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """One message on its way. Without a `queue`, it may be lost when nobody listens."""
+
+    key: str
+    properties: bytes
+    body: bytes
+    queue: Queue | None = None
+    exchange: str = ""
+
+    def frames(self, channel: int) -> bytes:
+        mandatory = self.queue is not None
+        return encode_publish(
+            channel, self.exchange, self.key, self.properties, self.body, mandatory=mandatory
+        )
+
+
+def task(outgoing: Outgoing, now: float, *, ran: bool = False) -> Post:
+    delay_s, message = outgoing.not_before - now, outgoing.message
+    if delay_s <= 0:
+        mark = Mark(ran=True) if ran else NO_MARK
+        return Post(outgoing.queue, encode(message, mark), message.body, task_queue(outgoing.queue))
+    properties = encode(message, Mark(outgoing.not_before, ran))
+    step_ms = topology.delay_step_ms(delay_s)
+    if step_ms is None:  # whoever claims it waits these few milliseconds
+        return Post(outgoing.queue, properties, message.body, task_queue(outgoing.queue))
+    waiting = topology.delay_queue(outgoing.queue, step_ms)
+    return Post(waiting.name, properties, message.body, waiting)
+
+
+def tasks(batch: Sequence[Outgoing], now: float) -> list[Post]:
+    return [task(outgoing, now) for outgoing in batch]
+
+
+def dead_letter(queue: str, message: Message, reason: str, starts: int, now: float) -> Post:
+    extra = {QUEUE: queue, REASON: reason, STARTS: starts, BURIED_AT: now}
+    properties = encode(message, NO_MARK, extra, message_id=str(uuid4()))
+    return Post(topology.DEAD, properties, message.body, topology.dead_letter_queue())
+
+
+def result(stored: StoredResult, reply_to: str) -> Post:
+    """A result on its way to whoever asked for it, as Celery sends it (wire 6.3)."""
+    properties = Properties(
+        content_type="application/json",
+        content_encoding="utf-8",
+        headers={},
+        delivery_mode=TRANSIENT,
+        priority=0,
+        correlation_id=stored.task_id,
+        type=stored.status,
+    )
+    return Post(reply_to, encode_properties(properties), stored.payload)
+
+
+def entry(stream: str, body: bytes) -> Post:
+    """One more entry of a stream."""
+    return Post(stream, _STREAM_PROPERTIES, body)
+
+
+_task_queues: dict[str, Queue] = {}
+
+
+def task_queue(name: str) -> Queue:
+    """As in the topology, remembered: one is asked for with every message."""
+    found = _task_queues.get(name)
+    if found is None:
+        if len(_task_queues) >= 1000:
+            _task_queues.clear()
+        found = _task_queues[name] = topology.task_queue(name)
+    return found

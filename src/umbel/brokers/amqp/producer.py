@@ -1,0 +1,224 @@
+"""AmqpProducer: publishing from any thread, before or after a fork, confirmed on return.
+
+One connection for all threads, used in turns. A forked child leaves its parent's connection
+alone and opens its own.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from time import monotonic, time
+from typing import TypeVar
+from weakref import WeakSet
+
+from umbel.brokers.amqp import envelope, event_log, outbox, topology
+from umbel.brokers.amqp.blocking import BlockingLink
+from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp.frames import Method, encode_ack, encode_publish
+from umbel.brokers.amqp.link import ChannelClosed
+from umbel.brokers.amqp.location import locations_from_url
+from umbel.brokers.amqp.outbox import Post
+from umbel.brokers.amqp.records import FactsView, QueueFact, RevokeView, encode_record
+from umbel.brokers.amqp.streams import OFFSET, PREFETCH, Followed, offset_of
+from umbel.brokers.amqp.topology import Exchange, Queue
+from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities, Revoke
+from umbel.errors import BrokerError, BrokerUnavailable, RevokesFull
+from umbel.wire.message import Outgoing
+
+RECORDERS_FRESH_S = 1.0
+
+T = TypeVar("T")
+_producers: "WeakSet[AmqpProducer]" = WeakSet()
+
+
+class AmqpProducer:
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._locations = locations_from_url(settings.url)
+        self._turns = cycle(self._locations)
+        self._lock = threading.RLock()
+        self._link: BlockingLink | None = None
+        self._declared: set[Exchange | str] = set()
+        self._revokes, self._facts = Followed(RevokeView()), Followed(FactsView())
+        self._facts_read_at = float("-inf")
+        _producers.add(self)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    def publish(self, batch: Sequence[Outgoing]) -> None:
+        posts = outbox.tasks(batch, time())
+        with self._ready() as link:
+            self._send(link, posts)
+
+    def revoke(self, revokes: Sequence[Revoke]) -> None:
+        limit, now = self._settings.revokes_max, time()
+        with self._ready() as link:
+            self._follow(link, topology.REVOKES, self._revokes)
+            view = self._revokes.view
+            assert isinstance(view, RevokeView)
+            if view.count_with(list(revokes), now) > limit:
+                raise RevokesFull(
+                    f"the revoke record is at its limit of {limit:,} entries: {len(revokes)} more were not "
+                    "recorded; raise revokes_max, shorten revoke_retention, or purge the queue instead"
+                )
+            self._send(link, [outbox.entry(topology.REVOKES, encode_record(one)) for one in revokes])
+
+    def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
+        if ttl_s <= 0:
+            return
+        posts = [
+            Post(one.routing_key, envelope.encode_broadcast(one, ttl_s), one.body, exchange=one.exchange)
+            for one in batch
+        ]
+        with self._ready() as link:
+            for name in {one.exchange for one in batch}:
+                self._declare(link, topology.exchange(name))
+            self._send(link, posts)
+
+    def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+        with self._ready() as link:
+            if monotonic() - self._facts_read_at > RECORDERS_FRESH_S:
+                self._follow(link, topology.FACTS, self._facts)
+                self._facts_read_at = monotonic()
+            view = self._facts.view
+            assert isinstance(view, FactsView)
+            if not view.recorders:
+                return 0
+            self._declare(link, topology.event_stream(self._settings))
+            self._send(link, event_log.posts(list(events), time()))
+            return len(events)
+
+    def send(self, posts: Sequence[Post]) -> None:
+        """Publish what is made elsewhere: results, on their way to who asked for them."""
+        with self._ready() as link:
+            self._send(link, posts)
+
+    def close(self) -> None:
+        with self._lock:
+            link, self._link = self._link, None
+            if link is not None:
+                link.close()
+
+    def after_fork(self) -> None:
+        """In the child: another thread of the parent may have held the lock."""
+        self._lock = threading.RLock()
+        link, self._link = self._link, None
+        self._declared = set()
+        if link is not None:
+            link.abandon()
+
+    @contextmanager
+    def _ready(self) -> Iterator[BlockingLink]:
+        """The connection, for this thread alone; one that failed is not used again."""
+        with self._lock:
+            if self._link is not None and self._link.is_stale():
+                self._drop()
+            if self._link is None:
+                self._link = self._connect()
+            try:
+                yield self._link
+            except ChannelClosed as refused:
+                self._drop()
+                raise BrokerError(str(refused)) from None
+            except BaseException as error:
+                # An interrupted call has an answer under way that the next call would take for its own.
+                if not isinstance(error, RevokesFull):
+                    self._drop()
+                raise
+
+    def _connect(self) -> BlockingLink:
+        error = BrokerUnavailable("no address to connect to")
+        for location in [next(self._turns) for _ in self._locations]:
+            try:
+                return BlockingLink(
+                    location, timeout_s=self._settings.connect_timeout_s, name=f"umbel client {os.getpid()}"
+                )
+            except BrokerUnavailable as refused:
+                error = refused
+        raise error
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        self._declared = set()
+        if link is not None:
+            link.abandon()
+
+    def _send(self, link: BlockingLink, posts: Sequence[Post]) -> None:
+        queues = {post.queue.name: post.queue for post in posts if post.queue is not None}
+        for queue in queues.values():
+            self._declare(link, queue)
+        if not posts:
+            return
+        link.publish([post.frames(1) for post in posts])
+        returned, link.returned = link.returned, []
+        if returned:
+            for key in {one.fields[3] for one in returned}:
+                self._declared.discard(key)
+                self._declare(link, queues[key])
+            link.publish(
+                encode_publish(1, "", one.fields[3], one.properties, one.body, mandatory=True)
+                for one in returned
+            )
+            if link.returned:
+                raise BrokerError(f"the queue {link.returned[0].fields[3]!r} is deleted again and again")
+
+    def _declare(self, link: BlockingLink, what: Queue | Exchange) -> None:
+        key = what.name if isinstance(what, Queue) else what
+        if key in self._declared:
+            return
+        if isinstance(what, Exchange) or not self._exists(link, what.name):
+            for method, fields in what.calls():
+                link.call(method, *fields)
+            if isinstance(what, Queue) and what.exchange is not None:  # a task queue: let it be known
+                self._declare(link, topology.stream_of_facts())
+                link.publish([outbox.entry(topology.FACTS, encode_record(QueueFact(what.name))).frames(1)])
+        self._declared.add(key)
+
+    def _exists(self, link: BlockingLink, queue: str) -> bool:
+        method, fields = topology.passive(queue)
+        return _unless_missing(link, lambda: link.call(method, *fields)) is not None
+
+    def _follow(self, link: BlockingLink, stream: str, followed: Followed) -> None:
+        """Read the stream from where it was last left to its end."""
+        for queue in topology.streams(self._settings):
+            if queue.name == stream:
+                self._declare(link, queue)
+        link.call(Method.BASIC_QOS, 0, PREFETCH, False)
+        start = {OFFSET: followed.next_offset or "first"}
+        link.call(Method.BASIC_CONSUME, 0, stream, "f", False, False, False, False, start)
+        is_new = True
+        while is_new:
+            link.call(Method.BASIC_QOS, 0, PREFETCH, False)
+            link.call(Method.BASIC_QOS, 0, PREFETCH, False)
+            is_new = bool(link.deliveries)
+            for incoming in link.deliveries:
+                offset = offset_of(incoming)
+                if offset >= followed.next_offset:
+                    followed.view.apply(offset, incoming.body)
+                    followed.next_offset = offset + 1
+                link.send(encode_ack(1, incoming.fields[1]))
+            link.deliveries = []
+        link.call(Method.BASIC_CANCEL, "f", False)
+        link.deliveries = []
+
+
+def _unless_missing(link: BlockingLink, call: Callable[[], T]) -> T | None:
+    try:
+        return call()
+    except ChannelClosed as refused:
+        if refused.code != ChannelClosed.NOT_FOUND:
+            raise
+        link.reopen_channel()
+        return None
+
+
+def _after_fork() -> None:
+    for producer in _producers:
+        producer.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

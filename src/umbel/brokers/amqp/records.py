@@ -1,0 +1,202 @@
+"""Records: what is written to Umbel's streams, and what their readers know from it.
+
+Every reader of a stream sees the same entries in the same order, so all know the same in the
+end. Entries are small JSON texts; one that cannot be read is passed over, because a stream cannot
+be mended and the next reader must not stop at it.
+"""
+
+from bisect import bisect_right
+from typing import Protocol
+
+import msgspec
+
+from umbel.brokers.interface import Revoke
+from umbel.protocol.coordination import RETENTION_S, ElectionRecord, ElectionState
+
+STARTS_MAX = 100_000
+TELL_AGAIN_AFTER = 5_000  # entries of the facts; the stream keeps many times as many
+
+
+class View(Protocol):
+    """What one reader knows. `apply` is called with every entry once, in order."""
+
+    def apply(self, offset: int, body: bytes) -> None: ...
+
+
+class RevokeView:
+    """Every revoke that has not expired, by the offset of its newest entry."""
+
+    def __init__(self) -> None:
+        self.cursor = 0
+        self._entries: dict[tuple[str, str], tuple[int, Revoke]] = {}
+        self._order: list[tuple[int, Revoke]] = []
+
+    def apply(self, offset: int, body: bytes) -> None:
+        self.cursor = offset + 1
+        try:
+            revoke = _revoke_decoder.decode(body)
+        except msgspec.MsgspecError:
+            return
+        self._entries[revoke.task_id, revoke.header] = (self.cursor, revoke)
+        self._order.append((self.cursor, revoke))
+
+    def after(self, cursor: int, now: float) -> list[Revoke]:
+        if cursor >= self.cursor:
+            return []
+        first = bisect_right(self._order, cursor, key=lambda entry: entry[0])
+        return [
+            revoke
+            for place, revoke in self._order[first:]
+            if revoke.expires_at > now and self._entries[revoke.task_id, revoke.header][0] == place
+        ]
+
+    def count_with(self, new: list[Revoke], now: float) -> int:
+        """How many entries would stand with these."""
+        standing = {key for key, (_, revoke) in self._entries.items() if revoke.expires_at > now}
+        return len(standing | {(revoke.task_id, revoke.header) for revoke in new if revoke.expires_at > now})
+
+    def sweep(self, now: float) -> None:
+        self._entries = {key: entry for key, entry in self._entries.items() if entry[1].expires_at > now}
+        self._order = sorted(self._entries.values(), key=lambda entry: entry[0])
+
+
+class Start(msgspec.Struct, frozen=True, gc=False):
+    """This message was started so often; 0 when its count ended."""
+
+    queue: str
+    message: str
+    starts: int
+
+
+class StartsView:
+    """The counted starts of messages that may have taken a worker down."""
+
+    def __init__(self) -> None:
+        self._starts: dict[tuple[str, str], int] = {}
+
+    def apply(self, offset: int, body: bytes) -> None:
+        try:
+            start = _start_decoder.decode(body)
+        except msgspec.MsgspecError:
+            return
+        key = (start.queue, start.message)
+        self._starts.pop(key, None)
+        if start.starts:
+            self._starts[key] = start.starts
+            if len(self._starts) > STARTS_MAX:  # the oldest suspect gets a fresh chance
+                del self._starts[next(iter(self._starts))]
+
+    def count(self, queue: str, message: str) -> int:
+        return self._starts.get((queue, message), 0)
+
+
+class ClockView:
+    """The highest mark that was ever written."""
+
+    def __init__(self) -> None:
+        self.mark = 0
+
+    def apply(self, offset: int, body: bytes) -> None:
+        if body.isdigit():
+            self.mark = max(self.mark, int(body))
+
+
+class QueueFact(msgspec.Struct, frozen=True, tag="queue"):
+    """Somebody made this task queue."""
+
+    name: str
+
+
+class RecorderFact(msgspec.Struct, frozen=True, tag="recorder"):
+    """A recorder has read the event log up to here; None: it is not interested any more."""
+
+    name: str
+    acknowledged: int | None
+    lost: int = 0
+
+
+class LeaseFact(msgspec.Struct, frozen=True, tag="lease"):
+    """Who took a lease, for how long at a time; whether it still holds, its hold queue tells."""
+
+    name: str
+    holder: str
+    term: int
+    ttl_s: float
+    data: bytes = b""
+
+
+class ElectionFact(msgspec.Struct, frozen=True, tag="election"):
+    """One election as its holder, or who opened it, last wrote it."""
+
+    key: str
+    record: ElectionRecord
+
+
+Fact = QueueFact | RecorderFact | LeaseFact | ElectionFact
+
+
+class FactsView:
+    """The last word on each thing. A word under an older term than one already heard is not heard."""
+
+    def __init__(self) -> None:
+        self.queues: set[str] = set()
+        self.recorders: dict[str, int] = {}
+        self.lost = 0
+        self.leases: dict[str, LeaseFact] = {}
+        self.elections: dict[str, ElectionRecord] = {}
+        self.last_term = 0
+        self._told: dict[tuple[str, str], int] = {}
+        self._offset = 0
+
+    def apply(self, offset: int, body: bytes) -> None:
+        self._offset = offset
+        try:
+            fact = _fact_decoder.decode(body)
+        except msgspec.MsgspecError:
+            return
+        match fact:
+            case QueueFact(name):
+                self._told["queue", name] = offset
+                self.queues.add(name)
+            case RecorderFact(name, acknowledged, lost):
+                self.lost += lost
+                self._told["recorder", name] = offset
+                if acknowledged is None:
+                    self.recorders.pop(name, None)
+                    del self._told["recorder", name]
+                else:
+                    self.recorders[name] = max(acknowledged, self.recorders.get(name, 0))
+            case LeaseFact(name, _, term):
+                self._told["lease", name] = offset
+                self.last_term = max(self.last_term, term)
+                if name not in self.leases or term >= self.leases[name].term:
+                    self.leases[name] = fact
+            case ElectionFact(key, record):
+                self.last_term = max(self.last_term, record.term)
+                known = self.elections.get(key)
+                if known is None or (record.term >= known.term and record.state is not ElectionState.OPEN):
+                    self.elections[key] = record
+
+    def fading(self) -> list[Fact]:
+        """What was told so long ago that it should be told again. Elections may fade."""
+        old = [key for key, offset in self._told.items() if offset < self._offset - TELL_AGAIN_AFTER]
+        facts: list[Fact] = []
+        for kind, name in old:
+            if kind == "queue":
+                facts.append(QueueFact(name))
+            elif kind == "recorder":
+                facts.append(RecorderFact(name, self.recorders[name]))
+            else:
+                facts.append(self.leases[name])
+        return facts
+
+    def sweep(self, now: float) -> None:
+        ended = [key for key, record in self.elections.items() if record.changed_at <= now - RETENTION_S]
+        for key in ended:
+            del self.elections[key]
+
+
+_revoke_decoder = msgspec.json.Decoder(Revoke)
+_start_decoder = msgspec.json.Decoder(Start)
+_fact_decoder: msgspec.json.Decoder[Fact] = msgspec.json.Decoder(Fact)
+encode_record = msgspec.json.Encoder().encode

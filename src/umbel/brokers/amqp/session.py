@@ -1,0 +1,175 @@
+"""Session: everything of a broker that lives and dies with one connection.
+
+`Sessions` hands out the one that lives and opens the next when it has died: what was claimed on
+the old connection is then RabbitMQ's again, and the views go on reading where they stopped.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+
+from umbel.brokers.amqp import topology
+from umbel.brokers.amqp.claims import Claims
+from umbel.brokers.amqp.frames import Method
+from umbel.brokers.amqp.link import ChannelClosed, Link, open_link
+from umbel.brokers.amqp.location import Location, locations_from_url
+from umbel.brokers.amqp.outbox import Post, entry
+from umbel.brokers.amqp.publisher import Publisher
+from umbel.brokers.amqp.records import (
+    ClockView,
+    FactsView,
+    QueueFact,
+    RevokeView,
+    StartsView,
+    encode_record,
+)
+from umbel.brokers.amqp.streams import Followed, Tails
+from umbel.brokers.interface import BrokerSettings
+from umbel.errors import BrokerUnavailable
+
+log = logging.getLogger("umbel.brokers.amqp")
+
+PROBES_AT_ONCE = 8
+
+
+class Views:
+    """What this broker has read from the streams."""
+
+    def __init__(self) -> None:
+        self.revokes, self.starts, self.facts, self.clock = (
+            RevokeView(),
+            StartsView(),
+            FactsView(),
+            ClockView(),
+        )
+        self.followed: Mapping[str, Followed] = {
+            topology.REVOKES: Followed(self.revokes),
+            topology.STARTS: Followed(self.starts),
+            topology.FACTS: Followed(self.facts),
+            topology.CLOCK: Followed(self.clock),
+        }
+
+
+class Session:
+    def __init__(self, link: Link, views: Views, settings: BrokerSettings) -> None:
+        self.link = link
+        self.publisher = Publisher(link)
+        self.claims = Claims(link, settings.lease_s, views.starts.count)
+        self.views = views
+        self._settings = settings
+        self._tails: Tails | None = None
+
+    async def begin(self) -> None:
+        for stream in topology.streams(self._settings):
+            await self.publisher.declare(stream)
+        self._tails = Tails(await self.link.channel(), self.views.followed)
+        await self._tails.begin()
+
+    async def catch_up(self) -> None:
+        assert self._tails is not None
+        await self._tails.catch_up()
+
+    async def send(self, posts: Sequence[Post]) -> None:
+        await self.publisher.send([*self._announcements(posts), *posts])
+
+    async def make_queue(self, name: str) -> None:
+        """The queue is there, and whoever lists queues knows it."""
+        if name not in self.publisher.declared:
+            await self.publisher.declare(topology.task_queue(name))
+        if name not in self.views.facts.queues:
+            await self.publisher.send([entry(topology.FACTS, encode_record(QueueFact(name)))])
+
+    async def counts(self, names: Sequence[str]) -> dict[str, int]:
+        """How many messages wait in each of these queues; those that are not there are left out."""
+        found: dict[str, int] = {}
+        gate = asyncio.Semaphore(PROBES_AT_ONCE)
+
+        async def probe(name: str) -> None:
+            async with gate:
+                channel = await self.link.channel()
+                method, fields = topology.passive(name)
+                try:
+                    found[name] = (await channel.call(method, *fields)).fields[1]
+                    await channel.close()
+                except ChannelClosed as refused:
+                    if refused.code not in (ChannelClosed.NOT_FOUND, ChannelClosed.LOCKED):
+                        raise
+
+        await asyncio.gather(*map(probe, names))
+        return found
+
+    async def purge(self, queue: str) -> int:
+        channel = await self.link.channel()
+        count: int = (await channel.call(Method.QUEUE_PURGE, 0, queue, False)).fields[0]
+        await channel.close()
+        return count
+
+    def _announcements(self, posts: Sequence[Post]) -> list[Post]:
+        known, declared = self.views.facts.queues, self.publisher.declared
+        new = {
+            post.queue.name
+            for post in posts
+            if post.queue is not None and post.queue.name not in declared and post.queue.exchange is not None
+        }
+        return [entry(topology.FACTS, encode_record(QueueFact(name))) for name in new - known]
+
+
+class Sessions:
+    """The session that lives; opened when it is asked for."""
+
+    def __init__(self, settings: BrokerSettings, name: str) -> None:
+        self.views = Views()
+        self.locations = locations_from_url(settings.url)
+        self._settings = settings
+        self._name = name
+        self._turns = cycle(self.locations)
+        self._session: Session | None = None
+        self._opening = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def alive(self) -> Session | None:
+        session = self._session
+        return session if session is not None and session.link.error is None else None
+
+    async def get(self) -> Session:
+        session = self._session
+        if session is not None and session.link.error is None:
+            return session
+        async with self._opening:
+            if self.alive is None:
+                if self._closed:
+                    raise BrokerUnavailable("the broker was closed")
+                self._session = await self._open()
+            assert self._session is not None
+            return self._session
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._session is not None:
+            await self._session.link.close()
+
+    async def _open(self) -> Session:
+        error = BrokerUnavailable("no address to connect to")
+        for location in [next(self._turns) for _ in self.locations]:
+            try:
+                return await self._open_at(location)
+            except BrokerUnavailable as refused:
+                error = refused
+        raise error
+
+    async def _open_at(self, location: Location) -> Session:
+        link = await open_link(
+            location,
+            timeout_s=self._settings.connect_timeout_s,
+            heartbeat_s=max(1, round(self._settings.lease_s / 2)),
+            name=self._name,
+        )
+        session = Session(link, self.views, self._settings)
+        try:
+            await session.begin()
+        except BaseException:
+            link.abort("it could not be set up")
+            raise
+        return session

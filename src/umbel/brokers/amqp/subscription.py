@@ -1,0 +1,79 @@
+"""AmqpSubscription: one listener's queue on an exchange, made anew after a lost connection.
+
+The queue is exclusive and goes with its connection, so what is broadcast while the link is down
+is missed: broadcasts are lossy, and whoever needs to know it all reads the event log. At most
+PREFETCH broadcasts wait in this process; the rest waits in the queue until its TTL.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from random import random
+from uuid import uuid4
+
+from umbel.brokers.amqp import topology
+from umbel.brokers.amqp.envelope import decode_broadcast
+from umbel.brokers.amqp.frames import Incoming, Method, encode_ack
+from umbel.brokers.amqp.link import Channel
+from umbel.brokers.amqp.session import Sessions
+from umbel.brokers.interface import Broadcast
+from umbel.errors import BrokerError
+from umbel.protocol.retry import reconnect_wait_s
+
+PREFETCH = 500
+
+
+class AmqpSubscription:
+    def __init__(self, sessions: Sessions, exchange: str, patterns: Sequence[str]) -> None:
+        self._sessions = sessions
+        self._exchange = exchange
+        self._patterns = tuple(patterns)
+        self._channel: Channel | None = None
+        self._waiting: deque[Incoming] = deque()
+        self._arrived = asyncio.Event()
+
+    async def enter(self) -> None:
+        session = await self._sessions.get()
+        channel = await session.link.channel()
+        queue = topology.listening_queue(self._exchange, self._patterns, str(uuid4()))
+        for answer in [channel.ask(method, *fields) for method, fields in queue.calls()]:
+            await channel.answer(answer)
+        self._waiting.clear()
+        channel.on_delivery = self._receive
+        channel.on_end = lambda _: self._arrived.set()
+        await channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
+        await channel.call(Method.BASIC_CONSUME, 0, queue.name, "s", False, False, False, False, {})
+        self._channel = channel
+
+    async def leave(self) -> None:
+        channel = self._channel
+        if channel is None or channel.error is not None:
+            return
+        try:
+            await channel.close()
+        except BrokerError:
+            return  # it ended by itself
+
+    async def __aiter__(self) -> AsyncIterator[Broadcast]:
+        failures = 0
+        while True:
+            while self._waiting:
+                incoming = self._waiting.popleft()
+                channel = self._channel
+                if channel is not None and channel.error is None:
+                    channel.send(encode_ack(channel.number, incoming.fields[1]))
+                yield decode_broadcast(incoming, self._exchange)
+            self._arrived.clear()
+            if self._channel is not None and self._channel.error is None:
+                await self._arrived.wait()
+                continue
+            try:
+                await self.enter()
+                failures = 0
+            except BrokerError:
+                failures += 1
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+
+    def _receive(self, incoming: Incoming) -> None:
+        self._waiting.append(incoming)
+        self._arrived.set()
