@@ -30,6 +30,7 @@ from umbel.brokers.interface import (
 )
 from umbel.brokers.redis import dead_letters, event_log
 from umbel.brokers.redis.address import parse_addresses, without_password
+from umbel.brokers.redis.answers import AnswerQueue, is_direct
 from umbel.brokers.redis.coordination import RedisCoordination
 from umbel.brokers.redis.holding import Group, Holding, claim_of
 from umbel.brokers.redis.keys import Keys
@@ -216,7 +217,8 @@ class RedisBroker:
 
     @asynccontextmanager
     async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:
-        subscription = RedisSubscription(
+        kind = AnswerQueue if is_direct(exchange) else RedisSubscription
+        subscription = kind(
             self._addresses,
             self._keys,
             exchange,

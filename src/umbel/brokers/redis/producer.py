@@ -10,13 +10,13 @@ import msgspec
 
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities, Revoke
 from umbel.brokers.redis.address import parse_addresses
+from umbel.brokers.redis.answers import answer, is_direct
 from umbel.brokers.redis.broker import CAPABILITIES
 from umbel.brokers.redis.event_log import append_arguments
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.publishing import Command, declare, fan_out, push
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
-from umbel.brokers.redis.subscription import direct, is_direct
 from umbel.errors import RevokesFull
 from umbel.wire.message import Outgoing
 
@@ -53,8 +53,9 @@ class RedisProducer:
             recorded = self._pool.run(_REVOKE, "record", self._keys.prefix, limit, *args)
             if recorded < 0:
                 raise RevokesFull(
-                    f"the revoke record is at its limit of {limit:,} entries: {len(revokes) - first} more "
-                    "were not recorded; raise revokes_max, shorten revoke_retention, or purge the queue instead"
+                    f"the revoke record is at its limit of {limit:,} entries: "
+                    f"{len(revokes) - first} more were not recorded; raise revokes_max, "
+                    "shorten revoke_retention, or purge the queue instead"
                 )
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
@@ -83,6 +84,6 @@ class RedisProducer:
         for one in batch:
             if is_direct(one.exchange):
                 bound = connection.call("SMEMBERS", self._keys.binding(one.exchange))
-                commands += direct(self._keys, one, bound)
+                commands += answer(self._keys, one, bound)
         if commands:
             connection.call_all(commands)

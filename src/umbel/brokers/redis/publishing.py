@@ -16,7 +16,6 @@ from umbel.wire.message import Outgoing
 
 Command = Sequence[Any]
 ARGUMENTS_MAX = 50_000  # of one command; the server's own limit is about a million
-REPLY_EXCHANGE = "reply."  # begins the names of exchanges that are direct: answers to one asker
 
 
 def push(keys: Keys, batch: Sequence[Outgoing]) -> list[Command]:

@@ -1,4 +1,4 @@
-"""Fan-out: broadcasts by pub/sub, on the channels of Celery; answers to one asker through bindings.
+"""Fan-out: broadcasts by pub/sub, on the channels of Celery.
 
 Redis matches channels by globs, in which `*` runs over dots; AMQP's patterns are stricter. So a
 subscription asks the server for a little more than it wants and drops the rest. A channel that
@@ -18,22 +18,16 @@ from typing import Any
 
 from umbel.brokers.interface import Broadcast
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.keys import SEP, Keys
+from umbel.brokers.redis.answers import answer, is_direct
+from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.publishing import delivery_tags, fan_out
+from umbel.brokers.redis.publishing import fan_out
 from umbel.errors import BrokerError
 from umbel.protocol.retry import reconnect_wait_s
-from umbel.wire.envelope_redis import seal_broadcast, unseal
+from umbel.wire.envelope_redis import unseal
 
 BUFFERED_MAX = 50_000
 KEEP_ALIVE_S = 5.0
-REPLY_PREFIX, REPLY_SUFFIX = "reply.", ".pidbox"
-REPLY_QUEUE_TTL_MS = 60_000  # an asker that went away leaves no list behind
-
-
-def is_direct(exchange: str) -> bool:
-    """Answers to remote control go to the one queue that is bound, not to whoever listens."""
-    return exchange.startswith(REPLY_PREFIX) and exchange.endswith(REPLY_SUFFIX)
 
 
 async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> None:
@@ -41,22 +35,9 @@ async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> None:
     for one in batch:
         if is_direct(one.exchange):
             bound = await link.call("SMEMBERS", keys.binding(one.exchange))
-            commands += direct(keys, one, bound)
+            commands += answer(keys, one, bound)
     if commands:
         await link.call_all(commands)
-
-
-def direct(keys: Keys, one: Broadcast, bound: Sequence[bytes]) -> list[Sequence[Any]]:
-    """Push to every queue that is bound with this very routing key."""
-    (tag,) = delivery_tags(1)
-    envelope = seal_broadcast(one.exchange, one.routing_key, one.body, one.headers, tag)
-    commands: list[Sequence[Any]] = []
-    for member in bound:
-        key, _, queue = [*member.decode(errors="replace").split(SEP), "", ""][:3]
-        if key == one.routing_key and queue:
-            name = keys.list_of(queue, 0)
-            commands += (("LPUSH", name, envelope), ("PEXPIRE", name, REPLY_QUEUE_TTL_MS))
-    return commands
 
 
 class RedisSubscription:
