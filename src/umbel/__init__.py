@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from umbel import errors
     from umbel.app.app import App
     from umbel.app.canvas import Signature, chain
+    from umbel.app.chords import chord
+    from umbel.app.groups import GroupResult, group
     from umbel.app.results import AsyncResult
     from umbel.app.task import Task
     from umbel.errors import Ignore, Reject, Retry
@@ -23,7 +25,10 @@ _HOMES = {
     "Task": "umbel.app.task",
     "Signature": "umbel.app.canvas",
     "chain": "umbel.app.canvas",
+    "group": "umbel.app.groups",
+    "chord": "umbel.app.chords",
     "AsyncResult": "umbel.app.results",
+    "GroupResult": "umbel.app.groups",
     "Ignore": "umbel.errors",
     "Reject": "umbel.errors",
     "Retry": "umbel.errors",
@@ -34,7 +39,10 @@ __all__ = [
     "Task",
     "Signature",
     "chain",
+    "group",
+    "chord",
     "AsyncResult",
+    "GroupResult",
     "Ignore",
     "Reject",
     "Retry",

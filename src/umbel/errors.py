@@ -25,6 +25,7 @@ UmbelError
 │   ├── SoftTimeLimitExceeded  raised inside the task at the soft limit
 │   ├── TaskRevoked            the task was revoked before it ran
 │   ├── MaxRetriesExceeded     retry() was called once too often
+│   ├── ChordError             a part of a chord failed, so its body cannot run
 │   └── RemoteError            the task failed with an exception this process cannot rebuild
 ├── ResultTimeout              get() waited long enough (also a TimeoutError)
 ├── JoinWouldBlock             a task waits for another task's result
@@ -148,6 +149,10 @@ class TaskRevoked(TaskError):
 
 
 class MaxRetriesExceeded(TaskError):
+    pass
+
+
+class ChordError(TaskError):
     pass
 
 

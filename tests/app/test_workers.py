@@ -42,7 +42,8 @@ def test_the_rules_of_a_task_are_its_own_before_the_apps(tmp_path: Path) -> None
     app = App("tests", task_time_limit_s=30.0, broker=f"sqlite:///{tmp_path}/never.db")
     app.task(name="plain")(nothing)
     app.task(name="own", acks_early=True, rate_limit="2/s", time_limit=10, soft_time_limit=8)(nothing)
-    assert task_rules(app, app.settings) == {
+    rules = task_rules(app, app.settings)
+    assert {name: rules[name] for name in app.tasks} == {
         "plain": TaskRules(acks_early=False, rate_per_second=0.0, soft_limit_s=None, hard_limit_s=30.0),
         "own": TaskRules(acks_early=True, rate_per_second=2.0, soft_limit_s=8, hard_limit_s=10),
     }

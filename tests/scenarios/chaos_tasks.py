@@ -39,6 +39,18 @@ def add(x: int, y: int) -> int:
 
 
 @app.task
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@app.task(bind=True)
+def counts_up(self: Task[..., Any], directory: str, name: str) -> None:
+    """Leaves a line for each run, with whether the run knows that it is a repetition."""
+    redelivered = int(self.request.delivery_info["redelivered"])
+    write_line(Path(directory) / "bodies.txt", f"{name} {redelivered}")
+
+
+@app.task
 def deadly(directory: str, times: int) -> str:
     """Kills its process the first `times` times."""
     write_line(journal_of(directory), "deadly")

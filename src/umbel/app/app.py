@@ -12,6 +12,8 @@ from threading import Lock
 from time import time
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from umbel.app import chords, groups  # noqa: F401 (they make themselves known to canvas)
+from umbel.app.builtins import builtin_tasks
 from umbel.app.canvas import Signature, signature_from
 from umbel.app.child_logs import set_up_child_logging
 from umbel.app.eager import EagerBackend, EagerRunner
@@ -81,6 +83,7 @@ class App:
         self._sent_events: SentEvents | None = None
         self._tracer: Tracer | None = None
         self._node = ""
+        self._builtins = builtin_tasks(self)
 
     # -- defining tasks --------------------------------------------------------------------------
 
@@ -118,6 +121,13 @@ class App:
             return self.tasks[name]
 
         return register if function is None else register(function)
+
+    def find_task(self, name: str) -> Task[Any, Any] | None:
+        """A task of this app, or one that every app has."""
+        return self.tasks.get(name) or self._builtins.get(name)
+
+    def all_tasks(self) -> dict[str, Task[Any, Any]]:
+        return self._builtins | self.tasks
 
     def signature(
         self,

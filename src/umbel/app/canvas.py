@@ -4,7 +4,7 @@ A signature travels in messages as the six-key map of Celery's protocol, so both
 can run what the other composed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast
 from uuid import uuid4
@@ -100,16 +100,31 @@ class Signature(Generic[R]):
         call = self.clone(args, kwargs, **options)
         call.freeze()
         self.app.publish(call.prepare(sender=current_request()))
-        return call.handle()
+        result: AsyncResult[R] = call.handle()
+        return result
 
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
         """The messages that sending it takes."""
         return [_prepared(self.app, self, self.options, sender)]
 
-    def handle(self) -> AsyncResult[R]:
+    def handle(self, parent: Any = None) -> Any:
         """The result of a signature that has its id."""
         ignored = self.app.ignores_result(self.task, self.options)
-        return AsyncResult(self.options["task_id"], app=self.app, ignored=ignored)
+        return AsyncResult(self.options["task_id"], app=self.app, parent=parent, ignored=ignored)
+
+    def absorb(self, following: "Signature[Any]") -> "Signature[Any] | None":
+        """The one signature that this and what follows it in a chain become, if they do."""
+        return None
+
+    def join_group(self, group_id: str, place: int | None) -> None:
+        """Be a member of a group: the task whose result counts is marked with it."""
+        self.options["group_id"] = group_id
+        if place is not None:
+            self.options["group_index"] = place
+
+    def join_chord(self, body: SignatureMap) -> None:
+        """Be a part of a chord: the task whose result counts carries the body."""
+        self.options["chord"] = body
 
     def apply(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> AsyncResult[R]:
         """Run it here, through the path a worker would take."""
@@ -119,9 +134,10 @@ class Signature(Generic[R]):
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         """Call the task's function here and now."""
         call = self.clone(args, kwargs)
-        if call.task not in self.app.tasks:
+        task = self.app.find_task(call.task)
+        if task is None:
             raise NotRegistered.named(call.task)
-        result: R = self.app.tasks[call.task](*call.args, **call.kwargs)
+        result: R = task(*call.args, **call.kwargs)
         return result
 
     def freeze(self, task_id: str | None = None) -> str:
@@ -167,7 +183,7 @@ class Chain(Signature[Any]):
         if not steps:
             raise ValueError("a chain needs at least one step")
         super().__init__(CHAIN_TASK, options=options, app=app or steps[0]._app)
-        self.steps = [step for one in steps for step in _steps(one)]
+        self.steps = _joined(step for one in steps for step in _steps(one))
 
     def clone(
         self,
@@ -189,17 +205,20 @@ class Chain(Signature[Any]):
         self.freeze()
         first, *rest = _steps(self)
         behind = self.options.get("chain") or []  # of a chain that is itself a step of one
-        remaining = [*behind, *(step.to_map() for step in reversed(rest))]
-        whole = cast(SendOptions, {**first.options, "chain": remaining})
-        return [_prepared(self.app, first, whole, sender)]
+        first.options["chain"] = [*behind, *(step.to_map() for step in reversed(rest))]
+        return first.prepare(sender=sender)
 
-    def handle(self) -> AsyncResult[Any]:
+    def handle(self, parent: Any = None) -> Any:
         """The result of the last step; its `parent` is the step before."""
-        result: AsyncResult[Any] | None = None
         for step in self.steps:
-            result = AsyncResult(step.options["task_id"], app=self.app, parent=result)
-        assert result is not None
-        return result
+            parent = step.handle(parent)
+        return parent
+
+    def join_group(self, group_id: str, place: int | None) -> None:
+        self.steps[-1].join_group(group_id, place)
+
+    def join_chord(self, body: SignatureMap) -> None:
+        self.steps[-1].join_chord(body)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         first, *rest = self.steps
@@ -222,6 +241,15 @@ def chain(*steps: Signature[Any]) -> Chain:
     return Chain(*steps)
 
 
+Maker = Callable[[SignatureMap, "App"], Signature[Any]]
+_MAKERS: dict[str, Maker] = {}
+
+
+def register_kind(subtask_type: str, task: str, maker: Maker) -> None:
+    """Have signatures of this kind, as they travel in messages, made by `maker`."""
+    _MAKERS[subtask_type] = _MAKERS[task] = maker
+
+
 def signature_from(value: object, app: "App") -> Signature[Any]:
     """The signature that came as a map from a message or from a user."""
     if isinstance(value, Signature):
@@ -231,17 +259,37 @@ def signature_from(value: object, app: "App") -> Signature[Any]:
         return value
     data = check_signature(value)
     data["options"] = known_options(data["options"])
-    if data["subtask_type"] == "chain" or data["task"] == CHAIN_TASK:
-        steps = [signature_from(step, app) for step in data["kwargs"].get("tasks", ())]
-        return Chain(*steps, app=app, options=cast(SendOptions, data["options"]))
+    maker = _MAKERS.get(data["subtask_type"] or data["task"])
+    if maker is not None:
+        return maker(data, app)
     options = cast(SendOptions, data["options"])
     return Signature(
         data["task"], data["args"], data["kwargs"], options, immutable=data["immutable"], app=app
     )
 
 
+def _chain_from(data: SignatureMap, app: "App") -> Chain:
+    steps = [signature_from(step, app) for step in data["kwargs"].get("tasks", ())]
+    return Chain(*steps, app=app, options=cast(SendOptions, data["options"]))
+
+
+register_kind("chain", CHAIN_TASK, _chain_from)
+
+
+def _joined(steps: Iterable[Signature[Any]]) -> list[Signature[Any]]:
+    """The steps of a chain; a group and what follows it become one, and so on."""
+    joined: list[Signature[Any]] = []
+    for step in steps:
+        merged = joined[-1].absorb(step) if joined else None
+        if merged is None:
+            joined.append(step)
+        else:
+            joined[-1] = merged
+    return joined
+
+
 def _prepared(app: "App", call: Signature[Any], options: SendOptions, sender: Request | None) -> Prepared:
-    known = app.tasks.get(call.task)
+    known = app.find_task(call.task)
     if known is not None:
         known.check_arguments(call.args, call.kwargs)
     return app.prepare(call.task, call.args, call.kwargs, options, sender=sender)

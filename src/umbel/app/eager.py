@@ -6,10 +6,12 @@ the waiting is left out: an ETA is due at once, a retry follows at once.
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
 from umbel.app.tracer import Tracer
+from umbel.backends.interface import ChordPart
 from umbel.pools.interface import Job
 from umbel.protocol.states import READY_STATES, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
@@ -22,6 +24,12 @@ RESULTS_MAX = 10_000
 EAGER_NODE = "eager@localhost"
 
 
+@dataclass(slots=True)
+class _Parts:
+    size: int
+    parts: dict[str, ChordPart] = field(default_factory=dict)
+
+
 class EagerBackend:
     """Results of eager mode, in memory; the oldest go at the limit."""
 
@@ -29,6 +37,7 @@ class EagerBackend:
 
     def __init__(self) -> None:
         self._results: OrderedDict[str, StoredResult] = OrderedDict()
+        self._chords: OrderedDict[str, _Parts] = OrderedDict()
 
     def shares_settle(self, broker_url: str) -> bool:
         return False
@@ -56,6 +65,27 @@ class EagerBackend:
     def forget(self, task_ids: Iterable[str]) -> None:
         for one in task_ids:
             self._results.pop(one, None)
+
+    def start_chord(self, group_id: str, size: int) -> None:
+        self._chords[group_id] = _Parts(size)
+        while len(self._chords) > RESULTS_MAX:
+            self._chords.popitem(last=False)
+
+    def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
+        chord = self._chords.get(part.group_id)
+        if chord is None:
+            return None
+        chord.parts[part.task_id] = part
+        if len(chord.parts) < chord.size:
+            return None
+        return sorted(chord.parts.values(), key=lambda one: one.index or 0)
+
+    def claim_chord(self, group_id: str, by: str) -> bool:
+        return group_id in self._chords
+
+    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> None:
+        """The runner sends what follows: here nothing can come in between."""
+        self._chords.pop(group_id, None)
 
     def close(self) -> None:
         self._results.clear()

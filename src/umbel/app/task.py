@@ -5,14 +5,16 @@ error in the editor, and at run time before anything is sent.
 """
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import update_wrapper
 from random import random
 from time import time
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
+from umbel.app.builtins import MAP_TASK, STARMAP_TASK, in_parts, map_signature
 from umbel.app.canvas import Signature
+from umbel.app.groups import Group, group
 from umbel.app.options import TaskOptions
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
@@ -77,6 +79,18 @@ class Task(Generic[P, R]):
     def si(self, *args: Any, **kwargs: Any) -> Signature[R]:
         """The same, but immutable: it takes no result from the step before."""
         return Signature(self.name, list(args), dict(kwargs), immutable=True, app=self.app)
+
+    def map(self, items: Iterable[Any]) -> Signature[list[R]]:
+        """One task that calls this one for each item; the list of results."""
+        return map_signature(self.app, MAP_TASK, self.s(), items)
+
+    def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[list[R]]:
+        """The same with several arguments an item."""
+        return map_signature(self.app, STARMAP_TASK, self.s(), items)
+
+    def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group:
+        """`size` items to a task, side by side; the result is a list of lists."""
+        return group(self.starmap(part) for part in in_parts(items, size))
 
     @property
     def request(self) -> Request:

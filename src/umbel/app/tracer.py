@@ -15,6 +15,7 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.awaiting import LastingLoop, cancelled_from_within
+from umbel.app.chords import part_ended
 from umbel.app.follow_ups import (
     after_failure,
     after_success,
@@ -35,7 +36,7 @@ from umbel.errors import (
 )
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import Job, Outcome
-from umbel.protocol.states import FAILURE, RETRY, STARTED
+from umbel.protocol.states import FAILURE, RETRY, STARTED, SUCCESS
 from umbel.wire.message import StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure, encode_state, encode_success, exception_map
 from umbel.wire.task import TaskCall, decode_task, show_args, show_kwargs, show_value
@@ -63,7 +64,7 @@ class Tracer:
             call = decode_task(job.message, accept=self._app.settings.accept_content)
         except WireError as error:
             return run.refused(job.task_id, error)
-        task = self._app.tasks.get(call.headers.task)
+        task = self._app.find_task(call.headers.task)
         if task is None:
             return run.refused(job.task_id, NotRegistered.named(call.headers.task), call)
         request = request_of(
@@ -149,10 +150,16 @@ class _Run:
 
     def _success(self, task: "Task[Any, Any]", call: TaskCall, request: Request, value: Any) -> Outcome:
         follow_ups = after_success(self._app, call, request, value)
+        body = part_ended(self._app, call, request, SUCCESS, value)
         results: tuple[StoredResult, ...] = ()
         if keeps_result(self._app, call.headers):
             results = (encode_success(request.id, value, done_at=time(), **self._about(request)),)
-        return self._outcome("success", results=results, follow_ups=follow_ups, summary=show_value(value))
+        return self._outcome(
+            "success",
+            results=[*results, *body.results],
+            follow_ups=[*follow_ups, *body.follow_ups],
+            summary=show_value(value),
+        )
 
     def raised(
         self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
@@ -210,10 +217,11 @@ class _Run:
         if keeps_result(self._app, call.headers):
             results.append(self._failure(request, error, text, status=FAILURE, done_at=done_at))
         results += steps_that_never_run(call, _described(error), text, status=FAILURE, done_at=done_at)
+        body = part_ended(self._app, call, request, FAILURE, _described(error))
         return self._outcome(
             "failure",
-            results=results,
-            follow_ups=follow_ups,
+            results=[*results, *body.results],
+            follow_ups=[*follow_ups, *body.follow_ups],
             summary=_safe_repr(error),
             traceback=text,
         )

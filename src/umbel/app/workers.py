@@ -9,9 +9,10 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
 
+from umbel.app.chords import part_ended
 from umbel.app.follow_ups import after_failure, keeps_result, steps_that_never_run
 from umbel.app.loading import FoundApp
-from umbel.app.request import request_of
+from umbel.app.request import Request, request_of
 from umbel.app.settings import Settings
 from umbel.backends.registry import open_backend
 from umbel.brokers.registry import open_broker
@@ -21,8 +22,8 @@ from umbel.pools.interface import Pool, PoolSettings
 from umbel.pools.registry import make_pool
 from umbel.protocol.delivery import TaskRules
 from umbel.wire.message import Message, StoredResult
-from umbel.wire.result import encode_failure, exception_map
-from umbel.wire.task import decode_task, read_headers
+from umbel.wire.result import ExceptionMap, encode_failure, exception_map
+from umbel.wire.task import TaskCall, decode_task, read_headers
 from umbel.worker.settings import Ending, WorkerSettings
 from umbel.worker.worker import Worker
 
@@ -109,7 +110,7 @@ def task_rules(app: "App", settings: Settings) -> dict[str, TaskRules]:
             soft_limit_s=task.options.soft_time_limit_s or settings.task_soft_time_limit_s,
             hard_limit_s=task.options.time_limit_s or settings.task_time_limit_s,
         )
-        for name, task in app.tasks.items()
+        for name, task in app.all_tasks().items()
     }
 
 
@@ -134,7 +135,17 @@ class Endings:
             return Ending(results)
         results += steps_that_never_run(call, described, "", status=status, done_at=done_at)
         request = request_of(call, hostname="", queue=queue)
+        if call.embed.chord is not None or call.embed.chain:
+            self._run(lambda: self._count_part(call, request, status, described))
         return Ending(results, after_failure(self._app, call, request, error, "", run=self._run))
+
+    def _count_part(self, call: TaskCall, request: Request, status: str, error: ExceptionMap) -> None:
+        """A chord waits for this task: tell it off the loop, because the backend may take its time."""
+        body = part_ended(self._app, call, request, status, error)
+        if body.results:
+            self._app.backend.store(body.results)
+        if body.follow_ups:
+            self._app.producer.publish(body.follow_ups)
 
     def _run(self, work: Callable[[], object]) -> None:
         self._thread.submit(self._guarded, work)
@@ -142,4 +153,4 @@ class Endings:
     def _guarded(self, work: Callable[[], object]) -> None:
         happened = call_guarded(work)
         if isinstance(happened, Raised):
-            log.error("an errback failed", exc_info=happened.error)
+            log.error("what follows a lost task failed", exc_info=happened.error)

@@ -12,7 +12,19 @@ its retention; `wait` returns on a notification, never by polling alone.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from umbel.wire.message import StoredResult
+import msgspec
+
+from umbel.wire.message import Outgoing, StoredResult
+
+
+class ChordPart(msgspec.Struct, frozen=True, array_like=True):
+    """How one header task of a chord ended; `payload` is its value as JSON."""
+
+    group_id: str
+    index: int | None
+    task_id: str
+    status: str
+    payload: bytes
 
 
 class Backend(Protocol):
@@ -35,4 +47,23 @@ class Backend(Protocol):
     ) -> Mapping[str, StoredResult]: ...
 
     def forget(self, task_ids: Iterable[str]) -> None: ...
+
+    def start_chord(self, group_id: str, size: int) -> None:
+        """A chord of so many parts begins."""
+        ...
+
+    def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
+        """Count the part, once however often it comes; all parts in order when none is missing.
+
+        None while parts are missing, and when the chord has ended already.
+        """
+        ...
+
+    def claim_chord(self, group_id: str, by: str) -> bool:
+        """Whether `by`, which brought the last part, may send the body. It may ask again."""
+        ...
+
+    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> None:
+        """Send these, if the backend is the broker as well, and remember that it was done."""
+        ...
     def close(self) -> None: ...

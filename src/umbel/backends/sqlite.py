@@ -9,19 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.sqlite.chords import ChordStore, Part
 from umbel.brokers.sqlite.location import path_from_url
 from umbel.brokers.sqlite.results import FINAL
 from umbel.brokers.sqlite.store import Store
 from umbel.brokers.sqlite.wakeup import AsyncBell, Bell
 from umbel.errors import BadURL
-from umbel.wire.message import StoredResult
+from umbel.wire.message import Outgoing, StoredResult
 
 
 class SqliteBackend:
     def __init__(self, url: str, settings: BrokerSettings) -> None:
         self._url = url
         self._store = Store(replace(settings, url=url))
+        self._chords = ChordStore(self._store)
 
     @property
     def url(self) -> str:
@@ -77,6 +80,22 @@ class SqliteBackend:
 
     def forget(self, task_ids: Iterable[str]) -> None:
         self._store.forget_results(task_ids)
+
+    def start_chord(self, group_id: str, size: int) -> None:
+        self._chords.start(group_id, size)
+
+    def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
+        parts = self._chords.add(part.group_id, Part(part.task_id, part.index, part.status, part.payload))
+        if parts is None:
+            return None
+        return [ChordPart(part.group_id, one.place, one.task_id, one.status, one.payload) for one in parts]
+
+    def claim_chord(self, group_id: str, by: str) -> bool:
+        """Ending it is what decides, in one transaction: until then anybody may try."""
+        return self._chords.is_open(group_id)
+
+    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> None:
+        self._chords.end(group_id, batch)
 
     def close(self) -> None:
         self._store.close()

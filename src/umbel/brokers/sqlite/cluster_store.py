@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from umbel.brokers.interface import Broadcast, LoggedEvent
-from umbel.brokers.sqlite import coordination, event_log, fanout, messages, results, revokes, waiters
+from umbel.brokers.sqlite import chords, coordination, event_log, fanout, messages, results, revokes, waiters
 from umbel.brokers.sqlite.store import Store
 from umbel.protocol import coordination as rules
 from umbel.protocol.coordination import (
@@ -198,6 +198,7 @@ class ClusterStore:
         now = self._clock.now()
         older_than = now.wall_s - self._settings.event_log_retention_s
         self._repeat(lambda db: results.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
+        self._repeat(lambda db: chords.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: event_log.sweep(db, older_than, SWEEP_ROWS_MAX))
         self._repeat(lambda db: coordination.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: fanout.sweep(db, now.wall_s, SWEEP_ROWS_MAX))

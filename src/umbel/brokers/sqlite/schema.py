@@ -54,6 +54,15 @@ CREATE TABLE results (
 );
 CREATE INDEX results_by_expiry ON results (expires_at);
 
+CREATE TABLE chords (
+    group_id TEXT PRIMARY KEY, size INTEGER NOT NULL, done INTEGER NOT NULL, expires_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX chords_by_expiry ON chords (expires_at);
+CREATE TABLE chord_parts (
+    group_id TEXT NOT NULL, task_id TEXT NOT NULL, place INTEGER, status TEXT NOT NULL, payload BLOB NOT NULL,
+    PRIMARY KEY (group_id, task_id)
+) WITHOUT ROWID;
+
 CREATE TABLE waiters (
     channel TEXT NOT NULL, address BLOB NOT NULL, PRIMARY KEY (channel, address)
 ) WITHOUT ROWID;

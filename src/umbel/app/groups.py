@@ -1,0 +1,204 @@
+"""Group and GroupResult: calls side by side, and their results together.
+
+A group is sent as its members' messages, each marked with the group's id and its place in it. A
+group inside a group is flattened: what counts is the tasks.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Unpack, cast
+from uuid import uuid4
+
+from umbel.app.canvas import Signature, register_kind, signature_from
+from umbel.app.request import Request
+from umbel.app.results import AsyncResult
+from umbel.app.sending import Prepared, SendOptions
+from umbel.errors import ResultTimeout
+from umbel.wire.task import SignatureMap
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+GROUP_TASK = "celery.group"
+
+
+class GroupResult:
+    """The results of tasks that were sent together, in their order."""
+
+    def __init__(
+        self, group_id: str, results: Sequence[AsyncResult[Any]], *, app: "App", parent: Any = None
+    ) -> None:
+        self.id = group_id
+        self.results = list(results)
+        self.app = app
+        self.parent = parent
+
+    def get(
+        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
+    ) -> list[Any]:
+        """Wait for all; the first member that failed raises its exception here, as soon as it fails."""
+        deadline = None if timeout is None else monotonic() + timeout
+        waiting = {result.id for result in self.results}
+        while waiting:
+            left_s = None if deadline is None else deadline - monotonic()
+            if left_s is not None and left_s <= 0:
+                raise self._late(waiting, timeout)
+            found = self.app.backend.wait(waiting, left_s)
+            waiting -= found.keys()
+            self._raise_failed(found, propagate=propagate)
+        return [result.get(0, propagate=propagate, allow_join=allow_join) for result in self.results]
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self.get_async().__await__()
+
+    async def get_async(self, timeout: float | None = None, *, propagate: bool = True) -> list[Any]:
+        deadline = None if timeout is None else monotonic() + timeout
+        waiting = {result.id for result in self.results}
+        while waiting:
+            left_s = None if deadline is None else deadline - monotonic()
+            if left_s is not None and left_s <= 0:
+                raise self._late(waiting, timeout)
+            found = await self.app.backend.wait_async(waiting, left_s)
+            waiting -= found.keys()
+            self._raise_failed(found, propagate=propagate)
+        return [await result.get_async(0, propagate=propagate) for result in self.results]
+
+    def ready(self) -> bool:
+        return all(result.ready() for result in self.results)
+
+    def successful(self) -> bool:
+        return all(result.successful() for result in self.results)
+
+    def failed(self) -> bool:
+        return any(result.failed() for result in self.results)
+
+    def completed_count(self) -> int:
+        return sum(result.successful() for result in self.results)
+
+    def revoke(self) -> None:
+        for result in self.results:
+            result.revoke()
+
+    def forget(self) -> None:
+        for result in self.results:
+            result.forget()
+
+    def __iter__(self) -> Iterator[AsyncResult[Any]]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, place: int) -> AsyncResult[Any]:
+        return self.results[place]
+
+    def __repr__(self) -> str:
+        return f"<GroupResult {self.id} of {len(self.results)}>"
+
+    def _raise_failed(self, found: Iterable[str], *, propagate: bool) -> None:
+        if not propagate:
+            return
+        ended = set(found)
+        for result in self.results:
+            if result.id in ended:
+                result.get(0, allow_join=True)
+
+    def _late(self, waiting: set[str], timeout: float | None) -> ResultTimeout:
+        return ResultTimeout(f"{len(waiting)} of {len(self.results)} tasks have no result within {timeout} s")
+
+
+class Group(Signature[list[Any]]):
+    """Calls side by side. Arguments and options given when it is sent go to each member."""
+
+    subtask_type = "group"
+
+    def __init__(
+        self,
+        *members: Signature[Any] | Iterable[Signature[Any]],
+        app: "App | None" = None,
+        options: SendOptions | None = None,
+    ) -> None:
+        self.members = _flattened(members)
+        super().__init__(GROUP_TASK, options=options, app=app or _app_of(self.members))
+
+    def clone(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> "Group":
+        members = [member.clone(args, kwargs) for member in self.members]
+        return Group(members, app=self._app, options=cast(SendOptions, {**self.options, **options}))
+
+    def freeze(self, task_id: str | None = None) -> str:
+        group_id: str = self.options.setdefault("task_id", task_id or str(uuid4()))
+        for member in self.members:
+            member.freeze()
+        return group_id
+
+    def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
+        """The messages of all members, each marked with the group and its place."""
+        group_id = self.freeze()
+        shared = {name: value for name, value in self.options.items() if name not in _OF_THE_GROUP}
+        prepared: list[Prepared] = []
+        for place, member in enumerate(self.members):
+            member.options = cast(SendOptions, {**shared, **member.options})
+            member.join_group(group_id, place)
+            prepared += member.prepare(sender=sender)
+        return prepared
+
+    def handle(self, parent: Any = None) -> Any:
+        results = [member.handle() for member in self.members]
+        return GroupResult(self.options["task_id"], results, app=self.app, parent=parent)
+
+    def absorb(self, following: Signature[Any]) -> Signature[Any]:
+        """What follows a group waits for all of it: that is a chord."""
+        from umbel.app.chords import Chord
+
+        return Chord(self.members, following, app=self._app)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return [member(*args, **kwargs) for member in self.members]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def to_map(self) -> SignatureMap:
+        whole = super().to_map()
+        whole["kwargs"] = {"tasks": [member.to_map() for member in self.members]}
+        return whole
+
+    def __repr__(self) -> str:
+        return f"group({', '.join(map(repr, self.members))})"
+
+
+_OF_THE_GROUP = frozenset({"task_id", "chain", "chord", "link", "link_error", "group_id", "group_index"})
+
+
+def group(*members: Signature[Any] | Iterable[Signature[Any]]) -> Group:
+    """Calls side by side; the result is the list of theirs."""
+    return Group(*members)
+
+
+def _flattened(members: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> list[Signature[Any]]:
+    flat: list[Signature[Any]] = []
+    for member in members:
+        if isinstance(member, Group):
+            flat += member.members
+        elif isinstance(member, Signature):
+            flat.append(member)
+        else:
+            flat += _flattened(member)
+    return flat
+
+
+def _app_of(members: Sequence[Signature[Any]]) -> "App | None":
+    return next((member._app for member in members if member._app is not None), None)
+
+
+def _group_from(data: SignatureMap, app: "App") -> Group:
+    members = [signature_from(one, app) for one in data["kwargs"].get("tasks", ())]
+    return Group(members, app=app, options=cast(SendOptions, data["options"]))
+
+
+register_kind("group", GROUP_TASK, _group_from)

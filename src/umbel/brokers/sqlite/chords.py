@@ -1,0 +1,72 @@
+"""Chords: which parts have ended, and whether the body was sent. Kept as long as results.
+
+Counting a part and finding that it was the last is one transaction, and so is sending the body and
+remembering it: however often parts are delivered, the body is sent once.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from umbel.brokers.sqlite import messages, waiters
+from umbel.brokers.sqlite.store import Store
+from umbel.wire.message import Outgoing
+
+
+class Part(NamedTuple):
+    task_id: str
+    place: int | None
+    status: str
+    payload: bytes
+
+
+class ChordStore:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def start(self, group_id: str, size: int) -> None:
+        """Sent again (its sender was redelivered), a chord goes on with the parts it has."""
+        with self._store.database.write() as db:
+            db.execute(
+                "INSERT OR IGNORE INTO chords VALUES (?, ?, 0, ?)", (group_id, size, self._expires_at())
+            )
+
+    def add(self, group_id: str, part: Part) -> list[Part] | None:
+        with self._store.database.write() as db:
+            row = db.execute("SELECT size, done FROM chords WHERE group_id = ?", (group_id,)).fetchone()
+            if row is None or row[1]:
+                return None
+            db.execute("INSERT OR REPLACE INTO chord_parts VALUES (?, ?, ?, ?, ?)", (group_id, *part))
+            return _whole(db, group_id, row[0])
+
+    def is_open(self, group_id: str) -> bool:
+        with self._store.database.read() as db:
+            row = db.execute("SELECT done FROM chords WHERE group_id = ?", (group_id,)).fetchone()
+            return row is not None and not row[0]
+
+    def end(self, group_id: str, batch: Sequence[Outgoing]) -> None:
+        with self._store.database.write(durable=True) as db:
+            ended = db.execute("UPDATE chords SET done = 1 WHERE group_id = ? AND NOT done", (group_id,))
+            if not ended.rowcount:
+                return
+            queues = messages.insert(db, batch, self._store.clock.now().wall_s)
+            db.execute("DELETE FROM chord_parts WHERE group_id = ?", (group_id,))
+            awake = waiters.addresses(db, map(waiters.queue, queues))
+        self._store.poke(awake)
+
+    def _expires_at(self) -> float:
+        return self._store.clock.now().wall_s + self._store.settings.result_expires_s
+
+
+def sweep(db: sqlite3.Connection, now_s: float, limit: int) -> int:
+    old = "SELECT group_id FROM chords WHERE expires_at <= ? LIMIT ?"
+    db.execute(f"DELETE FROM chord_parts WHERE group_id IN ({old})", (now_s, limit))
+    return db.execute(f"DELETE FROM chords WHERE group_id IN ({old})", (now_s, limit)).rowcount
+
+
+def _whole(db: sqlite3.Connection, group_id: str, size: int) -> list[Part] | None:
+    found = db.execute(
+        "SELECT task_id, place, status, payload FROM chord_parts WHERE group_id = ? ORDER BY place, task_id",
+        (group_id,),
+    ).fetchall()
+    return [Part(*row) for row in found] if len(found) >= size else None

@@ -1,0 +1,151 @@
+"""Groups, chords, maps and chunks, in eager mode: composing, results, failures, the wire form."""
+
+from typing import Any
+
+import pytest
+
+from umbel import App, chain, chord, group
+from umbel.app.canvas import signature_from
+from umbel.app.chords import Chord
+from umbel.errors import ChordError, ResultTimeout
+
+app = App("groups", broker="sqlite:////nowhere/groups.db")
+
+
+@app.task
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+@app.task
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@app.task
+def fail() -> None:
+    raise ValueError("no")
+
+
+seen: list[str] = []
+
+
+@app.task
+def complain(task_id: str) -> None:
+    seen.append(task_id)
+
+
+@pytest.mark.parametrize(
+    ("composed", "value"),
+    [
+        (lambda: group(add.s(n, n) for n in range(4)), [0, 2, 4, 6]),
+        (lambda: group(add.s(1, 1), group(add.s(2, 2), add.s(3, 3))), [2, 4, 6]),
+        (lambda: chord([add.s(n, n) for n in range(4)], total.s()), 12),
+        (lambda: group(add.s(n, n) for n in range(4)) | total.s(), 12),
+        (lambda: group(add.s(n, n) for n in range(4)) | total.s() | add.s(100), 112),
+        (lambda: add.s(1, 2) | group(add.s(10), add.s(20)), [13, 23]),
+        (lambda: add.s(1, 2) | group(add.s(10), add.s(20)) | total.s(), 36),
+        (lambda: chord([add.s(1, 1) | add.s(5), add.s(2, 2)], total.s()), 11),
+        (lambda: chord([chord([add.s(1, 1), add.s(2, 2)], total.s()), add.s(3, 3)], total.s()), 12),
+        (lambda: chord([], total.s()), 0),
+        (lambda: chain(chord([add.s(1, 1)], total.s()), add.s(1)), 3),
+        (lambda: add.starmap([(1, 2), (3, 4)]), [3, 7]),
+        (lambda: total.map([[1, 2], [3]]), [3, 3]),
+        (lambda: add.chunks([(n, n) for n in range(5)], 2), [[0, 2], [4, 6], [8]]),
+    ],
+)
+def test_compositions_give_what_they_say(composed: Any, value: object) -> None:
+    with app.eager():
+        assert composed().delay().get() == value
+        assert signature_from(composed().to_map(), app).delay().get() == value
+
+
+def test_a_failed_part_fails_the_body_and_calls_its_errback() -> None:
+    seen.clear()
+    with app.eager():
+        body = total.s()
+        body.link_error(complain.s())
+        result = chord([add.s(1, 1), fail.si()], body).delay()
+        with pytest.raises(ChordError, match="ended as FAILURE"):
+            result.get()
+        assert seen == [result.id]
+
+
+def test_a_part_whose_chain_failed_before_its_end_fails_the_body_too() -> None:
+    with app.eager():
+        result = chord([add.s(1, 1), fail.si() | add.s(3)], total.s()).delay()
+        with pytest.raises(ChordError):
+            result.get()
+
+
+def test_the_results_of_a_group_are_told_apart_and_together() -> None:
+    with app.eager():
+        result = group(add.s(1, 1), fail.si(), add.s(2, 2)).delay()
+        assert [one.state for one in result] == ["SUCCESS", "FAILURE", "SUCCESS"]  # type: ignore[attr-defined]
+        assert result.failed()
+        assert not result.successful()
+        assert result.completed_count() == 2  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match="no"):
+            result.get()
+        first, second, third = result.get(propagate=False)
+        assert (first, third) == (2, 4)
+        assert isinstance(second, ValueError)
+        result.forget()
+        with pytest.raises(ResultTimeout):
+            result.get(timeout=0)
+
+
+def test_members_carry_the_group_and_their_place_and_parts_the_body() -> None:
+    with app.eager():
+        composed = chord([add.s(1, 1), add.s(2, 2) | add.s(3)], total.s())
+        composed.freeze()
+        composed.prepare()
+    plain, chained = composed.header.members
+    group_id = composed.header.options["task_id"]
+    assert (plain.options["group_id"], plain.options["group_index"]) == (group_id, 0)
+    last = chained.steps[-1]  # type: ignore[attr-defined]
+    assert (last.options["group_id"], last.options["group_index"]) == (group_id, 1)
+    assert plain.options["chord"]["task"] == last.options["chord"]["task"] == total.name
+    assert plain.options["chord"]["options"]["group_id"] == group_id  # as Celery has it
+    assert "chord" not in chained.steps[0].options  # type: ignore[attr-defined]
+
+
+def test_a_chord_sent_by_celery_is_understood() -> None:
+    # Captured: wire-protocol 1.8
+    captured = {
+        "task": "celery.chord",
+        "args": [],
+        "kwargs": {
+            "kwargs": {},
+            "header": [
+                {
+                    "task": add.name,
+                    "args": [1, 2],
+                    "kwargs": {},
+                    "options": {},
+                    "subtask_type": None,
+                    "immutable": False,
+                }
+            ],
+            "body": {
+                "task": total.name,
+                "args": [],
+                "kwargs": {},
+                "options": {},
+                "subtask_type": None,
+                "immutable": False,
+            },
+        },
+        "options": {},
+        "subtask_type": "chord",
+        "immutable": False,
+    }
+    found = app.signature(captured)
+    assert isinstance(found, Chord)
+    with app.eager():
+        assert found.delay().get() == 3
+
+
+def test_chunks_of_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        add.chunks([(1, 2)], 0)
