@@ -70,15 +70,16 @@ def parse_addresses(urls: str) -> tuple[Address, ...]:
 
 def parse_address(url: str) -> Address:
     shown = without_password(url)
+    if "#" in url:
+        raise BadURL(shown, "it has a '#', which ends an address; in a password it is written %23")
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise BadURL(shown, f"{error}; write redis://host:port/database") from None
+    except ValueError:  # its text may hold a part of the password
+        problem = "the port is no number up to 65535, or a '/', '?' or '@' of the password is not written %2F"
+        raise BadURL(shown, f"{problem}; write redis://host:port/database") from None
     if parts.scheme not in SCHEMES or not url.startswith(f"{parts.scheme}://"):
         raise BadURL(shown, "write redis://host:port/database, rediss://… or unix:///path?db=0")
-    if parts.fragment:
-        raise BadURL(shown, "it has a part after '#'; a '#' in a password is written %23")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     tls = parts.scheme == "rediss"
     _check_options(shown, options, tls=tls)

@@ -36,7 +36,7 @@ local function marked(envelope, mark)
   if mark.not_before then
     parts[#parts + 1] = string.format('"not_before": %.6f', mark.not_before)
   end
-  if #parts == 0 then
+  if #parts == 0 or string.byte(envelope) ~= 123 then -- what is no JSON map stays as it is
     return envelope
   end
   return MARK .. table.concat(parts, ', ') .. '}, ' .. string.sub(envelope, 2)

@@ -33,6 +33,7 @@ class SocketConnection:
     def __init__(self, address: Address, *, timeout_s: float) -> None:
         self.address = address
         self._timeout_s = timeout_s
+        self._is_greeted = False
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self.declared: set[str] = set()
         """Queues that this connection has made known to the server."""
@@ -45,6 +46,7 @@ class SocketConnection:
         except BrokerUnavailable:
             self.close()
             raise
+        self._is_greeted = True
 
     def call(self, *command: Any) -> Any:
         return self.call_all([command])[0]
@@ -95,17 +97,26 @@ class SocketConnection:
         self._socket.close()
 
     def _dial(self) -> socket.socket:
-        if self.address.path:
+        address = self.address
+        if address.path:
             made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        else:
+            made = socket.create_connection((address.host, address.port), self._timeout_s)
+        try:
             made.settimeout(self._timeout_s)
-            made.connect(self.address.path)
-            return made
-        made = socket.create_connection((self.address.host, self.address.port), self._timeout_s)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        context = self.address.tls_context()
-        return made if context is None else context.wrap_socket(made, server_hostname=self.address.host)
+            if address.path:
+                made.connect(address.path)
+                return made
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            context = address.tls_context()
+            return made if context is None else context.wrap_socket(made, server_hostname=address.host)
+        except OSError:
+            made.close()
+            raise
 
     def _failed(self, problem: OSError) -> BrokerUnavailable:
+        if not self._is_greeted:
+            return unreachable(self.address, problem, self._timeout_s)
         if isinstance(problem, TimeoutError):
             return BrokerUnavailable(
                 f"Redis at {self.address.shown} did not answer within {self._timeout_s:g} s; "

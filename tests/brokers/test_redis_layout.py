@@ -1,0 +1,242 @@
+"""What a stranger's client sees in Redis: the keys of Celery, and ours beside them."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.brokers.under_test import (
+    OWNER,
+    QUEUE,
+    BrokerUnderTest,
+    message,
+    outgoing,
+    result,
+    run,
+    take,
+    texts,
+)
+from tests.servers.redis import RedisServer, redis_server, redis_url
+from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Return
+from umbel.brokers.redis.broker import CAPABILITIES
+from umbel.wire.envelope_redis import seal
+
+__all__ = ["redis_server", "redis_url"]  # fixtures
+
+
+@pytest.fixture
+def under_test(redis_url: str) -> Iterator[BrokerUnderTest]:
+    under_test = BrokerUnderTest(BrokerSettings(redis_url), CAPABILITIES)
+    yield under_test
+    under_test.close()
+
+
+def envelopes(server: RedisServer, key: str) -> list[dict[str, Any]]:
+    found = server.ask("LRANGE", key, 0, -1)
+    assert isinstance(found, list)
+    return [json.loads(envelope) for envelope in found]
+
+
+def test_messages_lie_in_the_lists_of_their_priorities_newest_first(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    producer = under_test.producer()
+    for priority in (0, 2, 3, 5, 6, 9, 11, -1):
+        producer.publish(outgoing(str(priority), priority=priority))
+    lists = {
+        key: [one["properties"]["correlation_id"] for one in envelopes(redis_server, key)]
+        for key in ("celery", "celery\x06\x163", "celery\x06\x166", "celery\x06\x169")
+    }
+    assert list(lists.values()) == [["-1", "2", "0"], ["5", "3"], ["6"], ["11", "9"]]
+
+
+def test_a_queue_is_bound_for_good_as_celery_binds_it(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    under_test.producer().publish(outgoing("a", queue="mine"))
+    member = [b"mine\x06\x16\x06\x16mine"]
+    assert redis_server.ask("SMEMBERS", "_kombu.binding.mine") == member
+    assert redis_server.ask("SMEMBERS", "_kombu.binding_permanent.mine") == member
+
+
+def test_a_client_publishes_for_later_as_celery_does_and_a_claim_moves_it_aside(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    under_test.producer().publish(outgoing("later", not_before=time.time() + 3600) + outgoing("now"))
+    assert redis_server.ask("LLEN", QUEUE) == 2
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            assert texts((await take(broker)).deliveries) == ["now"]
+            assert (await broker.queues())[QUEUE].delayed == 1
+            assert redis_server.ask("LLEN", QUEUE) == 0
+
+    run(scenario())
+
+
+def test_what_a_celery_worker_holds_is_left_to_celery(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    redis_server.ask("HSET", "unacked", "tag", '[{}, "", "celery"]')
+    redis_server.ask("ZADD", "unacked_index", 1, "tag")
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            assert not (await take(broker)).deliveries
+            await broker.return_lost()
+            await broker.sweep()
+
+    run(scenario())
+    assert redis_server.ask("HLEN", "unacked") == 1
+
+
+def test_a_returned_message_is_marked_as_celery_marks_it_and_otherwise_unchanged(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    redis_server.ask("LPUSH", QUEUE, seal(message("ours"), QUEUE, "one"))
+    celerys = json.loads(seal(message("celery's"), QUEUE, "two")) | {"headers": {}}
+    redis_server.ask("LPUSH", QUEUE, json.dumps(celerys))
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            before = (await take(broker)).deliveries
+            await broker.forget_owner(OWNER)
+            second, first = envelopes(redis_server, QUEUE)
+            for envelope in (first, second):
+                assert envelope["headers"]["redelivered"] is True
+                assert envelope["properties"]["delivery_info"]["redelivered"] is True
+                assert envelope["properties"]["delivery_tag"] in ("one", "two")
+            again = (await take(broker)).deliveries
+            assert [delivery.redelivered for delivery in again] == [True, True]
+            assert [one.message for one in again] == [one.message for one in before]
+
+    run(scenario())
+
+
+def test_our_mark_outlives_a_restore_by_celery(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a"))
+            (held,) = (await take(broker)).deliveries
+            await broker.settle([Return(held.tag, charged=True, ran=True)])
+            (envelope,) = envelopes(redis_server, QUEUE)
+            redis_server.ask("DEL", QUEUE)
+            redis_server.ask("RPUSH", QUEUE, json.dumps(envelope))  # so does Kombu, with its spaces
+            (again,) = (await take(broker)).deliveries
+            await broker.settle([Return(again.tag, charged=True, ran=True)])
+            (again,) = (await take(broker)).deliveries
+            assert (again.starts, again.redelivered, again.message) == (2, True, held.message)
+
+    run(scenario())
+
+
+def test_garbage_in_a_list_is_handed_out_like_a_message_and_can_be_buried(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    redis_server.ask("LPUSH", QUEUE, b"\xff\x00 no envelope")
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a"))
+            bad, good = (await take(broker)).deliveries
+            assert (bad.message.headers, texts([good])) == (b"", ["a"])
+            await broker.forget_owner(OWNER)
+            bad, good = (await take(broker)).deliveries
+            await broker.settle([Bury(bad.tag, "no envelope"), Ack(good.tag)])
+            (letter,) = await broker.dead_letters()
+            assert letter.message.body == b"\xff\x00 no envelope"
+
+    run(scenario())
+
+
+def test_a_result_is_stored_under_celerys_key_with_its_ttl(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    stored = result("id", value="ä")
+
+    async def scenario() -> None:
+        async with under_test.open(result_expires_s=1000.0) as broker:
+            await broker.publish(outgoing("a"))
+            (held,) = (await take(broker)).deliveries
+            await broker.settle([Ack(held.tag, [stored])])
+
+    run(scenario())
+    assert redis_server.ask("GET", "celery-task-meta-id") == stored.payload
+    left = redis_server.ask("PTTL", "celery-task-meta-id")
+    assert isinstance(left, int) and 990_000 < left <= 1_000_000
+    under_test.backend(result_expires_s=0.0).store([result("for ever")])
+    assert redis_server.ask("PTTL", "celery-task-meta-for ever") == -1
+
+
+def test_broadcasts_go_to_celerys_channels_and_come_from_them(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        async with under_test.open() as broker, broker.subscribe("celeryev", ["worker.#", "#"]) as heard:
+            patterns = redis_server.ask("CLIENT", "LIST")
+            assert isinstance(patterns, bytes) and b"psub=2" in patterns
+            payload = seal(message("{}"), QUEUE, "tag")
+            assert redis_server.ask("PUBLISH", "/0.celeryev/worker.heartbeat", payload) == 2
+            assert redis_server.ask("PUBLISH", "/1.celeryev/worker.heartbeat", payload) == 0
+            async with asyncio.timeout(10):
+                one = await anext(aiter(heard))
+            assert (one.routing_key, one.body) == ("worker.heartbeat", b"{}")
+
+    run(scenario())
+
+
+def test_an_answer_waits_for_its_asker_and_leaves_nothing_behind(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    exchange = "reply.celery.pidbox"
+
+    async def scenario() -> None:
+        async with under_test.open() as worker, worker.subscribe(exchange, ["asker"]) as answers:
+            members = redis_server.ask("SMEMBERS", f"_kombu.binding.{exchange}")
+            assert members == [b"asker\x06\x16\x06\x16asker.reply.celery.pidbox"]
+            for sender in (worker.broadcast, None):
+                sent = Broadcast(exchange, "asker", b'{"ada": {"ok": "pong"}}', b'{"ticket": "t"}')
+                other = Broadcast(exchange, "another", b"{}")
+                if sender is not None:
+                    await sender([sent, other], ttl_s=10)
+                else:
+                    await asyncio.to_thread(under_test.producer().broadcast, [sent, other], ttl_s=10)
+                async with asyncio.timeout(10):
+                    assert await anext(aiter(answers)) == sent
+        assert redis_server.ask("EXISTS", f"_kombu.binding.{exchange}", f"asker.{exchange}") == 0
+
+    run(scenario())
+
+
+def test_a_key_prefix_stands_before_every_key(redis_url: str, redis_server: RedisServer) -> None:
+    under_test = BrokerUnderTest(BrokerSettings(redis_url, key_prefix="PFX:"), CAPABILITIES)
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a", "b", "c", priority=4))
+            await broker.publish(outgoing("later", not_before=time.time() + 3600))
+            held = (await take(broker)).deliveries
+            assert texts(held) == ["a", "b", "c"]
+            assert [delivery.queue for delivery in held] == [QUEUE] * 3
+            await broker.settle(
+                [Ack(held[0].tag, [result("id")]), Bury(held[1].tag, "why"), Return(held[2].tag)]
+            )
+            assert [letter.queue for letter in await broker.dead_letters()] == [QUEUE]
+            await broker.register_recorder("lake")
+            await broker.log_events([("k", b"{}")])
+            await broker.coordination.acquire_lease("beat", OWNER, ttl_s=10)
+            await broker.coordination.raise_clock(7)
+            assert texts((await take(broker)).deliveries) == ["c"]
+
+    run(scenario())
+    under_test.backend().store([result("other")])
+    assert set(under_test.backend().read(["id", "other"])) == {"id", "other"}
+    under_test.close()
+    keys = redis_server.ask("KEYS", "*")
+    assert isinstance(keys, list) and len(keys) > 10
+    assert [key for key in keys if not key.startswith(b"PFX:")] == []
