@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from umbel.backends.interface import ChordPart
+from umbel.backends.redis_chords import RedisChords
 from umbel.backends.redis_waiting import Listener, decode_results
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.redis.address import parse_addresses
@@ -21,7 +23,7 @@ from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.brokers.redis.verdicts import result_arguments, ttl_ms_of
 from umbel.errors import BadURL
 from umbel.protocol.states import READY_STATES
-from umbel.wire.message import StoredResult
+from umbel.wire.message import Outgoing, StoredResult
 
 STORED_AT_ONCE = 1000
 READ_AT_ONCE = 5000
@@ -39,6 +41,7 @@ class RedisBackend:
         self._pool = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
         self._listening = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
         self._timeout_s = settings.connect_timeout_s
+        self._chords = RedisChords(self._pool, self._keys, ttl_s=settings.result_expires_s)
         self._listeners: WeakKeyDictionary[asyncio.AbstractEventLoop, Listener] = WeakKeyDictionary()
 
     @property
@@ -84,6 +87,18 @@ class RedisBackend:
         keys = [self._keys.result(task_id) for task_id in task_ids]
         if keys:
             self._pool.use(lambda connection: connection.call("DEL", *keys))
+
+    def start_chord(self, group_id: str, size: int) -> None:
+        self._chords.start(group_id, size)
+
+    def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
+        return self._chords.add(part)
+
+    def claim_chord(self, group_id: str, by: str) -> bool:
+        return self._chords.claim(group_id, by)
+
+    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> None:
+        self._chords.end(group_id, batch)
 
     def close(self) -> None:
         self._pool.close()

@@ -8,6 +8,11 @@ Celery's, which both sides share (wire 2.1, 6.2):
     _kombu.binding_permanent.<exchange>  set   5.7: the same, of queues that stay
     _kombu.binding_deadlines           zset    5.7: exchange -> when its expiring bindings may go (ms)
     celery-task-meta-<task id>         string  a result, with its TTL; also the channel that tells of it
+    celery-taskset-meta-<group id>.s   string  how many parts a chord has
+    celery-taskset-meta-<group id>.j   zset    the parts that have ended, as JSON -> their place
+    celery-taskset-meta-<group id>.t   string  how many were added to it while it ran (Celery's)
+    celery-taskset-meta-<group id>.d   set     5.7: task id ":" place of the parts that were counted
+    celery-taskset-meta-<group id>.c   string  5.7: who sends the body; "done" once it was sent
     /<database>.<exchange>/<key>       channel fan-out; without a routing key there is no "/<key>"
 
 `unacked`, `unacked_index` and `unacked_mutex` hold what a Celery worker took: theirs, not touched.
@@ -86,6 +91,10 @@ class Keys:
 
     def result(self, task_id: str) -> str:
         return f"{self.prefix}celery-task-meta-{task_id}"
+
+    def chord(self, group_id: str) -> str:
+        """The stem of a chord's keys, which end in ".s", ".j", ".t", ".d" and ".c"."""
+        return f"{self.prefix}celery-taskset-meta-{group_id}"
 
     def binding(self, exchange: str) -> str:
         return f"{self.prefix}_kombu.binding.{exchange}"

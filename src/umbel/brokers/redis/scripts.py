@@ -20,6 +20,7 @@ _PARTS = {
     "publish": ("marks", "publish"),
     "revoke": ("revoke",),
     "event_log": ("event_log",),
+    "chord": ("chord",),
     "election": ("coordination", "election"),
     "lease": ("marks", "coordination", "lease"),
 }

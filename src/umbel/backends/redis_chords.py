@@ -1,0 +1,60 @@
+"""RedisChords: the parts of chords under Celery's keys, so that both kinds of worker count them.
+
+A part is the JSON text `[1, task id, state, value]`, scored by its place. Who brings the last part
+claims the chord; a claim can be taken again by the same task, which is how a part that was
+redelivered finishes what its former run began. Ending a chord pushes the body and marks it done in
+one script.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from umbel.backends.interface import ChordPart
+from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.publishing import delivery_tags
+from umbel.brokers.redis.scripts import script
+from umbel.brokers.redis.sockets import SocketPool
+from umbel.wire.envelope_redis import seal
+from umbel.wire.message import Outgoing
+
+CLAIM_S = 30
+DONE_S = 300  # as Celery 5.7: long enough for the last redelivery of a part
+
+_CHORD = script("chord")
+
+
+class RedisChords:
+    def __init__(self, pool: SocketPool, keys: Keys, *, ttl_s: float) -> None:
+        self._pool = pool
+        self._keys = keys
+        self._ttl_s = max(1, math.ceil(ttl_s))
+
+    def start(self, group_id: str, size: int) -> None:
+        self._pool.run(_CHORD, "start", self._keys.chord(group_id), size, self._ttl_s)
+
+    def add(self, part: ChordPart) -> list[ChordPart] | None:
+        place = "+inf" if part.index is None else part.index
+        mark = f"{part.task_id}:{part.index if part.index is not None else ''}"
+        entry = msgspec.json.encode([1, part.task_id, part.status, msgspec.Raw(part.payload)])
+        base = self._keys.chord(part.group_id)
+        found = self._pool.run(_CHORD, "add", base, self._ttl_s, place, mark, entry)
+        if not found:
+            return None
+        return [_read(part.group_id, place, one) for place, one in enumerate(found)]
+
+    def claim(self, group_id: str, by: str) -> bool:
+        return bool(self._pool.run(_CHORD, "claim", self._keys.chord(group_id), by, CLAIM_S))
+
+    def end(self, group_id: str, batch: Sequence[Outgoing]) -> None:
+        args: list[str | bytes] = []
+        for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
+            args.append(self._keys.list_of(outgoing.queue, outgoing.message.priority))
+            args.append(seal(outgoing.message, outgoing.queue, tag, outgoing.not_before))
+        self._pool.run(_CHORD, "end", self._keys.chord(group_id), DONE_S, *args)
+
+
+def _read(group_id: str, place: int, entry: bytes) -> ChordPart:
+    _, task_id, status, value = msgspec.json.decode(entry, type=tuple[int, str, str, msgspec.Raw])
+    return ChordPart(group_id, place, task_id, status, bytes(value))
