@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from tests.backends.contract import BackendContract, Stores, closing
+from tests.backends.contract_chords import ChordContract
 from tests.servers.redis import redis_server, redis_url
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
@@ -22,5 +23,5 @@ def stores(redis_url: str) -> Iterator[Stores]:
         backend.close()
 
 
-class TestRedis(BackendContract):
+class TestRedis(BackendContract, ChordContract):
     """Redis keeps every promise."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.contract import BackendContract, Stores, closing
+from tests.backends.contract_chords import ChordContract
 from tests.brokers.under_test import result
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
@@ -29,7 +30,7 @@ def stores(url: str) -> Iterator[Stores]:
         backend.close()
 
 
-class TestSqlite(BackendContract):
+class TestSqlite(BackendContract, ChordContract):
     """The embedded store keeps every promise."""
 
     def test_no_waiter_is_left_registered(self, stores: Stores, tmp_path: Path) -> None:
