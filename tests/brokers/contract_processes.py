@@ -20,6 +20,7 @@ from tests.brokers.under_test import (
     BrokerUnderTest,
     eventually,
     outgoing,
+    read_results,
     result,
     run,
     take,
@@ -94,7 +95,7 @@ class ProcessesContract:
 
         assert in_a_fork(child) == 0
         producer.publish(outgoing("parent"))
-        assert set(backend.read(["before", "child"])) == {"before", "child"}
+        assert set(read_results(backend, ["before", "child"])) == {"before", "child"}
 
         async def scenario() -> list[str]:
             async with under_test.open() as broker:

@@ -6,7 +6,7 @@ what the transport declares. Everything else is reached through the registries, 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
-from tests.waiting import POLL_S
+from tests.waiting import POLL_S, wait_until
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Broker, BrokerSettings, Capabilities, Claim, Delivery, Producer
@@ -54,11 +54,26 @@ class BrokerUnderTest:
     def backend(self, **changes: Any) -> Backend:
         backend = open_backend(self.settings.url, replace(self.settings, **changes))
         self._opened.append(backend)
+        address_of(backend)
         return backend
 
     def close(self) -> None:
         for opened in self._opened:
             opened.close()
+
+
+def address_of(backend: Backend) -> str:
+    """Where results must be sent to reach the backend; "" where they are looked up."""
+    address = getattr(backend, "reply_to", "")
+    assert isinstance(address, str)
+    return address
+
+
+def read_results(backend: Backend, task_ids: Sequence[str]) -> Mapping[str, StoredResult]:
+    """What was stored before this was called; results that are sent may still be on their way."""
+    if address_of(backend):
+        wait_until(lambda: len(backend.read(task_ids)) == len(task_ids), what=f"the results of {task_ids}")
+    return backend.read(task_ids)
 
 
 P = ParamSpec("P")
@@ -106,12 +121,22 @@ async def eventually(ask: Callable[[], Awaitable[T | None]], *, what: str, deadl
     return answer
 
 
-def message(text: str, *, priority: int = 0) -> Message:
-    return Message(headers=b'{"task": "t"}', body=text.encode(), priority=priority, correlation_id=text)
+def message(text: str, *, priority: int = 0, reply_to: str = "") -> Message:
+    return Message(
+        headers=b'{"task": "t"}',
+        body=text.encode(),
+        priority=priority,
+        correlation_id=text,
+        reply_to=reply_to,
+    )
 
 
-def outgoing(*texts: str, queue: str = QUEUE, priority: int = 0, not_before: float = 0.0) -> list[Outgoing]:
-    return [Outgoing(queue, message(text, priority=priority), not_before) for text in texts]
+def outgoing(
+    *texts: str, queue: str = QUEUE, priority: int = 0, not_before: float = 0.0, reply_to: str = ""
+) -> list[Outgoing]:
+    return [
+        Outgoing(queue, message(text, priority=priority, reply_to=reply_to), not_before) for text in texts
+    ]
 
 
 def result(task_id: str, status: str = "SUCCESS", value: str = "") -> StoredResult:

@@ -9,8 +9,13 @@ SCHEMES = (
     "redis",
     "rediss",
     "unix",
+    "rpc",
+    "amqp",
+    "amqps",
+    "pyamqp",
 )
 _REDIS = ("redis", "rediss", "unix")
+_RPC = ("rpc", "amqp", "amqps", "pyamqp")
 
 
 def open_backend(url: str, settings: BrokerSettings) -> Backend:
@@ -22,6 +27,10 @@ def open_backend(url: str, settings: BrokerSettings) -> Backend:
         from umbel.backends.redis import RedisBackend
 
         return RedisBackend(url, settings)
+    if scheme in _RPC:
+        from umbel.backends.rpc import RpcBackend
+
+        return RpcBackend(url, settings)
     from umbel.backends.sqlite import SqliteBackend
 
     return SqliteBackend(url, settings)

@@ -8,6 +8,7 @@ idle is found out, and replaced, at its next use.
 import socket
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from umbel.brokers.amqp.frames import (
@@ -109,11 +110,15 @@ class BlockingLink:
         try:
             self._socket.settimeout(1.0)
             self._socket.sendall(encode_method(0, Method.CONNECTION_CLOSE, 200, "bye", 0, 0))
-            while self._socket.recv(RECEIVE_BYTES):
-                pass
+            self._socket.recv(RECEIVE_BYTES)  # its goodbye; what else it says concerns nobody now
         except OSError:
             pass
         self._socket.close()
+
+    def interrupt(self) -> None:
+        """End the connection under a thread that waits on it; the thread sees that it was lost."""
+        with suppress(OSError):  # it had ended
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def abandon(self) -> None:
         """In a forked child: the connection is the parent's, so nothing is said on it."""
@@ -126,7 +131,7 @@ class BlockingLink:
             raise BrokerUnavailable(unreachable(self.location, error)) from None
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _keep_alive(plain)
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             self._socket = plain
             if self.location.tls:
@@ -221,3 +226,11 @@ class BlockingLink:
 
     def _lost(self, why: BaseException | str) -> BrokerUnavailable:
         return BrokerUnavailable(f"the link to RabbitMQ at {self.location} was lost: {why}")
+
+
+def _keep_alive(plain: socket.socket) -> None:
+    """Let the kernel find out about a peer that went without a word, within half a minute."""
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if (option := getattr(socket, name, None)) is not None:
+            plain.setsockopt(socket.IPPROTO_TCP, option, value)

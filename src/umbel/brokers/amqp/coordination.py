@@ -105,7 +105,7 @@ class AmqpCoordination:
         session = await self._current()
         known = session.views.facts.leases[name]
         await self._tell(session, LeaseFact(name, "", term, known.ttl_s, known.data))
-        self._drop(what)
+        await self._drop(what)
         return True
 
     async def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool:
@@ -170,7 +170,7 @@ class AmqpCoordination:
         if record != known:
             await self._write(session, key, record)
         if not isinstance(reply, Granted):
-            self._drop(what)
+            await self._drop(what)
         return reply
 
     async def start_election(self, key: str, holder: str, term: int) -> bool:
@@ -195,7 +195,7 @@ class AmqpCoordination:
         if record is None:
             return False
         await self._write(session, key, record)
-        self._drop(f"election.{key}")
+        await self._drop(f"election.{key}")
         return True
 
     async def read_election(self, key: str) -> ElectionRecord | None:
@@ -255,11 +255,11 @@ class AmqpCoordination:
             asyncio.get_running_loop().call_later(own.left_s, self._watch, what, own)
         else:
             del self._own[what]
-            self._holds.drop(what)
+            self._holds.drop_soon(what)
 
-    def _drop(self, what: str) -> None:
+    async def _drop(self, what: str) -> None:
         self._own.pop(what, None)
-        self._holds.drop(what)
+        await self._holds.drop(what)
 
     async def _write(self, session: Session, key: str, record: ElectionRecord) -> None:
         await self._tell(session, ElectionFact(key, record))

@@ -43,8 +43,17 @@ class Holds:
             self._held.add(what)
             return True
 
-    def drop(self, what: str) -> None:
-        """Give it up; a later `take` comes after it."""
+    async def drop(self, what: str) -> None:
+        """Give it up; when this returns, anybody can take it."""
+        async with self._lock:
+            channel, held = self._channel, what in self._held
+            self._held.discard(what)
+            if held and channel is not None and channel.error is None:
+                name = topology.hold_queue(what).name
+                await channel.call(Method.QUEUE_DELETE, 0, name, False, False, False)
+
+    def drop_soon(self, what: str) -> None:
+        """The same without waiting; a later `take` of ours comes after it."""
         channel = self._channel
         if what in self._held and channel is not None and channel.error is None:
             name = topology.hold_queue(what).name

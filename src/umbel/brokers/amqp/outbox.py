@@ -68,7 +68,6 @@ def result(stored: StoredResult, reply_to: str) -> Post:
         delivery_mode=TRANSIENT,
         priority=0,
         correlation_id=stored.task_id,
-        type=stored.status,
     )
     return Post(reply_to, encode_properties(properties), stored.payload)
 

@@ -1,0 +1,22 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.brokers.contract import BrokerContract
+from tests.brokers.under_test import BrokerUnderTest
+from tests.servers.rabbitmq import amqp_url
+from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.interface import BrokerSettings
+
+__all__ = ["amqp_url"]
+
+
+@pytest.fixture
+def under_test(amqp_url: str) -> Iterator[BrokerUnderTest]:
+    under_test = BrokerUnderTest(BrokerSettings(amqp_url), CAPABILITIES)
+    yield under_test
+    under_test.close()
+
+
+class TestAmqp(BrokerContract):
+    """RabbitMQ keeps the promises, or says why not."""

@@ -1,0 +1,171 @@
+"""A private RabbitMQ node: on free ports of the loopback, in a directory of its own.
+
+It takes seconds to start, so one serves all tests of a run and every test gets a virtual host of
+its own, which is as good as an empty broker. Tests that stop or restart a node, or set it up
+differently, start one of their own with `RabbitServer`.
+"""
+
+import atexit
+import base64
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+
+PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # the wrappers in /usr/sbin change the user
+START_S = 60.0
+VHOSTS = 40  # made at once: each costs little, but asking for one takes a second
+
+
+def free_ports(number: int) -> list[int]:
+    probes = [socket.socket() for _ in range(number)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+@dataclass
+class RabbitServer:
+    """Start with `start()`. `options` are lines of rabbitmq.conf."""
+
+    directory: Path
+    options: Mapping[str, str] = field(default_factory=dict)
+    vhosts: int = VHOSTS
+    ports: list[int] = field(default_factory=lambda: free_ports(3))
+    _process: subprocess.Popen[bytes] | None = None
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    @property
+    def port(self) -> int:
+        return self.ports[0]
+
+    def url(self, vhost: str = "/") -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/{vhost}"
+
+    def new_vhost(self) -> str:
+        """A virtual host that nobody has used."""
+        number = next(self._numbers)
+        if number >= self.vhosts:
+            first, self.vhosts = self.vhosts, self.vhosts + VHOSTS
+            names = ",".join(f'<<"t{number}">>' for number in range(first, self.vhosts))
+            self.control(
+                "eval",
+                f'[begin rabbit_vhost:add(V, <<"test">>), rabbit_auth_backend_internal:set_permissions('
+                f'<<"guest">>, V, <<".*">>, <<".*">>, <<".*">>, <<"test">>) end || V <- [{names}]].',
+            )
+        return f"t{number}"
+
+    def start(self) -> None:
+        program = PROGRAMS / "rabbitmq-server"
+        assert program.exists(), "RabbitMQ is missing: apt-get install rabbitmq-server"
+        self._write_settings()
+        with (self.directory / "out.log").open("ab") as log:
+            self._process = subprocess.Popen([program], env=self._environment(), stdout=log, stderr=log)
+        wait_until(self._answers, deadline_s=START_S, what=f"RabbitMQ in {self.directory}")
+
+    def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(sign)
+        self._process.wait(START_S)
+        self._process = None
+        # The port mapper daemon that Erlang started outlives its node.
+        if (epmd := shutil.which("epmd")) is not None:
+            subprocess.run(
+                [epmd, "-port", str(self.ports[2]), "-kill"],
+                env=self._environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
+
+    def control(self, *command: str) -> str:
+        """The output of rabbitmqctl."""
+        program = [str(PROGRAMS / "rabbitmqctl"), "--quiet", "-n", self._node, *command]
+        done = subprocess.run(program, env=self._environment(), capture_output=True, text=True, check=True)
+        return done.stdout
+
+    @property
+    def _node(self) -> str:
+        return f"umbel{self.port}@localhost"
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.directory / "out.log").read_text()
+        return "Starting broker... completed" in (self.directory / "out.log").read_text()
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {
+            "HOME": str(self.directory),
+            "RABBITMQ_NODENAME": self._node,
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self.ports[1]),
+            "ERL_EPMD_PORT": str(self.ports[2]),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_MNESIA_BASE": str(self.directory / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(self.directory / "log"),
+            "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
+        }
+
+    def _write_settings(self) -> None:
+        names = ["/", *(f"t{number}" for number in range(self.vhosts))]
+        anything = {"configure": ".*", "write": ".*", "read": ".*"}
+        definitions = {
+            "users": [{"name": "guest", "password_hash": _hash("guest"), "tags": "administrator"}],
+            "vhosts": [{"name": name} for name in names],
+            "permissions": [{"user": "guest", "vhost": name, **anything} for name in names],
+        }
+        (self.directory / "definitions.json").write_text(json.dumps(definitions))
+        (self.directory / "enabled_plugins").write_text("[].")
+        settings = {
+            "listeners.tcp.1": f"127.0.0.1:{self.port}",
+            "load_definitions": str(self.directory / "definitions.json"),
+            **self.options,
+        }
+        (self.directory / "rabbitmq.conf").write_text(
+            "".join(f"{name} = {value}\n" for name, value in settings.items())
+        )
+
+
+def _hash(password: str) -> str:
+    salt = b"salt"
+    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
+
+
+@cache
+def shared_server() -> RabbitServer:
+    """The node of this run; it ends with the process."""
+    directory = Path(tempfile.mkdtemp(prefix="umbel-rabbitmq-"))
+    server = RabbitServer(directory)
+
+    def end() -> None:
+        server.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+    atexit.register(end)
+    server.start()
+    return server
+
+
+@pytest.fixture
+def amqp_url() -> str:
+    """An empty broker: a virtual host that nobody has used."""
+    server = shared_server()
+    return server.url(server.new_vhost())
