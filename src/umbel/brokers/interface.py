@@ -155,6 +155,7 @@ class Claim:
     deliveries: Sequence[Delivery]
     revokes: Sequence[Revoke]
     revoked_cursor: int
+    returned: int = 0  # messages of dead owners that this claim gave back on the way
 
 
 @dataclass(frozen=True, slots=True)

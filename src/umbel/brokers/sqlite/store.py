@@ -63,11 +63,12 @@ class Store:
                 news, cursor, _ = revokes.after(db, revoked_after, self.clock.now().wall_s)
             return Claim((), news, cursor)
         awake: set[bytes] = set()
+        returned = 0
         with self.database.write() as db:
             now = self.clock.now()
             claims.lease(db, owner, now.boot_s + self.settings.lease_s)
             if self._time_for_lost(now.boot_s):
-                _, back = claims.return_lost(db, now.boot_s)
+                returned, back = claims.return_lost(db, now.boot_s)
                 awake = waiters.addresses(db, map(waiters.queue, back))
             messages.release_due(db, now.wall_s)
             news, cursor, complete = revokes.after(db, revoked_after, now.wall_s)
@@ -78,7 +79,7 @@ class Store:
                 self._registered = None
         self._look_first = len(deliveries) < limit
         self.poke(awake)
-        return Claim(deliveries, news, cursor)
+        return Claim(deliveries, news, cursor, returned)
 
     def watch_queues(self, queues: Sequence[str], address: bytes | None) -> float | None:
         """Register for news of the queues: the seconds until one may have a message, if known."""

@@ -17,6 +17,7 @@ from umbel.worker.context import WorkerContext
 
 log = logging.getLogger("umbel.worker.connection")
 SWEEP_EVERY_S = 60.0
+RETURNED_TEXT = "returned the messages of workers that died"
 
 
 class Connection(Step):
@@ -59,7 +60,7 @@ class Connection(Step):
     async def _return_lost(self) -> None:
         returned = await self._broker.return_lost()
         if returned:
-            log.warning("returned the messages of workers that died", extra={"count": returned})
+            log.warning(RETURNED_TEXT, extra={"count": returned})
 
     async def _repeat(self, work: Callable[[], Awaitable[object]], *, every_s: float) -> None:
         failures = 0

@@ -36,6 +36,7 @@ from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.held import Held, arrival_of
 from umbel.worker.settling import Settler
+from umbel.worker.steps.connection import RETURNED_TEXT
 from umbel.worker.task_events import TaskEvents
 
 log = logging.getLogger("umbel.worker.tasks")
@@ -153,6 +154,8 @@ class Tasks(Step):
         owner = self._context.identity.owner
         claim = await self._broker.claim(owner, settings.queues, room, revoked_after=self._revoked_cursor)
         self._learn_revokes(claim)
+        if claim.returned:
+            log.warning(RETURNED_TEXT, extra={"count": claim.returned})
         if claim.deliveries:
             await self._take_in(claim.deliveries)
         else:
