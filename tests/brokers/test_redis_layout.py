@@ -183,9 +183,13 @@ def test_broadcasts_go_to_celerys_channels_and_come_from_them(
             payload = seal(message("{}"), QUEUE, "tag")
             assert redis_server.ask("PUBLISH", "/0.celeryev/worker.heartbeat", payload) == 2
             assert redis_server.ask("PUBLISH", "/1.celeryev/worker.heartbeat", payload) == 0
+            redis_server.ask("PUBLISH", "/0.celeryevil/worker.heartbeat", payload)
+            redis_server.ask("PUBLISH", "/0.celeryev", payload)
+            listening = aiter(heard)
             async with asyncio.timeout(10):
-                one = await anext(aiter(heard))
+                one, other = await anext(listening), await anext(listening)
             assert (one.routing_key, one.body) == ("worker.heartbeat", b"{}")
+            assert other.routing_key == ""  # twice from the server, once from us
 
     run(scenario())
 

@@ -49,6 +49,7 @@ class Link:
         self._on_connect = on_connect
         self._on_lost = on_lost
         self._wire: _Wire | None = None
+        self._is_ready = False  # the wire has been greeted, and whoever wanted to prepare it has
         self._connecting = asyncio.Lock()
         self.generation = 0
         """How many connections there have been; each is a later one than those before."""
@@ -59,7 +60,7 @@ class Link:
 
     @property
     def is_connected(self) -> bool:
-        return self._wire is not None and not self._wire.is_closed
+        return self._is_ready and self._wire is not None and not self._wire.is_closed
 
     async def connect(self) -> None:
         """Make sure that there is a connection."""
@@ -119,7 +120,7 @@ class Link:
     def close(self) -> None:
         if self._wire is not None:
             self._wire.close()
-        self._wire = None
+        self._wire, self._is_ready = None, False
 
     def _lost(self) -> BrokerUnavailable:
         return BrokerUnavailable(
@@ -130,29 +131,32 @@ class Link:
         """Try each address once, beginning with the one whose turn it is."""
         problem: BrokerUnavailable | None = None
         for _ in self._addresses:
+            self.close()
             try:
                 await self._connect_to(self.address)
                 return
             except BrokerUnavailable as error:
                 problem = problem or error
-                self.close()
                 self._turn += 1
+            finally:
+                if not self._is_ready:
+                    self.close()
         assert problem is not None
         raise problem
 
     async def _connect_to(self, address: Address) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                wire = await self._dial(address)
-                self._wire = wire
-                checked(await wire.send(handshake(address, resp3=self._resp3)), address)
+                self._wire = await self._dial(address)
+                checked(await self._wire.send(handshake(address, resp3=self._resp3)), address)
         except OSError as problem:  # TimeoutError and ConnectionError are among them
-            if isinstance(problem, ConnectionError) and self._wire is not None and self._wire.is_garbled:
+            if self._wire is not None and self._wire.is_garbled:
                 raise not_redis(address) from None
             raise unreachable(address, problem, self._connect_timeout_s) from None
         self.generation += 1
         if self._on_connect is not None:
             await self._on_connect()
+        self._is_ready = True
 
     async def _dial(self, address: Address) -> "_Wire":
         loop = asyncio.get_running_loop()

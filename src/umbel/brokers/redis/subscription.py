@@ -97,7 +97,6 @@ class RedisSubscription:
         # The replies come as pushes, one for each glob, so it is the echo that is waited for.
         link = self._link
         commands = [("PSUBSCRIBE", glob) for glob in self._globs]
-        assert link.is_connected
         await link.reply_to(link.send_after(commands, ("PING",)))
 
     def _take(self, pushed: list[Any]) -> None:
@@ -108,7 +107,10 @@ class RedisSubscription:
         first = next((at for at, fits in enumerate(self._fitting) if fits.fullmatch(name)), None)
         if first is None or self._globs[first] != glob.decode(errors="replace"):
             return
-        routing_key = name.removeprefix(self._keys.channel(self._exchange)).removeprefix("/")
+        rest = name.removeprefix(self._keys.channel(self._exchange))
+        if rest and not rest.startswith("/"):
+            return  # another exchange, whose name begins like ours
+        routing_key = rest.removeprefix("/")
         words = routing_key.split(".")
         if any(matches(pattern, words) for pattern in self._patterns):
             message = unseal(payload).message
