@@ -25,9 +25,9 @@ class Cluster:
     def __init__(self, home: Path, tasks_file: Path, **settings: object) -> None:
         self.home = home
         self.run_directory = home / "run"
-        self.broker = f"sqlite:///{home / 'queue.db'}"
         self._tasks_file = tasks_file
-        self._settings = {"broker": self.broker, "run_dir": self.run_directory, **settings}
+        embedded = f"sqlite:///{home / 'queue.db'}"
+        self._settings = {"broker": embedded, "run_dir": self.run_directory, **settings}
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.app = self._load_app()
 
