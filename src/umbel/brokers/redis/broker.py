@@ -32,7 +32,7 @@ from umbel.brokers.redis import dead_letters, event_log
 from umbel.brokers.redis.address import parse_addresses, without_password
 from umbel.brokers.redis.answers import AnswerQueue, is_direct
 from umbel.brokers.redis.coordination import RedisCoordination
-from umbel.brokers.redis.holding import Group, Holding, claim_of
+from umbel.brokers.redis.holding import Group, Holding
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import declare, parkable, push
@@ -118,8 +118,7 @@ class RedisBroker:
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
         await self._declare(queues)
         await self._give_back_lost_claims()
-        if self._time_for_lost():
-            await self.return_lost()
+        returned = await self.return_lost() if self._time_for_lost() else 0
         ticket = self._holding.ticket()
         args = (
             self._keys.prefix,
@@ -143,7 +142,8 @@ class RedisBroker:
         deliveries = self._holding.take_in(owner, ticket, epoch, taken)
         if deliveries:
             self._last_queue = deliveries[-1].queue
-        return claim_of(deliveries, int(cursor), map(_revoke, revokes), float(now_s))
+        standing = [revoke for one in revokes if (revoke := _revoke(one)).expires_at > float(now_s)]
+        return Claim(deliveries, standing, int(cursor), returned)
 
     async def wait_ready(self, queues: Sequence[str], timeout_s: float) -> None:
         await self._watch.wait(queues, timeout_s)

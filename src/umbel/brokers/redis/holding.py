@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from os import urandom
 from typing import Any
 
-from umbel.brokers.interface import Claim, Delivery, Revoke, Started, Tag, Verdict
+from umbel.brokers.interface import Delivery, Started, Tag, Verdict
 from umbel.brokers.redis.keys import Keys
 from umbel.wire.envelope_redis import unseal
 
@@ -117,7 +117,3 @@ class Holding:
             self._doubtful.discard(tag)
         self._holds.pop(owner, None)
         self.lost_tickets.pop(owner, None)
-
-
-def claim_of(deliveries: Sequence[Delivery], cursor: int, revokes: Iterable[Revoke], now_s: float) -> Claim:
-    return Claim(deliveries, [revoke for revoke in revokes if revoke.expires_at > now_s], cursor)
