@@ -20,6 +20,8 @@ from umbel.app.options import TaskOptions, checked_priority
 from umbel.app.request import Request
 from umbel.app.routing import Router
 from umbel.app.settings import Settings
+from umbel.backends.interface import Addressed, Backend
+from umbel.backends.registry import sends_results
 from umbel.errors import TooLarge
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.task import (
@@ -91,6 +93,8 @@ class Sender(Protocol):
     def settings(self) -> Settings: ...
     @property
     def router(self) -> Router: ...
+    @property
+    def backend(self) -> Backend: ...
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -162,7 +166,7 @@ def prepare(
         kwargs=dict(kwargs),
         embed=_embed(options),
         extra=dict(options.get("headers") or {}),
-        reply_to=options.get("reply_to", ""),
+        reply_to=_reply_to(app, options, wants_result=not headers.ignore_result),
         priority=checked_priority(_first(priority, settings.task_default_priority)),
     )
     message = encode_task(
@@ -173,6 +177,17 @@ def prepare(
     )
     check_size(message, settings.message_max_bytes, task)
     return Prepared(task, task_id, Outgoing(queue or settings.task_default_queue, message, due))
+
+
+def _reply_to(app: Sender, options: SendOptions, *, wants_result: bool) -> str:
+    """Where the result must be sent; "" where results are looked up, or this one is not wanted."""
+    given = options.get("reply_to")
+    if given is not None:
+        return given
+    if not wants_result or not sends_results(app.settings.backend):
+        return ""
+    backend = app.backend
+    return backend.reply_to if isinstance(backend, Addressed) else ""
 
 
 def _refuse_unknown(name: str, options: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ its retention; `wait` returns on a notification, never by polling alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,6 +25,14 @@ class ChordPart(msgspec.Struct, frozen=True, array_like=True):
     task_id: str
     status: str
     payload: bytes
+
+
+@runtime_checkable
+class Addressed(Protocol):
+    """A backend that is sent results rather than asked for them: senders must name its address."""
+
+    @property
+    def reply_to(self) -> str: ...
 
 
 class Backend(Protocol):
@@ -66,4 +74,5 @@ class Backend(Protocol):
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> None:
         """Send these, if the backend is the broker as well, and remember that it was done."""
         ...
+
     def close(self) -> None: ...

@@ -18,6 +18,11 @@ _REDIS = ("redis", "rediss", "unix")
 _RPC = ("rpc", "amqp", "amqps", "pyamqp")
 
 
+def sends_results(url: str) -> bool:
+    """Whether results under this address are sent to whoever asked, who must then say where it is."""
+    return url.partition(":")[0] in _RPC
+
+
 def open_backend(url: str, settings: BrokerSettings) -> Backend:
     """`settings` are the broker's; the address of the results takes the place of the broker's."""
     scheme, colon, _ = url.partition(":")
