@@ -67,6 +67,25 @@ def test_a_dead_child_is_replaced() -> None:
     asyncio.run(scenario())
 
 
+def test_a_listener_may_submit_when_it_hears_of_a_death() -> None:
+    async def scenario() -> None:
+        async with running("prefork", concurrency=1) as (pool, recorder):
+
+            def submit_once() -> None:
+                if recorder.deaths():
+                    recorder.then = None
+                    pool.submit([make_job(3)])
+
+            pool.submit([make_job(1)])
+            await recorder.until_back(1)
+            recorder.then = submit_once
+            pool.submit([make_job(2, "exit", 1)])
+            await recorder.until_back(2, 3)
+            assert 3 in recorder.outcomes
+
+    asyncio.run(scenario())
+
+
 def test_children_killed_all_the_time_lose_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running("prefork") as (pool, recorder):

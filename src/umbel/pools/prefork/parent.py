@@ -316,9 +316,10 @@ class PreforkPool:
         link.close()
         del self._links[link.child]
         self._ready.discard(link.child)
+        # The machine first: a listener may submit, and nothing may be sent to the dead.
+        self._step(ChildDied(link.child, tokens, reason))
         what = "ended" if link.dismissed else "died"
         self._listener.on_child(what, {"child": link.child, "pid": link.pid, "reason": reason})
-        self._step(ChildDied(link.child, tokens, reason))
 
     # ---- the fork server ---------------------------------------------------------------------------
 
