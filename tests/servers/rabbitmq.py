@@ -75,7 +75,7 @@ class RabbitServer:
         program = PROGRAMS / "rabbitmq-server"
         assert program.exists(), "RabbitMQ is missing: apt-get install rabbitmq-server"
         self._write_settings()
-        with (self.directory / "out.log").open("ab") as log:
+        with (self.directory / "out.log").open("wb") as log:
             self._process = subprocess.Popen([program], env=self._environment(), stdout=log, stderr=log)
         wait_until(self._answers, deadline_s=START_S, what=f"RabbitMQ in {self.directory}")
 
