@@ -29,6 +29,7 @@ UmbelError
 │   └── RemoteError            the task failed with an exception this process cannot rebuild
 ├── ResultTimeout              get() waited long enough (also a TimeoutError)
 ├── JoinWouldBlock             a task waits for another task's result
+├── WorkerStalled              a worker had work and room and took nothing
 ├── PoolError                  the pool of child processes cannot do its work
 └── TaskControl                raised by tasks to say how they end; never an error
     ├── Retry                  try again later
@@ -173,6 +174,10 @@ class ResultTimeout(UmbelError, TimeoutError):
 
 
 class JoinWouldBlock(UmbelError, RuntimeError):
+    pass
+
+
+class WorkerStalled(UmbelError):
     pass
 
 

@@ -26,6 +26,7 @@ from umbel.worker.steps.health import Health
 from umbel.worker.steps.heart import Heart
 from umbel.worker.steps.pool import PoolStep
 from umbel.worker.steps.tasks import Tasks
+from umbel.worker.steps.watchdog import Watchdog
 from umbel.worker.task_events import TaskEvents
 
 log = logging.getLogger("umbel.worker")
@@ -47,6 +48,7 @@ class Worker:
             Heart(self._context, events),
             self._tasks,
             Health(self._context, self._tasks),
+            Watchdog(self._context),
         ]
 
     @property

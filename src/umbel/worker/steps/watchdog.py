@@ -1,0 +1,49 @@
+"""Watchdog: ends a worker that has work and free children and does not take any.
+
+Whatever the cause, a supervisor that starts it again is a better cure than a process that looks
+alive; the exit code is not 0 and the last line says why.
+"""
+
+import asyncio
+
+from umbel.errors import BrokerError, WorkerStalled
+from umbel.protocol.stall import StallWatch
+from umbel.worker.bootsteps import Step
+from umbel.worker.context import WorkerContext
+
+LOOK_EVERY_S = 5.0
+PATIENCE_S = 60.0
+
+
+class Watchdog(Step):
+    name = "watchdog"
+    requires = ("tasks",)
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__()
+        self._context = context
+        self._watch = StallWatch(patience_s=PATIENCE_S)
+
+    async def start(self) -> None:
+        self.run_in_background(self._look_on())
+
+    async def _look_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            received, room = self._context.counters.received, self._context.pool.room()
+            if not self._watch.is_idle(received=received, room=room):
+                continue
+            ready = await self._ready()
+            if self._watch.is_stalled(ready=ready, now=loop.time()):
+                raise WorkerStalled(
+                    f"{ready} messages wait and {room} could run, but none was taken for {PATIENCE_S:.0f} s: "
+                    "this worker is stalled and ends; start it again"
+                )
+
+    async def _ready(self) -> int | None:
+        try:
+            depths = await self._context.broker.queues()
+        except BrokerError:
+            return None
+        return sum(depth.ready for name, depth in depths.items() if name in self._context.settings.queues)
