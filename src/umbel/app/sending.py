@@ -160,13 +160,14 @@ def prepare(
         ignore_result=_first(options.get("ignore_result"), own.ignore_result, settings.task_ignore_result),
         **_stamps(options),
     )
+    reply_to = _reply_to(app, options, wants_result=not headers.ignore_result or "chain" in options)
     call = TaskCall(
         headers=headers,
         args=list(args),
         kwargs=dict(kwargs),
-        embed=_embed(options),
+        embed=_embed(options, reply_to),
         extra=dict(options.get("headers") or {}),
-        reply_to=_reply_to(app, options, wants_result=not headers.ignore_result),
+        reply_to=reply_to,
         priority=checked_priority(_first(priority, settings.task_default_priority)),
     )
     message = encode_task(
@@ -256,18 +257,25 @@ def _expiry(options: SendOptions) -> tuple[str | None, int | None]:
     return format_instant(at), max(0, int((at - now) * 1000))
 
 
-def _embed(options: SendOptions) -> Embed:
+def _embed(options: SendOptions, reply_to: str) -> Embed:
     if options.keys().isdisjoint(("link", "link_error", "chain", "chord")):
         return _EMPTY
     return Embed(
         callbacks=_maps(options.get("link")),
         errbacks=_maps(options.get("link_error")),
-        chain=options.get("chain"),
+        chain=[_answering(step, reply_to) for step in options.get("chain") or ()] or None,
         chord=options.get("chord"),
     )
 
 
 _EMPTY = Embed()
+
+
+def _answering(step: SignatureMap, reply_to: str) -> SignatureMap:
+    """The step with the address for its result, or the last result of the chain would be lost."""
+    if not reply_to or "reply_to" in step["options"]:
+        return step
+    return {**step, "options": {**step["options"], "reply_to": reply_to}}
 
 
 def _maps(signatures: Any) -> list[SignatureMap] | None:
