@@ -64,7 +64,7 @@ def make_worker(
         node=name,
         queues=settings.worker_queues or (settings.task_default_queue,),
         tasks=task_rules(app, settings),
-        end_without_running=Endings(app),
+        end_without_running=Leftovers(app),
         run_directory=run_directory,
         lease_s=settings.lease_s,
         prefetch_max=settings.worker_prefetch_max,
@@ -114,7 +114,7 @@ def task_rules(app: "App", settings: Settings) -> dict[str, TaskRules]:
     }
 
 
-class Endings:
+class Leftovers:
     """What a task leaves behind that never ran to its end: revoked, lost, unknown, timed out."""
 
     def __init__(self, app: "App") -> None:

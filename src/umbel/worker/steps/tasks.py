@@ -12,28 +12,22 @@ from random import random
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import Ack, Bury, Claim, Delivery, Return, Started, Verdict
+from umbel.brokers.interface import Ack, Claim, Delivery, Return, Started, Verdict
 from umbel.errors import (
-    BadMessage,
     BrokerError,
-    NotRegistered,
     NotSupported,
     PoolError,
-    TaskRevoked,
-    TimeLimitExceeded,
     TooLarge,
     WireError,
-    WorkerLost,
 )
 from umbel.pools.interface import Job, LostJob, Outcome
-from umbel.protocol.delivery import Desk, Park, Refusal, Refuse
+from umbel.protocol.delivery import Desk, Park, Refuse
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.revoked import RevokedTasks
-from umbel.protocol.states import FAILURE, REVOKED
-from umbel.wire.message import Outgoing
 from umbel.wire.task import read_headers, to_v2
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
+from umbel.worker.endings import Endings
 from umbel.worker.held import Held, arrival_of
 from umbel.worker.settling import Settler
 from umbel.worker.steps.connection import RETURNED_TEXT
@@ -42,23 +36,6 @@ from umbel.worker.task_events import TaskEvents
 log = logging.getLogger("umbel.worker.tasks")
 
 IDLE_WAIT_S = 1.0
-REQUEUE_PAUSE_S = 1.0  # a task that gives its message back must not spin
-_LOGGED_AT = {
-    "success": logging.DEBUG,
-    "failure": logging.ERROR,
-    "retry": logging.INFO,
-    "ignored": logging.DEBUG,
-    "rejected": logging.WARNING,
-    "requeued": logging.INFO,
-}
-_COUNTED_AS = {
-    "success": "succeeded",
-    "failure": "failed",
-    "retry": "retried",
-    "ignored": "ignored",
-    "rejected": "rejected",
-    "requeued": "requeued",
-}
 
 
 class Tasks(Step):
@@ -86,6 +63,7 @@ class Tasks(Step):
             context.broker.url
         )
         self._settler = Settler(context.broker, context.backend, context.counters, together=together)
+        self._endings = Endings(context, self._desk, self._settler, events)
 
     @property
     def held(self) -> int:
@@ -107,7 +85,7 @@ class Tasks(Step):
         if not self._background:
             return
         for job in self._pool.withdraw():
-            self._give_back(self._held.pop(job.number), ran=False)
+            self._endings.give_back(self._held.pop(job.number), ran=False)
         if self._held:
             log.info("waiting for running tasks", extra={"count": len(self._held)})
         await self._wait_for_running(self._context.settings.grace_s)
@@ -174,7 +152,7 @@ class Tasks(Step):
         runnable = await self._settled_first(admitted)
         if self._stopping:
             for held in runnable:
-                self._give_back(held, ran=False)
+                self._endings.give_back(held, ran=False)
             return
         jobs: list[Job] = []
         for held in runnable:
@@ -215,13 +193,13 @@ class Tasks(Step):
             return None
         self._events.received(held)
         if isinstance(decision, Refuse):
-            self._refuse(held, decision.why)
+            self._endings.refuse(held, decision.why)
             return None
         if delivery.redelivered or delivery.starts:
             self._counters.repeated += 1
         held.run = decision
         if held.limits != (None, None) and not self._pool.supports_time_limits:
-            self._bury(
+            self._endings.bury(
                 held,
                 NotSupported("this worker's pool cannot enforce the message's time limit"),
                 charged=False,
@@ -241,31 +219,9 @@ class Tasks(Step):
             headers = read_headers(message)
             arrival = arrival_of(delivery, headers)
         except WireError as error:
-            self._bury_unreadable(delivery, error)
+            self._endings.bury_unreadable(delivery, error)
             return None
         return Held(next(self._numbers), delivery, message, headers, arrival)
-
-    def _bury_unreadable(self, delivery: Delivery, error: WireError) -> None:
-        kind = "corrupt message" if isinstance(error, BadMessage) else "message refused"
-        self._counters.buried += 1
-        self._settler.add(Bury(delivery.tag, f"{kind}: {error}"))
-        log.error("%s: buried", kind, extra={"queue": delivery.queue, "why": str(error)})
-
-    def _refuse(self, held: Held, why: Refusal) -> None:
-        task, task_id = held.headers.task, held.headers.id
-        if why in (Refusal.REVOKED, Refusal.EXPIRED):
-            self._counters.revoked += 1
-            self._events.revoked(held, expired=why is Refusal.EXPIRED)
-            self._end(held, TaskRevoked(why.value), REVOKED)
-            log.info("task %s", why.value, extra={"task": task, "task_id": task_id})
-        elif why is Refusal.UNKNOWN:
-            text = (
-                f"no task named {task!r} is registered in this worker; import its module, or check the name"
-            )
-            self._bury(held, NotRegistered(text), charged=False)
-        else:
-            text = f"its process died in each of {held.arrival.starts} starts"
-            self._bury(held, WorkerLost(text), charged=False)
 
     # -- from the pool (PoolListener) ------------------------------------------------------------
 
@@ -277,15 +233,12 @@ class Tasks(Step):
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
         for outcome in outcomes:
             held = self._held.pop(outcome.number)
-            name = _COUNTED_AS[outcome.kind]
-            setattr(self._counters, name, getattr(self._counters, name) + 1)
-            self._events.ended(held, outcome)
-            self._settle(held, outcome)
+            self._endings.settle(held, outcome)
         self._room.set()
 
     def on_lost(self, lost: Sequence[LostJob]) -> None:
         for one in lost:
-            self._lose(self._held.pop(one.number), one)
+            self._endings.lose(self._held.pop(one.number), one, stopping=self._stopping)
         self._room.set()
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
@@ -296,91 +249,6 @@ class Tasks(Step):
         level = logging.WARNING if what == "died" else logging.DEBUG
         log.log(level, "child %s", what, extra=fields)
         self._room.set()
-
-    # -- to the broker ---------------------------------------------------------------------------
-
-    def _settle(self, held: Held, outcome: Outcome) -> None:
-        tag = held.delivery.tag
-        assert held.run is not None
-        self._log_ending(held, outcome)
-        if outcome.kind == "requeued":
-            self._give_back(held, ran=True, not_before=time() + REQUEUE_PAUSE_S)
-        elif held.run.rules.acks_early:
-            self._settler.report(outcome.results, outcome.follow_ups)
-        elif outcome.kind == "rejected":
-            self._counters.buried += 1
-            self._settler.add(Bury(tag, outcome.summary or "rejected by the task", results=outcome.results))
-        else:
-            self._settler.add(Ack(tag, outcome.results, outcome.follow_ups))
-
-    def _log_ending(self, held: Held, outcome: Outcome) -> None:
-        level = _LOGGED_AT[outcome.kind]
-        if log.isEnabledFor(level):
-            text = f"task {_COUNTED_AS[outcome.kind]}"
-            if outcome.kind == "failure" and outcome.traceback:
-                text = f"{text}\n{outcome.traceback.rstrip()}\n"
-            log.log(level, "%s", text, extra=self._about(held, why=outcome.summary))
-
-    def _about(self, held: Held, **fields: Any) -> dict[str, Any]:
-        return {"task": held.headers.task, "task_id": held.headers.id, **fields}
-
-    def _lose(self, held: Held, lost: LostJob) -> None:
-        assert held.run is not None
-        self._counters.lost += lost.ran
-        if lost.timed_out:
-            self._counters.failed += 1
-            error = TimeLimitExceeded(f"ran longer than its time limit of {held.limits[0]:g} s")
-            self._fail(held, error)
-        elif held.run.rules.acks_early and lost.ran:
-            self._fail(held, WorkerLost(f"{lost.reason} while it ran the task"))
-        elif self._stopping or not lost.ran:
-            self._give_back(held, ran=lost.ran)
-        else:
-            self._charge(held, lost)
-
-    def _charge(self, held: Held, lost: LostJob) -> None:
-        counted = held.run is not None and held.run.count_start  # before it ran
-        charged = lost.started and not counted
-        if lost.started and self._desk.is_poisonous_after(held.arrival):
-            starts = held.arrival.starts + 1
-            text = (
-                f"{lost.reason} while it ran the task; started {starts} times, 'task_max_deliveries' reached"
-            )
-            self._bury(held, WorkerLost(text), charged=charged)
-            return
-        log.warning(
-            "a process died running a task: returned",
-            extra=self._about(held, why=lost.reason),
-        )
-        self._settler.add(Return(held.delivery.tag, charged=charged, ran=lost.ran))
-
-    def _end(self, held: Held, error: Exception, status: str) -> None:
-        ending = self._context.settings.end_without_running(held.message, held.delivery.queue, error, status)
-        if held.run is not None and held.run.rules.acks_early:
-            self._settler.report(ending.results, ending.follow_ups)
-        else:
-            self._settler.add(Ack(held.delivery.tag, ending.results, ending.follow_ups))
-
-    def _bury(self, held: Held, error: Exception, *, charged: bool) -> None:
-        self._counters.buried += 1
-        self._events.failed(held, error)
-        ending = self._context.settings.end_without_running(held.message, held.delivery.queue, error, FAILURE)
-        reason = str(error)
-        self._settler.add(Bury(held.delivery.tag, reason, charged, ending.results, ending.follow_ups))
-        log.error("buried among the dead letters", extra=self._about(held, why=reason))
-
-    def _fail(self, held: Held, error: Exception) -> None:
-        self._counters.failed += 1
-        self._events.failed(held, error)
-        log.error("task failed", extra=self._about(held, why=str(error)))
-        self._end(held, error, FAILURE)
-
-    def _give_back(self, held: Held, *, ran: bool, not_before: float = 0.0) -> None:
-        if held.run is not None and held.run.rules.acks_early:  # acknowledged already: sent anew
-            self._settler.report((), [Outgoing(held.delivery.queue, held.message, not_before)])
-            return
-        counted = held.run is not None and held.run.count_start
-        self._settler.add(Return(held.delivery.tag, -1 if counted else 0, ran, not_before))
 
     # -- stopping --------------------------------------------------------------------------------
 

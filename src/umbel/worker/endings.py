@@ -1,0 +1,161 @@
+"""Endings: what becomes of a message that has ended, been refused, or lost its process.
+
+Turns outcomes and losses into verdicts for the settler, tells the story in events, counts and logs.
+The decisions are those of `protocol/delivery.py`; nothing here waits.
+"""
+
+import logging
+from time import time
+from typing import Any
+
+from umbel.brokers.interface import Ack, Bury, Delivery, Return
+from umbel.errors import (
+    BadMessage,
+    NotRegistered,
+    TaskRevoked,
+    TimeLimitExceeded,
+    WireError,
+    WorkerLost,
+)
+from umbel.pools.interface import LostJob, Outcome
+from umbel.protocol.delivery import Desk, Refusal
+from umbel.protocol.states import FAILURE, REVOKED
+from umbel.wire.message import Outgoing
+from umbel.worker.context import WorkerContext
+from umbel.worker.held import Held
+from umbel.worker.settling import Settler
+from umbel.worker.task_events import TaskEvents
+
+log = logging.getLogger("umbel.worker.tasks")
+
+REQUEUE_PAUSE_S = 1.0  # a task that gives its message back must not spin
+_LOGGED_AT = {
+    "success": logging.DEBUG,
+    "failure": logging.ERROR,
+    "retry": logging.INFO,
+    "ignored": logging.DEBUG,
+    "rejected": logging.WARNING,
+    "requeued": logging.INFO,
+}
+_COUNTED_AS = {
+    "success": "succeeded",
+    "failure": "failed",
+    "retry": "retried",
+    "ignored": "ignored",
+    "rejected": "rejected",
+    "requeued": "requeued",
+}
+
+
+class Endings:
+    def __init__(self, context: WorkerContext, desk: Desk, settler: Settler, events: TaskEvents) -> None:
+        self._end_without_running = context.settings.end_without_running
+        self._counters = context.counters
+        self._desk = desk
+        self._settler = settler
+        self._events = events
+
+    def bury_unreadable(self, delivery: Delivery, error: WireError) -> None:
+        kind = "corrupt message" if isinstance(error, BadMessage) else "message refused"
+        self._counters.buried += 1
+        self._settler.add(Bury(delivery.tag, f"{kind}: {error}"))
+        log.error("%s: buried", kind, extra={"queue": delivery.queue, "why": str(error)})
+
+    def refuse(self, held: Held, why: Refusal) -> None:
+        task, task_id = held.headers.task, held.headers.id
+        if why in (Refusal.REVOKED, Refusal.EXPIRED):
+            self._counters.revoked += 1
+            self._events.revoked(held, expired=why is Refusal.EXPIRED)
+            self._end(held, TaskRevoked(why.value), REVOKED)
+            log.info("task %s", why.value, extra={"task": task, "task_id": task_id})
+        elif why is Refusal.UNKNOWN:
+            self.bury(held, NotRegistered.named(task), charged=False)
+        else:
+            text = f"its process died in each of {held.arrival.starts} starts"
+            self.bury(held, WorkerLost(text), charged=False)
+
+    def settle(self, held: Held, outcome: Outcome) -> None:
+        tag = held.delivery.tag
+        assert held.run is not None
+        name = _COUNTED_AS[outcome.kind]
+        setattr(self._counters, name, getattr(self._counters, name) + 1)
+        self._events.ended(held, outcome)
+        self._log_ending(held, outcome)
+        if outcome.kind == "requeued":
+            self.give_back(held, ran=True, not_before=time() + REQUEUE_PAUSE_S)
+        elif held.run.rules.acks_early:
+            self._settler.report(outcome.results, outcome.follow_ups)
+        elif outcome.kind == "rejected":
+            self._counters.buried += 1
+            self._settler.add(Bury(tag, outcome.summary or "rejected by the task", results=outcome.results))
+        else:
+            self._settler.add(Ack(tag, outcome.results, outcome.follow_ups))
+
+    def _log_ending(self, held: Held, outcome: Outcome) -> None:
+        level = _LOGGED_AT[outcome.kind]
+        if log.isEnabledFor(level):
+            text = f"task {_COUNTED_AS[outcome.kind]}"
+            if outcome.kind == "failure" and outcome.traceback:
+                text = f"{text}\n{outcome.traceback.rstrip()}\n"
+            log.log(level, "%s", text, extra=self._about(held, why=outcome.summary))
+
+    def _about(self, held: Held, **fields: Any) -> dict[str, Any]:
+        return {"task": held.headers.task, "task_id": held.headers.id, **fields}
+
+    def lose(self, held: Held, lost: LostJob, *, stopping: bool) -> None:
+        assert held.run is not None
+        self._counters.lost += lost.ran
+        if lost.timed_out:
+            self._counters.failed += 1
+            error = TimeLimitExceeded(f"ran longer than its time limit of {held.limits[0]:g} s")
+            self._fail(held, error)
+        elif held.run.rules.acks_early and lost.ran:
+            self._fail(held, WorkerLost(f"{lost.reason} while it ran the task"))
+        elif stopping or not lost.ran:
+            self.give_back(held, ran=lost.ran)
+        else:
+            self._charge(held, lost)
+
+    def _charge(self, held: Held, lost: LostJob) -> None:
+        counted = held.run is not None and held.run.count_start  # before it ran
+        charged = lost.started and not counted
+        if lost.started and self._desk.is_poisonous_after(held.arrival):
+            starts = held.arrival.starts + 1
+            text = (
+                f"{lost.reason} while it ran the task; started {starts} times, 'task_max_deliveries' reached"
+            )
+            self.bury(held, WorkerLost(text), charged=charged)
+            return
+        log.warning(
+            "a process died running a task: returned",
+            extra=self._about(held, why=lost.reason),
+        )
+        self._settler.add(Return(held.delivery.tag, charged=charged, ran=lost.ran))
+
+    def _end(self, held: Held, error: Exception, status: str) -> None:
+        ending = self._end_without_running(held.message, held.delivery.queue, error, status)
+        if held.run is not None and held.run.rules.acks_early:
+            self._settler.report(ending.results, ending.follow_ups)
+        else:
+            self._settler.add(Ack(held.delivery.tag, ending.results, ending.follow_ups))
+
+    def bury(self, held: Held, error: Exception, *, charged: bool) -> None:
+        self._counters.buried += 1
+        self._events.failed(held, error)
+        ending = self._end_without_running(held.message, held.delivery.queue, error, FAILURE)
+        reason = str(error)
+        self._settler.add(Bury(held.delivery.tag, reason, charged, ending.results, ending.follow_ups))
+        log.error("buried among the dead letters", extra=self._about(held, why=reason))
+
+    def _fail(self, held: Held, error: Exception) -> None:
+        self._counters.failed += 1
+        self._events.failed(held, error)
+        log.error("task failed", extra=self._about(held, why=str(error)))
+        self._end(held, error, FAILURE)
+
+    def give_back(self, held: Held, *, ran: bool, not_before: float = 0.0) -> None:
+        if held.run is not None and held.run.rules.acks_early:  # acknowledged already: sent anew
+            self._settler.report((), [Outgoing(held.delivery.queue, held.message, not_before)])
+            return
+        counted = held.run is not None and held.run.count_start
+        self._settler.add(Return(held.delivery.tag, -1 if counted else 0, ran, not_before))
