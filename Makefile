@@ -24,10 +24,12 @@ check: setup ## static: format, lint, types, who may import whom
 
 test: check ## check, then every test, with the scenarios at reduced counts
 	@scripts/setup servers
+	@scripts/setup interop
 	@$(BIN)/pytest $(ARGS)
 
 soak: check ## the same scenarios at full counts
 	@scripts/setup servers
+	@scripts/setup interop
 	@UMBEL_SOAK=1 $(BIN)/pytest $(ARGS)
 
 # Peers run in .venv-bench, so that their dependencies never mix with ours.
@@ -47,7 +49,9 @@ lock: setup ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade for 
 	@$(LOCK) pyproject.toml -o requirements/runtime.txt
 	@$(LOCK) pyproject.toml --group dev -c requirements/runtime.txt -o requirements/dev.txt
 	@$(LOCK) --group bench -o requirements/bench.txt
+	@$(LOCK) --group interop -o requirements/interop.txt
+	@$(LOCK) --group interop55 -o requirements/interop55.txt
 
 clean: ## remove what the targets made
-	@rm -rf .venv .venv-bench build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-bench .venv-celery .venv-celery55 build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -30,7 +30,7 @@ PURE = {"protocol": set[str](), "events": {"msgspec"}, "wire": {"msgspec"}}
 
 # A path that exists on one machine only, or a package index that only one machine can reach.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:(?:root|work)/|(?:home|Users)/\w)|file:///")
-NOT_OURS = {".git", ".venv", ".venv-bench", "build", "dist", "lake", "__pycache__", ".hypothesis"}
+NOT_OURS = {".git", "build", "dist", "lake", "__pycache__", ".hypothesis"}
 TEXT = {".py", ".md", ".txt", ".toml", ".sql", ".lua", ".html", ".js", ".css", ".cfg", ".yml", ""}
 LOCK_LINE = re.compile(r"#.*|[a-z0-9.-]+==\S+( ; .+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?|    # .*")
 
@@ -163,7 +163,7 @@ def _ours(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if path.is_file():
             yield path
-        elif path.name not in NOT_OURS and not path.name.endswith("_cache"):
+        elif not (path.name in NOT_OURS or path.name.startswith(".venv") or path.name.endswith("_cache")):
             yield from _ours(path)
 
 
