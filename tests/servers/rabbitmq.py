@@ -42,10 +42,10 @@ def free_ports(number: int) -> list[int]:
 
 @dataclass
 class RabbitServer:
-    """Start with `start()`. `options` are lines of rabbitmq.conf."""
+    """Start with `start()`. `options` are those of the application `rabbit`, numbers all."""
 
     directory: Path
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, int] = field(default_factory=dict)
     vhosts: int = VHOSTS
     ports: list[int] = field(default_factory=lambda: free_ports(3))
     _process: subprocess.Popen[bytes] | None = None
@@ -76,7 +76,9 @@ class RabbitServer:
         assert program.exists(), "RabbitMQ is missing: apt-get install rabbitmq-server"
         self._write_settings()
         with (self.directory / "out.log").open("wb") as log:
-            self._process = subprocess.Popen([program], env=self._environment(), stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                [program], cwd=self.directory, env=self._environment(), stdout=log, stderr=log
+            )
         wait_until(self._answers, deadline_s=START_S, what=f"RabbitMQ in {self.directory}")
 
     def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:
@@ -113,6 +115,7 @@ class RabbitServer:
     def _environment(self) -> dict[str, str]:
         return os.environ | {
             "HOME": str(self.directory),
+            "ERL_CRASH_DUMP": str(self.directory / "erl_crash.dump"),
             "RABBITMQ_NODENAME": self._node,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self.ports[1]),
@@ -121,6 +124,7 @@ class RabbitServer:
             "RABBITMQ_MNESIA_BASE": str(self.directory / "mnesia"),
             "RABBITMQ_LOG_BASE": str(self.directory / "log"),
             "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.directory / "advanced.config"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
         }
 
@@ -137,8 +141,9 @@ class RabbitServer:
         settings = {
             "listeners.tcp.1": f"127.0.0.1:{self.port}",
             "load_definitions": str(self.directory / "definitions.json"),
-            **self.options,
         }
+        options = ",".join(f"{{{name},{value}}}" for name, value in self.options.items())
+        (self.directory / "advanced.config").write_text(f"[{{rabbit,[{options}]}}].")
         (self.directory / "rabbitmq.conf").write_text(
             "".join(f"{name} = {value}\n" for name, value in settings.items())
         )
