@@ -78,6 +78,17 @@ def test_time_limits_end_tasks(tmp_path: Path) -> None:
         assert cluster.umbel("health").returncode == 0
 
 
+def test_an_async_task_over_its_soft_limit_does_not_go_on_behind_the_next(tmp_path: Path) -> None:
+    with Cluster(tmp_path, LIMITS_FILE) as cluster:
+        cluster.start_worker("w1", "-c", "1")
+        lingering = cluster.app.send_task("limit_tasks.lingering", [str(tmp_path / "marker")])
+        patient = cluster.app.send_task("limit_tasks.patient")
+        with pytest.raises(SoftTimeLimitExceeded):
+            lingering.get(timeout=30)
+        assert patient.get(timeout=30) == "waited"
+        assert not (tmp_path / "marker").exists()
+
+
 def test_a_pool_that_cannot_enforce_a_limit_refuses_at_start(tmp_path: Path) -> None:
     with Cluster(tmp_path, LIMITS_FILE) as cluster:
         worker = cluster.start_worker("w1", "-P", "solo", wait=False)

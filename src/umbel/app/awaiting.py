@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
-from umbel.errors import TaskError
+from umbel.errors import SoftTimeLimitExceeded, TaskError
 
 
 class LastingLoop:
@@ -32,6 +32,11 @@ class LastingLoop:
                 self._runner = asyncio.Runner()
             with cancelled_is_failed():
                 return self._runner.run(coroutine, context=contextvars.copy_context())
+        except SoftTimeLimitExceeded:
+            # It may have hit the loop while it waited: the coroutine is still pending then, and
+            # would go on during the next task. Closing the loop cancels it.
+            self.close()
+            raise
         finally:
             self._in_use.release()
 

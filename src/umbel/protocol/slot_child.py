@@ -67,7 +67,8 @@ class Child(Generic[WorkT]):
         """Tick off the jobs that ended; return how many outcomes are for the jobs expected."""
         batches = self.batches
         known = 0
-        task, runtimes_s = "", []
+        task = ""
+        runtimes_s: list[float] = []
         for outcome in outcomes:
             if not batches:
                 break
