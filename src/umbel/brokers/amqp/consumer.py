@@ -9,6 +9,7 @@ for the last few milliseconds or put on `early`, to be parked.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from time import time
@@ -22,6 +23,13 @@ from umbel.brokers.amqp.link import Channel, ChannelClosed, Link
 from umbel.errors import BrokerError
 from umbel.wire.message import Message
 
+log = logging.getLogger("umbel.brokers.amqp")
+
+_LATE_ACK = (
+    "RabbitMQ took back messages that were held for longer than its consumer_timeout (30 minutes unless "
+    "it is set): they will run again; raise consumer_timeout in rabbitmq.conf, give such tasks "
+    "acks_late=False, or make them shorter"
+)
 HOLD_S = topology.DELAY_STEPS_MS[0] / 1000
 BARRIERS_MAX = 4
 
@@ -69,7 +77,7 @@ class Consumer:
     async def open(self) -> None:
         self._channel = await self._link.channel()
         self._channel.on_delivery = self._receive
-        self._channel.on_end = lambda _: self._on_arrival()
+        self._channel.on_end = self._end
 
     async def want(self, count: int) -> None:
         """Let `count` messages come beside those that are claimed; at most so many then wait here."""
@@ -136,6 +144,13 @@ class Consumer:
         # Said before the end, so that the queue has them in order before anyone asks for more.
         channel.send(encode_method(channel.number, Method.BASIC_NACK, 0, True, True))
         return channel.ask(Method.CHANNEL_CLOSE, 200, "", 0, 0)
+
+    def _end(self, error: BrokerError) -> None:
+        """What was claimed here is RabbitMQ's again; whoever waits must look."""
+        if isinstance(error, ChannelClosed):
+            what = _LATE_ACK if "acknowledgement" in error.text else "RabbitMQ ended a consumer"
+            log.warning(what, extra={"queue": self.queue, "returned": self.claimed, "why": error.text})
+        self._on_arrival()
 
     def _ack(self, tags: list[int]) -> None:
         """One ack for the oldest ones if they end together, and one for each that is left."""

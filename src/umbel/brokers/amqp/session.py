@@ -5,7 +5,6 @@ the old connection is then RabbitMQ's again, and the views go on reading where t
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
@@ -27,8 +26,6 @@ from umbel.brokers.amqp.records import (
 from umbel.brokers.amqp.streams import Followed, Tails
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BrokerUnavailable
-
-log = logging.getLogger("umbel.brokers.amqp")
 
 PROBES_AT_ONCE = 8
 

@@ -1,0 +1,77 @@
+"""A way to a server that tests can break: forwarding, cut, silent, or closed."""
+
+import socket
+import threading
+from contextlib import suppress
+
+from tests.servers.rabbitmq import free_ports
+
+
+class Way:
+    """Listens on a free port and forwards to the target until told otherwise."""
+
+    def __init__(self, target_port: int) -> None:
+        self.port = free_ports(1)[0]
+        self._target_port = target_port
+        self._flows = threading.Event()
+        self._flows.set()
+        self._listener: socket.socket | None = None
+        self._ends: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self.open()
+
+    def open(self) -> None:
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self._listener = listener
+        self._begin(lambda: self._accept(listener))
+
+    def cut(self) -> None:
+        """Every connection ends; new ones are let through."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def silence(self) -> None:
+        """Connections stay, and nothing gets through any more: a black hole."""
+        self._flows.clear()
+
+    def close(self) -> None:
+        """Refuse from now on."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        self._flows.set()
+        self.cut()
+
+    def end(self) -> None:
+        self.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target_port))
+                self._ends += (near, far)
+                self._begin(lambda near=near, far=far: self._pump(near, far))
+                self._begin(lambda near=near, far=far: self._pump(far, near))
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                self._flows.wait()
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+    def _begin(self, work: object) -> None:
+        assert callable(work)
+        thread = threading.Thread(target=work, daemon=True)
+        self._threads.append(thread)
+        thread.start()
