@@ -33,12 +33,12 @@ from umbel.brokers.sqlite import dead_letters, revokes, store, wakeup
 from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.claims import Heap, share
 from umbel.brokers.sqlite.cluster_store import ClusterStore
-from umbel.brokers.sqlite.fanout import matches
 from umbel.brokers.sqlite.location import path_from_url
 from umbel.brokers.sqlite.messages import DUE_MAX
 from umbel.brokers.sqlite.store import Store
 from umbel.brokers.sqlite.verdicts import judge
 from umbel.wire.message import Outgoing
+from umbel.wire.topic import matches
 
 
 @pytest.fixture

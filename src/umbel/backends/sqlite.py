@@ -13,10 +13,10 @@ from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite.chords import ChordStore, Part
 from umbel.brokers.sqlite.location import path_from_url
-from umbel.brokers.sqlite.results import FINAL
 from umbel.brokers.sqlite.store import Store
 from umbel.brokers.sqlite.wakeup import AsyncBell, Bell
 from umbel.errors import BadURL
+from umbel.protocol.states import READY_STATES
 from umbel.wire.message import Outgoing, StoredResult
 
 
@@ -102,7 +102,7 @@ class SqliteBackend:
 
     def _final(self, task_ids: Sequence[str]) -> dict[str, StoredResult]:
         found = self._store.read_results(task_ids)
-        return {task_id: result for task_id, result in found.items() if result.status in FINAL}
+        return {task_id: result for task_id, result in found.items() if result.status in READY_STATES}
 
     @contextmanager
     def _watched(self, task_ids: Sequence[str], address: bytes | None) -> Iterator[None]:

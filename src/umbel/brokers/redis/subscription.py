@@ -25,6 +25,7 @@ from umbel.brokers.redis.publishing import fan_out
 from umbel.errors import BrokerError
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.envelope_redis import unseal
+from umbel.wire.topic import matches
 
 BUFFERED_MAX = 50_000
 KEEP_ALIVE_S = 5.0
@@ -122,22 +123,6 @@ class RedisSubscription:
         escaped = re.sub(r"([\\\[\]?^])", r"\\\1", pattern)
         wide = re.sub(r"\.?#\.?", "*", escaped)
         return self._keys.channel(self._exchange) + ("/" + wide if wide not in ("", "*") else "*")
-
-
-def matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
-    """Whether a routing key fits a pattern, both split at their dots, as AMQP's topics have it.
-
-    `*` stands for exactly one word, `#` for any number of words, none included.
-    """
-    # Row by row over the pattern: fits[n] says whether what was read of it fits words[:n].
-    fits = [True] + [False] * len(words)
-    for part in pattern:
-        if part == "#":
-            for place in range(1, len(fits)):
-                fits[place] = fits[place] or fits[place - 1]
-        else:
-            fits = [False] + [fits[place] and part in ("*", word) for place, word in enumerate(words)]
-    return fits[-1]
 
 
 def _as_expression(glob: str) -> str:

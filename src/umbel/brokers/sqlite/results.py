@@ -4,10 +4,8 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 
 from umbel.brokers.sqlite import rows
+from umbel.protocol.states import SUCCESS
 from umbel.wire.message import StoredResult
-
-SUCCESS = "SUCCESS"
-FINAL = frozenset({SUCCESS, "FAILURE", "REVOKED"})
 
 _REPLACE = f"""
 ON CONFLICT (task_id) DO UPDATE

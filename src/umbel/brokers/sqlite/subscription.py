@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 
 from umbel.brokers.interface import Broadcast
-from umbel.brokers.sqlite import fanout
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.thread import StoreThread
 from umbel.brokers.sqlite.wakeup import AsyncBell
+from umbel.wire.topic import matches
 
 PAGE_MAX = 500
 
@@ -69,7 +69,7 @@ class SqliteSubscription:
             )
             for broadcast in page:
                 words = broadcast.routing_key.split(".")
-                if any(fanout.matches(pattern, words) for pattern in self._patterns):
+                if any(matches(pattern, words) for pattern in self._patterns):
                     yield broadcast
             if not page:
                 await self._bell.wait(rings, math.inf)
