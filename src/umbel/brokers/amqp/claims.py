@@ -41,12 +41,20 @@ class Owner:
 
 
 class Claims:
-    def __init__(self, link: Link, lease_s: float, starts_of: Callable[[str, str], int]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        lease_s: float,
+        *,
+        starts_of: Callable[[str, str], int],
+        needs_own_limit: Callable[[str], bool],
+    ) -> None:
         self.standing: dict[Tag, Claimed] = {}
         self.lost = 0  # taken from silent owners and not told yet
         self._link = link
         self._lease_s = lease_s
         self._starts_of = starts_of
+        self._needs_own_limit = needs_own_limit
         self._owners: dict[str, Owner] = {}
         self._unrun: dict[str, None] = {}
         self._arrivals = asyncio.Event()
@@ -165,7 +173,7 @@ class Claims:
             return found
         if found is not None:
             self._forget_claims_of(found)
-        consumer = Consumer(self._link, queue, self._arrivals.set)
+        consumer = Consumer(self._link, queue, self._arrivals.set, per_consumer=self._needs_own_limit(queue))
         await consumer.open()
         owner.consumers[queue] = consumer
         return consumer

@@ -1,8 +1,9 @@
 """Consumer: the messages of one queue that RabbitMQ has handed to one owner.
 
 It has a channel to itself, so that its prefetch can follow the demand: RabbitMQ hands over as
-many messages as the owner asked for and has not settled, and no more. (On a quorum queue the
-limit of a channel is refused; there the consumer is begun anew with a larger one.)
+many messages as the owner asked for and has not settled, and no more. The limit is the channel's,
+which can be changed at any time. Quorum queues refuse that, by ending the connection; there
+(`per_consumer`) the limit is the consumer's, who is begun anew when the demand has grown.
 
 What arrived waits in `buffered` until it is claimed. A message that is not due yet is either held
 for the last few milliseconds or put on `early`, to be parked.
@@ -44,7 +45,7 @@ class Arrived(msgspec.Struct, gc=False):
 
 
 class Consumer:
-    def __init__(self, link: Link, queue: str, on_arrival: Callable[[], None]) -> None:
+    def __init__(self, link: Link, queue: str, on_arrival: Callable[[], None], *, per_consumer: bool) -> None:
         self.queue = queue
         self.claimed = 0
         self.prefetch = 0
@@ -55,7 +56,7 @@ class Consumer:
         self._on_arrival = on_arrival
         self._buffers: dict[int, deque[Arrived]] = {}
         self._outstanding: dict[int, None] = {}
-        self._per_consumer = False
+        self._per_consumer = per_consumer
         self._generation = 0
 
     @property
@@ -203,19 +204,11 @@ class Consumer:
         if self._per_consumer:
             await self._begin_anew(max(1, wanted - self.claimed))
             return
-        # Without waiting for each answer: the order on a channel is kept.
         limited = self._channel.ask(Method.BASIC_QOS, 0, wanted, True)
         if begun:
-            await limited
-            return
-        try:
+            await self._channel.answer(limited)
+        else:
             await self._consume()
-        except ChannelClosed as refused:
-            if refused.code != ChannelClosed.NOT_IMPLEMENTED:
-                raise
-            self._per_consumer = True
-            await self.open()
-            await self._begin_anew(wanted)
 
     async def _begin_anew(self, prefetch: int) -> None:
         assert self._channel is not None

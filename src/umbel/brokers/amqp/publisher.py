@@ -18,6 +18,7 @@ class Publisher:
     def __init__(self, link: Link) -> None:
         self.declared: set[str] = set()
         self.exchanges: set[str] = set()
+        self.peculiar: set[str] = set()  # queues that somebody made with arguments of their own
         self._link = link
         self._channel: Channel | None = None
 
@@ -45,6 +46,7 @@ class Publisher:
             channel = await self._link.channel()
             method, fields = topology.passive(what.name)
             await channel.call(method, *fields)
+            self.peculiar.add(what.name)
         await channel.close()
         (self.declared if isinstance(what, Queue) else self.exchanges).add(what.name)
 

@@ -28,6 +28,8 @@ from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BrokerUnavailable
 
 PROBES_AT_ONCE = 8
+# A quorum queue that looks like any other (the virtual host's default), or RabbitMQ after 4.
+_LIMIT_REFUSED = "global qos"
 
 
 class Views:
@@ -49,10 +51,17 @@ class Views:
 
 
 class Session:
-    def __init__(self, link: Link, views: Views, settings: BrokerSettings) -> None:
+    def __init__(
+        self, link: Link, views: Views, settings: BrokerSettings, *, channel_limits: bool = True
+    ) -> None:
         self.link = link
         self.publisher = Publisher(link)
-        self.claims = Claims(link, settings.lease_s, views.starts.count)
+        self.claims = Claims(
+            link,
+            settings.lease_s,
+            starts_of=views.starts.count,
+            needs_own_limit=lambda queue: not channel_limits or queue in self.publisher.peculiar,
+        )
         self.views = views
         self._settings = settings
         self._tails: Tails | None = None
@@ -124,6 +133,7 @@ class Sessions:
         self._session: Session | None = None
         self._opening = asyncio.Lock()
         self._closed = False
+        self._channel_limits = True
 
     @property
     def alive(self) -> Session | None:
@@ -138,6 +148,8 @@ class Sessions:
             if self.alive is None:
                 if self._closed:
                     raise BrokerUnavailable("the broker was closed")
+                if session is not None and _LIMIT_REFUSED in str(session.link.error):
+                    self._channel_limits = False
                 self._session = await self._open()
             assert self._session is not None
             return self._session
@@ -163,7 +175,7 @@ class Sessions:
             heartbeat_s=max(1, round(self._settings.lease_s / 2)),
             name=self._name,
         )
-        session = Session(link, self.views, self._settings)
+        session = Session(link, self.views, self._settings, channel_limits=self._channel_limits)
         try:
             await session.begin()
         except BaseException:

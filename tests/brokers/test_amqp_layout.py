@@ -1,0 +1,279 @@
+"""What stands on RabbitMQ: declarations as Celery has them, and queues that others made differently."""
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import pytest
+
+from tests.brokers.under_test import (
+    OWNER,
+    QUEUE,
+    BrokerUnderTest,
+    eventually,
+    outgoing,
+    run,
+    take,
+    texts,
+)
+from tests.servers.rabbitmq import RabbitServer, shared_server
+from umbel.brokers.amqp import topology
+from umbel.brokers.amqp.blocking import BlockingLink
+from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp.frames import Incoming, Method, encode_publish
+from umbel.brokers.amqp.location import locations_from_url
+from umbel.brokers.amqp.table import Properties, Table, decode_properties, encode_properties
+from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Delivery
+from umbel.wire.message import Message, Outgoing
+
+
+@pytest.fixture
+def server() -> RabbitServer:
+    return shared_server()
+
+
+@pytest.fixture
+def vhost(server: RabbitServer) -> str:
+    return server.new_vhost()
+
+
+@pytest.fixture
+def under_test(server: RabbitServer, vhost: str) -> Iterator[BrokerUnderTest]:
+    under_test = BrokerUnderTest(BrokerSettings(server.url(vhost)), CAPABILITIES)
+    yield under_test
+    under_test.close()
+
+
+@pytest.fixture
+def stranger(server: RabbitServer, vhost: str) -> Iterator[BlockingLink]:
+    """Somebody else on the same broker."""
+    link = BlockingLink(locations_from_url(server.url(vhost))[0], timeout_s=4.0, name="stranger")
+    yield link
+    link.close()
+
+
+def declare(link: BlockingLink, queue: str, **arguments: int | str) -> None:
+    link.call(Method.QUEUE_DECLARE, 0, queue, False, True, False, False, False, _table(arguments))
+
+
+def get(link: BlockingLink, queue: str) -> Incoming:
+    return link.call(Method.BASIC_GET, 0, queue, True)
+
+
+def _table(arguments: dict[str, int | str]) -> Table:
+    return {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
+
+
+def test_exchanges_and_queues_are_declared_as_celery_declares_them(
+    server: RabbitServer, vhost: str, under_test: BrokerUnderTest
+) -> None:
+    def listed(what: str, *columns: str) -> set[str]:
+        lines = server.control(what, "-p", vhost, *columns, "--no-table-headers").splitlines()
+        return {line for line in lines if "umbel." not in line and "amq." not in line and line.strip()}
+
+    async def scenario() -> None:
+        async with (
+            under_test.open() as broker,
+            broker.subscribe("celeryev", ["worker.#"]),
+            broker.subscribe("celery.pidbox", ["ada@here"]),
+            broker.subscribe("reply.celery.pidbox", ["an-oid"]),
+        ):
+            await broker.publish(outgoing("a"))
+            queues = listed("list_queues", "name", "durable", "auto_delete", "exclusive", "arguments")
+            exchanges = listed("list_exchanges", "name", "type", "durable", "auto_delete", "arguments")
+            bindings = listed("list_bindings", "source_name", "destination_name", "routing_key")
+        (of_events,) = {line.split("\t")[0] for line in queues if line.startswith("celeryev.")}
+        mailbox = '[{"x-expires",10000},{"x-message-ttl",300000}]'
+        assert queues == {
+            "celery\ttrue\tfalse\tfalse\t[]",
+            f'{of_events}\tfalse\ttrue\ttrue\t[{{"x-expires",60000}},{{"x-message-ttl",5000}}]',
+            f"ada@here.celery.pidbox\tfalse\ttrue\ttrue\t{mailbox}",
+            f"an-oid.reply.celery.pidbox\tfalse\ttrue\ttrue\t{mailbox}",
+        }
+        assert exchanges >= {
+            "celery\tdirect\ttrue\tfalse\t[]",
+            "celeryev\ttopic\ttrue\tfalse\t[]",
+            "celery.pidbox\tfanout\tfalse\tfalse\t[]",
+            "reply.celery.pidbox\tdirect\tfalse\tfalse\t[]",
+        }
+        assert bindings >= {
+            "celery\tcelery\tcelery",
+            f"celeryev\t{of_events}\tworker.#",
+            "celery.pidbox\tada@here.celery.pidbox\t",
+            "reply.celery.pidbox\tan-oid.reply.celery.pidbox\tan-oid",
+        }
+
+    run(scenario())
+
+
+def test_a_task_is_on_the_wire_as_celery_writes_it(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    headers = (
+        b'{"lang":"py","task":"t","id":"i","retries":0,"timelimit":[null,2.5],"stamps":{},"n":1099511627776}'
+    )
+    message = Message(headers, b"[[],{},{}]", correlation_id="i", reply_to="me", expiration_ms=60_000)
+    under_test.producer().publish([Outgoing(QUEUE, message)])
+    incoming = get(stranger, QUEUE)
+    assert incoming.body == message.body
+    assert decode_properties(incoming.properties) == Properties(
+        content_type="application/json",
+        content_encoding="utf-8",
+        headers={
+            "lang": "py",
+            "task": "t",
+            "id": "i",
+            "retries": 0,
+            "timelimit": [None, 2.5],
+            "stamps": {},
+            "n": 2**40,
+        },
+        delivery_mode=2,
+        priority=0,
+        correlation_id="i",
+        reply_to="me",
+        expiration="60000",
+    )
+
+
+def test_an_event_is_on_the_wire_as_celery_writes_it(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    for method, fields in topology.Queue(
+        "heard", exchange=topology.exchange("celeryev"), keys=("#",)
+    ).calls():
+        stranger.call(method, *fields)
+    event = Broadcast("celeryev", "worker.online", b"{}", b'{"hostname":"ada@here"}')
+    under_test.producer().broadcast([event], ttl_s=5.0)
+    properties = decode_properties(get(stranger, "heard").properties)
+    assert (properties.delivery_mode, properties.priority) == (1, 0)
+    assert properties.headers == {"hostname": "ada@here"}
+
+
+def test_numbers_that_no_table_can_hold_come_back_exactly(under_test: BrokerUnderTest) -> None:
+    message = Message(b'{"task":"t","n":[{"deep":123456789012345678901234567890}]}', b"")
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish([Outgoing(QUEUE, message)])
+            (delivery,) = (await take(broker)).deliveries
+            assert delivery.message == message
+
+    run(scenario())
+
+
+def test_stale_json_that_a_celery_worker_handed_on_is_not_believed(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    declare(stranger, QUEUE)
+    properties = Properties(headers={"task": "t", "retries": 2, "umbel-json": '{"task": "t", "retries": 1}'})
+    stranger.publish([encode_publish(1, "", QUEUE, encode_properties(properties), b"")])
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            (delivery,) = (await take(broker)).deliveries
+            assert delivery.message.headers == b'{"task":"t","retries":2}'
+
+    run(scenario())
+
+
+def test_a_message_that_is_no_amqp_inside_is_handed_over_to_be_buried(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    declare(stranger, QUEUE)
+    stranger.publish([encode_publish(1, "", QUEUE, encode_properties(Properties(type="umbel:x:y")), b"\xff")])
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            (delivery,) = (await take(broker)).deliveries
+            assert (delivery.message.headers, delivery.message.body) == (b"{}", b"\xff")
+
+    run(scenario())
+
+
+def test_a_queue_made_with_priorities_is_used_as_it_is_and_orders_everything(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    declare(stranger, QUEUE, max_priority=10)
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            for priority in (1, 5, 9, 5):
+                await broker.publish(outgoing(str(priority), priority=priority))
+            taken = [texts((await take(broker, 1)).deliveries) for _ in range(4)]
+            assert taken == [["9"], ["5"], ["5"], ["1"]]
+
+    run(scenario())
+
+
+def test_a_quorum_queue_serves_a_demand_that_grows(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    declare(stranger, QUEUE, queue_type="quorum")
+    sent = [str(number) for number in range(30)]
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing(*sent))
+            seen: list[Delivery] = []
+
+            async def all_seen() -> bool:
+                seen.extend((await take(broker, 1 + len(seen))).deliveries)
+                return len(seen) == len(sent)
+
+            await eventually(all_seen, what="every message")
+            assert texts(seen) == sent
+            assert (await broker.settle([Ack(one.tag) for one in seen])).applied == len(sent)
+            assert await broker.forget_owner(OWNER) == 0
+
+    run(scenario())
+
+
+def test_a_queue_deleted_by_somebody_is_made_again_and_the_message_kept(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    producer = under_test.producer()
+    producer.publish(outgoing("gone"))
+    stranger.call(Method.QUEUE_DELETE, 0, QUEUE, False, False, False)
+    producer.publish(outgoing("kept"))
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            assert texts((await take(broker)).deliveries) == ["kept"]
+            stranger.call(Method.QUEUE_DELETE, 0, QUEUE, False, False, False)
+            await broker.publish(outgoing("kept too"))
+
+            async def taken() -> Sequence[str]:
+                return texts((await take(broker)).deliveries)
+
+            assert await eventually(taken, what="the message after the deletion") == ["kept too"]
+
+    run(scenario())
+
+
+def test_delays_are_the_longest_steps_that_do_not_overshoot() -> None:
+    assert topology.delay_step_ms(0.049) is None
+    assert topology.delay_step_ms(0.05) == 50
+    assert topology.delay_step_ms(0.9) == 800
+    assert topology.delay_step_ms(10 * 365 * 86_400.0) == topology.DELAY_STEPS_MS[-1]
+    assert all(later == 4 * step for step, later in pairwise(topology.DELAY_STEPS_MS))
+
+
+def test_a_delayed_message_goes_down_the_ladder_and_is_never_early(under_test: BrokerUnderTest) -> None:
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            due = time.time() + 0.5  # 200 ms twice, 50 ms, and the rest is held
+            await broker.publish(outgoing("later", not_before=due))
+
+            async def claimed() -> Sequence[Delivery]:
+                deliveries = (await take(broker)).deliveries
+                if not deliveries:
+                    await broker.wait_ready([QUEUE], 1.0)
+                return deliveries
+
+            (delivery,) = await eventually(claimed, what="the delayed message")
+            assert due <= time.time() < due + 2.0
+            assert not delivery.redelivered
+            assert delivery.message == outgoing("later")[0].message
+
+    run(scenario())
