@@ -1,0 +1,218 @@
+"""Results over RabbitMQ: they reach the client that asked, once, and nobody else."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.brokers.under_test import LONG_S, outgoing, result, run, take_one
+from tests.servers.rabbitmq import amqp_url, shared_server
+from tests.servers.way import Way
+from tests.waiting import wait_until
+from umbel import App
+from umbel.backends.interface import ChordPart
+from umbel.backends.registry import open_backend
+from umbel.backends.rpc import RpcBackend
+from umbel.brokers.amqp import outbox
+from umbel.brokers.amqp.producer import AmqpProducer
+from umbel.brokers.interface import Ack, BrokerSettings
+from umbel.brokers.registry import open_broker
+from umbel.errors import BadURL, BrokerError, NotSupported
+from umbel.wire.message import StoredResult
+
+__all__ = ["amqp_url"]
+
+
+@pytest.fixture
+def backend(amqp_url: str) -> Iterator[RpcBackend]:
+    backend = open_backend("rpc://", BrokerSettings(amqp_url))
+    assert isinstance(backend, RpcBackend)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def worker(amqp_url: str) -> Iterator[AmqpProducer]:
+    """Sends results as a worker does."""
+    producer = AmqpProducer(BrokerSettings(amqp_url))
+    yield producer
+    producer.close()
+
+
+def send(worker: AmqpProducer, address: str, *results: StoredResult) -> None:
+    worker.send([outbox.result(one, address) for one in results])
+
+
+def test_waiting_ends_with_the_first_final_state(backend: RpcBackend, worker: AmqpProducer) -> None:
+    address = backend.reply_to
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(backend.wait, ["a", "b"], LONG_S)
+        send(worker, address, result("a", "STARTED"), result("other"))
+        send(worker, address, result("b", "FAILURE"))
+        assert waiting.result(LONG_S / 2) == {"b": result("b", "FAILURE")}
+    assert backend.read(["a", "other"]) == {"a": result("a", "STARTED"), "other": result("other")}
+
+
+def test_the_first_success_stays_and_a_forgotten_result_is_gone(
+    backend: RpcBackend, worker: AmqpProducer
+) -> None:
+    statuses = ("STARTED", "RETRY", "FAILURE", "SUCCESS", "FAILURE", "STARTED")
+    send(worker, backend.reply_to, *(result("a", status, status) for status in statuses), result("end"))
+    assert backend.wait(["end"], LONG_S)
+    assert backend.read(["a"]) == {"a": result("a", "SUCCESS", "SUCCESS")}
+    backend.forget(["a", "unknown"])
+    assert not backend.read(["a"])
+
+
+def test_eight_threads_and_the_event_loop_can_wait_at_once(backend: RpcBackend, worker: AmqpProducer) -> None:
+    address = backend.reply_to
+
+    async def scenario() -> None:
+        waiting = [asyncio.create_task(backend.wait_async([str(number)], LONG_S)) for number in range(3)]
+        waiting[1].cancel()
+        await asyncio.to_thread(send, worker, address, *(result(str(number)) for number in range(8)))
+        async with asyncio.timeout(LONG_S / 2):
+            assert [set(await waiting[number]) for number in (0, 2)] == [{"0"}, {"2"}]
+        assert await backend.wait_async(["never"], 0.05) == {}
+
+    with ThreadPoolExecutor(8) as threads:
+        found = [threads.submit(backend.wait, [str(number)], LONG_S) for number in range(8)]
+        run(scenario())
+        assert [set(one.result(LONG_S / 2)) for one in found] == [{str(number)} for number in range(8)]
+
+
+def test_waiting_ends_at_the_time_out_and_for_nothing_at_once(backend: RpcBackend) -> None:
+    assert backend.wait(["a"], 0.05) == {}
+    assert backend.wait([], None) == {}
+
+
+def test_a_result_is_gone_after_its_retention(amqp_url: str) -> None:
+    backend = open_backend(amqp_url, BrokerSettings(amqp_url, result_expires_s=0.05))
+    backend.store([result("a")])
+    wait_until(lambda: not backend.read(["a"]), what="the end of the retention")
+    backend.close()
+
+
+def test_results_ride_with_the_ack_to_whoever_asked(amqp_url: str, backend: RpcBackend) -> None:
+    assert backend.shares_settle(amqp_url)
+    assert not backend.shares_settle("amqp://elsewhere//")
+    assert not backend.shares_settle("sqlite:///umbel.db")
+    address = backend.reply_to
+
+    async def scenario() -> None:
+        broker = open_broker(BrokerSettings(amqp_url))
+        await broker.open()
+        await broker.publish(outgoing("asked", reply_to=address) + outgoing("not asked"))
+        for _ in range(2):
+            delivery = await take_one(broker)
+            await broker.settle([Ack(delivery.tag, [result(delivery.message.correlation_id)])])
+        assert set(await backend.wait_async(["asked"], LONG_S)) == {"asked"}
+        assert not backend.read(["not asked"])
+        await broker.close()
+
+    run(scenario())
+
+
+def test_a_client_that_is_gone_holds_nobody_up(worker: AmqpProducer) -> None:
+    send(worker, "nobody-listens", result("a"))
+
+
+def test_a_forked_child_has_an_address_of_its_own(backend: RpcBackend, worker: AmqpProducer) -> None:
+    address = backend.reply_to
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write_end, backend.reply_to.encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    theirs = os.read(read_end, 100).decode()
+    os.close(read_end)
+    os.close(write_end)
+    assert theirs and theirs != address
+    send(worker, address, result("a"))
+    assert set(backend.wait(["a"], LONG_S)) == {"a"}
+
+
+def test_a_lost_link_is_made_again_under_the_same_address() -> None:
+    server = shared_server()
+    way, vhost = Way(server.port), server.new_vhost()
+    backend = open_backend(
+        f"amqp://guest:guest@127.0.0.1:{way.port}/{vhost}", BrokerSettings("amqp://unused//")
+    )
+    assert isinstance(backend, RpcBackend)
+    worker = AmqpProducer(BrokerSettings(server.url(vhost)))
+    address = backend.reply_to
+    way.cut()
+
+    def arrived() -> bool:
+        send(worker, address, result("a"))  # what is sent while the link is down is lost
+        return bool(backend.read(["a"]))
+
+    wait_until(arrived, what="a result over the new link")
+    worker.close()
+    backend.close()
+    way.end()
+
+
+def test_closing_leaves_no_thread_behind(amqp_url: str) -> None:
+    before = threading.active_count()
+    backend = open_backend(amqp_url, BrokerSettings(amqp_url))
+    backend.wait(["a"], 0.01)
+    backend.close()
+    assert threading.active_count() == before
+
+
+def test_what_is_no_result_map_is_passed_over(backend: RpcBackend, worker: AmqpProducer) -> None:
+    send(worker, backend.reply_to, StoredResult("a", "", b"\xff nonsense"), result("b"))
+    assert set(backend.wait(["a", "b"], LONG_S)) == {"b"}
+
+
+def test_chords_are_refused_with_a_remedy(backend: RpcBackend) -> None:
+    part = ChordPart("g", 0, "a", "SUCCESS", b"1")
+    for refused in (
+        lambda: backend.start_chord("g", 1),
+        lambda: backend.add_chord_part(part),
+        lambda: backend.claim_chord("g", "a"),
+        lambda: backend.end_chord("g", []),
+    ):
+        with pytest.raises(NotSupported, match="redis://"):
+            refused()
+
+
+def test_rpc_needs_a_broker_that_carries_it() -> None:
+    with pytest.raises(BadURL):
+        open_backend("rpc://", BrokerSettings("sqlite:///umbel.db"))
+
+
+def test_an_unreachable_broker_is_said_when_the_address_is_asked_for() -> None:
+    backend = open_backend("amqp://guest:guest@127.0.0.1:1//", BrokerSettings("amqp://unused//"))
+    with pytest.raises(BrokerError, match="cannot reach RabbitMQ"):
+        backend.wait(["a"], 1.0)
+
+
+def test_tasks_and_the_steps_of_a_chain_carry_the_address(amqp_url: str) -> None:
+    app = App("tasks", broker=amqp_url)
+
+    @app.task(name="tasks.add")
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    backend = app.backend
+    assert isinstance(backend, RpcBackend)
+    (add.s(1, 1) | add.s(1)).apply_async()
+
+    async def scenario() -> None:
+        broker = open_broker(BrokerSettings(amqp_url))
+        await broker.open()
+        message = (await take_one(broker)).message
+        assert message.reply_to == backend.reply_to
+        assert backend.reply_to.encode() in message.body
+        await broker.close()
+
+    run(scenario())
+    app.close()
