@@ -1,11 +1,13 @@
 """AMQP's bytes: what is written is read back, however it arrives, and nonsense is refused."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.brokers.amqp.envelope import decode
 from umbel.brokers.amqp.frames import (
     FRAME_MAX,
     HEARTBEAT_FRAME,
@@ -112,3 +114,25 @@ def test_a_message_that_claims_to_be_huge_is_refused_before_it_is_read() -> None
     wire = as_delivery(encode_publish(1, "", "key", b"\0\0", bytes(1000)))
     with pytest.raises(BadFrames, match="1000 bytes"):
         FrameReader(message_max_bytes=999).feed(wire)
+
+
+@given(st.binary(max_size=60), st.sampled_from([1, 2, 3, 8]))
+def test_whatever_is_in_a_frame_it_is_read_or_refused(payload: bytes, kind: int) -> None:
+    frame = bytes((kind, 0, 1)) + len(payload).to_bytes(4) + payload + b"\xce"
+    with suppress(BadFrames):
+        FrameReader().feed(frame)
+
+
+@given(st.binary(max_size=80))
+def test_whatever_the_properties_are_the_message_is_handed_over(properties: bytes) -> None:
+    message, _, _ = decode(Incoming(1, Method.BASIC_DELIVER, ("", 1, False, ""), properties, b"body"))
+    assert message.body == b"body"
+
+
+def test_a_table_as_deep_as_a_frame_allows_is_handed_over_to_be_buried() -> None:
+    inner = b""
+    for _ in range(5000):
+        inner = b"\x01aF" + len(inner).to_bytes(4) + inner
+    properties = b"\x20\x00" + len(inner).to_bytes(4) + inner
+    message, _, _ = decode(Incoming(1, Method.BASIC_DELIVER, ("", 1, False, ""), properties, b"body"))
+    assert (message.headers, message.body) == (b"", b"body")

@@ -49,27 +49,32 @@ def encode(
 ) -> bytes:
     """The message's properties. A marked message waits by our rules, not by its expiration."""
     expires = message.expiration_ms is not None and not mark.due
-    return encode_properties(
-        Properties(
-            content_type=message.content_type,
-            content_encoding=message.content_encoding,
-            headers=table_of(message.headers) | (extra or {}),
-            delivery_mode=PERSISTENT,
-            priority=min(max(message.priority, 0), PRIORITY_MAX),
-            correlation_id=message.correlation_id,
-            reply_to=message.reply_to,
-            expiration=str(max(message.expiration_ms or 0, 0)) if expires else "",
-            message_id=message_id,
-            type=mark.text(),
-        )
+    headers = table_of(message.headers)
+    properties = Properties(
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        headers=headers if extra is None else headers | extra,
+        delivery_mode=PERSISTENT,
+        priority=min(max(message.priority, 0), PRIORITY_MAX),
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        expiration=str(max(message.expiration_ms or 0, 0)) if expires else "",
+        message_id=message_id,
+        type=mark.text(),
     )
+    try:
+        return encode_properties(properties)
+    except OverflowError:
+        exact = {_JSON_HEADER: message.headers.decode()}
+        properties.headers = _small(headers) | exact | (extra or {})
+        return encode_properties(properties)
 
 
 def decode(incoming: Incoming) -> tuple[Message, Mark, Table]:
     """The message, its mark, and the headers that are ours. Whatever came, this answers."""
     try:
         properties = decode_properties(incoming.properties)
-    except (ValueError, IndexError, struct.error):
+    except (ValueError, IndexError, struct.error, RecursionError):
         # Not a table as AMQP has it: the worker will bury what it cannot read.
         return Message(b"", incoming.body), NO_MARK, {}
     table = properties.headers or {}
@@ -77,7 +82,7 @@ def decode(incoming: Incoming) -> tuple[Message, Mark, Table]:
     if "x-death" in table:
         for name in _OF_RABBITMQ:
             table.pop(name, None)
-    for name in [name for name in table if name.startswith(("umbel-", "x-stream-"))]:
+    for name in [name for name in table if name[:6] == "umbel-"]:
         ours[name] = table.pop(name)
     expiration = properties.expiration
     message = Message(
@@ -116,32 +121,24 @@ def table_of(headers: bytes) -> Table:
         table = _decode.decode(headers)
     except msgspec.MsgspecError as error:
         raise BadMessage(f"headers that are no JSON object cannot be sent: {error}") from None
-    shrunk = _shrunk(table)
-    if shrunk is not table or _encode(table) != headers:
-        shrunk[_JSON_HEADER] = headers.decode()
-    return shrunk
+    if _encode(table) != headers:
+        table[_JSON_HEADER] = headers.decode()
+    return table
 
 
 def json_of(table: Table, ours: Table) -> bytes:
     exact = ours.pop(_JSON_HEADER, None)
     if isinstance(exact, str):
         try:
-            if _shrunk(_decode.decode(exact)) == table:
+            if _small(_decode.decode(exact)) == table:
                 return exact.encode()
         except msgspec.MsgspecError:
             pass
     return _encode(table)
 
 
-def _shrunk(table: Table) -> Table:
-    """The same table if AMQP can hold its numbers; otherwise one with the large ones as text."""
-    if all(value is None or isinstance(value, str) for value in table.values()):
-        return table
-    small = {name: _small(value) for name, value in table.items()}
-    return table if small == table else small
-
-
 def _small(value: Any) -> Any:
+    """The value with the numbers that AMQP cannot hold as text."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return str(value)
     if isinstance(value, list):

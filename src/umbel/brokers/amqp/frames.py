@@ -228,9 +228,14 @@ class FrameReader:
         self._message_max_bytes = message_max_bytes
 
     def feed(self, data: bytes) -> list[Incoming]:
-        if self._rest:
-            data = self._rest + data
         incoming: list[Incoming] = []
+        try:
+            self._cut(self._rest + data if self._rest else data, incoming)
+        except (UnicodeDecodeError, IndexError, KeyError, struct.error) as error:
+            raise BadFrames(f"a frame that is not as AMQP has it: {error!r}") from error
+        return incoming
+
+    def _cut(self, data: bytes, incoming: list[Incoming]) -> None:
         at, size = 0, len(data)
         while size - at >= FRAME_OVERHEAD:
             kind, channel, length = _frame_head.unpack_from(data, at)
@@ -251,7 +256,6 @@ class FrameReader:
                 raise BadFrames(f"a frame of the unknown kind {kind}")
             at = end + 1
         self._rest = data[at:]
-        return incoming
 
     def _method(self, channel: int, data: bytes, start: int, incoming: list[Incoming]) -> None:
         method = int.from_bytes(data[start : start + 4])

@@ -4,6 +4,7 @@ All tails of a connection share one channel. That is what makes `catch_up` work:
 new entries to a channel in the order in which it answers its questions.
 """
 
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -95,5 +96,9 @@ async def read_stream(
 
 
 def offset_of(incoming: Incoming) -> int:
-    offset: int = (decode_properties(incoming.properties).headers or {}).get(OFFSET, 0)
-    return offset
+    """Where the entry stands; -1 for one that a stranger wrote so that nobody can tell."""
+    try:
+        offset = (decode_properties(incoming.properties).headers or {}).get(OFFSET)
+    except (ValueError, IndexError, struct.error):
+        return -1
+    return offset if isinstance(offset, int) else -1

@@ -1,8 +1,8 @@
 """Tables and properties: AMQP 0-9-1's typed values as bytes, and back.
 
-Only what RabbitMQ and Celery put on the wire (wire-protocol 1.2): decimals are read as text,
-byte strings as text where they are UTF-8. An integer beyond 64 bits is an OverflowError; who must
-send one finds another way (`envelope.py` does).
+Only what RabbitMQ and Celery put on the wire (wire-protocol 1.2): decimals and byte strings are
+read as text, and text that is not UTF-8 is a ValueError. An integer beyond 64 bits is an
+OverflowError; who must send one finds another way (`envelope.py` does).
 """
 
 import struct
@@ -14,7 +14,9 @@ from umbel.errors import TooLarge
 
 Table = dict[str, Any]
 
+NAMES_MAX = 1000
 _SHORT_MAX = 255
+_names: dict[str, bytes] = {}
 _unpack_long = struct.Struct(">L").unpack_from
 _pack_long = struct.Struct(">L").pack
 _FIXED = {
@@ -61,7 +63,15 @@ def encode_short(text: str) -> bytes:
 def encode_table(table: Table) -> bytes:
     parts: list[bytes] = []
     for name, value in table.items():
-        parts += (encode_short(name), _encode_value(value))
+        parts.append(_names.get(name) or _encode_name(name))
+        # The two commonest kinds of a Celery header are written in place.
+        if value is None:
+            parts.append(b"V")
+        elif type(value) is str:
+            text = value.encode()
+            parts += (b"S", _pack_long(len(text)), text)
+        else:
+            parts.append(_encode_value(value))
     data = b"".join(parts)
     return _pack_long(len(data)) + data
 
@@ -95,6 +105,14 @@ def encode_properties(properties: Properties) -> bytes:
     return flags.to_bytes(2) + b"".join(parts)
 
 
+def _encode_name(name: str) -> bytes:
+    """Headers have the same few names in every message."""
+    if len(_names) >= NAMES_MAX:
+        _names.clear()
+    data = _names[name] = encode_short(name)
+    return data
+
+
 def _encode_value(value: Any) -> bytes:
     if isinstance(value, str):
         data = value.encode()
@@ -124,7 +142,7 @@ def _encode_value(value: Any) -> bytes:
 
 def decode_short(data: bytes, at: int) -> tuple[str, int]:
     end = at + 1 + data[at]
-    return str(data[at + 1 : end], "utf-8", "replace"), end
+    return data[at + 1 : end].decode(), end
 
 
 def decode_table(data: bytes, at: int) -> tuple[Table, int]:
@@ -133,13 +151,13 @@ def decode_table(data: bytes, at: int) -> tuple[Table, int]:
     table: Table = {}
     while at < end:
         name_end = at + 1 + data[at]
-        name = str(data[at + 1 : name_end], "utf-8", "replace")
+        name = data[at + 1 : name_end].decode()
         # The two commonest kinds of a Celery header are read in place.
         kind = data[name_end]
         at = name_end + 1
         if kind == _TEXT:
             text_end = at + 4 + _unpack_long(data, at)[0]
-            table[name] = str(data[at + 4 : text_end], "utf-8", "replace")
+            table[name] = data[at + 4 : text_end].decode()
             at = text_end
         elif kind == _VOID:
             table[name] = None
@@ -191,7 +209,7 @@ def _decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
     end = at + 4 + _unpack_long(data, at)[0]
     at += 4
     if kind in (_TEXT, _BYTES):
-        return str(data[at:end], "utf-8", "replace"), end
+        return data[at:end].decode(), end
     if kind != _ARRAY:
         raise ValueError(f"no AMQP value has the kind {chr(kind)!r}")
     items = []
