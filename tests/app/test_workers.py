@@ -69,7 +69,7 @@ def test_it_leaves_its_failure(app: App) -> None:
     ending = Leftovers(app)(message_of(app), "q", LOST, "FAILURE")
     [stored] = ending.results
     found = decode_result(stored.payload)
-    assert (stored.task_id, found.status, found.result["exc_type"]) == ("t", "FAILURE", "WorkerLost")
+    assert (stored.task_id, found.status, found.result["exc_type"]) == ("t", "FAILURE", "WorkerLostError")
     assert list(ending.follow_ups) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from tests.wire import examples, strategies
-from umbel.errors import BadMessage, BadValue, TaskRevoked, TooLarge, WireError
+from umbel.errors import BadMessage, BadValue, TaskRevoked, TooLarge, WireError, WorkerLost
 from umbel.protocol.states import FAILURE, READY_STATES, RETRY, REVOKED, STARTED, SUCCESS
 from umbel.wire.message import StoredResult
 from umbel.wire.result import (
@@ -139,6 +139,15 @@ def test_an_exception_is_named_by_its_qualified_class() -> None:
         "exc_message": ["x", 1],
         "exc_module": __name__,
     }
+
+
+def test_errors_that_celery_has_too_carry_its_names() -> None:
+    assert exception_map(TaskRevoked("expired")) == {
+        "exc_type": "TaskRevokedError",
+        "exc_message": ["expired"],
+        "exc_module": "celery.exceptions",
+    }
+    assert exception_map(WorkerLost("killed"))["exc_module"] == "billiard.exceptions"
 
 
 def test_an_exception_may_call_something_else_args() -> None:

@@ -9,14 +9,13 @@ from collections.abc import Generator, Mapping
 from time import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from umbel import errors
 from umbel.app.request import current_request
 from umbel.backends.interface import Backend
 from umbel.errors import JoinWouldBlock, RemoteError, ResultTimeout
 from umbel.pools.guard import Returned, call_guarded
 from umbel.protocol.states import FAILURE, PENDING, READY_STATES, SUCCESS
 from umbel.wire.message import StoredResult
-from umbel.wire.result import ResultMap, decode_result
+from umbel.wire.result import CELERY_ERRORS, ResultMap, decode_result
 
 if TYPE_CHECKING:
     from umbel.app.app import App
@@ -24,13 +23,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 REVOKE_RETENTION_S = 7 * 86_400.0
 
-# Where Celery's workers say an error comes from, and names that are others here.
-_CELERY_MODULES = ("celery.exceptions", "billiard.exceptions")
-_CELERY_NAMES = {
-    "TaskRevokedError": "TaskRevoked",
-    "WorkerLostError": "WorkerLost",
-    "MaxRetriesExceededError": "MaxRetriesExceeded",
-}
+_OURS = {described: kind for kind, described in CELERY_ERRORS.items()}
 
 
 class AsyncResult(Generic[R]):
@@ -189,8 +182,9 @@ def rebuild_exception(described: Any) -> Exception:
 
 
 def _find_class(module: str, name: str) -> type[Exception] | None:
-    if module in _CELERY_MODULES:
-        module, name = errors.__name__, _CELERY_NAMES.get(name, name)
+    ours = _OURS.get((module, name))
+    if ours is not None:
+        module, name = ours.__module__, ours.__qualname__
     found: object = sys.modules.get(module)
     for part in name.split("."):
         # Not getattr: a module may import on access, as our own does.

@@ -5,6 +5,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from umbel import errors
 from umbel.errors import BadValue, WireError
 from umbel.protocol.states import FAILURE, SUCCESS
 from umbel.wire.instant import format_instant
@@ -15,6 +16,20 @@ from umbel.wire.values import decode_json_as, encode_json
 
 Child = str | tuple[str, str | None]
 """A task sent while this one ran: its id, or its id and that of its parent."""
+
+
+# Our errors that Celery has too, as its clients catch them: described so, either kind of client gets
+# the class it knows.
+CELERY_ERRORS: Mapping[type[BaseException], tuple[str, str]] = {
+    errors.NotRegistered: ("celery.exceptions", "NotRegistered"),
+    errors.TaskRevoked: ("celery.exceptions", "TaskRevokedError"),
+    errors.MaxRetriesExceeded: ("celery.exceptions", "MaxRetriesExceededError"),
+    errors.ChordError: ("celery.exceptions", "ChordError"),
+    errors.Retry: ("celery.exceptions", "Retry"),
+    errors.WorkerLost: ("billiard.exceptions", "WorkerLostError"),
+    errors.TimeLimitExceeded: ("billiard.exceptions", "TimeLimitExceeded"),
+    errors.SoftTimeLimitExceeded: ("billiard.exceptions", "SoftTimeLimitExceeded"),
+}
 
 
 class ExceptionMap(TypedDict):
@@ -86,11 +101,8 @@ def exception_map(exc: BaseException) -> ExceptionMap:
     # Not exc.args: a subclass may have made something else of that name.
     args: tuple[object, ...] = _ARGS.__get__(exc)
     kind = type(exc)
-    return {
-        "exc_type": kind.__qualname__,
-        "exc_message": [_sendable(arg) for arg in args],
-        "exc_module": kind.__module__,
-    }
+    module, name = CELERY_ERRORS.get(kind) or (kind.__module__, kind.__qualname__)
+    return {"exc_type": name, "exc_message": [_sendable(arg) for arg in args], "exc_module": module}
 
 
 def decode_result(payload: bytes, *, limits: Limits = DEFAULT_LIMITS) -> ResultMap:
