@@ -21,9 +21,11 @@ from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.frames import Incoming, Method, encode_publish
+from umbel.brokers.amqp.link import ChannelClosed
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.table import Properties, Table, decode_properties, encode_properties
 from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Delivery
+from umbel.errors import BrokerError
 from umbel.wire.message import Message, Outgoing
 
 
@@ -247,6 +249,34 @@ def test_a_queue_deleted_by_somebody_is_made_again_and_the_message_kept(
                 return texts((await take(broker)).deliveries)
 
             assert await eventually(taken, what="the message after the deletion") == ["kept too"]
+
+    run(scenario())
+
+
+def test_a_queue_deleted_under_its_consumer_is_made_again(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await take(broker)
+            stranger.call(Method.QUEUE_DELETE, 0, QUEUE, False, False, False)
+
+            async def there() -> bool:
+                try:
+                    await take(broker)
+                except BrokerError:
+                    return False
+                method, fields = topology.passive(QUEUE)
+                try:
+                    stranger.call(method, *fields)
+                except ChannelClosed:
+                    stranger.reopen_channel()
+                    return False
+                return True
+
+            await eventually(there, what="the queue")
+            await broker.publish(outgoing("a"))
+            assert texts((await take(broker)).deliveries) == ["a"]
 
     run(scenario())
 

@@ -16,6 +16,7 @@ from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.coordination import AmqpCoordination
 from umbel.brokers.amqp.event_log import EventLog
+from umbel.brokers.amqp.link import ChannelClosed
 from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.amqp.subscription import AmqpSubscription
@@ -78,7 +79,12 @@ class AmqpBroker:
                 await session.make_queue(queue)
             await self._park_early(session, claims)
             await session.catch_up()
-        taken = await claims.claim(owner, queues, limit)
+        try:
+            taken = await claims.claim(owner, queues, limit)
+        except ChannelClosed as refused:
+            if refused.code == ChannelClosed.NOT_FOUND:  # deleted by somebody: the next claim makes it
+                session.publisher.declared.difference_update(queues)
+            raise
         try:
             if any(arrived.redelivered or arrived.mark.ran for _, arrived in taken):
                 await session.catch_up()  # its starts must be known
@@ -136,9 +142,12 @@ class AmqpBroker:
                 )
                 for one in parked
             ]
-            if posts:
+            try:
                 await session.send(posts)
-                consumer.finish_early(parked)
+            except BaseException:
+                consumer.early += parked
+                raise
+            consumer.finish_early(parked)
 
     # -- looking ---------------------------------------------------------------------------------
 

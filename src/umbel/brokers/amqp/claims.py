@@ -13,7 +13,7 @@ import msgspec
 
 from umbel.brokers.amqp.consumer import BARRIERS_MAX, Arrived, Consumer
 from umbel.brokers.amqp.frames import Incoming
-from umbel.brokers.amqp.link import Link
+from umbel.brokers.amqp.link import REPLY_TIMEOUT_S, Link
 from umbel.brokers.interface import Delivery, Tag
 
 UNRUN_MAX = 10_000
@@ -78,7 +78,7 @@ class Claims:
             return 0
         held, ending = self._release(owner)
         if ending:
-            await asyncio.wait(ending)
+            await asyncio.wait(ending, timeout=REPLY_TIMEOUT_S)
         return held
 
     def consumers(self) -> list[Consumer]:

@@ -142,7 +142,11 @@ class Consumer:
         channel = self._channel
         if channel is None or channel.error is not None:
             return None
-        # Said before the end, so that the queue has them in order before anyone asks for more.
+        # Said before the end, so that the queue has them in order before anyone asks for more; and
+        # after the consumer ended, or the queue would hand them, and others, to it again.
+        if self._generation:
+            cancelled = str(self._generation)
+            channel.send(encode_method(channel.number, Method.BASIC_CANCEL, cancelled, True))
         channel.send(encode_method(channel.number, Method.BASIC_NACK, 0, True, True))
         return channel.ask(Method.CHANNEL_CLOSE, 200, "", 0, 0)
 

@@ -252,7 +252,8 @@ class Channel:
                 await confirmation.future
         except TimeoutError:
             why = self.link.blocked or "the server did not confirm in time"
-            self.link.abort(why)
+            if not self.link.blocked:  # one that says it is blocked lives, and so do the claims on it
+                self.link.abort(why)
             raise BrokerUnavailable(f"RabbitMQ at {self.link.location} takes no messages: {why}") from None
         if confirmation.refused:
             raise BrokerError(
@@ -265,7 +266,10 @@ class Channel:
 
     def receive(self, incoming: Incoming) -> None:
         method = incoming.method
-        if method == _DELIVER:
+        if self.error is not None:  # it waits for the server's goodbye
+            if method in (Method.CHANNEL_CLOSE_OK, Method.CHANNEL_CLOSE):
+                self.link.discard(self)
+        elif method == _DELIVER:
             self.on_delivery(incoming)
         elif method in (_ACK, _NACK):
             self._confirmed(incoming.fields[0], multiple=incoming.fields[1], accepted=method == _ACK)
@@ -275,6 +279,7 @@ class Channel:
             self.link.discard(self)
             self.fail(ChannelClosed(code, text))
         elif method == Method.BASIC_CANCEL:
+            self.link.send(encode_method(self.number, Method.CHANNEL_CLOSE, 200, "", 0, 0))
             self.fail(ChannelClosed(ChannelClosed.NOT_FOUND, "the queue was deleted while it was consumed"))
         elif method == Method.CHANNEL_FLOW:
             self.send(encode_method(self.number, Method.CHANNEL_FLOW_OK, incoming.fields[0]))
