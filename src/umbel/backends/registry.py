@@ -2,6 +2,7 @@
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.registry import need_hiredis
 from umbel.errors import BadURL
 
 SCHEMES = (
@@ -29,6 +30,7 @@ def open_backend(url: str, settings: BrokerSettings) -> Backend:
     if not colon or scheme not in SCHEMES:
         raise BadURL(url, f"no backend has the scheme {scheme!r}; schemes known here: {', '.join(SCHEMES)}")
     if scheme in _REDIS:
+        need_hiredis(url)
         from umbel.backends.redis import RedisBackend
 
         return RedisBackend(url, settings)

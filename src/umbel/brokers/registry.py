@@ -1,5 +1,7 @@
 """Registry: from an address to the broker behind it. A broker's libraries load when it is asked for."""
 
+from importlib.util import find_spec
+
 from umbel.brokers.interface import Broker, BrokerSettings, Producer
 from umbel.errors import BadURL
 
@@ -20,6 +22,7 @@ def open_broker(settings: BrokerSettings) -> Broker:
     """The asynchronous face; `open()` it in its event loop."""
     scheme = _scheme(settings.url)
     if scheme in _REDIS:
+        need_hiredis(settings.url)
         from umbel.brokers.redis.broker import RedisBroker
 
         return RedisBroker(settings)
@@ -35,6 +38,7 @@ def open_broker(settings: BrokerSettings) -> Broker:
 def open_producer(settings: BrokerSettings) -> Producer:
     scheme = _scheme(settings.url)
     if scheme in _REDIS:
+        need_hiredis(settings.url)
         from umbel.brokers.redis.producer import RedisProducer
 
         return RedisProducer(settings)
@@ -45,6 +49,12 @@ def open_producer(settings: BrokerSettings) -> Producer:
     from umbel.brokers.sqlite.producer import SqliteProducer
 
     return SqliteProducer(settings)
+
+
+def need_hiredis(url: str) -> None:
+    """Redis takes an extra; say so instead of failing at some import."""
+    if find_spec("hiredis") is None:
+        raise BadURL(url, "Redis needs the package hiredis; pip install 'umbel[redis]'")
 
 
 def _scheme(url: str) -> str:

@@ -17,7 +17,10 @@ from umbel.errors import UmbelError
 from umbel.worker.run_directory import default_run_directory, read_states
 
 SQLITE_LEAST = (3, 35, 0)  # UPDATE ... RETURNING
-OPTIONAL = {"uvloop": "a quicker event loop for workers", "redis": "the Redis broker", "amqp": "RabbitMQ"}
+OPTIONAL = {  # package: (extra that brings it, what it is for)
+    "uvloop": ("uvloop", "a quicker event loop for workers"),
+    "hiredis": ("redis", "Redis as broker and result store"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,11 @@ def _sqlite() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    for name, use in OPTIONAL.items():
+    for name, (extra, use) in OPTIONAL.items():
         try:
             yield Finding(name, "ok", version(name))
         except PackageNotFoundError:
-            yield Finding(name, "note", f"not installed: {use}; pip install 'umbel[{name}]'")
+            yield Finding(name, "note", f"not installed: {use}; pip install 'umbel[{extra}]'")
 
 
 def _run_directory(directory: Path) -> Finding:
