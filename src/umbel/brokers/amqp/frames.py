@@ -2,7 +2,7 @@
 
 Pure: bytes in, `Incoming` out; the asynchronous link and the synchronous one both stand on it.
 A codec of our own rather than a library's, because the path of a delivery through it is the
-largest cost of consuming (`docs/decisions/0006-amqp-client.md`).
+largest cost of consuming (`docs/decisions/0012-amqp-client.md`).
 
 Every method is a number, class and method in one, and a text that spells its fields: B H L Q are
 numbers of 1, 2, 4, 8 bytes, s and S short and long strings, F a table, b one bit of a shared byte.
