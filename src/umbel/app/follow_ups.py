@@ -130,7 +130,8 @@ def steps_that_never_run(
 
 
 def next_attempt(message: Message, call: TaskCall, request: Request, *, due: float, queue: str) -> Outgoing:
-    """The same call once more: same id, one retry further, parent of itself, as Celery has it.
+    """The same call once more: same id, one retry further. A task without a parent becomes its own,
+    as Celery has it.
 
     Only the headers change; the body goes on as the bytes it came as.
     """
@@ -138,7 +139,7 @@ def next_attempt(message: Message, call: TaskCall, request: Request, *, due: flo
         call.headers,
         retries=request.retries + 1,
         eta=format_instant(due),
-        parent_id=request.id,
+        parent_id=request.parent_id or request.id,
         redelivered=msgspec.UNSET,  # the new message has not been delivered yet
     )
     again = msgspec.structs.replace(message, headers=encode_headers(headers, call.extra))
