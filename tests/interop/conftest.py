@@ -1,0 +1,81 @@
+"""What the tests share: one mixed cluster per broker for the whole run, because Celery starts slowly."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.mixed_cluster import Client, MixedCluster
+from tests.servers.redis import RedisServer
+
+BROKERS = ["redis"]
+WAYS = {"celery to umbel": ("celery", "on_umbel"), "umbel to celery": ("umbel", "on_celery")}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A client of one kind and the queue of workers of the other kind."""
+
+    client: Client
+    queue: str
+
+    @property
+    def worker(self) -> str:
+        return self.queue.removeprefix("on_")
+
+    def __call__(self, expression: str, **names: Any) -> Any:
+        __tracebackhide__ = True
+        return self.client(expression, queue=self.queue, **names)
+
+
+@pytest.fixture(scope="session")
+def results_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session", params=BROKERS)
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, results_server: RedisServer
+) -> Iterator[MixedCluster]:
+    """Results are in Redis whatever the broker, because chords need them there."""
+    home = tmp_path_factory.mktemp(f"interop-{request.param}")
+    url = results_server.url
+    with shown_when_it_fails(
+        request, MixedCluster(home, broker=url, backend=url, versions=["celery", "celery55"])
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, cluster: MixedCluster) -> Way:
+    library, queue = WAYS[request.param]
+    return Way(cluster.client(library), queue)
+
+
+@pytest.fixture(params=["celery", "umbel"])
+def client(request: pytest.FixtureRequest, cluster: MixedCluster) -> Client:
+    return cluster.client(request.param)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A file whose presence lets a waiting task go on."""
+    return tmp_path / "gate"
+
+
+@contextmanager
+def shown_when_it_fails(request: pytest.FixtureRequest, cluster: MixedCluster) -> Iterator[MixedCluster]:
+    """When tests have failed, the logs of all sides say why."""
+    failed_before = request.session.testsfailed
+    with cluster:
+        yield cluster
+        logs = [(log.stem, log.read_text(errors="replace")) for log in sorted(cluster.home.glob("*.log"))]
+    if request.session.testsfailed > failed_before:
+        for name, text in logs:
+            print(f"--- log of {name}\n{text[-4000:]}")

@@ -1,0 +1,201 @@
+"""Chains and groups whose steps run on both kinds of worker, composed by either kind of client."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.interop.mixed_cluster import Client, MixedCluster, Raised
+
+BOTH_WAYS = pytest.mark.parametrize(
+    ("here", "there"),
+    [("on_umbel", "on_celery"), ("on_celery", "on_umbel")],
+    ids=["we first", "celery first"],
+)
+
+
+def library(queue: str) -> str:
+    return queue.removeprefix("on_")
+
+
+# ---- chains ----------------------------------------------------------------------------------------
+
+
+@BOTH_WAYS
+def test_a_chain_goes_back_and_forth(client: Client, here: str, there: str) -> None:
+    found = client(
+        "get(chain(*[trail.s([]).set(queue=here), *[trail.s().set(queue=q) for q in (there, here, there)]])"
+        ".apply_async())",
+        here=here,
+        there=there,
+    )
+    assert found == [library(here), library(there), library(here), library(there)]
+
+
+@BOTH_WAYS
+def test_every_step_of_a_chain_can_be_asked(client: Client, here: str, there: str) -> None:
+    found = client(
+        "(lambda last: [get(last), get(last.parent), get(last.parent.parent)])"
+        "((add.s(1, 1).set(queue=here) | add.s(10).set(queue=there) | add.s(100).set(queue=here))"
+        ".apply_async())",
+        here=here,
+        there=there,
+    )
+    assert found == [112, 12, 2]
+
+
+@BOTH_WAYS
+def test_a_chain_knows_its_root_and_each_step_its_parent(client: Client, here: str, there: str) -> None:
+    first, second, last = client(
+        "(lambda last: [last.parent.parent.id, last.parent.id, get(last)])"
+        "((echo.s(0).set(queue=here) | about_itself.s().set(queue=there) | about_itself.s().set(queue=here))"
+        ".apply_async())",
+        here=here,
+        there=there,
+    )
+    assert (last["root"], last["parent"]) == (first, second)
+
+
+@BOTH_WAYS
+def test_an_immutable_step_takes_no_result(client: Client, here: str, there: str) -> None:
+    assert (
+        client(
+            "get((add.s(1, 1).set(queue=here) | add.si(5, 5).set(queue=there)).apply_async())",
+            here=here,
+            there=there,
+        )
+        == 10
+    )
+
+
+@BOTH_WAYS
+def test_a_chain_that_breaks_fails_to_its_end(client: Client, here: str, there: str) -> None:
+    with pytest.raises(Raised, match="boom") as caught:
+        client(
+            "get((echo.s('boom').set(queue=there) | fails.s().set(queue=here) | add.s(1).set(queue=there)"
+            " | add.s(1).set(queue=here)).apply_async())",
+            here=here,
+            there=there,
+        )
+    assert caught.value.kind == "ValueError"
+
+
+@BOTH_WAYS
+def test_the_errback_of_a_chain_hears_of_the_step_that_failed(client: Client, here: str, there: str) -> None:
+    failing_id, errback_id = str(uuid4()), str(uuid4())
+    client(
+        "(echo.s('boom').set(queue=there) | fails.s().set(queue=here, task_id=failing_id)"
+        " | echo.s().set(queue=here))"
+        ".apply_async(link_error=sees_failure.s().set(queue=there, task_id=errback_id)).id",
+        here=here,
+        there=there,
+        failing_id=failing_id,
+        errback_id=errback_id,
+    )
+    found = client("get(app.AsyncResult(errback_id))", errback_id=errback_id)
+    assert found == [library(there), failing_id]
+
+
+@BOTH_WAYS
+def test_a_delayed_step_of_a_chain_waits(client: Client, here: str, there: str) -> None:
+    sent, ran = client(
+        "(lambda sent: [sent, get((echo.s(1).set(queue=here) | now.s().set(queue=there, countdown=1))"
+        ".apply_async())])(now())",
+        here=here,
+        there=there,
+    )
+    assert sent + 1.0 <= ran <= sent + 11.0
+
+
+@BOTH_WAYS
+def test_a_retried_step_goes_on_with_the_chain(client: Client, here: str, there: str) -> None:
+    found = client(
+        "get((echo.s(2).set(queue=there) | flaky.s().set(queue=here) | where_and.s().set(queue=there))"
+        ".apply_async())",
+        here=here,
+        there=there,
+    )
+    assert found == [library(there), [library(here), 2, False]]  # its parent is still the step before
+
+
+# ---- groups ----------------------------------------------------------------------------------------
+
+
+def test_a_group_has_members_on_both(client: Client) -> None:
+    found = client(
+        "get(group([where_and.s(n).set(queue=[on_umbel, on_celery][n % 2]) for n in range(10)])"
+        ".apply_async())"
+    )
+    assert found == [["celery" if n % 2 else "umbel", n] for n in range(10)]
+
+
+def test_members_know_their_group_and_place(client: Client) -> None:
+    group_id, members = client(
+        "(lambda result: [result.id, get(result)])"
+        "(group([about_itself.s().set(queue=q) for q in (on_umbel, on_celery, on_umbel)]).apply_async())"
+    )
+    assert [(one["group"], one["index"]) for one in members] == [(group_id, place) for place in range(3)]
+
+
+def test_the_error_of_a_member_is_raised_for_the_group(client: Client) -> None:
+    for failing, working in (("on_umbel", "on_celery"), ("on_celery", "on_umbel")):
+        with pytest.raises(Raised, match="boom"):
+            client(
+                "get(group([add.s(1, 1).set(queue=working), fails.s().set(queue=failing)]).apply_async())",
+                failing=failing,
+                working=working,
+            )
+
+
+@BOTH_WAYS
+def test_a_group_follows_a_step_of_a_chain(client: Client, here: str, there: str) -> None:
+    found = client(
+        "get((add.s(1, 1).set(queue=here)"
+        " | group([add.s(10).set(queue=there), add.s(20).set(queue=here)])).apply_async())",
+        here=here,
+        there=there,
+    )
+    assert found == [12, 22]
+
+
+def test_a_group_of_chains_runs_on_both(client: Client) -> None:
+    found = client(
+        "get(group([trail.s([]).set(queue=a) | trail.s().set(queue=b)"
+        " for a, b in ((on_umbel, on_celery), (on_celery, on_umbel))]).apply_async())"
+    )
+    assert found == [["umbel", "celery"], ["celery", "umbel"]]
+
+
+def test_a_queue_that_both_consume_loses_and_doubles_nothing(client: Client, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    client(
+        "get(group([notes.s(journal, n).set(queue=on_either) for n in range(200)]).apply_async())",
+        journal=str(journal),
+    )
+    assert sorted(map(int, journal.read_text().split())) == list(range(200))
+
+
+# ---- what only Celery's tasks do -------------------------------------------------------------------
+
+
+def test_a_task_that_celery_replaces_is_finished_by_us(client: Client) -> None:
+    assert client("get(becomes.apply_async((on_umbel,), queue=on_celery))") == 42
+
+
+def test_a_replaced_step_goes_on_with_its_chain(client: Client) -> None:
+    found = client(
+        "get((becomes.si(on_umbel).set(queue=on_celery) | where_and.s().set(queue=on_umbel)).apply_async())"
+    )
+    assert found == ["umbel", 42]
+
+
+# ---- the cluster itself ----------------------------------------------------------------------------
+
+
+def test_celerys_workers_live_with_our_events(cluster: MixedCluster) -> None:
+    """Their gossip hears our heartbeats on celeryev, as their logs would say if it choked on them."""
+    for worker in cluster.workers.values():
+        worker.check()
+        assert "CRITICAL" not in worker.log
+        assert "Substantial drift" not in worker.log
+        assert "Connection to broker lost" not in worker.log
