@@ -120,8 +120,11 @@ class Claims:
         async with owner.lock:
             consumers = [await self._consumer(owner, queue) for queue in queues]
             here = sum(consumer.buffered for consumer in consumers)
-            roomy = all(consumer.prefetch >= consumer.claimed + limit for consumer in consumers)
-            if here < limit and not (here and roomy):
+            streams = all(
+                consumer.prefetch >= consumer.claimed + limit and not consumer.stirred
+                for consumer in consumers
+            )
+            if here < limit and not (here and streams):
                 await self._fetch(consumers, limit)
             return self._pick(owner, consumers, limit)
 

@@ -51,6 +51,7 @@ class Consumer:
         self.prefetch = 0
         self.early: list[Arrived] = []
         self.held = 0
+        self.stirred = False  # something was given back, and may come again one by one
         self._link = link
         self._channel: Channel | None = None
         self._on_arrival = on_arrival
@@ -93,6 +94,7 @@ class Consumer:
         server, the answer to the second cannot. Returns how many messages still wait there.
         """
         assert self._channel is not None
+        self.stirred = False
         method, fields = topology.passive(self.queue)
         await self._channel.call(method, *fields)
         ready: int = (await self._channel.call(method, *fields)).fields[1]
@@ -134,6 +136,7 @@ class Consumer:
         """A claimed message stands in its queue again, at its old place if it can."""
         assert self._channel is not None
         self.claimed -= 1
+        self.stirred = True
         self._outstanding.pop(tag, None)
         self._channel.send(encode_method(self._channel.number, Method.BASIC_NACK, tag, False, True))
 
