@@ -71,6 +71,19 @@ def test_who_leaves_and_comes_back_at_once_goes_behind_who_waits(path: Path) -> 
         one.close()
 
 
+def test_who_was_interrupted_on_the_way_in_leaves_nothing_shut(path: Path) -> None:
+    one, other = WriteGate(path), WriteGate(path)
+    one.enter(1.0)
+    assert one._set(gate._BOTH, fcntl.F_WRLCK)  # inside, and still at the turnstile
+    one.leave()
+    other.enter(0.0)
+    one.leave()  # what it does not hold, it cannot open to others
+    with pytest.raises(BrokerUnavailable):
+        one.enter(0.0)
+    one.close()
+    other.close()
+
+
 def test_where_the_system_has_no_such_locks_the_gate_is_open(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

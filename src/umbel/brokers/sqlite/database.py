@@ -76,13 +76,15 @@ class Database:
         self._take_turn()
         try:
             db = self._open()
-            self._gate.enter(self._timeout_s)
             try:
+                self._gate.enter(self._timeout_s)
                 db.execute("BEGIN IMMEDIATE")
                 yield db
                 db.execute("COMMIT")
-            finally:
+            except BaseException:
                 self._roll_back()
+                raise
+            finally:
                 self._gate.leave()
         except sqlite3.Error as error:
             raise explain(error, self.path, self._timeout_s) from error
@@ -101,8 +103,9 @@ class Database:
                 db.execute("BEGIN")
                 yield db
                 db.execute("COMMIT")
-            finally:
+            except BaseException:
                 self._roll_back()
+                raise
         except sqlite3.Error as error:
             raise explain(error, self.path, self._timeout_s) from error
         finally:

@@ -22,18 +22,19 @@ from pathlib import Path
 from umbel.errors import BrokerUnavailable
 
 _SUPPORTED = sys.platform == "linux"
-_GATE, _TURNSTILE = 0, 1  # bytes of the side file
+_GATE, _TURNSTILE, _BOTH = 0, 1, 2
+_BYTES = {_GATE: (0, 1), _TURNSTILE: (1, 1), _BOTH: (0, 2)}  # of the side file: the first, and how many
 _PAUSE_S = 0.00005
 _PAUSE_MAX_S = 0.0005
 
 
-def _flock(kind: int, place: int) -> bytes:
-    return struct.pack("hhqqi", kind, os.SEEK_SET, place, 1, 0)  # type, whence, start, length, pid
+def _flock(kind: int, start: int, length: int) -> bytes:
+    return struct.pack("hhqqi", kind, os.SEEK_SET, start, length, 0)  # the last is a process id
 
 
 _LOCKS = {
-    (place, kind): _flock(kind, place)
-    for place in (_GATE, _TURNSTILE)
+    (place, kind): _flock(kind, *where)
+    for place, where in _BYTES.items()
     for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK)
 }
 
@@ -48,16 +49,16 @@ class WriteGate:
             return
         if self._file is None:
             self._file = self._open()
-        deadline = time.monotonic() + timeout_s
-        self._take(_TURNSTILE, deadline, timeout_s)
-        try:
-            self._take(_GATE, deadline, timeout_s)
-        finally:
+        # Mostly nobody is inside or in line, and one step takes both.
+        if self._set(_BOTH, fcntl.F_WRLCK):
             self._set(_TURNSTILE, fcntl.F_UNLCK)
+        else:
+            self._wait_in_line(timeout_s)
 
     def leave(self) -> None:
+        """Whether or not it was entered, or only halfway: nothing is held afterwards."""
         if self._file is not None:
-            self._set(_GATE, fcntl.F_UNLCK)
+            self._set(_BOTH, fcntl.F_UNLCK)
 
     def close(self) -> None:
         if self._file is not None:
@@ -72,6 +73,14 @@ class WriteGate:
                 f"cannot write to {self._path}: {error.strerror}; make its directory writable for this user, "
                 "or choose another path"
             ) from None
+
+    def _wait_in_line(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        self._take(_TURNSTILE, deadline, timeout_s)
+        try:
+            self._take(_GATE, deadline, timeout_s)
+        finally:
+            self._set(_TURNSTILE, fcntl.F_UNLCK)
 
     def _take(self, place: int, deadline: float, timeout_s: float) -> None:
         pause_s = _PAUSE_S

@@ -36,19 +36,24 @@ def insert(db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float) -> s
     """Put the batch into its queues; the names of those."""
     if not batch:
         return set()
-    first_id: int = db.execute("SELECT ifnull(max(id), 0) + 1 FROM messages").fetchone()[0]
-    new, ready, delayed = [], [], []
-    for number, outgoing in enumerate(batch, first_id):
-        queue, priority = outgoing.queue, min(max(outgoing.message.priority, 0), PRIORITY_MAX)
-        new.append((number, queue, priority, encode(outgoing.message)))
-        if outgoing.not_before > now_s:
-            delayed.append((outgoing.not_before, number, queue, priority))
+    new = [(one.queue, _in_range(one.message.priority), encode(one.message)) for one in batch]
+    # SQLite gives each row the highest id so far and one more, and nobody else writes meanwhile.
+    number = rows.insert(db, "messages (queue, priority, message)", new) - len(new)
+    ready, delayed, queues = [], [], set()
+    for one, (queue, priority, _) in zip(batch, new, strict=True):
+        number += 1
+        queues.add(queue)
+        if one.not_before > now_s:
+            delayed.append((one.not_before, number, queue, priority))
         else:
             ready.append((queue, priority, number))
-    rows.insert(db, "messages (id, queue, priority, message)", new)
     rows.insert(db, "ready", ready)
     rows.insert(db, "delayed", delayed)
-    return {outgoing.queue for outgoing in batch}
+    return queues
+
+
+def _in_range(priority: int) -> int:
+    return priority if 0 <= priority <= PRIORITY_MAX else min(max(priority, 0), PRIORITY_MAX)
 
 
 def anything_due(db: sqlite3.Connection, queues: Iterable[str], now_s: float) -> bool:

@@ -32,14 +32,21 @@ def insert(
     *,
     otherwise: str = "",
     with_: Sequence[Any] = (),
-) -> None:
-    """INSERT INTO `into` the rows; `otherwise` is a conflict clause, and `with_` its arguments."""
-    done = 0
+) -> int:
+    """INSERT INTO `into` the rows; `otherwise` is a conflict clause, and `with_` its arguments.
+
+    The rowid of the last one, where the table has rowids and there was no conflict.
+    """
+    if len(rows) == 1:  # as with every message that is sent by itself
+        return db.execute(_statement(into, 1, len(rows[0]), otherwise), (*rows[0], *with_)).lastrowid or 0
+    done = last_id = 0
     for size in _SIZES:
         while len(rows) - done >= size:
             statement = _statement(into, size, len(rows[0]), otherwise)
-            db.execute(statement, [*chain.from_iterable(rows[done : done + size]), *with_])
+            cursor = db.execute(statement, [*chain.from_iterable(rows[done : done + size]), *with_])
+            last_id = cursor.lastrowid or 0
             done += size
+    return last_id
 
 
 @cache
