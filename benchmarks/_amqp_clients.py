@@ -1,4 +1,4 @@
-"""Which AMQP client costs the least CPU per message? For decision 0006; needs `pip install amqp aiormq`.
+"""Which AMQP client costs the least CPU per message? For decision 0012; needs `pip install amqp aiormq`.
 
 Usage: python benchmarks/_amqp_clients.py amqp://guest:guest@127.0.0.1:5672//
 
