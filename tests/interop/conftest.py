@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.interop.mixed_cluster import Client, MixedCluster
+from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
 
-BROKERS = ["redis"]
+BROKERS = ["redis", "rabbitmq"]
 WAYS = {"celery to umbel": ("celery", "on_umbel"), "umbel to celery": ("umbel", "on_celery")}
 
 
@@ -45,10 +46,13 @@ def cluster(
 ) -> Iterator[MixedCluster]:
     """Results are in Redis whatever the broker, because chords need them there."""
     home = tmp_path_factory.mktemp(f"interop-{request.param}")
-    url = results_server.url
-    with shown_when_it_fails(
-        request, MixedCluster(home, broker=url, backend=url, versions=["celery", "celery55"])
-    ) as cluster:
+    backend = f"{results_server.url.removesuffix('0')}{BROKERS.index(request.param)}"  # a database for each
+    broker, versions = backend, ["celery", "celery55"]
+    if request.param == "rabbitmq":
+        server = shared_server()
+        broker = server.url(server.new_vhost())
+    made = MixedCluster(home, request.param, broker=broker, backend=backend, versions=versions)
+    with shown_when_it_fails(request, made) as cluster:
         yield cluster
 
 

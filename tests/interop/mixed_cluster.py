@@ -138,8 +138,9 @@ class CeleryWorker(Process):
 class MixedCluster:
     """`versions` are the Celery workers that take part: celery (5.7), celery55."""
 
-    def __init__(self, home: Path, *, broker: str, backend: str, versions: Sequence[str]) -> None:
+    def __init__(self, home: Path, name: str, *, broker: str, backend: str, versions: Sequence[str]) -> None:
         self.home = home
+        self.name = name
         self.broker, self.backend = broker, backend
         self._versions = versions
         self._ends = ExitStack()
