@@ -13,6 +13,7 @@ from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
 
 BROKERS = ["redis", "rabbitmq"]
+ON_REDIS = pytest.mark.parametrize("cluster", ["redis"], indirect=True)
 WAYS = {"celery to umbel": ("celery", "on_umbel"), "umbel to celery": ("umbel", "on_celery")}
 
 
@@ -50,7 +51,7 @@ def cluster(
     broker, versions = backend, ["celery", "celery55"]
     if request.param == "rabbitmq":
         server = shared_server()
-        broker = server.url(server.new_vhost())
+        broker, versions = server.url(server.new_vhost()), ["celery"]
     made = MixedCluster(home, request.param, broker=broker, backend=backend, versions=versions)
     with shown_when_it_fails(request, made) as cluster:
         yield cluster

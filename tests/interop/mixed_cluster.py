@@ -43,6 +43,7 @@ class Process:
 
     def __init__(self, name: str, command: Sequence[str], home: Path, **variables: str) -> None:
         self.name = name
+        self._told = False
         self.log_file = home / f"{name}.log"
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("UMBEL_", "CELERY_"))}
         with self.log_file.open("ab") as log:
@@ -62,8 +63,13 @@ class Process:
     def check(self) -> None:
         assert self._process.poll() is None, f"{self.name} ended: {self.log}"
 
+    def tell_to_stop(self) -> None:
+        if not self._told:  # a second time would mean "at once"
+            self._told = True
+            self._process.send_signal(signal.SIGTERM)
+
     def stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
+        self.tell_to_stop()
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -177,6 +183,8 @@ class MixedCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        for process in (*self.workers.values(), *self.clients.values()):
+            process.tell_to_stop()
         self._ends.close()
 
     def _for_celery(self) -> dict[str, str]:

@@ -126,7 +126,7 @@ def retries_by_itself(self: Any) -> int:
     return retries
 
 
-@app.task(bind=True, max_retries=None)
+@app.task(bind=True, max_retries=40)
 def runs_only_on(self: Any, library: str, queue: str = "") -> list[Any]:
     """Taken by the other kind of worker it is tried again; Celery can send it elsewhere."""
     if library != LIBRARY:

@@ -1,7 +1,9 @@
 """Chords whose parts and body run on both kinds of worker, started by either kind of client.
 
 The parts are counted under keys that three programs write: Celery 5.7, Celery 5.5 and we. Whoever
-counts the last one sends the body, so the matrix lets each of them be the last.
+counts the last one sends the body, so the matrix lets each of them be the last. Those keys are in
+Redis whatever the broker is; what differs on RabbitMQ, the sending of the body, is tested in
+test_workflows.py.
 """
 
 from collections import Counter
@@ -10,9 +12,11 @@ from uuid import uuid4
 
 import pytest
 
+from tests.interop.conftest import ON_REDIS
 from tests.interop.mixed_cluster import Client, MixedCluster, Raised
 from tests.waiting import wait_until
 
+pytestmark = ON_REDIS
 QUEUES = ("on_umbel", "on_celery", "on_celery55")
 BODY = pytest.mark.parametrize("body", QUEUES)
 

@@ -107,8 +107,9 @@ def test_a_retry_by_celery_is_run_by_us(client: Client) -> None:
     assert found == ["umbel", 1]
 
 
-def test_a_retry_by_us_is_run_by_celery(client: Client) -> None:
+def test_a_retry_by_us_is_run_by_celery(cluster: MixedCluster) -> None:
     """Among many that we try again in a queue that both consume, Celery takes some."""
+    client = cluster.client("umbel")
     ids = client("[runs_only_on.apply_async(('celery',), queue=on_either).id for _ in range(20)]")
     read = "[one.result for one in map(app.AsyncResult, ids) if one.state == 'SUCCESS']"
     wait_until(
@@ -116,7 +117,6 @@ def test_a_retry_by_us_is_run_by_celery(client: Client) -> None:
         deadline_s=30,
         what="one that was tried again",
     )
-    wait_until(lambda: len(client(read, ids=ids)) >= 10, deadline_s=30, what="most of them")
     assert {library for library, _ in client(read, ids=ids)} == {"celery"}
 
 
@@ -127,7 +127,7 @@ def test_a_task_that_expires_before_it_is_due_is_not_run(way: Way, tmp_path: Pat
     journal = tmp_path / "journal"
     with pytest.raises(Raised, match="expired") as caught:
         way(
-            "get(notes.apply_async((journal, 'ran'), queue=queue, countdown=1.0, expires=0.5))",
+            "get(notes.apply_async((journal, 'ran'), queue=queue, countdown=0.6, expires=0.2))",
             journal=str(journal),
         )
     assert is_of(caught.value, way.client, NAMES["revoked"][way.client.library])
@@ -148,7 +148,7 @@ def test_our_revoke_holds_for_whoever_sent_the_task(
     journal, task_id = tmp_path / "journal", str(uuid4())
     client = cluster.client(sender)
     client(
-        "notes.apply_async((journal, 'ran'), queue=on_umbel, countdown=1.5, task_id=task_id).id",
+        "notes.apply_async((journal, 'ran'), queue=on_umbel, countdown=0.8, task_id=task_id).id",
         journal=str(journal),
         task_id=task_id,
     )

@@ -99,12 +99,12 @@ def test_the_errback_of_a_chain_hears_of_the_step_that_failed(client: Client, he
 @BOTH_WAYS
 def test_a_delayed_step_of_a_chain_waits(client: Client, here: str, there: str) -> None:
     sent, ran = client(
-        "(lambda sent: [sent, get((echo.s(1).set(queue=here) | now.s().set(queue=there, countdown=1))"
+        "(lambda sent: [sent, get((echo.s(1).set(queue=here) | now.s().set(queue=there, countdown=0.5))"
         ".apply_async())])(now())",
         here=here,
         there=there,
     )
-    assert sent + 1.0 <= ran <= sent + 11.0
+    assert sent + 0.5 <= ran <= sent + 11.0
 
 
 @BOTH_WAYS
@@ -173,6 +173,43 @@ def test_a_queue_that_both_consume_loses_and_doubles_nothing(client: Client, tmp
         journal=str(journal),
     )
     assert sorted(map(int, journal.read_text().split())) == list(range(200))
+
+
+# ---- chords (all that can be mixed: test_chords.py) ------------------------------------------------
+
+
+@BOTH_WAYS
+def test_a_chord_has_parts_on_both_and_its_body_on_either(client: Client, here: str, there: str) -> None:
+    found = client(
+        "get(chord([add.s(n, n).set(queue=[here, there][n % 2]) for n in range(6)],"
+        " where_and.s().set(queue=there)).apply_async())",
+        here=here,
+        there=there,
+    )
+    assert found == [library(there), [0, 2, 4, 6, 8, 10]]
+
+
+@BOTH_WAYS
+def test_parts_of_one_kind_have_a_body_of_the_other(client: Client, here: str, there: str) -> None:
+    found = client(
+        "get((group([add.s(n, n).set(queue=here) for n in range(3)]) | total.s().set(queue=there)"
+        " | where_and.s().set(queue=here)).apply_async())",
+        here=here,
+        there=there,
+    )
+    assert found == [library(here), 6]
+
+
+@BOTH_WAYS
+def test_a_part_that_fails_fails_the_body(client: Client, here: str, there: str) -> None:
+    with pytest.raises(Raised) as caught:
+        client(
+            "get_own(chord([add.s(1, 1).set(queue=there), fails.s().set(queue=here)],"
+            " total.s().set(queue=there)).apply_async())",
+            here=here,
+            there=there,
+        )
+    assert (caught.value.kind, caught.value.is_known) == ("ChordError", True)
 
 
 # ---- what only Celery's tasks do -------------------------------------------------------------------
