@@ -184,28 +184,6 @@ def test_a_rate_limit_parks_what_exceeds_it(tmp_path: Path) -> None:
         assert 20 <= cluster.counters("w1")["parked"] <= 60
 
 
-def test_the_owner_of_a_long_task_keeps_it_beyond_its_lease(tmp_path: Path) -> None:
-    with Cluster(tmp_path, TASKS_FILE, lease_s=0.5) as cluster:
-        cluster.start_worker("w1", "-c", "1")
-        cluster.start_worker("w2", "-c", "1")
-        long = cluster.app.send_task("chaos_tasks.work", [str(tmp_path), 5.0])
-        long.get(timeout=30)
-        assert len(lines(tmp_path)) == 1
-
-
-def test_a_killed_workers_tasks_run_elsewhere(tmp_path: Path) -> None:
-    with Cluster(tmp_path, TASKS_FILE, lease_s=1.0) as cluster:
-        cluster.start_worker("w1", "-c", "1")
-        long = cluster.app.send_task("chaos_tasks.work", [str(tmp_path), 3.0])
-        wait_until(lambda: lines(tmp_path), what="the task to start")
-        cluster.start_worker("w2", "-c", "1")
-        cluster.kill_worker("w1")
-        long.get(timeout=30)
-        first, second = (line.split() for line in lines(tmp_path))
-        assert (first[1], second[1]) == ("0", "1")  # the second run knows that it is one
-        wait_until(lambda: cluster.counters("w2").get("repeated") == 1, what="the repeat to be counted")
-
-
 def test_health_tells_well_dead_and_absent_workers_apart(tmp_path: Path) -> None:
     with Cluster(tmp_path, TASKS_FILE) as cluster:
         assert cluster.umbel("health", check=False).returncode == 3

@@ -1,0 +1,54 @@
+"""A worker keeps what it holds for as long as it lives, and not longer; on every broker."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.scenarios.chaos_tasks import journal_of
+from tests.scenarios.places import place
+from tests.waiting import wait_until
+
+TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
+RUNS_ELSEWHERE_WITHIN_S = 15.0
+pytestmark = [
+    pytest.mark.scenario,
+    pytest.mark.timeout(180),
+    pytest.mark.parametrize("broker", ["sqlite", "redis", "amqp"]),
+]
+
+
+def lines(directory: Path) -> list[str]:
+    journal = journal_of(str(directory))
+    return journal.read_text().splitlines() if journal.exists() else []
+
+
+def test_a_task_that_takes_ten_leases_runs_once(broker: str, tmp_path: Path) -> None:
+    with (
+        place(broker, tmp_path) as where,
+        Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend, lease_s=0.5) as cluster,
+    ):
+        cluster.start_worker("w1", "-c", "1")
+        cluster.start_worker("w2", "-c", "1")
+        cluster.app.send_task("chaos_tasks.work", [str(tmp_path), 5.0]).get(timeout=30)
+        assert len(lines(tmp_path)) == 1
+
+
+def test_a_killed_workers_task_runs_elsewhere(broker: str, tmp_path: Path) -> None:
+    with (
+        place(broker, tmp_path) as where,
+        Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend) as cluster,
+    ):
+        cluster.start_worker("w1", "-c", "1")
+        long = cluster.app.send_task("chaos_tasks.work", [str(tmp_path), 2.0])
+        wait_until(lambda: lines(tmp_path), what="the task to start")
+        cluster.start_worker("w2", "-c", "1")
+        cluster.kill_worker("w1")
+        # With the default lease of 10 s.
+        wait_until(
+            lambda: len(lines(tmp_path)) == 2, deadline_s=RUNS_ELSEWHERE_WITHIN_S, what="its second run"
+        )
+        long.get(timeout=30)
+        first, second = (line.split() for line in lines(tmp_path))
+        assert (first[1], second[1]) == ("0", "1")  # the second run knows that it is one
+        wait_until(lambda: cluster.counters("w2").get("repeated") == 1, what="the repeat to be counted")
