@@ -11,6 +11,7 @@ import pytest
 
 from umbel import App
 from umbel.app.request import Request
+from umbel.app.routing import NAMES_MAX
 from umbel.app.sending import Prepared, new_id
 from umbel.errors import BadMessage, BadValue, TooLarge
 from umbel.wire.task import decode_task
@@ -231,6 +232,26 @@ def test_the_call_beats_the_task(routed: App) -> None:
     routed.task(name="shop.pack", queue="own", priority=3)(lambda: None)
     assert queue_and_priority(routed, "shop.pack", queue="call", priority=0) == ("call", 0)
     assert queue_and_priority(routed, "shop.pack", routing_key="key") == ("key", 3)
+
+
+def test_a_task_that_is_defined_anew_is_sent_by_its_new_options(app: App) -> None:
+    def pack() -> None: ...
+
+    def queue() -> str:
+        return app.prepare("shop.pack", (), {}, {}).outgoing.queue
+
+    app.task(name="shop.pack", queue="first")(pack)
+    assert (queue(), queue()) == ("first", "first")
+    app.task(name="shop.pack", queue="second")(pack)
+    assert queue() == "second"
+    app.tasks.clear()
+    assert queue() == app.settings.task_default_queue
+
+
+def test_what_is_remembered_of_tasks_has_a_limit(app: App) -> None:
+    for number in range(NAMES_MAX + 10):
+        app.prepare(f"shop.task{number}", (), {}, {})
+    assert len(app.standing) <= NAMES_MAX
 
 
 def test_limits_ignoring_and_serializer_follow_the_same_order(tmp_path: Any) -> None:

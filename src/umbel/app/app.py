@@ -21,7 +21,7 @@ from umbel.app.options import TaskKeywords, options_from
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
 from umbel.app.routing import Router
-from umbel.app.sending import Prepared, SendOptions, check_options, origin, prepare
+from umbel.app.sending import Prepared, SendOptions, Standing, check_options, origin, prepare
 from umbel.app.sent_events import SentEvents
 from umbel.app.settings import Settings, assemble
 from umbel.app.signals import Signals
@@ -73,6 +73,7 @@ class App:
         given = {"broker": broker, "backend": backend, **settings}
         self.settings: Settings = assemble(given, directory=_directory_of(sys._getframe(1).f_globals))
         self.router = Router(self.settings.task_routes)
+        self.standing: dict[str, Standing] = {}  # by task, for `prepare`
         self.signals = Signals()
         self.tasks: dict[str, Task[Any, Any]] = {}
         self._opening = Lock()
@@ -246,6 +247,9 @@ class App:
 
     @property
     def producer(self) -> Producer:
+        opened = self._producer  # mostly it is open, and no lock is needed to see that
+        if opened is not None:
+            return opened
         with self._opening:
             if self._producer is None:
                 self._producer = open_producer(self.settings.for_broker())

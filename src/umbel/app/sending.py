@@ -15,10 +15,11 @@ from time import time
 from typing import Any, Protocol, TypedDict
 
 import msgspec
+from msgspec.structs import replace
 
 from umbel.app.options import TaskOptions, checked_priority
 from umbel.app.request import Request
-from umbel.app.routing import Router
+from umbel.app.routing import NAMES_MAX, Router
 from umbel.app.settings import Settings
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
@@ -95,12 +96,26 @@ class Sender(Protocol):
     def router(self) -> Router: ...
     @property
     def backend(self) -> Backend: ...
+    @property
+    def standing(self) -> dict[str, "Standing"]: ...
 
 
 class Prepared(msgspec.Struct, frozen=True):
     task: str
     task_id: str
     outgoing: Outgoing
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What holds for the calls of one task that say nothing else: worked out once, not for each."""
+
+    own: TaskOptions
+    settings: Settings
+    queue: str
+    priority: int
+    serializer: str
+    sends_results: bool
+    headers: TaskHeaders  # without those that differ from call to call
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -131,36 +146,20 @@ def prepare(
     sender: Request | None = None,
 ) -> Prepared:
     check_options(options)
-    own = defaults or _NO_TASK
-    settings = app.settings
-    route = app.router.route(task)
+    standing = _standing(app, task, defaults or _NO_TASK)
     task_id = options.get("task_id") or new_id()
-    due, eta = _due(options)
-    expires, expiration_ms = _expiry(options)
-    queue = options.get("queue") or options.get("routing_key") or own.queue or route.get("queue")
-    priority = _first(options.get("priority"), own.priority, route.get("priority"))
-    headers = TaskHeaders(
-        task=task,
+    stated, due, expiration_ms = _stated(options, standing) if options else _NOTHING_STATED
+    headers = replace(
+        standing.headers,
         id=task_id,
-        shadow=options.get("shadow"),
-        eta=eta,
-        expires=expires,
-        group=options.get("group_id"),
-        group_index=options.get("group_index"),
-        retries=options.get("retries", 0),
-        timelimit=(
-            _first(options.get("time_limit"), own.time_limit_s, settings.task_time_limit_s),
-            _first(options.get("soft_time_limit"), own.soft_time_limit_s, settings.task_soft_time_limit_s),
-        ),
         root_id=options.get("root_id") or (sender.root_id if sender else None) or task_id,
         parent_id=options.get("parent_id") or (sender.id if sender else None),
         argsrepr=show_args(args),
         kwargsrepr=show_kwargs(kwargs),
         origin=origin(),
-        ignore_result=_first(options.get("ignore_result"), own.ignore_result, settings.task_ignore_result),
-        **_stamps(options),
+        **stated,
     )
-    reply_to = _reply_to(app, options, wants_result=not headers.ignore_result or "chain" in options)
+    reply_to = _reply_to(app, options, standing, wants_result=not headers.ignore_result or "chain" in options)
     call = TaskCall(
         headers=headers,
         args=list(args),
@@ -168,24 +167,83 @@ def prepare(
         embed=_embed(options, reply_to),
         extra=dict(options.get("headers") or {}),
         reply_to=reply_to,
-        priority=checked_priority(_first(priority, settings.task_default_priority)),
+        priority=checked_priority(_first(options.get("priority"), standing.priority)),
     )
     message = encode_task(
         call,
-        serializer=options.get("serializer") or own.serializer or settings.task_serializer,
+        serializer=options.get("serializer") or standing.serializer,
         compression=options.get("compression"),
         expiration_ms=expiration_ms,
     )
-    check_size(message, settings.message_max_bytes, task)
-    return Prepared(task, task_id, Outgoing(queue or settings.task_default_queue, message, due))
+    check_size(message, standing.settings.message_max_bytes, task)
+    queue = options.get("queue") or options.get("routing_key") or standing.queue
+    return Prepared(task, task_id, Outgoing(queue, message, due))
 
 
-def _reply_to(app: Sender, options: SendOptions, *, wants_result: bool) -> str:
+def _standing(app: Sender, task: str, own: TaskOptions) -> Standing:
+    known = app.standing.get(task)
+    # A task that is defined anew has other options.
+    if known is not None and known.own is own and known.settings is app.settings:
+        return known
+    if len(app.standing) >= NAMES_MAX:
+        app.standing.clear()
+    settings, route = app.settings, app.router.route(task)
+    made = app.standing[task] = Standing(
+        own=own,
+        settings=settings,
+        queue=own.queue or route.get("queue") or settings.task_default_queue,
+        priority=_first(own.priority, route.get("priority"), settings.task_default_priority),
+        serializer=own.serializer or settings.task_serializer,
+        sends_results=sends_results(settings.backend),
+        headers=TaskHeaders(
+            task=task,
+            id="",
+            timelimit=(
+                _first(own.time_limit_s, settings.task_time_limit_s),
+                _first(own.soft_time_limit_s, settings.task_soft_time_limit_s),
+            ),
+            ignore_result=_first(own.ignore_result, settings.task_ignore_result),
+        ),
+    )
+    return made
+
+
+def _stated(options: SendOptions, standing: Standing) -> tuple[Mapping[str, Any], float, int | None]:
+    """The headers that the call itself states, when it is due, and how long it may wait to be run."""
+    due, eta = _due(options)
+    expires, expiration_ms = _expiry(options)
+    hard_s, soft_s = standing.headers.timelimit
+    stated = {
+        "eta": eta,
+        "expires": expires,
+        "timelimit": (
+            _first(options.get("time_limit"), hard_s),
+            _first(options.get("soft_time_limit"), soft_s),
+        ),
+        **_stamps(options),
+    }
+    for name, value in options.items():
+        if name in _HEADER_OF and value is not None:
+            stated[_HEADER_OF[name]] = value
+    return stated, due, expiration_ms
+
+
+_NOTHING_STATED: tuple[Mapping[str, Any], float, int | None] = ({}, 0.0, None)
+_HEADER_OF = {  # options that are headers, as they are
+    "shadow": "shadow",
+    "group_id": "group",
+    "group_index": "group_index",
+    "retries": "retries",
+    "ignore_result": "ignore_result",
+}
+
+
+def _reply_to(app: Sender, options: SendOptions, standing: Standing, *, wants_result: bool) -> str:
     """Where the result must be sent; "" where results are looked up, or this one is not wanted."""
     given = options.get("reply_to")
     if given is not None:
         return given
-    if not wants_result or not sends_results(app.settings.backend):
+    if not wants_result or not standing.sends_results:
         return ""
     backend = app.backend
     return backend.reply_to if isinstance(backend, Addressed) else ""
