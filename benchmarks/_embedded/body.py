@@ -1,23 +1,17 @@
 """What the tasks of this benchmark do, the same functions for every contender.
 
 `noop` does nothing but leave the time when it is the first or the last of a drain: two tasks of
-thousands, so what is measured is the queue. `probe` says through a named pipe when it ran. Both
-use the monotonic clock, which all processes of a machine share. Only the standard library: this
-file is imported in the peers' environment, too.
+thousands, so what is measured is the queue. `probe` says when it ran, see `_harness/probing.py`.
+Both use the monotonic clock, which all processes of a machine share. Only the standard library:
+this file is imported in the peers' environment, too.
 """
 
 import os
 import time
 from pathlib import Path
 
-from benchmarks._embedded.places import (
-    HOME_VARIABLE,
-    KEEP_VARIABLE,
-    LAST_VARIABLE,
-    PROBE_BYTES,
-    PROBE_PIPE,
-    mark_file,
-)
+from benchmarks._embedded.places import HOME_VARIABLE, KEEP_VARIABLE, LAST_VARIABLE, mark_file
+from benchmarks._harness import probing
 
 HOME = Path(os.environ[HOME_VARIABLE])
 KEEP_RESULTS = os.environ.get(KEEP_VARIABLE) == "1"
@@ -31,10 +25,7 @@ def noop(number: int) -> None:
 
 
 def probe() -> None:
-    now_ns = time.monotonic_ns()
-    pipe = os.open(HOME / PROBE_PIPE, os.O_WRONLY)
-    os.write(pipe, now_ns.to_bytes(PROBE_BYTES))
-    os.close(pipe)
+    probing.answer(HOME)
 
 
 def _mark(number: int) -> None:

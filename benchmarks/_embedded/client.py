@@ -7,21 +7,15 @@ python -m benchmarks._embedded.client MODULE describe
 
 import gc
 import json
-import os
-import random
-import select
 import sys
 import time
 from importlib import import_module
-from statistics import median
 from typing import Any, Protocol
 
 from benchmarks._embedded import body
-from benchmarks._embedded.places import PROBE_BYTES, PROBE_PIPE
+from benchmarks._harness import probing
 
 WARM_UP_MAX = 100
-PAUSE_MAX_S = 0.1  # between probes: longer than a poll of any contender would hide who polls
-PROBE_TIMEOUT_S = 30.0
 
 
 class Side(Protocol):
@@ -44,29 +38,11 @@ def enqueue(side: Side, count: int) -> dict[str, float]:
     return {"tasks_per_s": timed / took_s, "cpu_us": cpu_s / timed * 1e6}
 
 
-def probe(side: Side, count: int) -> dict[str, float]:
-    """Send one task at a time to an idle worker: how long until it runs."""
-    pauses = random.Random(1)  # the same pauses for every contender
-    # Opened for both directions, so that a writer that closes its end is no end of file for us.
-    pipe = os.open(body.HOME / PROBE_PIPE, os.O_RDWR)
-    latencies_ms = []
-    for _ in range(count):
-        time.sleep(pauses.uniform(0, PAUSE_MAX_S))
-        sent_ns = time.monotonic_ns()
-        side.send_probe()
-        if not select.select([pipe], [], [], PROBE_TIMEOUT_S)[0]:
-            sys.exit(f"a probe did not run within {PROBE_TIMEOUT_S:g} s")
-        ran_ns = int.from_bytes(os.read(pipe, PROBE_BYTES))
-        latencies_ms.append((ran_ns - sent_ns) / 1e6)
-    os.close(pipe)
-    return {"p50_ms": median(latencies_ms)}
-
-
 def main(module: str, what: str, *count: str) -> None:
     side: Any = import_module(module)
     answers = {
         "enqueue": lambda: enqueue(side, int(count[0])),
-        "probe": lambda: probe(side, int(count[0])),
+        "probe": lambda: {"p50_ms": probing.p50_ms(side.send_probe, body.HOME, int(count[0]))},
         "describe": side.describe,
     }
     print(json.dumps(answers[what]()))

@@ -8,7 +8,6 @@ part of a drain. The first and the last task must have run, or there is no resul
 """
 
 import json
-import os
 import signal
 import sqlite3
 import sys
@@ -25,17 +24,16 @@ from benchmarks._embedded.places import (
     HOME_VARIABLE,
     KEEP_VARIABLE,
     LAST_VARIABLE,
-    PROBE_PIPE,
     mark_file,
 )
+from benchmarks._harness import probing
 from benchmarks._harness.benchmark import PEERS_PYTHON, clean_environment
-from benchmarks._harness.processes import Running, output_of, running
+from benchmarks._harness.processes import CPU_TICK_S, Running, output_of, running
 
 CHILDREN = 2
 LOOK_EVERY_S = 0.005
 DRAIN_TIMEOUT_S = 300.0
 CLIENT_TIMEOUT_S = 600.0
-CPU_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 OUR_PYTHON = Path(sys.executable)
 
 
@@ -76,7 +74,7 @@ class Contender:
 
     def probe(self, home: Path, count: int) -> float:
         """The median time in milliseconds from sending a task to an idle worker until it runs."""
-        os.mkfifo(home / PROBE_PIPE)
+        probing.prepare(home)
         answer = self._ask(home, "probe", str(count))
         return float(answer["p50_ms"])
 

@@ -8,8 +8,6 @@ KEEP_VARIABLE = "BENCH_KEEP_RESULTS"
 FSYNC_VARIABLE = "BENCH_HUEY_FSYNC"
 
 DATABASE = "queue.db"
-PROBE_PIPE = "probe"
-PROBE_BYTES = 8
 
 
 def mark_file(home: Path, number: int) -> Path:

@@ -22,11 +22,15 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The subject must be at least so many times better than a peer."""
+    """The subject must be at least so many times better than a peer.
+
+    With `among`, that peer is the best of these, and `peer` is what it is called.
+    """
 
     measure: str
     peer: str
     at_least: float
+    among: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Ratio:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     target: Target
-    measured: float | None  # None: that peer did not run
+    measured: float | None  # None: that peer did not run, or not all of those among which it is the best
 
     @property
     def met(self) -> bool | None:
@@ -82,7 +86,13 @@ def ratios(measures: Sequence[Measure], subject: Samples, peers: Mapping[str, Sa
 
 def verdicts(targets: Sequence[Target], found: Sequence[Ratio]) -> list[Verdict]:
     measured = {ratio.key: ratio.value for ratio in found}
-    return [Verdict(target, measured.get(ratio_key(target.measure, target.peer))) for target in targets]
+    return [Verdict(target, _measured(target, measured)) for target in targets]
+
+
+def _measured(target: Target, ratios: Mapping[str, float]) -> float | None:
+    found = [ratios.get(ratio_key(target.measure, peer)) for peer in target.among or (target.peer,)]
+    # The best peer is the one that the subject surpasses least.
+    return min((one for one in found if one is not None), default=None) if None not in found else None
 
 
 def _ratio(measure: Measure, peer: str, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:

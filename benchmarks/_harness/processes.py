@@ -5,6 +5,7 @@ then ends what it started in order. Whoever is left of its descendants is killed
 ids are noted, with their start times, before the first signal is sent.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import psutil
 STOP_S = 20.0
 KILL_S = 5.0
 LOG_TAIL_CHARACTERS = 2000
+CPU_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class BenchmarkFailed(Exception):
@@ -42,11 +44,16 @@ class Running:
 
     def cpu_s(self) -> float:
         """What the process and its living descendants have used so far."""
-        return sum(_cpu_s(one) for one in _family(self.process.pid))
+        return family_cpu_s(self.process.pid)
 
     def pss_bytes(self) -> int:
         """The memory of the process and its descendants; shared pages are counted once."""
         return sum(_pss_bytes(one) for one in _family(self.process.pid))
+
+
+def family_cpu_s(pid: int) -> float:
+    """What a process and its living descendants have used so far."""
+    return sum(_cpu_s(one) for one in _family(pid))
 
 
 @contextmanager
@@ -57,8 +64,12 @@ def running(
     environment: Mapping[str, str],
     directory: Path,
     stop_signal: signal.Signals = signal.SIGTERM,
+    stop_family: bool = False,
 ) -> Iterator[Running]:
-    """A process for as long as the block lasts."""
+    """A process for as long as the block lasts.
+
+    With `stop_family` its descendants get the signal as well, like from a terminal's Ctrl-C.
+    """
     log = directory / f"{name}.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -73,7 +84,7 @@ def running(
     try:
         yield Running(name, process, log)
     finally:
-        _end(name, process, stop_signal)
+        _end(name, process, stop_signal, family=stop_family)
 
 
 def output_of(
@@ -123,11 +134,18 @@ def ended_in_order() -> Iterator[None]:
 
 
 def _end(
-    name: str, process: subprocess.Popen[bytes] | subprocess.Popen[str], stop_signal: signal.Signals
+    name: str,
+    process: subprocess.Popen[bytes] | subprocess.Popen[str],
+    stop_signal: signal.Signals,
+    *,
+    family: bool = False,
 ) -> None:
     descendants = _family(process.pid)[1:]
     if process.poll() is None:
         process.send_signal(stop_signal)
+        for one in descendants if family else ():
+            with suppress(psutil.NoSuchProcess):
+                one.send_signal(stop_signal)
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
     if process.poll() is None:

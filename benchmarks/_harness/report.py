@@ -23,6 +23,7 @@ from benchmarks._harness.measures import (
 )
 
 GAP = "   "
+COLUMNS_MAX = 4
 ABSENT = "-"
 
 
@@ -104,20 +105,48 @@ def _paragraphs(findings: Findings) -> Iterator[str]:
     here = machine()
     yield f"{findings.benchmark}: {findings.question}"
     yield (
-        f"{findings.rounds} alternating rounds, {findings.tasks:,} tasks each; median (lowest – highest); "
+        f"{findings.rounds} alternating rounds, {findings.tasks:,} tasks; median (lowest – highest); "
         f"{here['cpus']} CPUs, Python {here['python']}, SQLite {here['sqlite']}, files on {here['files_on']}"
     )
     yield ""
-    yield from _aligned([["", "", *findings.samples], *_rows(findings)], left=2)
-    yield ""
-    if found := findings.ratios():
-        yield from _aligned(_ratio_rows(findings, found), left=1)
+    found = findings.ratios()
+    if len(findings.samples) <= COLUMNS_MAX:
+        yield from _columns(findings, found)
+    else:
+        yield from _aligned(_list_rows(findings, found), left=1)
         yield ""
+    if found:
         yield from map(_verdict_line, findings.verdicts())
         yield ""
     for name, settings in findings.settings.items():
         yield f"{name}: " + ", ".join(f"{key} {value}" for key, value in settings.items())
     yield from findings.notes
+
+
+def _columns(findings: Findings, found: Sequence[Ratio]) -> Iterator[str]:
+    yield from _aligned([["", "", *findings.samples], *_rows(findings)], left=2)
+    yield ""
+    if found:
+        yield from _aligned(_ratio_rows(findings, found), left=1)
+        yield ""
+
+
+def _list_rows(findings: Findings, found: Sequence[Ratio]) -> Iterator[list[str]]:
+    """Many contenders make a line too long to read: a paragraph for each measure, a row for each of them."""
+    by_key = {(ratio.measure, ratio.peer): ratio for ratio in found}
+    for measure in findings.measures:
+        measured = {
+            name: samples[measure.name]
+            for name, samples in findings.samples.items()
+            if measure.name in samples
+        }
+        rows = [
+            [f"    {name}", _cell(values), _ratio_cell(by_key.get((measure.name, name)))]
+            for name, values in measured.items()
+        ]
+        if rows:
+            yield [measure.title, measure.unit, f"{findings.subject} is better, times" if by_key else ""]
+            yield from rows
 
 
 def _rows(findings: Findings) -> Iterator[list[str]]:

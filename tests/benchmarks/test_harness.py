@@ -2,7 +2,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -30,6 +30,13 @@ def test_a_target_is_met_missed_or_was_not_measured() -> None:
     found = [Ratio("drain", "peer", 3.0, 2.9, 5.0)]
     targets = [Target("drain", "peer", 3.0), Target("drain", "peer", 3.1), Target("drain", "absent", 1.0)]
     assert [verdict.met for verdict in verdicts(targets, found)] == [True, False, None]
+
+
+def test_the_best_peer_is_the_one_surpassed_least_and_known_when_all_ran() -> None:
+    found = [Ratio("drain", "slow", 9.0, 8.0, 9.0), Ratio("drain", "quick", 3.0, 2.9, 5.0)]
+    among_both = Target("drain", "best", 3.0, among=("slow", "quick"))
+    among_three = Target("drain", "best", 3.0, among=("slow", "quick", "absent"))
+    assert [one.measured for one in verdicts([among_both, among_three], found)] == [3.0, None]
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,17 @@ def test_people_get_aligned_columns_and_the_verdict(capsys: pytest.CaptureFixtur
         "latency   ms           1 (1 – 1)      1 (1 – 1)",
     ]
     assert "target: drain at least 3.0 times theirs: 3.10, met" in lines
+
+
+def test_many_contenders_are_listed_under_each_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    few = fake_benchmark([])
+    more = [Fake(f"peer {number}", [5.0, 5.0, 5.0]) for number in range(3)]
+    many = replace(few, contenders=(*few.contenders, *more))
+    assert many.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[3:5]] == ["drain", ""]
+    assert "    theirs   10 (10 – 11)      3.10 (3.00 – 8.18)" in lines
+    assert "    peer 2      5 (5 – 5)     6.20 (6.00 – 18.00)" in lines
 
 
 def test_fewer_than_three_rounds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,11 @@ class RabbitServer:
     def port(self) -> int:
         return self.ports[0]
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server runs"
+        return self._process.pid
+
     def url(self, vhost: str = "/") -> str:
         return f"amqp://guest:guest@127.0.0.1:{self.port}/{vhost}"
 

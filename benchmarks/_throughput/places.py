@@ -1,0 +1,8 @@
+"""Names that the benchmark, its clients and its tasks agree on, each in a process of its own."""
+
+HOME_VARIABLE = "BENCH_HOME"
+URL_VARIABLE = "BENCH_URL"
+
+TALLY = "tally"
+CHILDREN = 2
+BATCH = 1000  # tasks that a client hands over at once, where it sends in bulk

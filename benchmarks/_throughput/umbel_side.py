@@ -1,0 +1,33 @@
+"""Umbel's side: an app with its default settings, apart from the address and the results."""
+
+import umbel
+from benchmarks._throughput import body
+from benchmarks._throughput.places import BATCH
+from umbel import App
+
+app = App("bench", broker=body.URL, task_ignore_result=True)
+noop = app.task(body.noop)
+probe = app.task(body.probe)
+
+
+def send_each(count: int) -> None:
+    for number in range(count):
+        noop.delay(number)
+
+
+def send_bulk(count: int) -> None:
+    for first in range(0, count, BATCH):
+        app.send_many(noop.s(number) for number in range(first, min(first + BATCH, count)))
+
+
+def send_probe() -> None:
+    probe.delay()
+
+
+def describe() -> dict[str, str]:
+    return {
+        "version": umbel.__version__,
+        "bulk": "app.send_many()",
+        "delivery": "at least once; publishing to RabbitMQ is confirmed",
+        "crash": "loses nothing",
+    }

@@ -1,0 +1,136 @@
+"""How quick is Umbel on Redis and on RabbitMQ, beside the other task queues for Python?
+
+No-op tasks, two children, no results, task events off. Every round gives each contender an empty
+broker: one client process sends tasks one at a time and then in bulk, a worker is started on the
+full queue and drains it, and then runs single tasks while it is idle. Contenders get different
+numbers of tasks, so that each takes a second or two.
+
+    scripts/setup bench; scripts/setup servers
+    .venv/bin/python benchmarks/throughput.py [--json] [--rounds N] [--tasks N] [--only umbel]
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks._harness.benchmark import Benchmark, Stage
+from benchmarks._harness.measures import Measure, Target
+from benchmarks._harness.processes import BenchmarkFailed
+from benchmarks._throughput.contenders import (
+    CELERY,
+    CELERY_EVENTS,
+    DRAMATIQ,
+    HUEY,
+    RQ,
+    SAQ,
+    TASKIQ,
+    UMBEL,
+    UMBEL_EVENTS,
+    Contender,
+)
+from benchmarks._throughput.servers import RABBITMQ, REDIS, SERVERS, Server, stop_servers
+
+TASKS = 60_000
+TASKS_MIN = 20
+ONE_AT_A_TIME = 0.25  # of the tasks; the others are sent in bulk
+PROBES_MAX = 30
+PEERS = tuple(peer.name for peer in (CELERY, DRAMATIQ, TASKIQ, HUEY, RQ, SAQ))
+
+
+def measures_of(server: Server) -> tuple[Measure, ...]:
+    name, on = server.name, f"{server.title}: "
+    return (
+        Measure(f"{name}_drain", f"{on}drain", "tasks/s"),
+        Measure(f"{name}_enqueue", f"{on}enqueue, one at a time", "tasks/s"),
+        Measure(f"{name}_bulk", f"{on}enqueue, in bulk", "tasks/s"),
+        Measure(f"{name}_latency", f"{on}idle: sent until it runs, p50", "ms", higher_is_better=False),
+        Measure(f"{name}_startup", f"{on}start-up until the first task", "ms", higher_is_better=False),
+        Measure(f"{name}_memory", f"{on}worker and children, PSS", "MiB", higher_is_better=False),
+        Measure(f"{name}_drain_cpu", f"{on}drain: CPU of worker and children", "µs/task", False),
+        Measure(f"{name}_server_cpu", f"{on}drain: CPU of the server", "µs/task", False),
+        Measure(f"{name}_enqueue_cpu", f"{on}enqueue, one at a time: CPU of the client", "µs/task", False),
+        Measure(f"{name}_bulk_cpu", f"{on}enqueue, in bulk: CPU of the client", "µs/task", False),
+    )
+
+
+def on(server: Server) -> Stage[Contender]:
+    def stage(contender: Contender, home: Path, tasks: int) -> Mapping[str, float]:
+        if server.name not in contender.shares:
+            return {}
+        count = max(TASKS_MIN, round(tasks * contender.shares[server.name]))
+        measured = measure(contender, home, server, count)
+        return {f"{server.name}_{name}": value for name, value in measured.items()}
+
+    return stage
+
+
+def measure(contender: Contender, home: Path, server: Server, count: int) -> Mapping[str, float]:
+    url = server.empty_url()
+    each = round(count * ONE_AT_A_TIME)
+    fill = contender.fill(home, url, each=each, bulk=count - each)
+    latency: dict[str, float] = {}
+    with contender.draining(home, url, server, count) as (worker, drain):
+        memory_bytes = worker.pss_bytes()
+        if not contender.drains_only:
+            latency["latency"] = contender.probe(home, url, min(PROBES_MAX, count))
+    if left := contender.waiting(server, url):
+        raise BenchmarkFailed(f"{contender.name} left {left:,} messages that it had run")
+    drained = {
+        "drain": drain.tasks_per_s,
+        "drain_cpu": drain.cpu_us,
+        "server_cpu": drain.server_cpu_us,
+        "memory": memory_bytes / 2**20,
+        "startup": drain.first_task_ms,
+    }
+    if contender.drains_only:
+        return drained
+    return {
+        **drained,
+        **latency,
+        "enqueue": fill.each_per_s,
+        "enqueue_cpu": fill.each_cpu_us,
+        "bulk": fill.bulk_per_s,
+        "bulk_cpu": fill.bulk_cpu_us,
+    }
+
+
+TARGETS = (
+    Target("redis_drain", "best_peer", 3.0, among=PEERS),
+    Target("redis_drain", CELERY.name, 25.0),
+    Target("redis_bulk", "best_peer", 5.0, among=PEERS),
+    Target("redis_enqueue", "best_peer", 1.0, among=PEERS),
+    Target("redis_latency", "best_peer", 1.0, among=PEERS),
+    Target("redis_memory", CELERY.name, 1 / 0.7),
+    Target("rabbitmq_drain", DRAMATIQ.name, 1.5),
+    Target("rabbitmq_drain", CELERY.name, 4.0),
+    Target("rabbitmq_memory", CELERY.name, 1 / 0.7),
+)
+
+NOTES = (
+    "of these tasks umbel drains all from Redis, the others such a share that each takes as long.",
+    "Redis keeps nothing on disk; on RabbitMQ queues are durable and messages persistent, for all.",
+    "Umbel acknowledges after a task has run and waits for RabbitMQ's confirms, its defaults.",
+    "Peers run as their documentation says for short tasks: large prefetch (celery, dramatiq), coroutines",
+    "and uvloop (taskiq), workers that do not fork (rq), no results; hiredis is there for all.",
+    "_events: the same worker with -E, which sends an event at every step of a task.",
+)
+
+BENCHMARK = Benchmark(
+    name="throughput",
+    question="no-op tasks, two children, Redis and RabbitMQ",
+    contenders=(UMBEL, UMBEL_EVENTS, CELERY, CELERY_EVENTS, DRAMATIQ, TASKIQ, HUEY, RQ, SAQ),
+    stages={server.title: on(server) for server in (REDIS, RABBITMQ)},
+    measures=[one for server in SERVERS for one in measures_of(server)],
+    targets=TARGETS,
+    tasks=TASKS,
+    notes=NOTES,
+)
+
+if __name__ == "__main__":
+    try:
+        status = BENCHMARK.main()
+    finally:
+        stop_servers()
+    sys.exit(status)
