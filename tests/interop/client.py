@@ -25,10 +25,15 @@ def get_own(result: Any) -> Any:
     return get(shared_tasks.app.AsyncResult(result.id))
 
 
+def as_map(signature: Any) -> dict[str, Any]:
+    return dict(signature) if isinstance(signature, dict) else dict(signature.to_map())
+
+
 NAMES = {
     **vars(shared_tasks),
     "get": get,
     "get_own": get_own,
+    "as_map": as_map,
     "UTC": UTC,
     "date": date,
     "datetime": datetime,
