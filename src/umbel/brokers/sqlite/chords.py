@@ -49,13 +49,13 @@ class ChordStore:
             ended = db.execute("UPDATE chords SET done = 1 WHERE group_id = ? AND NOT done", (group_id,))
             if not ended.rowcount:
                 return
-            queues = messages.insert(db, batch, self._store.clock.now().wall_s)
+            queues = messages.insert(db, batch, self._store.clock.wall_s())
             db.execute("DELETE FROM chord_parts WHERE group_id = ?", (group_id,))
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self._store.poke(awake)
 
     def _expires_at(self) -> float:
-        return self._store.clock.now().wall_s + self._store.settings.result_expires_s
+        return self._store.clock.wall_s() + self._store.settings.result_expires_s
 
 
 def sweep(db: sqlite3.Connection, now_s: float, limit: int) -> int:

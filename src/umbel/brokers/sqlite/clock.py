@@ -20,8 +20,11 @@ class Clock:
     def __init__(self) -> None:
         self.boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else _WALL
 
+    def wall_s(self) -> float:
+        return time.time()
+
     def now(self) -> Instant:
-        wall_s = time.time()
+        wall_s = self.wall_s()
         return Instant(wall_s if self.boot_id == _WALL else time.clock_gettime(time.CLOCK_BOOTTIME), wall_s)
 
     def ticket(self) -> int:

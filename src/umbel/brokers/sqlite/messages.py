@@ -47,8 +47,10 @@ def insert(db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float) -> s
             delayed.append((one.not_before, number, queue, priority))
         else:
             ready.append((queue, priority, number))
-    rows.insert(db, "ready", ready)
-    rows.insert(db, "delayed", delayed)
+    if ready:
+        rows.insert(db, "ready", ready)
+    if delayed:
+        rows.insert(db, "delayed", delayed)
     return queues
 
 

@@ -53,14 +53,14 @@ class Store:
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
         with self.database.write(durable=True) as db:
-            queues = messages.insert(db, batch, self.clock.now().wall_s)
+            queues = messages.insert(db, batch, self.clock.wall_s())
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self.poke(awake)
 
     def claim(self, owner: str, queues: Sequence[str], limit: int, revoked_after: int) -> Claim:
         if self._look_first and not self._worth_a_claim(queues):
             with self.database.read() as db:
-                news, cursor, _ = revokes.after(db, revoked_after, self.clock.now().wall_s)
+                news, cursor, _ = revokes.after(db, revoked_after, self.clock.wall_s())
             return Claim((), news, cursor)
         awake: set[bytes] = set()
         returned = 0
@@ -83,7 +83,7 @@ class Store:
 
     def watch_queues(self, queues: Sequence[str], address: bytes | None) -> float | None:
         """Register for news of the queues: the seconds until one may have a message, if known."""
-        now_s = self.clock.now().wall_s
+        now_s = self.clock.wall_s()
         channels = [waiters.queue(queue) for queue in queues]
         with self.database.read() as db:
             if messages.anything_due(db, queues, now_s):
@@ -119,7 +119,7 @@ class Store:
 
     def settle(self, batch: Sequence[Verdict]) -> Settled:
         with self.database.write() as db:
-            now_s = self.clock.now().wall_s
+            now_s = self.clock.wall_s()
             judged = verdicts.judge(batch, verdicts.standing_claims(db, batch))
             grown = verdicts.apply(db, judged, now_s)
             results.store(db, judged.results, now_s, now_s + self.settings.result_expires_s)
@@ -131,14 +131,14 @@ class Store:
 
     def store_results(self, batch: Sequence[StoredResult]) -> None:
         with self.database.write() as db:
-            now_s = self.clock.now().wall_s
+            now_s = self.clock.wall_s()
             results.store(db, batch, now_s, now_s + self.settings.result_expires_s)
             awake = waiters.addresses(db, [waiters.result(result.task_id) for result in batch])
         self.poke(awake)
 
     def read_results(self, task_ids: Iterable[str]) -> dict[str, StoredResult]:
         with self.database.read() as db:
-            return results.read(db, task_ids, self.clock.now().wall_s)
+            return results.read(db, task_ids, self.clock.wall_s())
 
     def watch_results(self, task_ids: Sequence[str], address: bytes) -> None:
         with self.database.write() as db:
@@ -172,14 +172,14 @@ class Store:
 
     def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
         with self.database.write(durable=True) as db:
-            count, queues = dead_letters.requeue(db, letter_ids, self.clock.now().wall_s)
+            count, queues = dead_letters.requeue(db, letter_ids, self.clock.wall_s())
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self.poke(awake)
         return count
 
     def revoke(self, batch: Sequence[Revoke]) -> None:
         with self.database.write(durable=True) as db:
-            revokes.record(db, batch, self.settings.revokes_max, self.clock.now().wall_s)
+            revokes.record(db, batch, self.settings.revokes_max, self.clock.wall_s())
 
     def unregister(self, address: bytes) -> None:
         with self.database.write() as db:
@@ -202,7 +202,7 @@ class Store:
     def _greet(self, db: sqlite3.Connection) -> None:
         """Tell a new file its birth, and end what was held when the machine last went down."""
         if not meta.number(db, meta.BORN):
-            meta.put(db, meta.BORN, self.clock.now().wall_s)
+            meta.put(db, meta.BORN, self.clock.wall_s())
         if meta.text(db, meta.BOOT_ID) != self.clock.boot_id:
             meta.put(db, meta.BOOT_ID, self.clock.boot_id)
             claims.return_lost(db, float("inf"))
