@@ -7,11 +7,10 @@ can run what the other composed.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast
-from uuid import uuid4
 
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
-from umbel.app.sending import Prepared, SendOptions, check_options, known_options
+from umbel.app.sending import Prepared, SendOptions, check_options, known_options, new_id
 from umbel.errors import ConfigurationError, NotRegistered
 from umbel.wire.task import SignatureMap, check_signature
 
@@ -19,9 +18,11 @@ if TYPE_CHECKING:
     from umbel.app.app import App
 
 R = TypeVar("R")
+C = TypeVar("C", list[Any], dict[str, Any])
 CHAIN_TASK = "celery.chain"
 # Options of a chain that its first step does not take over.
 _OF_THE_CHAIN = frozenset({"task_id", "chain", "chord", "link", "link_error"})
+_UNCHANGING = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Signature(Generic[R]):
@@ -69,9 +70,12 @@ class Signature(Generic[R]):
         copy: Signature[R] = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__)
         # What is given now is not copied: the result of a chain's step may be large.
-        copy.args = [*(() if self.immutable else args), *deepcopy(self.args)]
-        copy.kwargs = deepcopy(self.kwargs) | (dict(kwargs or {}) if not self.immutable else {})
-        copy.options = cast(SendOptions, {**deepcopy(self.options), **options})
+        copy.args = [*(() if self.immutable else args), *_copied(self.args, self.args)]
+        copy.kwargs = _copied(self.kwargs, self.kwargs.values()) | (
+            dict(kwargs or {}) if not self.immutable else {}
+        )
+        own = cast(dict[str, Any], self.options)
+        copy.options = cast(SendOptions, {**_copied(own, own.values()), **options})
         return copy
 
     def link(self, callback: "Signature[Any]") -> "Signature[Any]":
@@ -142,7 +146,7 @@ class Signature(Generic[R]):
 
     def freeze(self, task_id: str | None = None) -> str:
         """Fix the id it will be sent under, and return it."""
-        fixed: str = self.options.setdefault("task_id", task_id or str(uuid4()))
+        fixed: str = self.options.setdefault("task_id", task_id or new_id())
         return fixed
 
     def to_map(self) -> SignatureMap:
@@ -274,6 +278,11 @@ def _chain_from(data: SignatureMap, app: "App") -> Chain:
 
 
 register_kind("chain", CHAIN_TASK, _chain_from)
+
+
+def _copied(values: C, items: Iterable[Any]) -> C:
+    """A list or map with contents of its own: `deepcopy` is needed only for items that can change."""
+    return values.copy() if _UNCHANGING.issuperset(map(type, items)) else deepcopy(values)
 
 
 def _joined(steps: Iterable[Signature[Any]]) -> list[Signature[Any]]:
