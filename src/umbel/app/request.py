@@ -4,8 +4,7 @@ The current request lives in a context variable, so it is right in threads and i
 task called as a plain function has an empty request with `called_directly` set.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
@@ -52,13 +51,21 @@ def current_request() -> Request | None:
     return _current.get()
 
 
-@contextmanager
-def running(request: Request) -> Iterator[Request]:
-    token = _current.set(request)
-    try:
-        yield request
-    finally:
-        _current.reset(token)
+class Running:
+    """The block in which `current_request()` is this one. A class: every task passes here, and a generator
+    costs three times as much."""
+
+    __slots__ = ("_request", "_token")
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __enter__(self) -> Request:
+        self._token = _current.set(self._request)
+        return self._request
+
+    def __exit__(self, *_error: object) -> None:
+        _current.reset(self._token)
 
 
 def request_of(

@@ -23,7 +23,7 @@ from umbel.app.follow_ups import (
     next_attempt,
     steps_that_never_run,
 )
-from umbel.app.request import Request, request_of, running
+from umbel.app.request import Request, Running, request_of
 from umbel.errors import (
     BrokerError,
     Ignore,
@@ -81,7 +81,7 @@ class Tracer:
 
     def _traced(self, run: "_Run", task: "Task[Any, Any]", call: TaskCall, request: Request) -> Outcome:
         signals = self._app.signals
-        with running(request):
+        with Running(request):
             if signals.task_prerun:
                 signals.task_prerun.send(task=task, task_id=request.id, args=call.args, kwargs=call.kwargs)
             if task.options.track_started:
