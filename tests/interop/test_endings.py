@@ -107,19 +107,6 @@ def test_a_retry_by_celery_is_run_by_us(client: Client) -> None:
     assert found == ["umbel", 1]
 
 
-def test_a_retry_by_us_is_run_by_celery(cluster: MixedCluster) -> None:
-    """Among many that we try again in a queue that both consume, Celery takes some."""
-    client = cluster.client("umbel")
-    ids = client("[runs_only_on.apply_async(('celery',), queue=on_either).id for _ in range(20)]")
-    read = "[one.result for one in map(app.AsyncResult, ids) if one.state == 'SUCCESS']"
-    wait_until(
-        lambda: any(retries for _, retries in client(read, ids=ids)),
-        deadline_s=30,
-        what="one that was tried again",
-    )
-    assert {library for library, _ in client(read, ids=ids)} == {"celery"}
-
-
 # ---- expiry and revokes ----------------------------------------------------------------------------
 
 

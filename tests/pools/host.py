@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.waiting import wait_until
@@ -28,7 +29,8 @@ _left_behind: list[object] = []  # what an app keeps alive after it was imported
 
 
 def spec(*quirks: str) -> HostSpec:
-    return HostSpec(loader=f"{__name__}:load", target=",".join(quirks), search_path=tuple(sys.path[:1]))
+    root = str(Path(__file__).resolve().parents[2])
+    return HostSpec(loader=f"{__name__}:load", target=",".join(quirks), search_path=(root,))
 
 
 def make_job(number: int, verb: str = "return", argument: Any = None, **fields: Any) -> Job:
