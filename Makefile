@@ -35,6 +35,7 @@ soak: check ## the same scenarios at full counts
 # Peers run in .venv-bench, so that their dependencies never mix with ours.
 bench: ## every benchmark, beside its peers (ARGS=--json for machines)
 	@scripts/setup bench
+	@scripts/setup servers
 	@for benchmark in benchmarks/[a-z]*.py; do echo "$$benchmark" >&2; $(BIN)/python "$$benchmark" $(ARGS); done
 
 format: setup ## rewrite the code the way check wants it

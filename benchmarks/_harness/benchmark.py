@@ -45,7 +45,7 @@ class Contender(Protocol):
 
 C = TypeVar("C", bound=Contender)
 
-# A stage runs one contender in an empty directory, with so many tasks: the value of each measure.
+# A stage runs one contender in an empty directory, with so many tasks: the value of each measure, or none.
 Stage = Callable[[C, Path, int], Mapping[str, float]]
 
 
@@ -108,6 +108,8 @@ class Benchmark(Generic[C]):
         began = time.monotonic()
         with _home() as home:
             measured = stage(contender, Path(home), tasks)
+        if not measured:  # this stage is not for this contender
+            return measured
         values = ", ".join(f"{name} {value:,.4g}" for name, value in measured.items())
         took_s = time.monotonic() - began
         print(f"round {number}, {title}, {contender.name}: {values} [{took_s:.1f} s]", file=sys.stderr)

@@ -173,7 +173,7 @@ UMBEL = Contender(
     python=OUR_PYTHON,
     module=f"{_SIDES}.umbel_side",
     worker=_UMBEL_WORKER,
-    shares={REDIS.name: 1.0, RABBITMQ.name: 0.5},
+    shares={REDIS.name: 1.0, RABBITMQ.name: 0.3},
     counted_by=_UMBELS,
     queue="celery",
 )
@@ -190,7 +190,7 @@ CELERY = Contender(
     name="celery",
     module=f"{_SIDES}.celery_side",
     worker=_CELERY_WORKER,
-    shares={REDIS.name: 0.03, RABBITMQ.name: 0.06},
+    shares={REDIS.name: 0.025, RABBITMQ.name: 0.05},
     counted_by=_CELERYS,
     queue="celery",
 )
@@ -198,7 +198,7 @@ CELERY_EVENTS = Contender(
     name="celery_events",
     module=CELERY.module,
     worker=f"{_CELERY_WORKER} -E",
-    shares={REDIS.name: 0.02},
+    shares={REDIS.name: 0.015},
     counted_by=_CELERYS,
     drains_only=True,
 )
@@ -206,7 +206,7 @@ DRAMATIQ = Contender(
     name="dramatiq",
     module=f"{_SIDES}.dramatiq_side",
     worker=f"dramatiq {_SIDES}.dramatiq_side -p {CHILDREN}",
-    shares={REDIS.name: 0.12, RABBITMQ.name: 0.12},
+    shares={REDIS.name: 0.1, RABBITMQ.name: 0.1},
     counted_by="return redis.call('HLEN', 'dramatiq:default.msgs')",
     variables={"dramatiq_queue_prefetch": "100"},
     queue="default",
@@ -215,7 +215,7 @@ TASKIQ = Contender(
     name="taskiq",
     module=f"{_SIDES}.taskiq_side",
     worker=f"taskiq worker {_SIDES}.taskiq_side:broker -w {CHILDREN} --log-level WARNING",
-    shares={REDIS.name: 0.15},
+    shares={REDIS.name: 0.08},
     counted_by="return redis.call('LLEN', 'taskiq')",
 )
 HUEY = Contender(
@@ -230,7 +230,7 @@ RQ = Contender(
     name="rq",
     module=f"{_SIDES}.rq_side",
     worker=f"rq worker-pool -n {CHILDREN} -w rq.worker.SimpleWorker -q -l ERROR",
-    shares={REDIS.name: 0.03},
+    shares={REDIS.name: 0.015},
     counted_by="return redis.call('LLEN', 'rq:queue:default') + redis.call('ZCARD', 'rq:wip:default')",
 )
 SAQ = Contender(
