@@ -1,6 +1,7 @@
 """Taskiq's side: tasks are coroutines, which spares it a thread, and uvloop runs them.
 
-Its broker with a list: the one with a stream, which acknowledges, sends more slowly.
+Its broker with a list, which loses tasks in a crash. The one with a stream acknowledges; in five
+alternating runs it drained and sent about as quickly, and answered an idle client later.
 """
 
 import asyncio

@@ -52,8 +52,10 @@ def current_request() -> Request | None:
 
 
 class Running:
-    """The block in which `current_request()` is this one. A class: every task passes here, and a generator
-    costs three times as much."""
+    """The block in which `current_request()` is this one.
+
+    A class, because every task passes here and a generator costs about twice as much.
+    """
 
     __slots__ = ("_request", "_token")
 
