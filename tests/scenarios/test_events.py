@@ -86,7 +86,9 @@ def test_task_events_are_logged_for_a_recorder_although_nobody_said_so_to_the_wo
 
         events = asyncio.run(scenario())
     of_the_task = [event["type"] for event in events if event.get("uuid") == "kept"]
-    assert of_the_task == ["task-sent", "task-received", "task-started", "task-succeeded"]
+    # The client tells that it has sent a task once the task is safe, and a worker may be quicker.
+    of_the_task.remove("task-sent")
+    assert of_the_task == ["task-received", "task-started", "task-succeeded"]
     assert events[-1]["type"] == "worker-offline"
 
 
