@@ -36,6 +36,7 @@ class Events(Step):
         self._recorded = False
         self._waiting: list[dict[str, Any]] = []
         self._arrived = asyncio.Event()
+        self._sending = asyncio.Lock()
         self._stamper = EventStamper(
             hostname=context.identity.node,
             pid=context.identity.pid,
@@ -61,15 +62,17 @@ class Events(Step):
         self.run_in_background(self._watch())
 
     async def stop(self) -> None:
-        started = bool(self._background)
-        await self.end_background()
-        if not started:
+        if not self._background:
             return
-        try:
-            await self._send_waiting()
-            await self._context.broker.coordination.raise_clock(self.clock.value)
-        except BrokerError as error:
-            log.warning("the last events are lost", extra={"why": str(error), "count": len(self._waiting)})
+        # What is on its way arrives first: cancelled half-way, it would be sent once more below.
+        async with self._sending:
+            await self.end_background()
+            try:
+                await self._send_waiting()
+                await self._context.broker.coordination.raise_clock(self.clock.value)
+            except BrokerError as error:
+                fields = {"why": str(error), "count": len(self._waiting)}
+                log.warning("the last events are lost", extra=fields)
 
     def tell(self, event_type: str, *, at: float | None = None, **fields: Any) -> None:
         """Queue one event; never blocks."""
@@ -85,7 +88,8 @@ class Events(Step):
             await self._arrived.wait()
             self._arrived.clear()
             try:
-                await self._send_waiting()
+                async with self._sending:
+                    await self._send_waiting()
                 failing = False
             except BrokerError as error:
                 if not failing:
