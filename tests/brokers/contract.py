@@ -4,6 +4,7 @@ A broker's own test file makes a class of this and gives it a fixture `under_tes
 something that the broker declares it cannot do asserts that it refuses and says why.
 """
 
+from tests.brokers.contract_marks import MarksContract
 from tests.brokers.contract_messages import MessagesContract
 from tests.brokers.contract_processes import ProcessesContract
 from tests.brokers.contract_sharing import (
@@ -23,6 +24,7 @@ class BrokerContract(
     EventLogContract,
     RevokesContract,
     LeadershipContract,
+    MarksContract,
     ProcessesContract,
 ):
     """Every promise."""

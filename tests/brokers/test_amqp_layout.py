@@ -24,7 +24,7 @@ from umbel.brokers.amqp.frames import Incoming, Method, encode_publish
 from umbel.brokers.amqp.link import ChannelClosed
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.table import Properties, Table, decode_properties, encode_properties
-from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Delivery
+from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Delivery, Evidence
 from umbel.errors import BrokerError
 from umbel.wire.message import Message, Outgoing
 
@@ -305,5 +305,21 @@ def test_a_delayed_message_goes_down_the_ladder_and_is_never_early(under_test: B
             assert due <= time.time() < due + 2.0
             assert not delivery.redelivered
             assert delivery.message == outgoing("later")[0].message
+
+    run(scenario())
+
+
+def test_a_node_is_gone_when_its_mailbox_is_and_silent_when_nobody_listens_there(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    mailbox = topology.mailbox("old@celery")  # not exclusive, as Celery before 5.7 had it
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            assert await broker.probe("nobody@here") is Evidence.GONE
+            stranger.call(Method.QUEUE_DECLARE, 0, mailbox, False, False, False, True, False, {})
+            assert await broker.probe("old@celery") is Evidence.UNKNOWN
+            stranger.call(Method.BASIC_CONSUME, 0, mailbox, "c", False, False, False, False, {})
+            assert await broker.probe("old@celery") is Evidence.ALIVE
 
     run(scenario())

@@ -244,3 +244,16 @@ def test_a_key_prefix_stands_before_every_key(redis_url: str, redis_server: Redi
     keys = redis_server.ask("KEYS", "*")
     assert isinstance(keys, list) and len(keys) > 10
     assert [key for key in keys if not key.startswith(b"PFX:")] == []
+
+
+def test_a_node_that_lives_has_a_key_that_ends_with_it(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.mark_alive("ada@here", 7, ttl_s=6.0)
+
+    run(scenario())
+    assert redis_server.ask("GET", "{coord}:m:ada@here") == b"7"
+    left_ms = redis_server.ask("PTTL", "{coord}:m:ada@here")
+    assert isinstance(left_ms, int) and 0 < left_ms <= 6000

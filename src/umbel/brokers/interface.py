@@ -24,6 +24,7 @@ Wall-clock instants are Unix seconds, durations are seconds.
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 import msgspec
@@ -193,6 +194,21 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
     body: bytes
 
 
+class Evidence(Enum):
+    """What the broker knows of a node that others do not hear."""
+
+    ALIVE = "alive"  # its mark or its connection stands
+    GONE = "gone"  # that run of it has ended, for certain
+    UNKNOWN = "unknown"  # no mark of it: it is silent, or it never makes any, as Celery's nodes
+
+
+def judge_mark(found: int, incarnation: int) -> Evidence:
+    """What a mark says of a run of its node. Incarnations grow, so a newer one ends the older."""
+    if not found or found < incarnation:
+        return Evidence.UNKNOWN
+    return Evidence.ALIVE if incarnation in (0, found) else Evidence.GONE
+
+
 class Subscription(Protocol):
     """What was broadcast since the subscription was entered, in order. Lossy only by TTL."""
 
@@ -279,6 +295,18 @@ class Broker(Protocol):
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None: ...
     def subscribe(self, exchange: str, patterns: Sequence[str]) -> AbstractAsyncContextManager[Subscription]:
         """Listen on routing keys; `*` is one word, `#` any number, as AMQP has it."""
+        ...
+
+    async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
+        """Let `probe` find this run of the node for as long; on RabbitMQ its mailbox does that."""
+        ...
+
+    async def probe(self, node: str, incarnation: int = 0) -> Evidence:
+        """What is known of a node that is silent; with an incarnation, of that run of it.
+
+        RabbitMQ knows whose connection has ended, but not which run of a node is connected, and
+        takes a node for gone that never subscribed to its mailbox.
+        """
         ...
 
     async def register_recorder(self, name: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import time
 
-from umbel.brokers.amqp import dead_letters, envelope, outbox, topology, verdicts
+from umbel.brokers.amqp import dead_letters, envelope, holds, outbox, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.coordination import AmqpCoordination
@@ -29,6 +29,7 @@ from umbel.brokers.interface import (
     DeadLetter,
     Delivery,
     Depth,
+    Evidence,
     LoggedEvent,
     Settled,
     Subscription,
@@ -208,6 +209,12 @@ class AmqpBroker:
             yield subscription
         finally:
             await subscription.leave()
+
+    async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
+        """Nothing to do: the mailbox that a node listens on goes with its connection."""
+
+    async def probe(self, node: str, incarnation: int = 0) -> Evidence:
+        return await holds.probe_mailbox(await self._sessions.get(), node)
 
     async def register_recorder(self, name: str) -> int:
         return await self._event_log.register(await self._sessions.get(), name)

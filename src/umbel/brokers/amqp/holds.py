@@ -12,6 +12,7 @@ from umbel.brokers.amqp.frames import Method, encode_method
 from umbel.brokers.amqp.link import Channel, ChannelClosed, Link, open_link
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.session import Session
+from umbel.brokers.interface import Evidence
 
 HEARTBEAT_S = 5
 
@@ -86,3 +87,20 @@ async def is_held(session: Session, what: str) -> bool:
         return refused.code == ChannelClosed.LOCKED
     await channel.close()
     return False
+
+
+async def probe_mailbox(session: Session, node: str) -> Evidence:
+    """Whether a node listens on its mailbox, which is exclusive; that of Celery before 5.7 is not."""
+    channel = await session.link.channel()
+    method, fields = topology.passive(topology.mailbox(node))
+    try:
+        declared = await channel.call(method, *fields)
+    except ChannelClosed as refused:
+        if refused.code == ChannelClosed.LOCKED:
+            return Evidence.ALIVE
+        if refused.code == ChannelClosed.NOT_FOUND:
+            return Evidence.GONE
+        raise
+    await channel.close()
+    consumers = declared.fields[2]
+    return Evidence.ALIVE if consumers else Evidence.UNKNOWN

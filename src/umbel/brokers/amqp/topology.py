@@ -116,6 +116,10 @@ def listening_queue(exchange_name: str, keys: tuple[str, ...], unique: str) -> Q
     return Queue(f"{exchange_name}.{unique}", False, True, True, arguments, of, keys)
 
 
+def mailbox(node: str) -> str:
+    return f"{node}.{CONTROL_EXCHANGE}"
+
+
 def result_queue(name: str) -> Queue:
     """Where a client receives results (wire 6.3)."""
     return Queue(name, auto_delete=True, arguments={"x-expires": RESULT_QUEUE_EXPIRES_MS})

@@ -21,12 +21,14 @@ from umbel.brokers.interface import (
     DeadLetter,
     Delivery,
     Depth,
+    Evidence,
     LoggedEvent,
     Revoke,
     Settled,
     Subscription,
     Tag,
     Verdict,
+    judge_mark,
 )
 from umbel.brokers.redis import dead_letters, event_log
 from umbel.brokers.redis.address import parse_addresses, without_password
@@ -230,6 +232,12 @@ class RedisBroker:
             yield subscription
         finally:
             await subscription.leave()
+
+    async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
+        await self._link.call("SET", self._keys.mark(node), incarnation, "PX", max(1, round(ttl_s * 1000)))
+
+    async def probe(self, node: str, incarnation: int = 0) -> Evidence:
+        return judge_mark(int(await self._link.call("GET", self._keys.mark(node)) or 0), incarnation)
 
     async def register_recorder(self, name: str) -> int:
         return await event_log.register(self._link, self._keys, name)

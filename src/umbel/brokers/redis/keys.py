@@ -42,6 +42,7 @@ Ours, which Celery does not know:
     {coord}:open                 zset    elections that are not closed -> when somebody should look
     {coord}:l:<name>             hash    one lease: holder, term, expires_at, data
     {coord}:meta                 hash    born, last_term
+    {coord}:m:<node>             string  the incarnation of a node that lives; gone when it is silent
 
 A key prefix (Celery's `global_keyprefix`) stands before every one of them, channels included.
 Scripts make some of these names themselves (a returned message knows its list), so Redis Cluster,
@@ -88,6 +89,9 @@ class Keys:
 
     def inflight(self, owner: str) -> str:
         return f"{self.prefix}umbel.inflight.{owner}"
+
+    def mark(self, node: str) -> str:
+        return f"{self.prefix}{{coord}}:m:{node}"
 
     def result(self, task_id: str) -> str:
         return f"{self.prefix}celery-task-meta-{task_id}"

@@ -13,11 +13,13 @@ from umbel.brokers.interface import (
     DeadLetter,
     Delivery,
     Depth,
+    Evidence,
     LoggedEvent,
     Return,
     Settled,
     Subscription,
     Verdict,
+    judge_mark,
 )
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.coordination_client import SqliteCoordination
@@ -147,6 +149,12 @@ class SqliteBroker:
             yield subscription
         finally:
             await subscription.leave()
+
+    async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
+        await self._thread.call(self._cluster.mark_alive, node, incarnation, ttl_s)
+
+    async def probe(self, node: str, incarnation: int = 0) -> Evidence:
+        return judge_mark(await self._thread.call(self._cluster.marked, node), incarnation)
 
     async def register_recorder(self, name: str) -> int:
         return await self._thread.call(self._cluster.register_recorder, name)

@@ -8,7 +8,17 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from umbel.brokers.interface import Broadcast, LoggedEvent
-from umbel.brokers.sqlite import chords, coordination, event_log, fanout, messages, results, revokes, waiters
+from umbel.brokers.sqlite import (
+    chords,
+    coordination,
+    event_log,
+    fanout,
+    marks,
+    messages,
+    results,
+    revokes,
+    waiters,
+)
 from umbel.brokers.sqlite.store import Store
 from umbel.protocol import coordination as rules
 from umbel.protocol.coordination import (
@@ -62,6 +72,16 @@ class ClusterStore:
     def heard_since(self, exchange: str, after: int, limit: int) -> tuple[Sequence[Broadcast], int]:
         with self._database.read() as db:
             return fanout.read(db, exchange, after, limit, self._clock.now().wall_s)
+
+    # -- marks -----------------------------------------------------------------------------------
+
+    def mark_alive(self, node: str, incarnation: int, ttl_s: float) -> None:
+        with self._database.write() as db:
+            marks.put(db, node, incarnation, self._clock.now().boot_s + ttl_s)
+
+    def marked(self, node: str) -> int:
+        with self._database.read() as db:
+            return marks.read(db, node, self._clock.now().boot_s)
 
     # -- the event log ---------------------------------------------------------------------------
 
@@ -205,6 +225,7 @@ class ClusterStore:
         self._repeat(lambda db: revokes.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         with self._database.write() as db:
             fanout.sweep_subscriptions(db, now.boot_s)
+            marks.sweep(db, now.boot_s)
             everyone = waiters.addresses(db)
         self._store.poke(everyone)  # those who are gone are forgotten
 

@@ -105,7 +105,13 @@ CREATE TABLE leases (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+_MARKS = """
+CREATE TABLE marks (
+    node TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, expires_at REAL NOT NULL
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:
