@@ -1,0 +1,301 @@
+"""What goes into the elections machine and what comes out; `election.py` decides.
+
+A call of the store carries `sent_s`, the machine's boot time when it asked for it, and its reply
+carries the same number back: what a reply allows is counted from the moment of asking, because
+that is the one moment known to lie before the store's decision. A call that failed or timed out
+has no reply: the machine asks again by its own timer.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from umbel.protocol.coordination import ElectionReply, ElectionRequest, ElectionState, Policy
+
+
+class Phase(StrEnum):
+    """What a `worker-elected` event tells of an election."""
+
+    ELECTED = "elected"
+    DONE = "done"
+    FAILED = "failed"
+    EXPIRED = "expired"
+
+
+class Stage(StrEnum):
+    """Where one node is with one election."""
+
+    WAIT = "wait"
+    CLAIM = "claim"
+    START = "start"
+    ACT = "act"
+    WATCH = "watch"
+    CLOSED = "closed"
+
+
+# ---- events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request came by the control command or from a durable intake."""
+
+    request: ElectionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The sweep found this election open, or held by one whose time is over."""
+
+    request: ElectionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ElectedHeard:
+    """A node, perhaps this one, says that `winner` (`hostname.pid.inc`) holds the election.
+
+    `request` is missing where the event was too large to carry it.
+    """
+
+    election_id: str
+    winner: str
+    term: int
+    attempt: int
+    request: ElectionRequest | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedHeard:
+    """A node says that the election is over."""
+
+    election_id: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReplied:
+    election_id: str
+    sent_s: float
+    reply: ElectionReply
+
+
+@dataclass(frozen=True, slots=True)
+class StartReplied:
+    election_id: str
+    term: int
+    sent_s: float
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RenewReplied:
+    election_id: str
+    term: int
+    sent_s: float
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReplied:
+    election_id: str
+    term: int
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerEnded:
+    """The handler returned, or raised: then `ok` is false and `outcome` says what."""
+
+    election_id: str
+    term: int
+    ok: bool
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderLost:
+    """Membership gave up the process `hostname.pid.inc`."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The worker stops: take nothing new, let what acts finish, forget the rest."""
+
+
+# ---- effects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CallClaim:
+    """`claim_election(key, holder, request, ttl_s)`; answer with ClaimReplied."""
+
+    election_id: str
+    key: str
+    holder: str
+    request: ElectionRequest
+    ttl_s: float
+    sent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """`start_election(key, holder, term)`; answer with StartReplied."""
+
+    election_id: str
+    key: str
+    holder: str
+    term: int
+    sent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallRenew:
+    """`renew_election(key, holder, term)`; answer with RenewReplied."""
+
+    election_id: str
+    key: str
+    holder: str
+    term: int
+    sent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallFinish:
+    """`finish_election(key, holder, term, outcome)`; answer with FinishReplied."""
+
+    election_id: str
+    key: str
+    holder: str
+    term: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Broadcast a `worker-elected` event. Phase ELECTED carries the request, for takers-over."""
+
+    phase: Phase
+    election_id: str
+    topic: str
+    policy: Policy
+    winner: str
+    term: int
+    attempt: int
+    outcome: str = ""
+    request: ElectionRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandler:
+    """Run the topic's handler, off the event loop, and answer with HandlerEnded.
+
+    `deadline_s` is on the boot clock: before it the election is still ours, Prolong moves it.
+    """
+
+    request: ElectionRequest
+    key: str
+    term: int
+    attempt: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prolong:
+    """The running handler's election is ours until `deadline_s`."""
+
+    election_id: str
+    term: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CancelHandler:
+    """Tell the running handler to stop; it still answers with HandlerEnded."""
+
+    election_id: str
+    term: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Broadcast the request command once more: no handler for it here, perhaps elsewhere."""
+
+    request: ElectionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A request was not taken. `shed`: the table is full, and the sweep will bring it back."""
+
+    election_id: str
+    reason: str
+    shed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """This node's record of the election is closed, by itself or by what it heard.
+
+    `state` is None when this node never could take part.
+    """
+
+    election_id: str
+    state: ElectionState | None
+    outcome: str = ""
+
+
+Event = (
+    Asked
+    | Swept
+    | ElectedHeard
+    | ClosedHeard
+    | ClaimReplied
+    | StartReplied
+    | RenewReplied
+    | FinishReplied
+    | HandlerEnded
+    | HolderLost
+    | Stop
+)
+Effect = (
+    CallClaim
+    | CallStart
+    | CallRenew
+    | CallFinish
+    | Tell
+    | RunHandler
+    | Prolong
+    | CancelHandler
+    | Resend
+    | Dropped
+    | Finished
+)
+
+
+# ---- the view --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RecordView:
+    """One election as a snapshot shows it. `finishing`: the handler has ended, the store not told."""
+
+    election_id: str
+    stage: Stage
+    term: int
+    attempt: int
+    winner: str
+    timer_s: float | None
+    finishing: bool
+    request_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a checker or a person may want to see of the table."""
+
+    records: tuple[RecordView, ...]
+    request_bytes: int
+    shed: int
+    stopping: bool
