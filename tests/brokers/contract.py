@@ -4,6 +4,7 @@ A broker's own test file makes a class of this and gives it a fixture `under_tes
 something that the broker declares it cannot do asserts that it refuses and says why.
 """
 
+from tests.brokers.contract_control import ControlContract
 from tests.brokers.contract_marks import MarksContract
 from tests.brokers.contract_messages import MessagesContract
 from tests.brokers.contract_processes import ProcessesContract
@@ -25,6 +26,7 @@ class BrokerContract(
     RevokesContract,
     LeadershipContract,
     MarksContract,
+    ControlContract,
     ProcessesContract,
 ):
     """Every promise."""

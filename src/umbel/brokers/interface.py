@@ -294,7 +294,17 @@ class Broker(Protocol):
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None: ...
     def subscribe(self, exchange: str, patterns: Sequence[str]) -> AbstractAsyncContextManager[Subscription]:
-        """Listen on routing keys; `*` is one word, `#` any number, as AMQP has it."""
+        """Listen on routing keys; `*` is one word, `#` any number, as AMQP has it.
+
+        Two exchanges differ (`wire/control.py`): on that of control requests everybody hears
+        everything, and the one pattern is the name of the node that listens; on that of replies
+        each pattern is a routing key, taken as it is, and what was sent to it before the listener
+        came for it waits for it.
+        """
+        ...
+
+    async def revoke(self, revokes: Sequence[Revoke]) -> None:
+        """Record that these tasks must not start; RevokesFull when the record is at its limit."""
         ...
 
     async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:

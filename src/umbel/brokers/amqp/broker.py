@@ -18,6 +18,7 @@ from umbel.brokers.amqp.coordination import AmqpCoordination
 from umbel.brokers.amqp.event_log import EventLog
 from umbel.brokers.amqp.link import ChannelClosed
 from umbel.brokers.amqp.outbox import Post
+from umbel.brokers.amqp.records import encode_record
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.amqp.subscription import AmqpSubscription
 from umbel.brokers.interface import (
@@ -31,6 +32,7 @@ from umbel.brokers.interface import (
     Depth,
     Evidence,
     LoggedEvent,
+    Revoke,
     Settled,
     Subscription,
     Verdict,
@@ -215,6 +217,12 @@ class AmqpBroker:
 
     async def probe(self, node: str, incarnation: int = 0) -> Evidence:
         return await holds.probe_mailbox(await self._sessions.get(), node)
+
+    async def revoke(self, revokes: Sequence[Revoke]) -> None:
+        session = await self._sessions.get()
+        await session.catch_up()
+        session.views.revokes.check_room(revokes, self._settings.revokes_max, time())
+        await session.publisher.send([outbox.entry(topology.REVOKES, encode_record(one)) for one in revokes])
 
     async def register_recorder(self, name: str) -> int:
         return await self._event_log.register(await self._sessions.get(), name)

@@ -55,16 +55,11 @@ class AmqpProducer:
             self._send(link, posts)
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
-        limit, now = self._settings.revokes_max, time()
         with self._ready() as link:
             self._follow(link, topology.REVOKES, self._revokes)
             view = self._revokes.view
             assert isinstance(view, RevokeView)
-            if view.count_with(list(revokes), now) > limit:
-                raise RevokesFull(
-                    f"the revoke record is at its limit of {limit:,} entries: {len(revokes)} more were not "
-                    "recorded; raise revokes_max, shorten revoke_retention, or purge the queue instead"
-                )
+            view.check_room(revokes, self._settings.revokes_max, time())
             self._send(link, [outbox.entry(topology.REVOKES, encode_record(one)) for one in revokes])
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:

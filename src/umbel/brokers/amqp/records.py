@@ -6,11 +6,13 @@ be mended and the next reader must not stop at it.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from umbel.brokers.interface import Revoke
+from umbel.errors import RevokesFull
 from umbel.protocol.coordination import RETENTION_S, ElectionRecord, ElectionState
 
 STARTS_MAX = 100_000
@@ -50,7 +52,14 @@ class RevokeView:
             if revoke.expires_at > now and self._entries[revoke.task_id, revoke.header][0] == place
         ]
 
-    def count_with(self, new: list[Revoke], now: float) -> int:
+    def check_room(self, new: Sequence[Revoke], limit: int, now: float) -> None:
+        if self.count_with(new, now) > limit:
+            raise RevokesFull(
+                f"the revoke record is at its limit of {limit:,} entries: {len(new)} more were not "
+                "recorded; raise revokes_max, shorten revoke_retention, or purge the queue instead"
+            )
+
+    def count_with(self, new: Sequence[Revoke], now: float) -> int:
         """How many entries would stand with these."""
         standing = {key for key, (_, revoke) in self._entries.items() if revoke.expires_at > now}
         return len(standing | {(revoke.task_id, revoke.header) for revoke in new if revoke.expires_at > now})

@@ -6,6 +6,7 @@ goes when the asker leaves; the list of one that died goes REPLY_QUEUE_TTL_MS af
 """
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
@@ -13,6 +14,7 @@ from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import SEP, Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import delivery_tags
+from umbel.errors import BrokerError
 from umbel.wire.envelope_redis import seal_broadcast, unseal
 
 REPLY_PREFIX, REPLY_SUFFIX = "reply.", ".pidbox"
@@ -49,9 +51,11 @@ class AnswerQueue:
         routing_keys: Sequence[str],
         *,
         timeout_s: float,
+        tidy_on: Link,
     ) -> None:
         self._keys = keys
         self._exchange = exchange
+        self._tidy_on = tidy_on
         self._queues = {key: f"{key}.{exchange}" for key in routing_keys}
         self._link = Link(
             addresses,
@@ -64,13 +68,13 @@ class AnswerQueue:
         await self._link.connect()
 
     async def leave(self) -> None:
-        if self._link.is_connected:
-            lists = [name for queue in self._queues.values() for name in self._keys.lists_of(queue)]
-            # On the same connection, after a blocked wait that ends within BLOCK_S.
-            await self._link.call_all(
+        # On another connection: this one may be in a blocked wait, and nobody should wait for that.
+        self._link.close()
+        lists = [name for queue in self._queues.values() for name in self._keys.lists_of(queue)]
+        with suppress(BrokerError):  # what cannot be removed now is swept later
+            await self._tidy_on.call_all(
                 [("SREM", self._keys.binding(self._exchange), *self._members()), ("DEL", *lists)]
             )
-        self._link.close()
 
     async def __aiter__(self) -> AsyncIterator[Broadcast]:
         routing_keys = {self._keys.list_of(queue, 0): key for key, queue in self._queues.items()}

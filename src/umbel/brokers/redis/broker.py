@@ -38,6 +38,7 @@ from umbel.brokers.redis.holding import Group, Holding
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import declare, parkable, push
+from umbel.brokers.redis.revokes import revokes_to_record
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.subscription import RedisSubscription, broadcast
 from umbel.brokers.redis.verdicts import settle_arguments, ttl_ms_of
@@ -219,14 +220,13 @@ class RedisBroker:
 
     @asynccontextmanager
     async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:
-        kind = AnswerQueue if is_direct(exchange) else RedisSubscription
-        subscription = kind(
-            self._addresses,
-            self._keys,
-            exchange,
-            patterns,
-            timeout_s=self._settings.connect_timeout_s,
-        )
+        where = (self._addresses, self._keys, exchange, patterns)
+        timeout_s = self._settings.connect_timeout_s
+        subscription: AnswerQueue | RedisSubscription
+        if is_direct(exchange):
+            subscription = AnswerQueue(*where, timeout_s=timeout_s, tidy_on=self._link)
+        else:
+            subscription = RedisSubscription(*where, timeout_s=timeout_s)
         await subscription.enter()
         try:
             yield subscription
@@ -238,6 +238,10 @@ class RedisBroker:
 
     async def probe(self, node: str, incarnation: int = 0) -> Evidence:
         return judge_mark(int(await self._link.call("GET", self._keys.mark(node)) or 0), incarnation)
+
+    async def revoke(self, revokes: Sequence[Revoke]) -> None:
+        for batch in revokes_to_record(self._keys, revokes, self._settings.revokes_max):
+            batch.check(await self._link.run(_REVOKE, *batch.arguments))
 
     async def register_recorder(self, name: str) -> int:
         return await event_log.register(self._link, self._keys, name)

@@ -6,8 +6,6 @@ it raises. A call whose connection broke before the reply may be sent twice: at 
 
 from collections.abc import Sequence
 
-import msgspec
-
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities, Revoke
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.answers import answer, is_direct
@@ -15,15 +13,12 @@ from umbel.brokers.redis.broker import CAPABILITIES
 from umbel.brokers.redis.event_log import append_arguments
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.publishing import Command, declare, fan_out, push
+from umbel.brokers.redis.revokes import revokes_to_record
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
-from umbel.errors import RevokesFull
 from umbel.wire.message import Outgoing
 
-REVOKES_AT_ONCE = 2000
-
 _LOG, _REVOKE = script("event_log"), script("revoke")
-_encode = msgspec.json.Encoder().encode
 
 
 class RedisProducer:
@@ -45,18 +40,8 @@ class RedisProducer:
         self._pool.use(lambda connection: self._publish(connection, queues, commands))
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
-        limit = self._settings.revokes_max
-        for first in range(0, len(revokes), REVOKES_AT_ONCE):
-            args: list[str | bytes] = []
-            for entry in revokes[first : first + REVOKES_AT_ONCE]:
-                args += (f"{entry.task_id}\0{entry.header}", f"{entry.expires_at:.6f}", _encode(entry))
-            recorded = self._pool.run(_REVOKE, "record", self._keys.prefix, limit, *args)
-            if recorded < 0:
-                raise RevokesFull(
-                    f"the revoke record is at its limit of {limit:,} entries: "
-                    f"{len(revokes) - first} more were not recorded; raise revokes_max, "
-                    "shorten revoke_retention, or purge the queue instead"
-                )
+        for batch in revokes_to_record(self._keys, revokes, self._settings.revokes_max):
+            batch.check(self._pool.run(_REVOKE, *batch.arguments))
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
         if batch and ttl_s > 0:

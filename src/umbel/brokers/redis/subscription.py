@@ -24,6 +24,7 @@ from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import fan_out
 from umbel.errors import BrokerError
 from umbel.protocol.retry import reconnect_wait_s
+from umbel.wire.control import patterns_on
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.topic import matches
 
@@ -53,8 +54,9 @@ class RedisSubscription:
     ) -> None:
         self._keys = keys
         self._exchange = exchange
-        self._patterns = [pattern.split(".") for pattern in patterns]
-        self._globs = list(dict.fromkeys(self._glob(pattern) for pattern in patterns))
+        heard = patterns_on(exchange, patterns)
+        self._patterns = [pattern.split(".") for pattern in heard]
+        self._globs = list(dict.fromkeys(self._glob(pattern) for pattern in heard))
         self._fitting = [re.compile(_as_expression(glob), re.DOTALL) for glob in self._globs]
         self._heard: deque[Broadcast] = deque(maxlen=BUFFERED_MAX)
         self._arrived = asyncio.Event()

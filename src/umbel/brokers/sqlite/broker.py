@@ -16,6 +16,7 @@ from umbel.brokers.interface import (
     Evidence,
     LoggedEvent,
     Return,
+    Revoke,
     Settled,
     Subscription,
     Verdict,
@@ -155,6 +156,9 @@ class SqliteBroker:
 
     async def probe(self, node: str, incarnation: int = 0) -> Evidence:
         return judge_mark(await self._thread.call(self._cluster.marked, node), incarnation)
+
+    async def revoke(self, revokes: Sequence[Revoke]) -> None:
+        await self._thread.call(self._store.revoke, revokes)
 
     async def register_recorder(self, name: str) -> int:
         return await self._thread.call(self._cluster.register_recorder, name)

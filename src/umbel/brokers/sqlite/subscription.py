@@ -12,6 +12,7 @@ from umbel.brokers.interface import Broadcast
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.thread import StoreThread
 from umbel.brokers.sqlite.wakeup import AsyncBell
+from umbel.wire.control import patterns_on
 from umbel.wire.topic import matches
 
 PAGE_MAX = 500
@@ -32,7 +33,7 @@ class SqliteSubscription:
         self._store = store
         self._bell = bell
         self._exchange = exchange
-        self._patterns = [pattern.split(".") for pattern in patterns]
+        self._patterns = [pattern.split(".") for pattern in patterns_on(exchange, patterns)]
         self._keep_alive_s = keep_alive_s
         self._number = 0
         self._offset = 0

@@ -1,0 +1,133 @@
+"""Asker: sends control requests and collects the replies, with one deadline for everything.
+
+Each question has a reply address of its own, which goes when the question ends; a reply with a
+ticket that nobody asked for is counted and dropped. At most ASKED_MAX questions are under way at
+once; the next ones wait for their turn, inside their own deadline.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from umbel.brokers.interface import Broadcast, Broker
+from umbel.errors import BrokerUnavailable, ConfigurationError, WireError
+from umbel.protocol.pidbox import Answers, Collection, ReplyTo, Request, is_for_member, pattern_problem
+from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE, decode_reply, encode_request
+
+ASKED_MAX = 16
+UNANSWERED_TTL_S = 60.0
+
+
+class Asker:
+    def __init__(self, broker: Broker) -> None:
+        self.strays = 0  # replies that belonged to no question here
+        self._broker = broker
+        self._clock = 0
+        self._turns = asyncio.Semaphore(ASKED_MAX)
+
+    async def ask(
+        self,
+        method: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        destination: Sequence[str] | None = None,
+        pattern: str | None = None,
+        matcher: str | None = None,
+        timeout_s: float = 1.0,
+        limit: int | None = None,
+    ) -> Answers:
+        """Ask and collect until the deadline, or until everyone who should has answered.
+
+        That is: every node of `destination`, or `limit` nodes, or all members, where the answers
+        tell who they are.
+        """
+        loop = asyncio.get_running_loop()
+        address = ReplyTo(REPLY_EXCHANGE, str(uuid4()))
+        request = _request(
+            method, arguments, destination, pattern, matcher, str(uuid4()), address, time() + timeout_s
+        )
+        collection = Collection(
+            deadline=loop.time() + timeout_s,
+            expected=request.destination or (),
+            limit=limit,
+            matches=lambda known: is_for_member(request, known),
+        )
+        sent = False
+        try:
+            async with (
+                asyncio.timeout_at(collection.deadline),
+                self._turns,
+                self._broker.subscribe(REPLY_EXCHANGE, [address.routing_key]) as replies,
+            ):
+                await self._send(request, timeout_s)
+                sent = True
+                async for broadcast in replies:
+                    self._take(broadcast, request.ticket, collection)
+                    if collection.is_complete():
+                        break
+        except TimeoutError:
+            if not sent:
+                raise BrokerUnavailable(
+                    f"the request {method!r} could not be sent within {timeout_s:g} s; allow it more time"
+                ) from None
+        return collection.answers()
+
+    async def tell(
+        self,
+        method: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        destination: Sequence[str] | None = None,
+        pattern: str | None = None,
+        matcher: str | None = None,
+    ) -> None:
+        """Send a request that nobody answers."""
+        request = _request(method, arguments, destination, pattern, matcher)
+        await self._send(request, UNANSWERED_TTL_S)
+
+    async def _send(self, request: Request, ttl_s: float) -> None:
+        self._clock += 1
+        headers, body = encode_request(request, self._clock)
+        await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=ttl_s)
+
+    def _take(self, broadcast: Broadcast, ticket: str, collection: Collection) -> None:
+        try:
+            reply = decode_reply(broadcast.headers, broadcast.body)
+        except WireError:
+            self.strays += 1
+            return
+        if reply.ticket in ("", ticket):
+            collection.take(reply)
+        else:
+            self.strays += 1
+
+
+def _request(
+    method: str,
+    arguments: Mapping[str, Any] | None,
+    destination: Sequence[str] | None,
+    pattern: str | None,
+    matcher: str | None,
+    ticket: str = "",
+    reply_to: ReplyTo | None = None,
+    expires_at: float = 0.0,
+) -> Request:
+    if isinstance(destination, str):
+        destination = [destination]
+    if pattern and not matcher:
+        matcher = "glob"
+    problem = "" if destination is not None else pattern_problem(pattern, matcher)
+    if problem:
+        raise ConfigurationError(problem)
+    return Request(
+        method,
+        dict(arguments or {}),
+        None if destination is None else tuple(destination),
+        pattern,
+        matcher if pattern else None,
+        ticket,
+        reply_to,
+        expires_at,
+    )

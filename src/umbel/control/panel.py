@@ -1,0 +1,180 @@
+"""Panel: the commands that a worker obeys, by name and alias.
+
+A command is a function of the worker's state and of keyword arguments; what it returns is the
+reply. Whether it changes anything decides who may call it (`control_allow`); its arguments have
+types, so that a command line can fill them in and a wrong one is answered with what was wrong.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import Parameter, cleandoc, iscoroutinefunction, signature
+from typing import Any, TypeVar
+
+from umbel.errors import ConfigurationError
+
+HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
+Argument = tuple[str, type]
+READ_ONLY, EVERYTHING = "read-only", "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`arguments` are those that a command line may give, in order; `variadic` takes all that follow."""
+
+    name: str
+    handler: Callable[..., Any]
+    changes: bool
+    arguments: tuple[Argument, ...] = ()
+    variadic: str = ""
+    aliases: tuple[str, ...] = ()
+    usage: str = ""
+    help: str = ""
+    is_hidden: bool = False
+    is_users: bool = False  # runs off the loop, because nobody knows what it does
+    is_answered: bool = True
+    types: Mapping[str, type] = field(default_factory=dict)
+
+    @property
+    def is_async(self) -> bool:
+        return iscoroutinefunction(self.handler)
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with their types; TypeError says which one the handler does not take."""
+        fitting = {name: _as(self.types.get(name), name, value) for name, value in arguments.items()}
+        signature(self.handler).bind(None, **fitting)
+        return fitting
+
+    def arguments_from(self, words: Sequence[str]) -> dict[str, Any]:
+        """Arguments as they are typed on a command line: only those that were given are sent."""
+        given: dict[str, Any] = {}
+        rest = list(words)
+        for name, kind in self.arguments:
+            if rest:
+                given[name] = _as(kind, name, rest.pop(0))
+        if self.variadic and rest:
+            given[self.variadic], rest = rest, []
+        if rest:
+            raise TypeError(f"{self.name} takes no argument {rest[0]!r}; usage: {self.name} {self.usage}")
+        needed = [
+            name
+            for name, parameter in list(signature(self.handler).parameters.items())[1:]
+            if parameter.default is Parameter.empty and parameter.kind is not Parameter.VAR_KEYWORD
+        ]
+        missing = [name for name in needed if name not in given]
+        if missing:
+            raise TypeError(f"{self.name} needs {missing[0]}; usage: {self.name} {self.usage}")
+        return given
+
+
+class Panel:
+    def __init__(self) -> None:
+        self._commands: dict[str, Command] = {}
+        self._aliases: dict[str, str] = {}
+
+    def control_command(self, function: HandlerT | None = None, /, **options: Any) -> Any:
+        """`@panel.control_command(args=[("n", int)])`: a command that changes something."""
+        return self._decorator(function, changes=True, **options)
+
+    def inspect_command(self, function: HandlerT | None = None, /, **options: Any) -> Any:
+        """The same for a command that only looks."""
+        return self._decorator(function, changes=False, **options)
+
+    def command(self, name: str, *, changes: bool = True, **options: Any) -> Callable[[HandlerT], HandlerT]:
+        """Register a handler under a name; the last one registered counts."""
+
+        def register(handler: HandlerT) -> HandlerT:
+            self.add(_command(handler, name, changes=changes, **options))
+            return handler
+
+        return register
+
+    def add(self, command: Command) -> None:
+        self._commands[command.name] = command
+        self._aliases |= dict.fromkeys(command.aliases, command.name)
+
+    def include(self, other: "Panel") -> None:
+        for command in other:
+            self.add(command)
+
+    def find(self, method: str) -> Command | None:
+        return self._commands.get(method) or self._commands.get(self._aliases.get(method, ""))
+
+    def __iter__(self) -> Iterator[Command]:
+        return iter(list(self._commands.values()))
+
+    def _decorator(self, function: HandlerT | None, *, changes: bool, **options: Any) -> Any:
+        def register(handler: HandlerT) -> HandlerT:
+            name = options.pop("name", None) or getattr(handler, "__name__", "")
+            self.add(_command(handler, name, changes=changes, **options))
+            return handler
+
+        return register if function is None else register(function)
+
+
+def _command(
+    handler: Callable[..., Any],
+    name: str,
+    *,
+    changes: bool,
+    args: Iterable[Argument] = (),
+    variadic: str = "",
+    alias: str | Sequence[str] = (),
+    signature: str = "",
+    help: str = "",
+    hidden: bool = False,
+    answered: bool = True,
+    by_user: bool = False,
+) -> Command:
+    if not name:
+        raise ConfigurationError(f"{handler!r} has no name of its own; give the command one with name=")
+    arguments = tuple((str(one), kind) for one, kind in args)
+    types: dict[str, type] = dict(arguments)
+    if variadic:
+        types[variadic] = list
+    return Command(
+        name,
+        handler,
+        changes,
+        arguments,
+        variadic,
+        (alias,) if isinstance(alias, str) else tuple(alias),
+        signature,
+        help or (cleandoc(handler.__doc__).partition("\n")[0] if handler.__doc__ else ""),
+        hidden,
+        by_user,
+        answered,
+        types,
+    )
+
+
+def _as(kind: type | None, name: str, value: Any) -> Any:
+    """The value as its type; text from a command line becomes a number or a truth value."""
+    if kind is None or value is None or (isinstance(value, kind) and not _is_odd(value, kind)):
+        return value
+    if kind is list:
+        return [value] if isinstance(value, str) else list(value) if isinstance(value, set | tuple) else value
+    if kind is bool and isinstance(value, str) and value.lower() in _TRUTHS:
+        return _TRUTHS[value.lower()]
+    if kind in (int, float) and isinstance(value, str | int) and not isinstance(value, bool):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
+    raise TypeError(f"{name} must be {_KINDS.get(kind, kind.__name__)}, not {value!r}"[:300])
+
+
+def _is_odd(value: object, kind: type) -> bool:
+    return kind is int and isinstance(value, bool)
+
+
+_TRUTHS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}

@@ -1,0 +1,114 @@
+"""Control: requests to workers and their replies, as bytes (wire 5.1, 5.2).
+
+The form is Celery's. What we add to a reply is a header that Celery does not read: the members
+that the answering node knows, so that a caller can tell who is missing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from umbel.errors import BadMessage
+from umbel.protocol.pidbox import Known, Reply, ReplyTo, Request
+from umbel.wire.limits import Limits
+from umbel.wire.show import brief
+from umbel.wire.values import decode_json, decode_json_as, encode_json
+
+REQUEST_EXCHANGE, REPLY_EXCHANGE = "celery.pidbox", "reply.celery.pidbox"
+REQUEST_LIMITS = Limits(size_max_bytes=1024 * 1024, depth_max=32)
+REPLY_LIMITS = Limits(size_max_bytes=64 * 1024 * 1024, depth_max=64)
+MEMBERS_MAX = 20_000
+
+
+def patterns_on(exchange: str, patterns: Sequence[str]) -> Sequence[str]:
+    """What a listener hears: on the exchange of requests, everything."""
+    return ("#",) if exchange == REQUEST_EXCHANGE else patterns
+
+
+def encode_request(request: Request, clock: int) -> tuple[bytes, bytes]:
+    """The headers and the body."""
+    body: dict[str, Any] = {
+        "method": request.method,
+        "arguments": dict(request.arguments),
+        "destination": None if request.destination is None else list(request.destination),
+        "pattern": request.pattern,
+        "matcher": request.matcher,
+    }
+    if request.reply_to is not None:
+        to = request.reply_to
+        body |= {
+            "ticket": request.ticket,
+            "reply_to": {"exchange": to.exchange, "routing_key": to.routing_key},
+        }
+    headers = {"clock": clock, "expires": request.expires_at}
+    return encode_json(headers, root="headers"), encode_json(body, root="request", limits=REQUEST_LIMITS)
+
+
+def decode_request(headers: bytes, body: bytes) -> Request:
+    """Raises WireError, and nothing else, whatever the bytes are."""
+    found = decode_json_as(_REQUEST, body, what="the control request", limits=REQUEST_LIMITS)
+    said = decode_json_as(_REQUEST_HEADERS, headers, what="the request's headers", limits=REQUEST_LIMITS)
+    destination = found.destination
+    reply_to = found.reply_to
+    return Request(
+        found.method,
+        found.arguments or {},
+        (destination,) if isinstance(destination, str) else None if destination is None else destination,
+        found.pattern,
+        found.matcher,
+        found.ticket or "",
+        None if reply_to is None else ReplyTo(reply_to.exchange, reply_to.routing_key),
+        said.expires or 0.0,
+    )
+
+
+def encode_reply(
+    node: str, value: Any, ticket: str, clock: int, members: Sequence[Known] = ()
+) -> tuple[bytes, bytes]:
+    headers: dict[str, Any] = {"ticket": ticket, "clock": clock}
+    if members:
+        headers["members"] = [
+            [one.node, one.state, round(one.silent_s, 1), one.is_umbel] for one in members[:MEMBERS_MAX]
+        ]
+    return encode_json(headers, root="headers"), encode_json({node: value}, root="reply", limits=REPLY_LIMITS)
+
+
+def decode_reply(headers: bytes, body: bytes) -> Reply:
+    found = decode_json(body, limits=REPLY_LIMITS)
+    if not isinstance(found, dict) or len(found) != 1:
+        raise BadMessage(f"not a reply of one node: {brief(found)}")
+    said = decode_json_as(_REPLY_HEADERS, headers, what="the reply's headers", limits=REPLY_LIMITS)
+    ((node, value),) = found.items()
+    return Reply(
+        str(node), value, said.ticket or "", tuple(Known(*one) for one in said.members[:MEMBERS_MAX])
+    )
+
+
+class _ReplyTo(msgspec.Struct, frozen=True):
+    exchange: str
+    routing_key: str
+
+
+class _Request(msgspec.Struct, frozen=True):
+    method: str
+    arguments: Mapping[str, Any] | None = None
+    destination: tuple[str, ...] | str | None = None
+    pattern: str | None = None
+    matcher: str | None = None
+    ticket: str | None = None
+    reply_to: _ReplyTo | None = None
+
+
+class _RequestHeaders(msgspec.Struct, frozen=True):
+    expires: float | None = None
+
+
+class _ReplyHeaders(msgspec.Struct, frozen=True):
+    ticket: str | None = None
+    members: list[tuple[str, str, float, bool]] = []
+
+
+_REQUEST = msgspec.json.Decoder(_Request)
+_REQUEST_HEADERS = msgspec.json.Decoder(_RequestHeaders)
+_REPLY_HEADERS = msgspec.json.Decoder(_ReplyHeaders)

@@ -1,0 +1,101 @@
+"""What every broker promises to remote control: mailboxes, replies, revokes recorded by workers."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.brokers.under_test import LONG_S, OWNER, BrokerUnderTest, needs, run, take
+from umbel.brokers.interface import Broadcast, Broker, Revoke
+from umbel.errors import RevokesFull
+from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
+
+
+async def first(count: int, heard: AsyncIterator[Broadcast]) -> list[bytes]:
+    async with asyncio.timeout(LONG_S / 2):
+        return [(await anext(heard)).body for _ in range(count)]
+
+
+async def request(broker: Broker, body: bytes) -> None:
+    await broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body)], ttl_s=LONG_S)
+
+
+class ControlContract:
+    @needs("fanout")
+    def test_a_request_reaches_the_mailbox_of_every_node(self, under_test: BrokerUnderTest) -> None:
+        """P1."""
+
+        async def scenario() -> None:
+            async with (
+                under_test.open() as broker,
+                under_test.open() as other,
+                broker.subscribe(REQUEST_EXCHANGE, ["ada@here"]) as one,
+                other.subscribe(REQUEST_EXCHANGE, ["bob@here"]) as two,
+            ):
+                await request(other, b"first")
+                sent = [
+                    Broadcast(REQUEST_EXCHANGE, "", b"second", b'{"clock":1,"expires":1794703095.8502254}')
+                ]
+                await asyncio.to_thread(lambda: under_test.producer().broadcast(sent, ttl_s=LONG_S))
+                for mailbox in (one, two):
+                    heard = aiter(mailbox)
+                    assert await first(1, heard) == [b"first"]
+                    assert [await anext(heard)] == sent
+
+        run(scenario())
+
+    @needs("fanout")
+    def test_a_reply_reaches_who_asked_and_nobody_else(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with (
+                under_test.open() as broker,
+                under_test.open() as other,
+                broker.subscribe(REPLY_EXCHANGE, ["asker-1"]) as one,
+                broker.subscribe(REPLY_EXCHANGE, ["asker-2"]) as two,
+            ):
+                replies = [
+                    Broadcast(REPLY_EXCHANGE, "asker-1", b"for one"),
+                    Broadcast(REPLY_EXCHANGE, "nobody", b"for nobody"),
+                    Broadcast(REPLY_EXCHANGE, "asker-2", b"for two"),
+                ]
+                await other.broadcast(replies, ttl_s=LONG_S)
+                assert await first(1, aiter(one)) == [b"for one"]
+                assert await first(1, aiter(two)) == [b"for two"]
+
+        run(scenario())
+
+    @needs("fanout")
+    def test_leaving_a_reply_queue_while_waiting_for_it_takes_no_time(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        """A question that ends at its deadline must not hold its caller any longer (P7)."""
+
+        async def scenario() -> int:
+            asked = 0
+            async with under_test.open() as broker, asyncio.timeout(LONG_S / 2):
+                for number in range(20):
+                    async with broker.subscribe(REPLY_EXCHANGE, [f"asker-{number}"]) as replies:
+                        waiting = asyncio.create_task(first(1, aiter(replies)))
+                        await request(broker, b"anything")
+                        waiting.cancel()
+                        await asyncio.wait([waiting])
+                        asked += 1
+            return asked
+
+        assert run(scenario()) == 20
+
+    def test_a_worker_records_revokes_as_a_client_does(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open(revokes_max=2) as broker, under_test.open() as other:
+                now = time.time()
+                one, two, three = (Revoke(name, now, now + 3600) for name in "abc")
+                await broker.revoke([one, two])
+                assert list((await take(other)).revokes) == [one, two]
+                await broker.revoke([two])  # known: it needs no room
+                with pytest.raises(RevokesFull, match="revokes_max"):
+                    await broker.revoke([three])
+                claim = await other.claim(OWNER, ["celery"], 1)
+                assert {revoke.task_id for revoke in claim.revokes} == {"a", "b"}
+
+        run(scenario())
