@@ -274,6 +274,15 @@ Effect = (
 )
 
 
+OUTCOME_CHARACTERS_MAX = 1000
+ERROR_PREFIX = "error: "
+
+
+def outcome_text(ok: bool, outcome: str) -> str:
+    """What the store and the event say of a handler that ended."""
+    return (outcome or "ok" if ok else ERROR_PREFIX + outcome)[:OUTCOME_CHARACTERS_MAX]
+
+
 # ---- the view --------------------------------------------------------------------------------------
 
 
