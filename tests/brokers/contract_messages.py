@@ -227,8 +227,8 @@ class MessagesContract:
             async with under_test.open() as broker:
                 assert await broker.queues() == {}
                 await broker.publish(outgoing("a", "b", "c") + outgoing("x", queue="other"))
-                await broker.publish(outgoing("later", not_before=later))
                 await take(broker, 1)
+                await broker.publish(outgoing("later", not_before=later))
                 delayed = int(under_test.capabilities.delayed)
                 assert await broker.queues() == {
                     QUEUE: Depth(ready=3 - delayed, delayed=delayed, claimed=1),

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.brokers.under_test import (
@@ -152,6 +154,28 @@ def test_garbage_in_a_list_is_handed_out_like_a_message_and_can_be_buried(
             assert letter.message.body == b"\xff\x00 no envelope"
 
     run(scenario())
+
+
+def test_a_result_with_an_address_is_sent_there_as_celery_sends_it_and_not_stored(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    stored = msgspec.structs.replace(result("id", value="ä"), reply_to="asker")
+
+    async def scenario() -> None:
+        async with under_test.open(result_expires_s=1000.0) as broker:
+            await broker.publish(outgoing("a"))
+            (held,) = (await take(broker)).deliveries
+            await broker.settle([Ack(held.tag, [stored, result("other")], outgoing("follow-up"))])
+
+    run(scenario())
+    (letter,) = envelopes(redis_server, "asker")
+    assert letter["headers"] == {} and letter["properties"]["correlation_id"] == "id"
+    assert letter["properties"]["delivery_info"] == {"exchange": "", "routing_key": "asker"}
+    assert b64decode(letter["body"]) == stored.payload
+    left_ms = redis_server.ask("PTTL", "asker")
+    assert isinstance(left_ms, int) and 900_000 < left_ms <= 1_000_000
+    assert redis_server.ask("EXISTS", "celery-task-meta-id", "celery-task-meta-other") == 1
+    assert len(envelopes(redis_server, QUEUE)) == 1
 
 
 def test_a_result_is_stored_under_celerys_key_with_its_ttl(

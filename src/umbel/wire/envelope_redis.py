@@ -15,7 +15,7 @@ from binascii import a2b_base64, b2a_base64
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from umbel.wire.message import JSON_CONTENT, Message
+from umbel.wire.message import JSON_CONTENT, Message, StoredResult
 
 PERSISTENT, TRANSIENT = 2, 1
 MARK = b'{"umbel": {'
@@ -53,6 +53,15 @@ def seal(message: Message, queue: str, delivery_tag: str, not_before: float = 0.
         )
     )
     return envelope if not not_before else b'{"umbel": {"not_before": %.6f}, ' % not_before + envelope[1:]
+
+
+def seal_result(result: StoredResult, delivery_tag: str) -> bytes:
+    """A result on its way to the list of whoever asked for it (wire 6.3)."""
+    properties = _Properties(
+        result.task_id, UNSET, TRANSIENT, _DeliveryInfo("", result.reply_to), 0, "base64", delivery_tag
+    )
+    body = b2a_base64(result.payload, newline=False).decode("ascii")
+    return _encode(_Envelope(body, "utf-8", JSON_CONTENT, Raw(b"{}"), properties))
 
 
 def unseal(envelope: bytes) -> Opened:

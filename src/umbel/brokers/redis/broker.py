@@ -84,6 +84,7 @@ class RedisBroker:
         self._holding = Holding(self._keys)
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
         self._declared: set[str] = set()
+        self._consumed: frozenset[str] = frozenset()  # by the last claim
         self._last_queue = ""  # had the last turn in the last claim
         self._lost_checked_at = 0.0
 
@@ -112,7 +113,7 @@ class RedisBroker:
             return
         await self._declare(outgoing.queue for outgoing in batch)
         if any(outgoing.not_before for outgoing in batch):
-            await self._link.run(_PUBLISH, self._keys.prefix, *parkable(self._keys, batch))
+            await self._link.run(_PUBLISH, self._keys.prefix, *parkable(self._keys, batch, self._consumed))
         else:
             await self._link.call_all(push(self._keys, batch))
 
@@ -120,6 +121,7 @@ class RedisBroker:
 
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
         await self._declare(queues)
+        self._consumed = frozenset(queues)
         await self._give_back_lost_claims()
         returned = await self.return_lost() if self._time_for_lost() else 0
         ticket = self._holding.ticket()
@@ -160,6 +162,8 @@ class RedisBroker:
     async def forget_owner(self, owner: str) -> int:
         count = await self._owners("forget", owner)
         self._holding.forget(owner)
+        while await self._owners("unpark", owner):
+            continue
         return count
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
@@ -297,7 +301,7 @@ class RedisBroker:
             hold.owner,
             hold.epoch,
             0 if group.sure else 1,
-            *settle_arguments(self._keys, group.verdicts, self._ttl_ms),
+            *settle_arguments(self._keys, group.verdicts, self._ttl_ms, self._consumed),
         )
         return bool(status)
 

@@ -80,7 +80,7 @@ class RedisCoordination:
 
     async def fenced_publish(self, name: str, holder: str, term: int, batch: Sequence[Outgoing]) -> bool:
         await self._link.call_all(declare(self._keys, {one.queue for one in batch}))
-        return bool(await self._lease("publish", name, holder, term, *parkable(self._keys, batch)))
+        return bool(await self._lease("publish", name, holder, term, *parkable(self._keys, batch, ())))
 
     async def raise_clock(self, value: int) -> int:
         return int(await self._link.call("EVAL", _RAISE, 0, self._keys.clock, value))

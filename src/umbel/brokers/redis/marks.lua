@@ -97,6 +97,19 @@ local function release(delayed, now)
   return #due
 end
 
+-- Put parked messages back into their lists with their time as a mark: how many, at most `limit`.
+local function unpark(delayed, limit)
+  local parked = redis.call('ZRANGE', delayed, 0, limit - 1, 'WITHSCORES')
+  for i = 1, #parked, 2 do
+    local cut = string.find(parked[i], '\0', 1, true)
+    local bare, mark = unmarked(string.sub(parked[i], cut + 1))
+    mark.not_before = tonumber(parked[i + 1])
+    redis.call('LPUSH', list_of(string.sub(parked[i], 1, cut - 1)), marked(bare, mark))
+    redis.call('ZREM', delayed, parked[i])
+  end
+  return #parked / 2
+end
+
 local function release_all(prefix, now)
   local count = 0
   for _, queue in ipairs(redis.call('SMEMBERS', prefix .. 'umbel.queues')) do

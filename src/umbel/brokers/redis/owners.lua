@@ -2,7 +2,11 @@
 --   renew   1 if the lease stood (whoever comes late but before others noticed has lost nothing), else 0
 --   reap    return what owners hold whose lease has ended, marked as redelivered: how many
 --   forget  the same for one owner, at once
+--   unpark  if no owner is left, some of what waits until it is due goes back into the lists, as clients
+--           send it, where Celery finds it and so does the next worker of ours: how many
 -- The reaper also makes ready what is due in queues that no worker of ours consumes.
+
+local UNPARKED_MAX = 1000
 
 local prefix, lease, owner = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local owners = prefix .. 'umbel.owners'
@@ -20,6 +24,20 @@ end
 if ARGV[1] == 'forget' then
   redis.call('HDEL', prefix .. 'umbel.generations', owner)
   return forget(owner)
+end
+
+if ARGV[1] == 'unpark' then
+  local left = UNPARKED_MAX
+  if redis.call('ZCOUNT', owners, string.format('(%.6f', now), '+inf') > 0 then
+    return 0
+  end
+  for _, queue in ipairs(redis.call('SMEMBERS', prefix .. 'umbel.queues')) do
+    left = left - unpark(prefix .. 'umbel.delayed.' .. queue, left)
+    if left == 0 then
+      break
+    end
+  end
+  return UNPARKED_MAX - left
 end
 
 note_contact(prefix, now, lease)

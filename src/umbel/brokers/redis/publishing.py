@@ -5,14 +5,14 @@ message that is not yet due goes into the list like any other, with a mark: a Ce
 take it and waits for its `eta`, and a claim of ours moves it aside.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from os import urandom
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
 from umbel.brokers.redis.keys import SEP, Keys
-from umbel.wire.envelope_redis import seal, seal_broadcast
-from umbel.wire.message import Outgoing
+from umbel.wire.envelope_redis import seal, seal_broadcast, seal_result
+from umbel.wire.message import Outgoing, StoredResult
 
 Command = Sequence[Any]
 ARGUMENTS_MAX = 50_000  # of one command; the server's own limit is about a million
@@ -33,15 +33,32 @@ def push(keys: Keys, batch: Sequence[Outgoing]) -> list[Command]:
     return commands if len(commands) == 1 else [("MULTI",), *commands, ("EXEC",)]
 
 
-def parkable(keys: Keys, batch: Iterable[Outgoing]) -> list[Any]:
-    """For the scripts: list, due, field, envelope of each message; they park what is not due."""
+def parkable(keys: Keys, batch: Iterable[Outgoing], here: Container[str]) -> list[Any]:
+    """For the scripts: list, due, field, envelope of each message; they park what is not due.
+
+    What is for a queue that is not consumed `here` goes into its list as clients send it: maybe
+    only Celery consumes it, and who parks for others wakes up for them too late.
+    """
     sent = list(batch)
     args: list[Any] = []
     for outgoing, tag in zip(sent, delivery_tags(len(sent)), strict=True):
-        key = keys.list_of(outgoing.queue, outgoing.message.priority)
-        envelope = seal(outgoing.message, outgoing.queue, tag)
-        args += (key, f"{outgoing.not_before:.6f}", f"{tag}:p:{key}", envelope)
+        queue, due = outgoing.queue, outgoing.not_before
+        key = keys.list_of(queue, outgoing.message.priority)
+        is_parked = due and queue in here
+        envelope = seal(outgoing.message, queue, tag, 0.0 if is_parked else due)
+        args += (key, f"{due if is_parked else 0.0:.6f}", f"{tag}:p:{key}", envelope)
     return args
+
+
+def push_results(keys: Keys, results: Sequence[StoredResult], ttl_ms: int) -> list[Command]:
+    """Each to the list of whoever asked. One that nobody reads any more is gone after the TTL."""
+    commands: list[Command] = []
+    for result, tag in zip(results, delivery_tags(len(results)), strict=True):
+        key = keys.list_of(result.reply_to, 0)
+        commands.append(("LPUSH", key, seal_result(result, tag)))
+        if ttl_ms:
+            commands.append(("PEXPIRE", key, ttl_ms))
+    return commands
 
 
 def declare(keys: Keys, queues: Iterable[str]) -> list[Command]:

@@ -1,6 +1,6 @@
 -- End a group of claims of one owner, all of them or none.
 -- ARGV: prefix, owner, epoch, check (1: ask for each field), then sections, each with its count first:
---   fields that are done; results (after their TTL in ms): key, payload; pushes: list, count, envelopes;
+--   fields that are done; results (after their TTL in ms): key, payload; pushes: list, TTL in ms, count, envelopes;
 --   delayed: list, due, field, envelope; others: verb, field, starts to count, text.
 -- Reply: 0 the claims no longer stand; 1 applied; 2 a field is gone although the epoch stands, so an
 -- earlier call whose reply was lost has applied it.
@@ -40,7 +40,7 @@ at = at + 2 * results
 local first_push = at
 local pushes = tonumber(next_argument())
 for _ = 1, pushes do
-  at = at + 1
+  at = at + 2
   at = at + 1 + tonumber(ARGV[at])
 end
 local delayed = tonumber(next_argument())
@@ -63,9 +63,12 @@ end
 
 at = first_push + 1
 for _ = 1, pushes do
-  local list, count = next_argument(), tonumber(next_argument())
+  local list, list_ttl, count = next_argument(), next_argument(), tonumber(next_argument())
   for i = at, at + count - 1, CHUNK do
     redis.call('LPUSH', list, unpack(ARGV, i, math.min(i + CHUNK - 1, at + count - 1)))
+  end
+  if list_ttl ~= '0' then
+    redis.call('PEXPIRE', list, list_ttl)
   end
   at = at + count
 end

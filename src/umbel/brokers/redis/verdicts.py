@@ -1,17 +1,17 @@
 """Verdicts: from a batch of them to the arguments of `settle.lua`, which explains their order."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, assert_never
 
 from umbel.brokers.interface import Ack, Bury, Return, Started, Tag, Verdict
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.publishing import delivery_tags, parkable
-from umbel.wire.envelope_redis import seal
+from umbel.wire.envelope_redis import seal, seal_result
 from umbel.wire.message import Outgoing, StoredResult
 
 
-def settle_arguments(keys: Keys, verdicts: Iterable[Verdict], ttl_ms: int) -> list[Any]:
-    """Everything after prefix, owner, epoch and check."""
+def settle_arguments(keys: Keys, verdicts: Iterable[Verdict], ttl_ms: int, here: Container[str]) -> list[Any]:
+    """Everything after prefix, owner, epoch and check. `here`: the queues this process consumes."""
     done: list[Tag] = []
     results: list[StoredResult] = []
     follow_ups: list[Outgoing] = []
@@ -35,8 +35,8 @@ def settle_arguments(keys: Keys, verdicts: Iterable[Verdict], ttl_ms: int) -> li
     return [
         len(done),
         *done,
-        *result_arguments(keys, results, ttl_ms),
-        *_follow_ups(keys, follow_ups),
+        *result_arguments(keys, [one for one in results if not one.reply_to], ttl_ms),
+        *_pushes(keys, follow_ups, [one for one in results if one.reply_to], ttl_ms, here),
         len(others) // 4,
         *others,
     ]
@@ -54,16 +54,28 @@ def ttl_ms_of(expires_s: float) -> int:
     return max(1, round(expires_s * 1000)) if expires_s > 0 else 0
 
 
-def _follow_ups(keys: Keys, follow_ups: Sequence[Outgoing]) -> list[Any]:
-    if not follow_ups:
+def _pushes(
+    keys: Keys,
+    follow_ups: Sequence[Outgoing],
+    letters: Sequence[StoredResult],
+    ttl_ms: int,
+    here: Container[str],
+) -> list[Any]:
+    if not follow_ups and not letters:
         return [0, 0]
-    now = [one for one in follow_ups if not one.not_before]
-    lists: dict[str, list[bytes]] = {}
-    for outgoing, tag in zip(now, delivery_tags(len(now)), strict=True):
+    later = [one for one in follow_ups if one.not_before and one.queue in here]
+    now = [one for one in follow_ups if not (one.not_before and one.queue in here)]
+    lists: dict[tuple[str, int], list[bytes]] = {}
+    tags = iter(delivery_tags(len(now) + len(letters)))
+    for outgoing in now:
         key = keys.list_of(outgoing.queue, outgoing.message.priority)
-        lists.setdefault(key, []).append(seal(outgoing.message, outgoing.queue, tag))
+        envelope = seal(outgoing.message, outgoing.queue, next(tags), outgoing.not_before)
+        lists.setdefault((key, 0), []).append(envelope)
+    for letter in letters:
+        key = keys.list_of(letter.reply_to, 0)
+        lists.setdefault((key, ttl_ms), []).append(seal_result(letter, next(tags)))
     args: list[Any] = [len(lists)]
-    for key, envelopes in lists.items():
-        args += (key, len(envelopes), *envelopes)
-    later = parkable(keys, (one for one in follow_ups if one.not_before))
-    return [*args, len(later) // 4, *later]
+    for (key, list_ttl_ms), envelopes in lists.items():
+        args += (key, list_ttl_ms, len(envelopes), *envelopes)
+    parked = parkable(keys, later, here)
+    return [*args, len(parked) // 4, *parked]
