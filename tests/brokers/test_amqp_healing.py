@@ -239,6 +239,37 @@ def test_a_restart_in_the_middle_loses_nothing_and_a_late_ack_is_explained(
         assert "consumer_timeout" in caplog.text
         await broker.settle([Ack(one.tag) for one in again])
 
+    async def opened_early() -> None:
+        """The port is open before the streams are back: not one worker may end for that."""
+
+        async def opened() -> bool:
+            early = open_broker(settings)
+            try:
+                await early.open()
+            except BrokerUnavailable as error:
+                if "cannot reach RabbitMQ" not in str(error):
+                    raise
+                return False
+            await early.close()
+            return True
+
+        await eventually(opened, what="a broker at the first moment", deadline_s=60.0)
+
+    async def published_early() -> None:
+        producer = open_producer(settings)
+
+        async def published() -> bool:
+            try:
+                await asyncio.to_thread(producer.publish, outgoing("early"))
+            except BrokerUnavailable as error:
+                if "cannot reach RabbitMQ" not in str(error):
+                    raise
+                return False
+            return True
+
+        await eventually(published, what="a message at the first moment", deadline_s=60.0)
+        producer.close()
+
     async def restart(broker: Broker) -> None:
         sent = [str(number) for number in range(50)]
         await broker.publish(outgoing(*sent[:25]))
@@ -247,7 +278,8 @@ def test_a_restart_in_the_middle_loses_nothing_and_a_late_ack_is_explained(
         await asyncio.to_thread(server.stop)
         with pytest.raises(BrokerUnavailable, match="cannot reach RabbitMQ"):
             await broker.publish([])
-        await asyncio.to_thread(server.start)
+        starting = asyncio.create_task(asyncio.to_thread(server.start))
+        await asyncio.gather(opened_early(), published_early(), starting)
         seen: list[str] = []
 
         async def all_seen() -> bool:
@@ -257,10 +289,10 @@ def test_a_restart_in_the_middle_loses_nothing_and_a_late_ack_is_explained(
             except BrokerError:
                 return False
             seen.extend(texts(deliveries))
-            return len(seen) >= 50
+            return len(seen) >= 51
 
         await eventually(all_seen, what="every message after the restart", deadline_s=20.0)
-        assert sorted(seen) == sorted(sent)
+        assert sorted(seen) == sorted([*sent, "early"])
         assert (await broker.settle([Ack(held[0].tag)])).refused == {held[0].tag}
 
     async def scenario() -> None:

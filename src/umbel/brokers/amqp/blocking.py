@@ -19,9 +19,10 @@ from umbel.brokers.amqp.frames import (
     Method,
     encode_method,
 )
-from umbel.brokers.amqp.handshake import Handshake, refusal, unreachable
-from umbel.brokers.amqp.link import REPLY_TIMEOUT_S, ChannelClosed
+from umbel.brokers.amqp.handshake import Handshake
+from umbel.brokers.amqp.link import REPLY_TIMEOUT_S
 from umbel.brokers.amqp.location import Location
+from umbel.brokers.amqp.refusals import channel_refusal, connection_refusal, unreachable
 from umbel.errors import BrokerError, BrokerUnavailable
 
 RECEIVE_BYTES = 65_536
@@ -128,7 +129,7 @@ class BlockingLink:
         try:
             plain = socket.create_connection((self.location.host, self.location.port), timeout=timeout_s)
         except OSError as error:
-            raise BrokerUnavailable(unreachable(self.location, error)) from None
+            raise unreachable(self.location, error) from None
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(plain)
@@ -140,7 +141,7 @@ class BlockingLink:
             self._shake_hands(timeout_s, name)
         except (OSError, BadFrames) as error:
             plain.close()
-            raise BrokerUnavailable(unreachable(self.location, error)) from None
+            raise unreachable(self.location, error) from None
         except BaseException:
             self._socket.close()
             raise
@@ -209,10 +210,12 @@ class BlockingLink:
             case Method.CHANNEL_CLOSE:
                 code, text, _, _ = incoming.fields
                 self.send(encode_method(1, Method.CHANNEL_CLOSE_OK))
-                raise ChannelClosed(code, text)
+                raise channel_refusal(self.location, code, text)
             case Method.CONNECTION_CLOSE:
                 code, text, _, _ = incoming.fields
-                raise BrokerUnavailable(refusal(self.location, code, text))
+                self.send(encode_method(0, Method.CONNECTION_CLOSE_OK))
+                self._socket.close()
+                raise connection_refusal(self.location, code, text)
             case _:
                 return False
         return True

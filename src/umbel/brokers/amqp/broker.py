@@ -6,6 +6,7 @@ with growing pauses, is connected as soon as RabbitMQ is back.
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,9 +17,9 @@ from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.coordination import AmqpCoordination
 from umbel.brokers.amqp.event_log import EventLog
-from umbel.brokers.amqp.link import ChannelClosed
 from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.records import encode_record
+from umbel.brokers.amqp.refusals import BrokerStarting, ChannelClosed
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.amqp.subscription import AmqpSubscription
 from umbel.brokers.interface import (
@@ -39,6 +40,9 @@ from umbel.brokers.interface import (
 )
 from umbel.wire.message import Outgoing
 
+log = logging.getLogger("umbel.brokers.amqp")
+STARTING_S = 30.0
+STARTING_PAUSE_S = 0.5
 LOOK_EVERY_S = 0.05  # for messages in queues that nobody here consumes
 
 
@@ -62,7 +66,18 @@ class AmqpBroker:
         return self._coordination
 
     async def open(self) -> None:
-        await self._sessions.get()
+        """Connect. A server that answers but is still starting is waited for; who calls later tries on."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + STARTING_S
+        while True:
+            try:
+                await self._sessions.get()
+                return
+            except BrokerStarting as error:
+                if loop.time() > deadline:
+                    raise
+                log.info("waiting for RabbitMQ", extra={"why": str(error)})
+            await asyncio.sleep(STARTING_PAUSE_S)
 
     async def close(self) -> None:
         await self._coordination.close()

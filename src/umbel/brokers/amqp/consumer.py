@@ -20,7 +20,8 @@ import msgspec
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.envelope import Mark, decode
 from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_method
-from umbel.brokers.amqp.link import Channel, ChannelClosed, Link
+from umbel.brokers.amqp.link import Channel, Link
+from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.errors import BrokerError
 from umbel.wire.message import Message
 

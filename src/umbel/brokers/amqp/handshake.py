@@ -1,15 +1,15 @@
-"""Handshake: how a connection opens, and what its refusals mean in words a person can act on.
+"""Handshake: how a connection opens.
 
 Pure: methods of channel 0 in, bytes to send out. The first flight is PROTOCOL_HEADER.
 """
 
 from umbel.brokers.amqp.frames import FRAME_MAX, Incoming, Method, encode_method
 from umbel.brokers.amqp.location import Location
+from umbel.brokers.amqp.refusals import connection_refusal
 from umbel.errors import BrokerUnavailable
 from umbel.version import VERSION
 
 CHANNELS_MAX = 2047
-_ACCESS_REFUSED, _NOT_ALLOWED = 403, 530
 
 # What the server may do with us: say why a login failed, name the queue whose consumer it ended.
 _CAPABILITIES = {
@@ -42,7 +42,7 @@ class Handshake:
                 return b""
             case Method.CONNECTION_CLOSE:
                 code, text, _, _ = incoming.fields
-                raise BrokerUnavailable(refusal(self._location, code, text))
+                raise connection_refusal(self._location, code, text)
             case _:
                 raise BrokerUnavailable(
                     f"RabbitMQ at {self._location} did not open as AMQP does; is this its AMQP port?"
@@ -71,24 +71,3 @@ class Handshake:
         return encode_method(
             0, Method.CONNECTION_TUNE_OK, channels_max, FRAME_MAX, self.heartbeat_s
         ) + encode_method(0, Method.CONNECTION_OPEN, self._location.vhost, "", False)
-
-
-def refusal(location: Location, code: int, text: str) -> str:
-    """One line for a connection that the server closed."""
-    if code == _ACCESS_REFUSED and "ACCESS_REFUSED - Login" in text:
-        return f"RabbitMQ at {location} refused the login: check user and password in the address"
-    if code == _NOT_ALLOWED and "not found" in text:
-        return f"RabbitMQ has no such virtual host ({location}): check the path of the address, or add it"
-    if code == _NOT_ALLOWED and "refused" in text:
-        return (
-            f"the user may not use this virtual host ({location}): grant it with rabbitmqctl set_permissions"
-        )
-    return f"RabbitMQ at {location} closed the connection: {text} ({code})"
-
-
-def unreachable(location: Location, error: BaseException | str) -> str:
-    """One line for a connection that could not be opened."""
-    why = str(error) or type(error).__name__
-    if isinstance(error, TimeoutError):
-        why = "no answer within the connect time-out"
-    return f"cannot reach RabbitMQ at {location}: {why}; is it running, and are host and port right?"

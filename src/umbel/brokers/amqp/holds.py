@@ -9,8 +9,9 @@ import asyncio
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.frames import Method, encode_method
-from umbel.brokers.amqp.link import Channel, ChannelClosed, Link, open_link
+from umbel.brokers.amqp.link import Channel, Link, open_link
 from umbel.brokers.amqp.location import Location
+from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.interface import Evidence
 

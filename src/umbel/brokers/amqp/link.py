@@ -3,9 +3,8 @@
 A link lives once: when the connection or a channel ends, everything that waits on it fails with
 the reason, and whoever needs another opens another. Nothing is sent twice behind anyone's back.
 
-The server closes a channel as its way of saying no; that is `ChannelClosed`, with its code. The
-end of the connection is `BrokerUnavailable`. Both sides send heartbeats: a link that hears nothing
-for two of them is dead, whatever the network says.
+The server closes a channel as its way of saying no; `refusals.py` says what it means. Both sides
+send heartbeats: a link that hears nothing for two of them is dead, whatever the network says.
 """
 
 import asyncio
@@ -24,24 +23,14 @@ from umbel.brokers.amqp.frames import (
     Method,
     encode_method,
 )
-from umbel.brokers.amqp.handshake import Handshake, refusal, unreachable
+from umbel.brokers.amqp.handshake import Handshake
 from umbel.brokers.amqp.location import Location
+from umbel.brokers.amqp.refusals import ChannelClosed, channel_refusal, connection_refusal, unreachable
 from umbel.errors import BrokerError, BrokerUnavailable
 
 REPLY_TIMEOUT_S = 10.0
 CONFIRMS_PER_S = 1000  # a slow server; a large batch may take it that much longer
 _DELIVER, _ACK, _NACK = int(Method.BASIC_DELIVER), int(Method.BASIC_ACK), int(Method.BASIC_NACK)
-
-
-class ChannelClosed(BrokerError):
-    """The server refused something by closing the channel."""
-
-    NOT_FOUND, LOCKED, PRECONDITION, NOT_IMPLEMENTED = 404, 405, 406, 540
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(f"RabbitMQ refused: {text} ({code})")
-        self.code = code
-        self.text = text
 
 
 class Link(asyncio.Protocol):
@@ -144,7 +133,7 @@ class Link(asyncio.Protocol):
             case Method.CONNECTION_CLOSE:
                 code, text, _, _ = incoming.fields
                 self._transport.write(encode_method(0, Method.CONNECTION_CLOSE_OK))
-                raise BrokerUnavailable(refusal(self.location, code, text))
+                raise connection_refusal(self.location, code, text)
             case Method.CONNECTION_CLOSE_OK:
                 self.ended.set()
             case Method.CONNECTION_BLOCKED:
@@ -277,7 +266,7 @@ class Channel:
             code, text, _, _ = incoming.fields
             self.link.send(encode_method(self.number, Method.CHANNEL_CLOSE_OK))
             self.link.discard(self)
-            self.fail(ChannelClosed(code, text))
+            self.fail(channel_refusal(self.link.location, code, text))
         elif method == Method.BASIC_CANCEL:
             self.link.send(encode_method(self.number, Method.CHANNEL_CLOSE, 200, "", 0, 0))
             self.fail(ChannelClosed(ChannelClosed.NOT_FOUND, "the queue was deleted while it was consumed"))
@@ -333,7 +322,7 @@ async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, n
         raise
     except (OSError, TimeoutError) as error:
         link.abort("it could not be opened")
-        raise BrokerUnavailable(unreachable(location, error)) from None
+        raise unreachable(location, error) from None
     except asyncio.CancelledError:
         link.abort("cancelled")
         raise

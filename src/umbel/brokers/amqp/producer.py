@@ -9,18 +9,18 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
-from time import monotonic, time
-from typing import TypeVar
+from time import monotonic, sleep, time
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from umbel.brokers.amqp import envelope, event_log, outbox, topology
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.capabilities import CAPABILITIES
-from umbel.brokers.amqp.frames import Method, encode_ack, encode_publish
-from umbel.brokers.amqp.link import ChannelClosed
+from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_publish
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.records import FactsView, QueueFact, RevokeView, encode_record
+from umbel.brokers.amqp.refusals import BrokerStarting, ChannelClosed
 from umbel.brokers.amqp.streams import OFFSET, PREFETCH, Followed, offset_of
 from umbel.brokers.amqp.topology import Exchange, Queue
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities, Revoke
@@ -28,6 +28,7 @@ from umbel.errors import BrokerError, BrokerUnavailable, RevokesFull
 from umbel.wire.message import Outgoing
 
 RECORDERS_FRESH_S = 1.0
+STARTING_PAUSE_S = 0.1
 
 T = TypeVar("T")
 _producers: "WeakSet[AmqpProducer]" = WeakSet()
@@ -167,7 +168,7 @@ class AmqpProducer:
             return
         if isinstance(what, Exchange) or not self._exists(link, what.name):
             for method, fields in what.calls():
-                link.call(method, *fields)
+                self._call_when_ready(link, method, *fields)
             if isinstance(what, Queue) and what.exchange is not None:  # a task queue: let it be known
                 self._declare(link, topology.stream_of_facts())
                 link.publish([outbox.entry(topology.FACTS, encode_record(QueueFact(what.name))).frames(1)])
@@ -175,7 +176,19 @@ class AmqpProducer:
 
     def _exists(self, link: BlockingLink, queue: str) -> bool:
         method, fields = topology.passive(queue)
-        return _unless_missing(link, lambda: link.call(method, *fields)) is not None
+        return _unless_missing(link, lambda: self._call_when_ready(link, method, *fields)) is not None
+
+    def _call_when_ready(self, link: BlockingLink, method: Method, *fields: Any) -> Incoming:
+        """Declare; a server that is starting gets as long to come up as one that is connected to."""
+        deadline = monotonic() + self._settings.connect_timeout_s
+        while True:
+            try:
+                return link.call(method, *fields)
+            except BrokerStarting:
+                if monotonic() > deadline:
+                    raise
+            sleep(STARTING_PAUSE_S)
+            link.reopen_channel()
 
     def _follow(self, link: BlockingLink, stream: str, followed: Followed) -> None:
         """Read the stream from where it was last left to its end."""

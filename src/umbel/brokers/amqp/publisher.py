@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.frames import encode_publish
-from umbel.brokers.amqp.link import Channel, ChannelClosed, Link
+from umbel.brokers.amqp.link import Channel, Link
 from umbel.brokers.amqp.outbox import Post
+from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.topology import Exchange, Queue
 from umbel.errors import BrokerError
 

@@ -11,7 +11,7 @@ from itertools import cycle
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.frames import Method
-from umbel.brokers.amqp.link import ChannelClosed, Link, open_link
+from umbel.brokers.amqp.link import Link, open_link
 from umbel.brokers.amqp.location import Location, locations_from_url
 from umbel.brokers.amqp.outbox import Post, entry
 from umbel.brokers.amqp.publisher import Publisher
@@ -23,6 +23,7 @@ from umbel.brokers.amqp.records import (
     StartsView,
     encode_record,
 )
+from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.streams import Followed, Tails
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BrokerUnavailable
@@ -65,15 +66,17 @@ class Session:
         self.views = views
         self._settings = settings
         self._tails: Tails | None = None
+        self._beginning = asyncio.Lock()
 
     async def begin(self) -> None:
         for stream in topology.streams(self._settings):
             await self.publisher.declare(stream)
-        self._tails = Tails(await self.link.channel(), self.views.followed)
-        await self._tails.begin()
+        await self._begin_tails()
 
     async def catch_up(self) -> None:
         assert self._tails is not None
+        if self._tails.ended:  # a stream changed its leader: the link and the claims on it live on
+            await self._begin_tails()
         await self._tails.catch_up()
 
     async def send(self, posts: Sequence[Post]) -> None:
@@ -110,6 +113,13 @@ class Session:
         count: int = (await channel.call(Method.QUEUE_PURGE, 0, queue, False)).fields[0]
         await channel.close()
         return count
+
+    async def _begin_tails(self) -> None:
+        async with self._beginning:
+            if self._tails is None or self._tails.ended:
+                tails = Tails(await self.link.channel(), self.views.followed)
+                await tails.begin()
+                self._tails = tails
 
     def _announcements(self, posts: Sequence[Post]) -> list[Post]:
         known, declared = self.views.facts.queues, self.publisher.declared

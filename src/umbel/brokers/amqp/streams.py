@@ -34,6 +34,10 @@ class Tails:
         self._received = 0
         channel.on_delivery = self._receive
 
+    @property
+    def ended(self) -> bool:
+        return self._channel.error is not None
+
     async def begin(self) -> None:
         await self._question()
         for stream, followed in self._followed.items():

@@ -1,0 +1,81 @@
+"""Refusals: what it means when RabbitMQ closes a channel or a connection, decided in one place.
+
+Three answers. `ChannelClosed` is a no to this one request, by its code: not there, locked, made
+otherwise. `BrokerStarting` is a not yet: a node opens its port before the queues, and above all the
+streams and quorum queues, have found their leaders again, and until then it answers as if they
+were lost. It is a kind of `BrokerUnavailable`, so whoever tries again after a refused connection
+tries again after this. Everything else that ends a connection is `BrokerUnavailable`, in words a
+person can act on: a wrong password does not become right by waiting.
+"""
+
+from umbel.brokers.amqp.location import Location
+from umbel.errors import BrokerError, BrokerUnavailable
+
+_ACCESS_REFUSED, _NOT_ALLOWED = 403, 530
+_FORCED, _RESOURCE_ERROR, _INTERNAL_ERROR = 320, 506, 541
+
+# RabbitMQ's own words (3.10 to 4.1). Their codes say nothing: a queue whose node is not up yet is
+# 404, as one that does not exist; a late ack "timed out" too, with 406, and is a no.
+_NOT_YET = (
+    "is down or inaccessible",
+    "due to timeout",
+    "timeout occurred during consume operation",
+    "process is stopped by supervisor",
+    "coordinator unavailable",
+    "coordinator_unavailable",
+)
+_HOST_NOT_YET = "is down"
+
+
+class ChannelClosed(BrokerError):
+    """The server refused something by closing the channel."""
+
+    NOT_FOUND, LOCKED, PRECONDITION, NOT_IMPLEMENTED = 404, 405, 406, 540
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"RabbitMQ refused: {text} ({code})")
+        self.code = code
+        self.text = text
+
+
+class BrokerStarting(BrokerUnavailable):
+    """The server runs, and what was asked for is not back yet: it starts, or chooses a leader."""
+
+    def __init__(self, location: Location, code: int, text: str) -> None:
+        super().__init__(f"RabbitMQ at {location} is not ready: {text} ({code}); try again in a moment")
+
+
+def channel_refusal(location: Location, code: int, text: str) -> BrokerError:
+    """What a channel that the server closed means."""
+    if code in (_RESOURCE_ERROR, _INTERNAL_ERROR) or any(words in text for words in _NOT_YET):
+        return BrokerStarting(location, code, text)
+    return ChannelClosed(code, text)
+
+
+def connection_refusal(location: Location, code: int, text: str) -> BrokerUnavailable:
+    """What a connection that the server closed means."""
+    if code in (_FORCED, _INTERNAL_ERROR) or (code == _NOT_ALLOWED and text.endswith(_HOST_NOT_YET)):
+        return BrokerStarting(location, code, text)
+    return BrokerUnavailable(_remedy(location, code, text))
+
+
+def unreachable(location: Location, error: BaseException | str) -> BrokerUnavailable:
+    """A connection that could not be opened."""
+    why = str(error) or type(error).__name__
+    if isinstance(error, TimeoutError):
+        why = "no answer within the connect time-out"
+    return BrokerUnavailable(
+        f"cannot reach RabbitMQ at {location}: {why}; is it running, and are host and port right?"
+    )
+
+
+def _remedy(location: Location, code: int, text: str) -> str:
+    if code == _ACCESS_REFUSED and "ACCESS_REFUSED - Login" in text:
+        return f"RabbitMQ at {location} refused the login: check user and password in the address"
+    if code == _NOT_ALLOWED and "not found" in text:
+        return f"RabbitMQ has no such virtual host ({location}): check the path of the address, or add it"
+    if code == _NOT_ALLOWED and "refused" in text:
+        return (
+            f"the user may not use this virtual host ({location}): grant it with rabbitmqctl set_permissions"
+        )
+    return f"RabbitMQ at {location} closed the connection: {text} ({code})"
