@@ -1,6 +1,5 @@
 """The embedded broker's gate between writers, and what happens to it in a fork."""
 
-import fcntl
 import os
 import threading
 from contextlib import suppress
@@ -55,8 +54,8 @@ def test_who_leaves_and_comes_back_at_once_goes_behind_who_waits(path: Path) -> 
     waiting.start()
 
     def turnstile_taken() -> bool:
-        if probe._set(gate._TURNSTILE, fcntl.F_WRLCK):
-            probe._set(gate._TURNSTILE, fcntl.F_UNLCK)
+        if probe._set(gate._TAKE_TURNSTILE):
+            probe._set(gate._FREE_TURNSTILE)
             return False
         return True
 
@@ -74,7 +73,7 @@ def test_who_leaves_and_comes_back_at_once_goes_behind_who_waits(path: Path) -> 
 def test_who_was_interrupted_on_the_way_in_leaves_nothing_shut(path: Path) -> None:
     one, other = WriteGate(path), WriteGate(path)
     one.enter(1.0)
-    assert one._set(gate._BOTH, fcntl.F_WRLCK)  # inside, and still at the turnstile
+    assert one._set(gate._TAKE_BOTH)  # inside, and still at the turnstile
     one.leave()
     other.enter(0.0)
     one.leave()  # what it does not hold, it cannot open to others

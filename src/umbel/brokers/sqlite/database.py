@@ -9,6 +9,7 @@ verdicts that is right: ack, result and follow-up messages are one transaction, 
 verdict is work that repeats, never work that is lost. What must outlast a power cut when the
 call returns (a published message) is committed `durable`: the write-ahead log is flushed after
 the commit, when others may write again, so that the lock is never held for the disk's sake.
+One statement alone, as most sends are, is its own transaction (`append`).
 
 Forks. SQLite keeps one note per process and file of the locks it holds, and POSIX gives none of
 them to a child: a connection that the child opens beside an inherited one believes in locks that
@@ -22,9 +23,10 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from umbel.brokers.sqlite import location, schema
 from umbel.brokers.sqlite.gate import WriteGate
@@ -41,6 +43,22 @@ _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOLFS}
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _FORBIDDEN = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
 _DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT}
+
+
+class _Log:
+    """The write-ahead log, opened to be flushed; closed when nobody flushes it any more.
+
+    While a connection is open the log stays the same file, emptied and written anew. Nobody holds
+    locks on it, so none is lost when this descriptor of it is closed.
+    """
+
+    __slots__ = ("file",)
+
+    def __init__(self, path: str) -> None:
+        self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.file)
 
 
 class Database:
@@ -62,6 +80,7 @@ class Database:
         self._turn = threading.Lock()
         self._gate = WriteGate(path)
         self._connection: sqlite3.Connection | None = None
+        self._log: _Log | None = None  # of that connection
         self._pid = 0  # of the process that opened the connection
         with _forking:
             _databases.add(self)
@@ -81,6 +100,7 @@ class Database:
                 db.execute("BEGIN IMMEDIATE")
                 yield db
                 db.execute("COMMIT")
+                log = self._log
             except BaseException:
                 self._roll_back()
                 raise
@@ -91,7 +111,30 @@ class Database:
         finally:
             self._turn.release()
         if durable:
-            self._flush()
+            self._flush(log)
+
+    def append(self, statement: str, values: Sequence[Any], question: str) -> tuple[int, bool]:
+        """Insert one row, durable on return: its rowid, and whether `question` then finds anything.
+
+        The commonest write of all, without the statements that begin and end a transaction.
+        """
+        self._take_turn()
+        try:
+            db = self._open()
+            try:
+                self._gate.enter(self._timeout_s)
+                number = db.execute(statement, values).lastrowid
+            finally:
+                self._gate.leave()
+            found = db.execute(question).fetchone() is not None
+            log = self._log
+        except sqlite3.Error as error:
+            raise explain(error, self.path, self._timeout_s) from error
+        finally:
+            self._turn.release()
+        self._flush(log)
+        assert number is not None, "the statement is an INSERT"
+        return number, found
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -145,6 +188,7 @@ class Database:
             undo.callback(db.close)
             self._gate.enter(self._timeout_s)
             self._set_up(db)
+            self._log = _Log(f"{self.path}-wal")
             self._gate.leave()
             undo.pop_all()
         self._connection, self._pid = db, os.getpid()
@@ -171,26 +215,16 @@ class Database:
         if self._connection is not None and self._pid == os.getpid() and self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
-    def _flush(self) -> None:
-        """Bring every commit so far to the disk.
-
-        The log is opened for this alone, so that no other thread can close it meanwhile. When
-        it is gone, the last user of the file has brought all of it into the database and
-        flushed that; nobody holds locks on the log, so none is lost by closing it here.
-        """
+    def _flush(self, log: "_Log | None") -> None:
+        """Bring every commit so far to the disk."""
+        assert log is not None, "a database that is open has a log"
         try:
-            log = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        try:
-            os.fdatasync(log)
+            os.fdatasync(log.file)
         except OSError as error:
             raise StorageFull(
                 f"cannot flush {self.path}-wal to the disk: {error.strerror}; "
                 "what was published may not survive a power cut: check the disk"
             ) from None
-        finally:
-            os.close(log)
 
     def _shut(self) -> None:
         if self._connection is not None and self._pid == os.getpid():
@@ -199,7 +233,7 @@ class Database:
             with suppress(BrokerUnavailable):
                 self._gate.enter(self._timeout_s)
             self._connection.close()
-            self._connection = None
+            self._connection = self._log = None
             self._gate.close()
 
     def pause_for_fork(self, deadline: float) -> bool:

@@ -28,15 +28,13 @@ _PAUSE_S = 0.00005
 _PAUSE_MAX_S = 0.0005
 
 
-def _flock(kind: int, start: int, length: int) -> bytes:
+def _flock(kind: int, place: int) -> bytes:
+    start, length = _BYTES[place]
     return struct.pack("hhqqi", kind, os.SEEK_SET, start, length, 0)  # the last is a process id
 
 
-_LOCKS = {
-    (place, kind): _flock(kind, *where)
-    for place, where in _BYTES.items()
-    for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK)
-}
+_TAKE_GATE, _TAKE_TURNSTILE, _TAKE_BOTH = (_flock(fcntl.F_WRLCK, place) for place in _BYTES)
+_FREE_TURNSTILE, _FREE_BOTH = (_flock(fcntl.F_UNLCK, place) for place in (_TURNSTILE, _BOTH))
 
 
 class WriteGate:
@@ -50,15 +48,15 @@ class WriteGate:
         if self._file is None:
             self._file = self._open()
         # Mostly nobody is inside or in line, and one step takes both.
-        if self._set(_BOTH, fcntl.F_WRLCK):
-            self._set(_TURNSTILE, fcntl.F_UNLCK)
+        if self._set(_TAKE_BOTH):
+            self._set(_FREE_TURNSTILE)
         else:
             self._wait_in_line(timeout_s)
 
     def leave(self) -> None:
         """Whether or not it was entered, or only halfway: nothing is held afterwards."""
         if self._file is not None:
-            self._set(_BOTH, fcntl.F_UNLCK)
+            self._set(_FREE_BOTH)
 
     def close(self) -> None:
         if self._file is not None:
@@ -76,15 +74,15 @@ class WriteGate:
 
     def _wait_in_line(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        self._take(_TURNSTILE, deadline, timeout_s)
+        self._take(_TAKE_TURNSTILE, deadline, timeout_s)
         try:
-            self._take(_GATE, deadline, timeout_s)
+            self._take(_TAKE_GATE, deadline, timeout_s)
         finally:
-            self._set(_TURNSTILE, fcntl.F_UNLCK)
+            self._set(_FREE_TURNSTILE)
 
-    def _take(self, place: int, deadline: float, timeout_s: float) -> None:
+    def _take(self, lock: bytes, deadline: float, timeout_s: float) -> None:
         pause_s = _PAUSE_S
-        while not self._set(place, fcntl.F_WRLCK):
+        while not self._set(lock):
             if time.monotonic() > deadline:
                 raise BrokerUnavailable(
                     f"{self._path} stayed locked by another process for {timeout_s:g} s; "
@@ -93,10 +91,10 @@ class WriteGate:
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _PAUSE_MAX_S)
 
-    def _set(self, place: int, kind: int) -> bool:
+    def _set(self, lock: bytes) -> bool:
         assert self._file is not None
         try:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _LOCKS[place, kind])
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, lock)
         except BlockingIOError:
             return False
         return True

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from umbel.brokers.interface import Delivery, Tag
-from umbel.brokers.sqlite import rows
+from umbel.brokers.sqlite import meta, rows
 from umbel.wire.message import Message, Outgoing
 
 PRIORITY_MAX = 9
+FILE_EVERY = 1024
 DUE_MAX = 1000  # delayed messages that one claim makes ready; the next claim goes on
 
 encode = msgspec.msgpack.Encoder().encode
@@ -32,26 +33,74 @@ def number_of(tag: Tag) -> int:
     return int(tag[tag.index(":") + 1 :])
 
 
+APPEND = "INSERT INTO messages (queue, priority, message) VALUES (?, ?, ?)"
+
+
+def row(one: Outgoing) -> tuple[str, int, bytes]:
+    """The values for APPEND."""
+    return one.queue, _in_range(one.message.priority), encode(one.message)
+
+
 def insert(db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float) -> set[str]:
     """Put the batch into its queues; the names of those."""
     if not batch:
         return set()
-    new = [(one.queue, _in_range(one.message.priority), encode(one.message)) for one in batch]
+    some_wait = any(one.not_before > now_s for one in batch)
+    if some_wait:
+        file(db)
+    new = [row(one) for one in batch]
     # SQLite gives each row the highest id so far and one more, and nobody else writes meanwhile.
-    number = rows.insert(db, "messages (queue, priority, message)", new) - len(new)
-    ready, delayed, queues = [], [], set()
-    for one, (queue, priority, _) in zip(batch, new, strict=True):
-        number += 1
-        queues.add(queue)
+    last = rows.insert(db, "messages (queue, priority, message)", new)
+    first = last - len(new) + 1
+    if some_wait:
+        _insert_slips(db, batch, new, first, now_s)
+    elif many_unfiled(first, last):
+        file(db)
+    return {queue for queue, _, _ in new}
+
+
+def _insert_slips(
+    db: sqlite3.Connection,
+    batch: Sequence[Outgoing],
+    new: Sequence[tuple[str, int, bytes]],
+    first: int,
+    now_s: float,
+) -> None:
+    ready, delayed = [], []
+    for number, (one, (queue, priority, _)) in enumerate(zip(batch, new, strict=True), first):
         if one.not_before > now_s:
             delayed.append((one.not_before, number, queue, priority))
         else:
             ready.append((queue, priority, number))
-    if ready:
-        rows.insert(db, "ready", ready)
-    if delayed:
-        rows.insert(db, "delayed", delayed)
-    return queues
+    rows.insert(db, "ready", ready)
+    rows.insert(db, "delayed", delayed)
+    meta.put(db, meta.FILED, first + len(new) - 1)
+
+
+def many_unfiled(first: int, last: int) -> bool:
+    """Whether who sent the messages from `first` to `last` should file: one sender in every so many.
+
+    So that no claim ever finds more than a few thousand to file, whatever waits in the queue.
+    """
+    return last // FILE_EVERY > (first - 1) // FILE_EVERY
+
+
+def file(db: sqlite3.Connection) -> None:
+    """Give the messages that have no slip yet theirs."""
+    filed = db.execute(f"INSERT INTO ready SELECT queue, priority, id FROM messages WHERE {_UNFILED}")
+    if filed.rowcount:
+        db.execute("UPDATE meta SET value = (SELECT max(id) FROM messages) WHERE name = 'filed'")
+
+
+def _lower_mark(db: sqlite3.Connection) -> None:
+    """After messages were removed: the next one gets an id that may have been theirs."""
+    db.execute(
+        """UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)
+           WHERE name = 'filed' AND value > (SELECT coalesce(max(id), 0) FROM messages)"""
+    )
+
+
+_UNFILED = "id > (SELECT value FROM meta WHERE name = 'filed')"
 
 
 def _in_range(priority: int) -> int:
@@ -62,6 +111,8 @@ def anything_due(db: sqlite3.Connection, queues: Iterable[str], now_s: float) ->
     """Whether a claim on these queues is worth its transaction."""
     if db.execute("SELECT 1 FROM delayed WHERE not_before <= ? LIMIT 1", (now_s,)).fetchone():
         return True
+    if db.execute(f"SELECT 1 FROM messages WHERE {_UNFILED} LIMIT 1").fetchone():
+        return True  # of whichever queue: the claim files it
     return any(
         db.execute("SELECT 1 FROM ready WHERE queue = ? LIMIT 1", (name,)).fetchone() for name in queues
     )
@@ -113,6 +164,7 @@ def remove(db: sqlite3.Connection, ids: Sequence[int]) -> None:
     packed = rows.pack(ids)
     db.execute("DELETE FROM claimed WHERE id IN (SELECT value FROM json_each(?))", (packed,))
     db.execute("DELETE FROM messages WHERE id IN (SELECT value FROM json_each(?))", (packed,))
+    _lower_mark(db)
 
 
 def mark(db: sqlite3.Connection, ids: Sequence[int], *, starts: int, redelivered: bool) -> None:
@@ -128,8 +180,13 @@ def mark(db: sqlite3.Connection, ids: Sequence[int], *, starts: int, redelivered
 def peek(db: sqlite3.Connection, queue: str, limit: int) -> list[Delivery]:
     """The first messages in line, in the order of claims; their tags claim nothing."""
     found = db.execute(
-        """SELECT m.id, m.queue, m.starts, m.redelivered, m.message
-           FROM ready r JOIN messages m ON m.id = r.id WHERE r.queue = ? ORDER BY r.priority, r.id LIMIT ?""",
+        f"""SELECT id, queue, starts, redelivered, message FROM (
+              SELECT * FROM (
+                SELECT id AS number, priority AS first FROM ready WHERE queue = ?1
+                ORDER BY priority, id LIMIT ?2)
+              UNION ALL
+              SELECT id, priority FROM messages WHERE queue = ?1 AND {_UNFILED})
+            JOIN messages ON id = number ORDER BY first, id LIMIT ?2""",
         (queue, limit),
     )
     return [
@@ -141,8 +198,9 @@ def peek(db: sqlite3.Connection, queue: str, limit: int) -> list[Delivery]:
 def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int]]:
     """Of every queue that holds a message: how many are ready, delayed, claimed."""
     found = db.execute(
-        """SELECT queue, sum(ready), sum(delayed), sum(claimed) FROM (
+        f"""SELECT queue, sum(ready), sum(delayed), sum(claimed) FROM (
              SELECT queue, count(*) AS ready, 0 AS delayed, 0 AS claimed FROM ready GROUP BY queue UNION ALL
+             SELECT queue, count(*), 0, 0 FROM messages WHERE {_UNFILED} GROUP BY queue UNION ALL
              SELECT queue, 0, count(*), 0 FROM delayed GROUP BY queue UNION ALL
              SELECT queue, 0, 0, count(*) FROM claimed JOIN messages USING (id) GROUP BY queue)
            GROUP BY queue ORDER BY queue"""
@@ -152,10 +210,12 @@ def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int]]:
 
 def purge(db: sqlite3.Connection, queue: str, limit: int) -> int:
     """Remove up to `limit` messages that wait, due or not; what is claimed stays with its owner."""
+    file(db)
     for table, key in (("ready", "queue, priority, id"), ("delayed", "not_before, id")):
         some = f"FROM {table} WHERE queue = ? ORDER BY {key} LIMIT ?"
         db.execute(f"DELETE FROM messages WHERE id IN (SELECT id {some})", (queue, limit))
         removed = db.execute(f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} {some})", (queue, limit))
         if removed.rowcount:
+            _lower_mark(db)
             return removed.rowcount
     return 0

@@ -6,6 +6,7 @@ BOOT_ID = "boot_id"
 BORN = "born"
 LAST_TERM = "last_term"
 CLOCK = "clock"
+FILED = "filed"
 
 
 def text(db: sqlite3.Connection, name: str) -> str:

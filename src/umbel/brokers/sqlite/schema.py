@@ -9,6 +9,12 @@ where it stands: in `ready`, in `delayed` or in `claimed`. Claiming moves slips,
 same for small and for large messages, and none of the three slows the others down. The order
 of `ready` is the order of claims; ids grow, so within a priority the oldest is first, and a
 message that comes back keeps its place.
+
+Sending one message appends its row and nothing else, so it changes one page where the slip would
+change a second. Rows above the mark `filed` in `meta` have no slip yet and are due: whoever claims
+files them first, many at a time, and so does every send that finds many. No row above the mark
+is ever removed, and when rows at the mark are, it goes down to the last one left, because SQLite
+gives the next row the highest id there is and one more.
 """
 
 import sqlite3
@@ -111,7 +117,12 @@ CREATE TABLE marks (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS)
+# Up to here every message was given its slip when it was sent.
+_FILING = """
+INSERT INTO meta SELECT 'filed', coalesce(max(id), 0) FROM messages;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:

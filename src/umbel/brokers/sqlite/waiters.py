@@ -1,14 +1,16 @@
 """Waiters: who wants to be poked when something happens on a channel.
 
 A waiter registers and then looks again before it sleeps; a writer looks for waiters inside the
-transaction that makes the change. Whichever transaction comes first, the other one sees it, so
-no wake-up is lost between the two.
+transaction that makes the change, or after it. Whichever comes first, the change or the registering,
+the other one sees it, so no wake-up is lost between the two.
 """
 
 import sqlite3
 from collections.abc import Iterable
 
 from umbel.brokers.sqlite import rows
+
+ANYBODY = "SELECT 1 FROM waiters LIMIT 1"
 
 
 def queue(name: str) -> str:
@@ -43,7 +45,7 @@ def addresses(db: sqlite3.Connection, channels: Iterable[str] | None = None) -> 
     """Who waits on one of the channels, or on any. Mostly nobody does, and that is quickly seen."""
     if channels is None:
         return {address for (address,) in db.execute("SELECT DISTINCT address FROM waiters")}
-    if db.execute("SELECT 1 FROM waiters LIMIT 1").fetchone() is None:
+    if db.execute(ANYBODY).fetchone() is None:
         return set()
     found = db.execute(
         "SELECT DISTINCT address FROM waiters WHERE channel IN (SELECT value FROM json_each(?))",
