@@ -31,6 +31,7 @@ from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Producer, Revoke
 from umbel.brokers.registry import open_producer
+from umbel.control.panel import UsersPanel
 from umbel.errors import ConfigurationError
 from umbel.pools.interface import ChildContext, Runner
 from umbel.wire.message import Outgoing
@@ -76,6 +77,7 @@ class App:
         self.standing: dict[str, Standing] = {}  # by task, for `prepare`
         self.signals = Signals()
         self.tasks: dict[str, Task[Any, Any]] = {}
+        self.panel = UsersPanel()
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None

@@ -56,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs
     worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
     heartbeat_interval_s: float = 2.0
+    control_allow: tuple[str, ...] = ("all",)  # or "read-only" and names of commands
 
     lease_s: float = 10.0  # a worker silent for so long loses its messages to the others
     storage_max_bytes: int | None = None  # of the embedded broker's file

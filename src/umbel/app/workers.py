@@ -73,6 +73,8 @@ def make_worker(
         heartbeat_interval_s=settings.heartbeat_interval_s,
         grace_s=settings.worker_grace_s,
         send_task_events=settings.task_send_events,
+        control_allow=settings.control_allow,
+        control_commands=app.panel,
         on_ready=lambda: app.signals.worker_ready.send(node=name),
         on_shutdown=lambda: app.signals.worker_shutdown.send(node=name),
     )

@@ -6,9 +6,9 @@ types, so that a command line can fill them in and a wrong one is answered with 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, cleandoc, iscoroutinefunction, signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from umbel.errors import ConfigurationError
 
@@ -71,11 +71,22 @@ class Panel:
         self._commands: dict[str, Command] = {}
         self._aliases: dict[str, str] = {}
 
-    def control_command(self, function: HandlerT | None = None, /, **options: Any) -> Any:
-        """`@panel.control_command(args=[("n", int)])`: a command that changes something."""
+    @overload
+    def control_command(self, function: HandlerT, /) -> HandlerT: ...
+    @overload
+    def control_command(self, /, **options: Any) -> Callable[[HandlerT], HandlerT]: ...
+    def control_command(self, function: Any = None, /, **options: Any) -> Any:
+        """`@panel.control_command(args=[("n", int)])`: a command that changes something.
+
+        Options: `name`, `alias`, `args`, `variadic`, `signature` (for people), `help`, `hidden`.
+        """
         return self._decorator(function, changes=True, **options)
 
-    def inspect_command(self, function: HandlerT | None = None, /, **options: Any) -> Any:
+    @overload
+    def inspect_command(self, function: HandlerT, /) -> HandlerT: ...
+    @overload
+    def inspect_command(self, /, **options: Any) -> Callable[[HandlerT], HandlerT]: ...
+    def inspect_command(self, function: Any = None, /, **options: Any) -> Any:
         """The same for a command that only looks."""
         return self._decorator(function, changes=False, **options)
 
@@ -102,13 +113,33 @@ class Panel:
     def __iter__(self) -> Iterator[Command]:
         return iter(list(self._commands.values()))
 
-    def _decorator(self, function: HandlerT | None, *, changes: bool, **options: Any) -> Any:
-        def register(handler: HandlerT) -> HandlerT:
-            name = options.pop("name", None) or getattr(handler, "__name__", "")
-            self.add(_command(handler, name, changes=changes, **options))
+    def _decorator(self, function: Any, *, changes: bool, name: str = "", **options: Any) -> Any:
+        def register(handler: Callable[..., Any]) -> Callable[..., Any]:
+            called = name or getattr(handler, "__name__", "")
+            self.add(_command(handler, called, changes=changes, **options))
             return handler
 
         return register if function is None else register(function)
+
+
+class UsersPanel(Panel):
+    """Commands that users add, `@app.panel.inspect_command`: each runs in a thread of its own.
+
+    The first parameter is the worker's `ControlState`; what the function returns is the reply.
+    """
+
+    def add(self, command: Command) -> None:
+        super().add(replace(command, is_users=True))
+
+
+def refusal(panel: Panel, method: str, allow: Sequence[str]) -> str:
+    """Why a worker with this `control_allow` does not obey a command; "" when it does."""
+    command = panel.find(method)
+    if command is None:
+        return repr(KeyError(method))  # in Celery's words
+    if EVERYTHING in allow or command.name in allow or (READ_ONLY in allow and not command.changes):
+        return ""
+    return f"{command.name} is not allowed here; this worker's control_allow is {', '.join(allow) or 'empty'}"
 
 
 def _command(
@@ -123,7 +154,6 @@ def _command(
     help: str = "",
     hidden: bool = False,
     answered: bool = True,
-    by_user: bool = False,
 ) -> Command:
     if not name:
         raise ConfigurationError(f"{handler!r} has no name of its own; give the command one with name=")
@@ -141,9 +171,8 @@ def _command(
         signature,
         help or (cleandoc(handler.__doc__).partition("\n")[0] if handler.__doc__ else ""),
         hidden,
-        by_user,
-        answered,
-        types,
+        is_answered=answered,
+        types=types,
     )
 
 

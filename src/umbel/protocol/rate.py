@@ -26,6 +26,15 @@ def parse_rate(text: str | float) -> float:
     return float(match[1]) / _PERIOD_S[match[2]]
 
 
+def show_rate(per_second: float) -> str:
+    """A rate as people write it, in the shortest period that makes it a whole number."""
+    for unit, period_s in (("s", 1.0), ("m", 60.0), ("h", 3600.0)):
+        count = per_second * period_s
+        if abs(count - round(count)) < 1e-9 * period_s and count >= 1:
+            return f"{round(count)}/{unit}"
+    return f"{per_second * 3600:g}/h"
+
+
 @dataclass(slots=True)
 class TokenBucket:
     per_second: float

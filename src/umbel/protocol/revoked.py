@@ -5,6 +5,7 @@ leaves when it expires, never to make room: the durable record refuses new entri
 so this set is bounded by it.
 """
 
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 OUTDATED_MAX = 1000
@@ -36,6 +37,10 @@ class RevokedTasks:
 
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._expiry
+
+    def __iter__(self) -> Iterator[str]:
+        """In the order in which they became known."""
+        return iter(self._expiry)
 
     def __len__(self) -> int:
         return len(self._expiry)

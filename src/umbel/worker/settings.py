@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from umbel.control.panel import EVERYTHING, Panel
 from umbel.protocol.delivery import TaskRules
 from umbel.wire.message import Message, Outgoing, StoredResult
 
@@ -41,5 +42,7 @@ class WorkerSettings:
     heartbeat_interval_s: float = 2.0
     grace_s: float = 30.0
     send_task_events: bool = False
+    control_allow: tuple[str, ...] = (EVERYTHING,)
+    control_commands: Panel = field(default_factory=Panel)  # those that users wrote
     on_ready: Callable[[], None] = field(default=_nothing)
     on_shutdown: Callable[[], None] = field(default=_nothing)

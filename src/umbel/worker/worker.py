@@ -20,7 +20,9 @@ from umbel.worker.bootsteps import Step, starting_order
 from umbel.worker.context import Counters, Identity, WorkerContext
 from umbel.worker.run_directory import refuse_second
 from umbel.worker.settings import WorkerSettings
+from umbel.worker.state import WorkerState
 from umbel.worker.steps.connection import Connection
+from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.health import Health
 from umbel.worker.steps.heart import Heart
@@ -40,12 +42,16 @@ class Worker:
         self._stop_requests = 0
         self._stop = asyncio.Event()
         events = Events(self._context)
+        heart = Heart(self._context, events)
         self._tasks = Tasks(self._context, TaskEvents(events))
+        self._state = WorkerState(self._context, events, heart, self._tasks)
+        self._control = Control(self._context, events.clock, self._state)
         self._steps: list[Step] = [
             Connection(self._context),
             PoolStep(self._context, self._tasks),
             events,
-            Heart(self._context, events),
+            heart,
+            self._control,
             self._tasks,
             Health(self._context, self._tasks),
             Watchdog(self._context),

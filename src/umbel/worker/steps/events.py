@@ -33,6 +33,7 @@ class Events(Step):
         super().__init__()
         self._context = context
         self._asked_for = context.settings.send_task_events
+        self._enabled = False
         self._recorded = False
         self._waiting: list[dict[str, Any]] = []
         self._arrived = asyncio.Event()
@@ -51,7 +52,17 @@ class Events(Step):
     @property
     def task_events(self) -> bool:
         """Whether anybody wants task events: asked before one is built."""
-        return self._asked_for or self._recorded
+        return self._asked_for or self._enabled or self._recorded
+
+    def enable_task_events(self) -> bool:
+        """A monitor wants them from now on; False when they were on already."""
+        was_on, self._enabled = self._asked_for or self._enabled, True
+        return not was_on
+
+    def disable_task_events(self) -> bool:
+        """Take back what a monitor wanted; `-E` and recorders still count."""
+        was_on, self._enabled = self._enabled, False
+        return was_on
 
     async def start(self) -> None:
         coordination = self._context.broker.coordination

@@ -33,6 +33,10 @@ class Heart(Step):
         await self.end_background()
         self._beat("worker-offline")
 
+    def beat(self) -> None:
+        """One more beat, now: somebody asked for it."""
+        self._beat("worker-heartbeat")
+
     async def _beat_on(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)

@@ -6,6 +6,7 @@ pool can use, so that what one worker cannot start stays with the broker for the
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 from random import random
@@ -40,7 +41,7 @@ IDLE_WAIT_S = 1.0
 
 class Tasks(Step):
     name = "tasks"
-    requires = ("connection", "events", "pool", "heart")
+    requires = ("connection", "events", "pool", "heart", "control")
 
     def __init__(self, context: WorkerContext, events: TaskEvents) -> None:
         super().__init__()
@@ -50,7 +51,8 @@ class Tasks(Step):
         self._broker = context.broker
         self._pool = context.pool
         self._desk = Desk(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
-        self._revoked = RevokedTasks()
+        self.revoked = RevokedTasks()
+        self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
         self._revoked_cursor = 0
         self._held: dict[int, Held] = {}
         self._numbers = count(1)
@@ -142,9 +144,9 @@ class Tasks(Step):
     def _learn_revokes(self, claim: Claim) -> None:
         for revoke in claim.revokes:
             if revoke.task_id:
-                self._revoked.add(revoke.task_id, revoke.expires_at)
+                self.revoked.add(revoke.task_id, revoke.expires_at)
         self._revoked_cursor = claim.revoked_cursor
-        self._revoked.expire(time())
+        self.revoked.expire(time())
 
     async def _take_in(self, deliveries: Sequence[Delivery]) -> None:
         now = time()
@@ -157,6 +159,7 @@ class Tasks(Step):
         jobs: list[Job] = []
         for held in runnable:
             self._held[held.number] = held
+            self.totals[held.headers.task] += 1
             jobs.append(held.job())
         self._pool.submit(jobs)
 
@@ -186,7 +189,7 @@ class Tasks(Step):
         held = self._opened(delivery)
         if held is None:
             return None
-        decision = self._desk.admit(held.arrival, self._revoked, now)
+        decision = self._desk.admit(held.arrival, self.revoked, now)
         if isinstance(decision, Park):
             self._counters.parked += 1
             self._settler.add(Return(delivery.tag, not_before=decision.until))

@@ -1,0 +1,66 @@
+"""Commands by which nodes know one another and keep what all must know: revokes, events, elections."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from umbel.control.panel import Panel
+from umbel.control.state import ControlState
+
+panel = Panel()
+
+REVOKED_AT_ONCE_MAX = 50_000
+TASK_ID_MAX = 1000
+
+
+@panel.inspect_command(args=[("from_node", str)], hidden=True)
+async def hello(state: ControlState, from_node: str, revoked: Any = None, **_: Any) -> dict[str, Any] | None:
+    """A node that starts asks what it must know, and says what it knows."""
+    if from_node == state.node:
+        return None
+    known = set(state.revoked_ids())
+    news = [one for one in ids_in(revoked) if one not in known]
+    if news:
+        await state.revoke(news, is_recorded=False)
+    return {"revoked": list(state.revoked_ids()), "clock": state.clock.forward()}
+
+
+@panel.control_command(variadic="task_id", signature="ID [ID ...]")
+async def revoke(state: ControlState, task_id: list[Any], recorded: bool = False, **_: Any) -> dict[str, str]:
+    """See to it that tasks never start."""
+    task_ids = ids_in(task_id)
+    await state.revoke(task_ids, is_recorded=recorded)
+    return {"ok": f"tasks {set(task_ids) or '{}'} flagged as revoked"}
+
+
+@panel.control_command(args=[("id", str), ("topic", str)], hidden=True)
+def election(state: ControlState, id: str, topic: str, action: Any = None, **more: Any) -> None:
+    """Take part in an election."""
+    state.elect({"id": id, "topic": topic, "action": action, **more})
+
+
+@panel.control_command
+def enable_events(state: ControlState) -> dict[str, str]:
+    """Send task events."""
+    return {"ok": f"task events {'' if state.enable_task_events() else 'already '}enabled"}
+
+
+@panel.control_command
+def disable_events(state: ControlState) -> dict[str, str]:
+    """Stop sending the task events that `enable_events` asked for."""
+    return {"ok": f"task events {'' if state.disable_task_events() else 'already '}disabled"}
+
+
+@panel.control_command
+def heartbeat(state: ControlState) -> None:
+    """Send a heartbeat event now."""
+    state.beat()
+
+
+def ids_in(given: Any) -> list[str]:
+    """Task ids from a list, or from the keys of a map, which is how Celery before 5.7 sends them.
+
+    What is no id is passed over: one bad entry must not keep the others from being revoked.
+    """
+    entries: Iterable[Any] = given if isinstance(given, list | tuple | dict) else [given]
+    ids = [one for one in entries if isinstance(one, str) and 0 < len(one) <= TASK_ID_MAX]
+    return list(dict.fromkeys(ids))[:REVOKED_AT_ONCE_MAX]

@@ -1,0 +1,56 @@
+"""Commands that only look: is it there, what does it know, how is it doing."""
+
+from typing import Any
+
+from umbel.control.panel import Panel
+from umbel.control.state import ControlState
+from umbel.protocol.delivery import TaskRules
+from umbel.protocol.rate import show_rate
+
+panel = Panel()
+
+BUILTIN_PREFIX = "celery."
+DEFAULT_ITEMS = ("exchange", "routing_key", "rate_limit")
+
+
+@panel.inspect_command
+def ping(_state: ControlState, **_: Any) -> dict[str, str]:
+    """Ask whether a worker is there."""
+    return {"ok": "pong"}
+
+
+@panel.inspect_command
+def clock(state: ControlState, **_: Any) -> dict[str, int]:
+    """The logical clock."""
+    return {"clock": state.clock.value}
+
+
+@panel.inspect_command
+def stats(state: ControlState, **_: Any) -> dict[str, Any]:
+    """Counters, pool, broker and resources."""
+    return state.stats()
+
+
+@panel.inspect_command(alias="dump_tasks", variadic="taskinfoitems", signature="[ATTRIBUTE ...]")
+def registered(
+    state: ControlState, taskinfoitems: list[Any] | None = None, builtins: bool = False, **_: Any
+) -> list[str]:
+    """The tasks that can run there."""
+    items = [str(item) for item in taskinfoitems or DEFAULT_ITEMS]
+    return [
+        _described(name, rules, items)
+        for name, rules in sorted(state.task_rules.items())
+        if builtins or not name.startswith(BUILTIN_PREFIX)
+    ]
+
+
+def _described(name: str, rules: TaskRules, items: list[str]) -> str:
+    attributes = {
+        "name": name,
+        "rate_limit": show_rate(rules.rate_per_second) if rules.rate_per_second else None,
+        "time_limit": rules.hard_limit_s,
+        "soft_time_limit": rules.soft_limit_s,
+        "acks_late": not rules.acks_early,
+    }
+    shown = [f"{item}={attributes[item]}" for item in items if attributes.get(item) is not None]
+    return f"{name} [{' '.join(shown)}]" if shown else name

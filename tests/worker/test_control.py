@@ -1,0 +1,371 @@
+"""A node's mailbox on the embedded broker: who answers, what, and what cannot hurt it (P1-P5, P8)."""
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import time
+from typing import Any, cast
+
+import pytest
+
+from tests.brokers.under_test import eventually
+from umbel.backends.interface import Backend
+from umbel.brokers.interface import Broadcast, Broker, BrokerSettings
+from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.control.client import Asker
+from umbel.control.panel import Panel, UsersPanel
+from umbel.errors import ConfigurationError
+from umbel.pools.interface import Pool
+from umbel.protocol.clock import LamportClock
+from umbel.protocol.delivery import TaskRules
+from umbel.protocol.pidbox import Known
+from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
+from umbel.wire.message import Message
+from umbel.worker.context import Identity, WorkerContext
+from umbel.worker.settings import Ending, WorkerSettings
+from umbel.worker.steps.control import Control
+
+ENOUGH_S = 10.0  # the deadline of questions that are answered at once
+BRIEF_S = 0.3  # of questions that somebody leaves unanswered
+
+
+@dataclass
+class State:
+    """A worker of which only the mailbox is there."""
+
+    node: str
+    clock: LamportClock = field(default_factory=LamportClock)
+    pid: int = 1
+    uptime_s: float = 1.0
+    task_rules: Mapping[str, TaskRules] = field(
+        default_factory=lambda: {"t.add": TaskRules(rate_per_second=0.5), "celery.chord": TaskRules()}
+    )
+    revoked: list[str] = field(default_factory=list)
+    recorded: list[str] = field(default_factory=list)
+    elections: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def revoked_ids(self) -> Sequence[str]:
+        return self.revoked
+
+    async def revoke(self, task_ids: Sequence[str], *, is_recorded: bool) -> None:
+        self.revoked += task_ids
+        self.recorded += [] if is_recorded else task_ids
+
+    def elect(self, request: Mapping[str, Any]) -> None:
+        self.elections.append(request)
+
+    def enable_task_events(self) -> bool:
+        return True
+
+    def disable_task_events(self) -> bool:
+        return False
+
+    def beat(self) -> None:
+        self.clock.forward()
+
+    def stats(self) -> dict[str, Any]:
+        return {"pid": self.pid}
+
+
+def nothing(message: Message, queue: str, error: Exception, status: str) -> Ending:
+    return Ending()
+
+
+@dataclass
+class Cluster:
+    url: str
+    asker: Asker
+    broker: Broker
+    controls: dict[str, Control] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def node(
+        self, name: str, *, commands: Panel | None = None, allow: tuple[str, ...] = ("all",)
+    ) -> AsyncIterator[Control]:
+        broker = SqliteBroker(BrokerSettings(self.url))
+        await broker.open()
+        settings = WorkerSettings(
+            node=name,
+            queues=(),
+            tasks={},
+            end_without_running=nothing,
+            run_directory=Path("nowhere"),
+            control_allow=allow,
+            control_commands=commands or Panel(),
+        )
+        nobody = cast("Any", None)
+        context = WorkerContext(
+            settings, Identity(name, 1, 1), broker, cast("Backend", nobody), cast("Pool", nobody)
+        )
+        state = self.states[name] = State(name)
+        control = self.controls[name] = Control(context, state.clock, state)
+        async with asyncio.TaskGroup() as group:
+            control.adopt(group)
+            await control.start()
+            try:
+                yield control
+            finally:
+                await control.stop()
+        await broker.close()
+
+
+def play(tmp_path: Path, scenario: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        url = f"sqlite:///{tmp_path / 'queue.db'}"
+        broker = SqliteBroker(BrokerSettings(url))
+        await broker.open()
+        try:
+            async with asyncio.timeout(60.0):
+                await scenario(Cluster(url, Asker(broker), broker))
+        finally:
+            await broker.close()
+
+    asyncio.run(bounded())
+
+
+def test_everyone_answers_and_those_who_are_named(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.node("a@x"), cluster.node("b@x"), cluster.node("c@y"):
+            ask, pong = cluster.asker.ask, {"ok": "pong"}
+            everyone = await ask("ping", timeout_s=ENOUGH_S, limit=3)
+            assert everyone.replies == dict.fromkeys(["a@x", "b@x", "c@y"], pong)
+            named = await ask("ping", destination=["b@x"], timeout_s=ENOUGH_S)
+            assert (named.replies, named.silent) == ({"b@x": pong}, ())
+            missing = await ask("ping", destination=["b@x", "gone@x"], timeout_s=BRIEF_S)
+            assert [one.node for one in missing.silent] == ["gone@x"]
+            assert set((await ask("ping", pattern="*@x", timeout_s=ENOUGH_S, limit=2)).replies) == {
+                "a@x",
+                "b@x",
+            }
+            matched = await ask("ping", pattern="[ab]@y|c@", matcher="pcre", timeout_s=ENOUGH_S, limit=1)
+            assert set(matched.replies) == {"c@y"}
+            ours = await ask("ping", destination=["@v2"], timeout_s=ENOUGH_S, limit=3)
+            assert len(ours.replies) == 3
+            with pytest.raises(ConfigurationError, match="too long"):
+                await ask("ping", pattern="(a+)+", matcher="pcre")
+
+    play(tmp_path, scenario)
+
+
+def test_a_worker_asks_the_others_on_its_own_connection(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.node("a@x") as control, cluster.node("b@x"):
+            cluster.states["b@x"].revoked.append("old")
+            cluster.states["b@x"].clock.adjust(100)
+            said = {"from_node": "a@x", "revoked": ["new", 7, None, "x" * 2000]}
+            answers = await control.ask("hello", said, timeout_s=ENOUGH_S, limit=2)
+            clock = cluster.states["b@x"].clock.value
+            assert answers.replies == {"a@x": None, "b@x": {"revoked": ["old", "new"], "clock": clock}}
+            assert clock > 101 and cluster.states["b@x"].recorded == ["new"]
+            await control.tell("election", {"id": "e", "topic": "task", "cver": 2}, destination=["b@x"])
+
+            async def elected() -> list[Mapping[str, Any]]:
+                return cluster.states["b@x"].elections
+
+            (request,) = await eventually(elected, what="the request to arrive")
+            assert request == {"id": "e", "topic": "task", "action": None, "cver": 2}
+            assert not cluster.states["a@x"].elections
+
+    play(tmp_path, scenario)
+
+
+def test_revokes_of_celery_before_5_7_are_read_and_recorded_ones_are_not_written_again(
+    tmp_path: Path,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.node("a@x"):
+            ask, state = cluster.asker.ask, cluster.states["a@x"]
+            old_form = {"from_node": "c@x", "revoked": {"bbbb-2": [890.86, "bbbb-2"]}}
+            await ask("hello", old_form, timeout_s=ENOUGH_S, limit=1)
+            assert state.recorded == ["bbbb-2"]
+            told = await ask("revoke", {"task_id": "one"}, timeout_s=ENOUGH_S, limit=1)
+            assert told.replies == {"a@x": {"ok": "tasks {'one'} flagged as revoked"}}
+            await ask("revoke", {"task_id": ["two"], "recorded": True}, timeout_s=ENOUGH_S, limit=1)
+            assert (state.revoked, state.recorded) == (["bbbb-2", "one", "two"], ["bbbb-2", "one"])
+
+    play(tmp_path, scenario)
+
+
+def test_what_goes_wrong_is_the_answer(tmp_path: Path) -> None:
+    """P5, with Celery's words."""
+    panel = UsersPanel()
+
+    @panel.control_command(args=[("n", int)])
+    def fragile(state: object, n: int = 1) -> object:
+        if n == 1:
+            raise LookupError("nowhere")
+        return object()
+
+    @panel.inspect_command
+    def leaves(state: object) -> None:
+        sys.exit(3)
+
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.node("a@x", commands=panel):
+
+            async def answer(method: str, **arguments: Any) -> Any:
+                return (await cluster.asker.ask(method, arguments, timeout_s=ENOUGH_S, limit=1)).replies[
+                    "a@x"
+                ]
+
+            assert await answer("nosuch") == {"error": "KeyError('nosuch')"}
+            assert await answer("fragile") == {"error": "LookupError('nowhere')"}
+            assert await answer("fragile", n="3") == {
+                "error": "reply['a@x']: json cannot send a <class 'object'>; send plain values, or "
+                "serializer='pickle' with 'pickle' in accept_content"
+            }
+            assert "n must be a whole number, not 'three'" in (await answer("fragile", n="three"))["error"]
+            for given in ({"other": 1}, {"state": 1}):
+                assert (await answer("fragile", **given))["error"].startswith("TypeError(")
+            assert await answer("leaves") == {"error": "SystemExit(3)"}
+            assert await answer("ping") == {"ok": "pong"}
+
+    play(tmp_path, scenario)
+
+
+def test_a_command_of_a_user_that_hangs_keeps_nobody_waiting(tmp_path: Path) -> None:
+    panel, may_end = UsersPanel(), threading.Event()
+
+    @panel.inspect_command(alias="sluggish")
+    def slow(state: Any) -> str:
+        may_end.wait(ENOUGH_S)
+        return f"done on {state.node}"
+
+    @panel.inspect_command
+    async def quick(state: Any) -> str:
+        return threading.current_thread().name
+
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.node("a@x", commands=panel):
+            waiting = asyncio.create_task(cluster.asker.ask("sluggish", timeout_s=ENOUGH_S, limit=1))
+            for _ in range(20):
+                assert (await cluster.asker.ask("ping", timeout_s=ENOUGH_S, limit=1)).replies
+            beside = await cluster.asker.ask("quick", timeout_s=ENOUGH_S, limit=1)
+            assert beside.replies == {"a@x": "umbel-control-quick"}
+            may_end.set()
+            assert (await waiting).replies == {"a@x": "done on a@x"}
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("allow", "obeyed"),
+    [
+        (("all",), {"ping", "revoke", "heartbeat"}),
+        (("read-only",), {"ping"}),
+        (("read-only", "revoke"), {"ping", "revoke"}),
+        (("heartbeat",), {"heartbeat"}),
+        ((), set()),
+    ],
+)
+def test_a_worker_obeys_what_its_setting_allows(
+    tmp_path: Path, allow: tuple[str, ...], obeyed: set[str]
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.node("a@x", allow=allow) as control:
+            for method in ("ping", "revoke", "heartbeat"):
+                arguments = {"task_id": "t"} if method == "revoke" else {}
+                asked = await cluster.asker.ask(method, arguments, timeout_s=ENOUGH_S, limit=1)
+                refused = isinstance(asked.replies["a@x"], dict) and "error" in asked.replies["a@x"]
+                assert refused is (method not in obeyed)
+                if refused:
+                    assert "control_allow" in asked.replies["a@x"]["error"]
+            assert control.mailbox.refused == 3 - len(obeyed)
+
+    play(tmp_path, scenario)
+
+
+def test_the_answers_tell_who_is_missing(tmp_path: Path) -> None:
+    """P7."""
+
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.node("a@x") as one, cluster.node("b@x") as two:
+            alive = [Known("a@x"), Known("b@x")]
+            one.members = two.members = lambda: alive
+            everyone = await cluster.asker.ask("ping", timeout_s=ENOUGH_S)
+            assert len(everyone.replies) == 2 and everyone.silent == ()
+            lost = Known("gone@x", "suspect", 41.0)
+            one.members = lambda: [*alive, lost]
+            asked = await cluster.asker.ask("ping", timeout_s=BRIEF_S)
+            assert asked.silent == (lost,)
+            many = [Known(f"n{number:03}@x") for number in range(200)]
+            one.members = two.members = lambda: [*many, *alive]
+            large = await cluster.asker.ask("ping", timeout_s=ENOUGH_S, limit=2)
+            assert len(large.silent) == 200  # told by one of the first nodes only
+
+    play(tmp_path, scenario)
+
+
+BAD = [
+    b"",
+    b"\xff\xfe",
+    b"null",
+    b"[]",
+    b"{}",
+    b'{"method": ["ping"]}',
+    b'{"method": "ping", "arguments": "x"}',
+    b'{"method": "ping", "reply_to": []}',
+    b'{"method": "ping", "pattern": "(", "matcher": "pcre"}',
+    b'{"method": "ping", "pattern": "(a+)+$", "matcher": "pcre"}',
+    b'{"method": "' + b"x" * 2**20 + b'"}',
+    b'{"method": "ping", "arguments": {"x": ' + b"[" * 50 + b"]" * 50 + b"}}",
+    b'{"method": "ping", "arguments": {"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+    b'{"method": "shutdown"}',
+    b'{"method": "ping", "arguments": {"_state": 1, "state": 2}}',
+]
+
+
+def test_what_is_malformed_or_refused_is_counted_and_hurts_nobody(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.node("a@x", allow=("read-only",)) as control:
+            for body in BAD:
+                for headers in (b"{}", b"[]", b"nonsense", b'{"expires": "soon"}'):
+                    await cluster.broker.broadcast(
+                        [Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=ENOUGH_S
+                    )
+            assert (await cluster.asker.ask("ping", timeout_s=ENOUGH_S, limit=1)).replies
+            box = control.mailbox
+            assert box.received == 4 * len(BAD) + 1
+            assert (box.malformed, box.refused, box.handled) == (4 * len(BAD) - 4, 3, 2)
+            assert control.resets == 0
+
+    play(tmp_path, scenario)
+
+
+def test_a_request_is_carried_out_once_and_not_after_its_time(tmp_path: Path) -> None:
+    """P8."""
+
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.node("a@x"), cluster.broker.subscribe(REPLY_EXCHANGE, ["me"]) as replies:
+            heard, state = aiter(replies), cluster.states["a@x"]
+
+            async def send(task_id: str, ticket: str, *, expires: float) -> None:
+                request = {
+                    "method": "revoke",
+                    "arguments": {"task_id": task_id},
+                    "ticket": ticket,
+                    "reply_to": {"exchange": REPLY_EXCHANGE, "routing_key": "me"},
+                }
+                headers = json.dumps({"clock": 1, "expires": expires}).encode()
+                body = json.dumps(request).encode()
+                await cluster.broker.broadcast(
+                    [Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=ENOUGH_S
+                )
+
+            await send("one", "t1", expires=time() + 60)
+            await send("again", "t1", expires=time() + 60)
+            await send("late", "t2", expires=time() - 60)
+            await send("two", "t3", expires=0)
+            answers = [json.loads((await anext(heard)).body)["a@x"] for _ in range(3)]
+            # What waits for the broker is answered when it is done, so the order is not that of the requests.
+            (refused,) = [answer["error"] for answer in answers if "error" in answer]
+            assert "expired" in refused
+            assert state.revoked == ["one", "two"]
+
+    play(tmp_path, scenario)
