@@ -1,4 +1,4 @@
-"""Results over RabbitMQ: they reach the client that asked, once, and nobody else."""
+"""Results over RabbitMQ or Redis (rpc): they reach the client that asked, and nobody else."""
 
 import asyncio
 import os
@@ -7,46 +7,65 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from msgspec.structs import replace
 
 from tests.brokers.under_test import LONG_S, outgoing, result, run, take_one
 from tests.servers.rabbitmq import amqp_url, shared_server
+from tests.servers.redis import RedisServer, redis_server, redis_url
 from tests.servers.way import Way
 from tests.waiting import wait_until
 from umbel import App
 from umbel.backends.interface import ChordPart
 from umbel.backends.registry import open_backend
-from umbel.backends.rpc import RpcBackend
-from umbel.brokers.amqp import outbox
-from umbel.brokers.amqp.producer import AmqpProducer
+from umbel.backends.rpc import Post, RpcBackend
+from umbel.backends.rpc_amqp import AmqpPost
+from umbel.backends.rpc_redis import RedisPost
 from umbel.brokers.interface import Ack, BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.errors import BadURL, BrokerError, NotSupported
 from umbel.wire.message import StoredResult
 
-__all__ = ["amqp_url"]
+__all__ = ["amqp_url", "redis_server", "redis_url"]
+
+
+@pytest.fixture(params=["amqp_url", "redis_url"])
+def broker_url(request: pytest.FixtureRequest) -> str:
+    url = request.getfixturevalue(request.param)
+    assert isinstance(url, str)
+    return url
 
 
 @pytest.fixture
-def backend(amqp_url: str) -> Iterator[RpcBackend]:
-    backend = open_backend("rpc://", BrokerSettings(amqp_url))
-    assert isinstance(backend, RpcBackend)
+def backend(broker_url: str) -> Iterator[RpcBackend]:
+    backend = open_rpc(broker_url)
     yield backend
     backend.close()
 
 
 @pytest.fixture
-def worker(amqp_url: str) -> Iterator[AmqpProducer]:
+def worker(broker_url: str) -> Iterator[Post]:
     """Sends results as a worker does."""
-    producer = AmqpProducer(BrokerSettings(amqp_url))
-    yield producer
-    producer.close()
+    worker = post(broker_url)
+    yield worker
+    worker.close()
 
 
-def send(worker: AmqpProducer, address: str, *results: StoredResult) -> None:
-    worker.send([outbox.result(one, address) for one in results])
+def open_rpc(broker_url: str, result_expires_s: float = 86_400.0) -> RpcBackend:
+    backend = open_backend("rpc://", BrokerSettings(broker_url, result_expires_s=result_expires_s))
+    assert isinstance(backend, RpcBackend)
+    return backend
 
 
-def test_waiting_ends_with_the_first_final_state(backend: RpcBackend, worker: AmqpProducer) -> None:
+def post(broker_url: str) -> Post:
+    kind = AmqpPost if broker_url.startswith("amqp") else RedisPost
+    return kind(broker_url, BrokerSettings(broker_url))
+
+
+def send(worker: Post, address: str, *results: StoredResult) -> None:
+    worker.send([replace(one, reply_to=address) for one in results])
+
+
+def test_waiting_ends_with_the_first_final_state(backend: RpcBackend, worker: Post) -> None:
     address = backend.reply_to
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(backend.wait, ["a", "b"], LONG_S)
@@ -56,9 +75,7 @@ def test_waiting_ends_with_the_first_final_state(backend: RpcBackend, worker: Am
     assert backend.read(["a", "other"]) == {"a": result("a", "STARTED"), "other": result("other")}
 
 
-def test_the_first_success_stays_and_a_forgotten_result_is_gone(
-    backend: RpcBackend, worker: AmqpProducer
-) -> None:
+def test_the_first_success_stays_and_a_forgotten_result_is_gone(backend: RpcBackend, worker: Post) -> None:
     statuses = ("STARTED", "RETRY", "FAILURE", "SUCCESS", "FAILURE", "STARTED")
     send(worker, backend.reply_to, *(result("a", status, status) for status in statuses), result("end"))
     assert backend.wait(["end"], LONG_S)
@@ -67,7 +84,7 @@ def test_the_first_success_stays_and_a_forgotten_result_is_gone(
     assert not backend.read(["a"])
 
 
-def test_eight_threads_and_the_event_loop_can_wait_at_once(backend: RpcBackend, worker: AmqpProducer) -> None:
+def test_eight_threads_and_the_event_loop_can_wait_at_once(backend: RpcBackend, worker: Post) -> None:
     address = backend.reply_to
 
     async def scenario() -> None:
@@ -89,38 +106,46 @@ def test_waiting_ends_at_the_time_out_and_for_nothing_at_once(backend: RpcBacken
     assert backend.wait([], None) == {}
 
 
-def test_a_result_is_gone_after_its_retention(amqp_url: str) -> None:
-    backend = open_backend(amqp_url, BrokerSettings(amqp_url, result_expires_s=0.05))
+def test_a_result_is_gone_after_its_retention(broker_url: str) -> None:
+    backend = open_rpc(broker_url, result_expires_s=0.05)
     backend.store([result("a")])
     wait_until(lambda: not backend.read(["a"]), what="the end of the retention")
     backend.close()
 
 
-def test_results_ride_with_the_ack_to_whoever_asked(amqp_url: str, backend: RpcBackend) -> None:
-    assert backend.shares_settle(amqp_url)
+def test_results_ride_with_the_ack_to_whoever_asked(broker_url: str, backend: RpcBackend) -> None:
+    assert backend.shares_settle(broker_url)
     assert not backend.shares_settle("amqp://elsewhere//")
+    assert not backend.shares_settle("redis://elsewhere/0")
     assert not backend.shares_settle("sqlite:///umbel.db")
     address = backend.reply_to
 
     async def scenario() -> None:
-        broker = open_broker(BrokerSettings(amqp_url))
+        broker = open_broker(BrokerSettings(broker_url))
         await broker.open()
-        await broker.publish(outgoing("asked", reply_to=address) + outgoing("not asked"))
-        for _ in range(2):
-            delivery = await take_one(broker)
-            await broker.settle([Ack(delivery.tag, [result(delivery.message.correlation_id)])])
+        await broker.publish(outgoing("asked", reply_to=address))
+        delivery = await take_one(broker)
+        await broker.settle([Ack(delivery.tag, [replace(result("asked"), reply_to=address)])])
         assert set(await backend.wait_async(["asked"], LONG_S)) == {"asked"}
-        assert not backend.read(["not asked"])
         await broker.close()
 
     run(scenario())
 
 
-def test_a_client_that_is_gone_holds_nobody_up(worker: AmqpProducer) -> None:
+def test_a_result_that_is_stored_with_an_address_is_sent_there(broker_url: str, backend: RpcBackend) -> None:
+    worker = open_rpc(broker_url)
+    worker.store([replace(result("a"), reply_to=backend.reply_to), result("b")])
+    assert set(backend.wait(["a"], LONG_S)) == {"a"}
+    assert not backend.read(["b"])
+    assert set(worker.read(["a", "b"])) == {"b"}
+    worker.close()
+
+
+def test_a_client_that_is_gone_holds_nobody_up(worker: Post) -> None:
     send(worker, "nobody-listens", result("a"))
 
 
-def test_a_forked_child_has_an_address_of_its_own(backend: RpcBackend, worker: AmqpProducer) -> None:
+def test_a_forked_child_has_an_address_of_its_own(backend: RpcBackend, worker: Post) -> None:
     address = backend.reply_to
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -145,7 +170,7 @@ def test_a_lost_link_is_made_again_under_the_same_address() -> None:
         f"amqp://guest:guest@127.0.0.1:{way.port}/{vhost}", BrokerSettings("amqp://unused//")
     )
     assert isinstance(backend, RpcBackend)
-    worker = AmqpProducer(BrokerSettings(server.url(vhost)))
+    worker = post(server.url(vhost))
     address = backend.reply_to
     way.cut()
 
@@ -159,15 +184,38 @@ def test_a_lost_link_is_made_again_under_the_same_address() -> None:
     way.end()
 
 
-def test_closing_leaves_no_thread_behind(amqp_url: str) -> None:
+def test_on_redis_nothing_is_lost_with_a_link(redis_server: RedisServer) -> None:
+    way = Way(redis_server.port)
+    backend, worker = open_rpc(f"redis://127.0.0.1:{way.port}/0"), post(redis_server.url)
+    address = backend.reply_to
+    way.cut()
+    names = [str(number) for number in range(2500)]
+    for name in names:
+        send(worker, address, result(name))
+    wait_until(lambda: len(backend.read(names)) == len(names), what="all results over the new link")
+    wait_until(lambda: not redis_server.ask("EXISTS", address), what="an empty list")
+    worker.close()
+    backend.close()
+    way.end()
+
+
+def test_on_redis_a_list_that_nobody_reads_ends_with_the_retention(redis_server: RedisServer) -> None:
+    worker = post(redis_server.url)
+    send(worker, "nobody-listens", result("a"))
+    left_ms = redis_server.ask("PTTL", "nobody-listens")
+    assert isinstance(left_ms, int) and 86_000_000 < left_ms <= 86_400_000
+    worker.close()
+
+
+def test_closing_leaves_no_thread_behind(broker_url: str) -> None:
     before = threading.active_count()
-    backend = open_backend(amqp_url, BrokerSettings(amqp_url))
+    backend = open_rpc(broker_url)
     backend.wait(["a"], 0.01)
     backend.close()
     assert threading.active_count() == before
 
 
-def test_what_is_no_result_map_is_passed_over(backend: RpcBackend, worker: AmqpProducer) -> None:
+def test_what_is_no_result_map_is_passed_over(backend: RpcBackend, worker: Post) -> None:
     send(worker, backend.reply_to, StoredResult("a", "", b"\xff nonsense"), result("b"))
     assert set(backend.wait(["a", "b"], LONG_S)) == {"b"}
 
@@ -185,7 +233,7 @@ def test_chords_are_refused_with_a_remedy(backend: RpcBackend) -> None:
 
 
 def test_rpc_needs_a_broker_that_carries_it() -> None:
-    with pytest.raises(BadURL):
+    with pytest.raises(BadURL, match="leave 'backend' out"):
         open_backend("rpc://", BrokerSettings("sqlite:///umbel.db"))
 
 
@@ -195,8 +243,8 @@ def test_an_unreachable_broker_is_said_when_the_address_is_asked_for() -> None:
         backend.wait(["a"], 1.0)
 
 
-def test_tasks_and_the_steps_of_a_chain_carry_the_address(amqp_url: str) -> None:
-    app = App("tasks", broker=amqp_url)
+def test_tasks_and_the_steps_of_a_chain_carry_the_address(broker_url: str) -> None:
+    app = App("tasks", broker=broker_url, backend="rpc://")
 
     @app.task(name="tasks.add")
     def add(x: int, y: int) -> int:
@@ -207,7 +255,7 @@ def test_tasks_and_the_steps_of_a_chain_carry_the_address(amqp_url: str) -> None
     (add.s(1, 1) | add.s(1)).apply_async()
 
     async def scenario() -> None:
-        broker = open_broker(BrokerSettings(amqp_url))
+        broker = open_broker(BrokerSettings(broker_url))
         await broker.open()
         message = (await take_one(broker)).message
         assert message.reply_to == backend.reply_to

@@ -54,6 +54,12 @@ def echo(value: Any) -> Any:
     return value
 
 
+@app.task(acks_late=False, track_started=True)
+def hasty(value: Any) -> Any:
+    """Its message is gone before it runs, and it tells that it has begun."""
+    return value
+
+
 @app.task
 def trail(steps: list[Any]) -> list[Any]:
     """Where a chain has been: each step adds the library that ran it."""

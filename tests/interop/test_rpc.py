@@ -1,4 +1,4 @@
-"""Results sent to who asked (rpc://), between both kinds of client and worker on RabbitMQ.
+"""Results sent to who asked (rpc://), between both kinds of client and worker.
 
 A client has a queue of its own, and the worker publishes the result there: nothing is stored. So a
 result can be asked for in the client that sent the task and nowhere else, and there are no chords.
@@ -8,19 +8,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.interop.conftest import WAYS, Way, shown_when_it_fails
+from tests.interop.conftest import BROKERS, WAYS, Way, shown_when_it_fails
 from tests.interop.mixed_cluster import Client, MixedCluster, Raised
 from tests.servers.rabbitmq import shared_server
+from tests.servers.redis import RedisServer
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=BROKERS)
 def cluster(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, results_server: RedisServer
 ) -> Iterator[MixedCluster]:
     """It takes the place of the one that stores results, for the tests of this file."""
-    server = shared_server()
-    broker = server.url(server.new_vhost())
-    home, versions = tmp_path_factory.mktemp("interop-rpc"), ["celery", "celery55"]
+    broker = f"{results_server.url.removesuffix('0')}{len(BROKERS)}"
+    if request.param == "rabbitmq":
+        server = shared_server()
+        broker = server.url(server.new_vhost())
+    home, versions = tmp_path_factory.mktemp(f"interop-rpc-{request.param}"), ["celery", "celery55"]
     made = MixedCluster(home, "rpc", broker=broker, backend="rpc://", versions=versions)
     with shown_when_it_fails(request, made) as cluster:
         yield cluster
@@ -43,6 +46,10 @@ def test_many_results_find_their_askers(way: Way) -> None:
 
 def test_a_value_arrives_as_what_it_was(way: Way) -> None:
     assert way("get(echo.apply_async((Decimal('1.50'),), queue=queue)) == Decimal('1.50')")
+
+
+def test_a_task_that_was_acknowledged_before_it_ran_answers(way: Way) -> None:
+    assert way("get(hasty.apply_async((7,), queue=queue))") == 7
 
 
 def test_an_error_is_sent_with_its_class_and_traceback(way: Way) -> None:

@@ -12,6 +12,8 @@ from random import random
 from time import time
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
+from msgspec.structs import replace
+
 from umbel.app.builtins import MAP_TASK, STARMAP_TASK, in_parts, map_signature
 from umbel.app.canvas import Signature
 from umbel.app.groups import Group, group
@@ -126,7 +128,8 @@ class Task(Generic[P, R]):
         named = task_id or self.request.id
         if not named:
             raise RuntimeError(f"{self.name} was called as a function: it has no id to store a state for")
-        self.app.backend.store([encode_state(named, state, meta)])
+        reply_to = self.request.reply_to if named == self.request.id else ""
+        self.app.backend.store([replace(encode_state(named, state, meta), reply_to=reply_to)])
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"

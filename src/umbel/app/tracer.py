@@ -14,6 +14,8 @@ from random import random
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from umbel.app.awaiting import LastingLoop, cancelled_from_within
 from umbel.app.chords import part_ended
 from umbel.app.follow_ups import (
@@ -107,7 +109,8 @@ class Tracer:
         """For display only, so a backend that is away does not stop the task."""
         meta = {"pid": os.getpid(), "hostname": self._hostname}
         try:
-            self._app.backend.store([encode_state(request.id, STARTED, meta)])
+            state = encode_state(request.id, STARTED, meta)
+            self._app.backend.store([replace(state, reply_to=request.reply_to)])
         except BrokerError as error:
             log.warning("STARTED is not stored", extra={"task_id": request.id, "why": str(error)})
 

@@ -35,9 +35,26 @@ def open_backend(url: str, settings: BrokerSettings) -> Backend:
 
         return RedisBackend(url, settings)
     if scheme in _RPC:
-        from umbel.backends.rpc import RpcBackend
-
-        return RpcBackend(url, settings)
+        return _open_rpc(url, settings)
     from umbel.backends.sqlite import SqliteBackend
 
     return SqliteBackend(url, settings)
+
+
+def _open_rpc(url: str, settings: BrokerSettings) -> Backend:
+    from umbel.backends.rpc import RpcBackend
+
+    broker_url = settings.url if url.startswith("rpc:") else url
+    scheme = broker_url.partition(":")[0]
+    if scheme in _REDIS:
+        need_hiredis(broker_url)
+        from umbel.backends.rpc_redis import RedisPost
+
+        return RpcBackend(url, settings, RedisPost(broker_url, settings))
+    if scheme not in _RPC:
+        raise BadURL(
+            url, f"results cannot be sent over {scheme}; leave 'backend' out, or use Redis or RabbitMQ"
+        )
+    from umbel.backends.rpc_amqp import AmqpPost
+
+    return RpcBackend(url, settings, AmqpPost(broker_url, settings))

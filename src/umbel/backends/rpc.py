@@ -1,4 +1,4 @@
-"""RpcBackend: results sent to the client that asked, over RabbitMQ, as Celery's rpc:// does.
+"""RpcBackend: results sent to the client that asked, over the broker, as Celery's rpc:// does.
 
 The client has a queue of its own and puts its name into `reply_to`; the worker publishes each
 result there, beside the ack of its message. So a result reaches one process, the one that sent
@@ -6,7 +6,8 @@ the task, and is kept in its memory: nobody else can read it, and a client that 
 results with it. Who needs more stores results in Redis or SQLite.
 
 One thread receives for the whole process; it begins when an address is first needed. After a lost
-connection the queue is made again under the same name, and what was sent meanwhile is lost.
+connection it listens again under the same name. How results travel is the `Post`'s part: one file
+each for RabbitMQ and Redis.
 """
 
 import asyncio
@@ -15,22 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from random import random
+from typing import Protocol
 from uuid import uuid4
 from weakref import WeakSet
 
 import msgspec
 
 from umbel.backends.interface import ChordPart
-from umbel.brokers.amqp import outbox, topology
-from umbel.brokers.amqp.blocking import BlockingLink
-from umbel.brokers.amqp.frames import Incoming, Method
-from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.amqp.producer import AmqpProducer
-from umbel.brokers.amqp.table import decode_properties
 from umbel.brokers.interface import BrokerSettings
-from umbel.errors import BadURL, BrokerError, NotSupported
+from umbel.errors import BrokerError, NotSupported
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.states import READY_STATES, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
@@ -47,13 +42,42 @@ class _Status(msgspec.Struct):
 _status = msgspec.json.Decoder(_Status)
 
 
+class Inbox(Protocol):
+    """A connection on which results for one address arrive, used by one thread."""
+
+    def receive(self) -> Sequence[tuple[str, bytes]]:
+        """Block until there are some: task ids and payloads. BrokerError: the connection is lost."""
+        ...
+
+    def interrupt(self) -> None:
+        """From another thread: make `receive` end with an error."""
+        ...
+
+    def close(self) -> None:
+        """Say nothing more on it: it has failed, or it is the parent's of this forked process."""
+        ...
+
+
+class Post(Protocol):
+    """How results travel over one kind of broker."""
+
+    def is_at(self, broker_url: str) -> bool: ...
+    def send(self, results: Sequence[StoredResult]) -> None:
+        """Each to its `reply_to`."""
+        ...
+
+    def open(self, address: str) -> Inbox:
+        """When this returns, what is sent to the address is received."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class RpcBackend:
-    def __init__(self, url: str, settings: BrokerSettings) -> None:
+    def __init__(self, url: str, settings: BrokerSettings, post: Post) -> None:
         self._url = url
-        broker_url = settings.url if url.startswith("rpc:") else url
-        self._settings = replace(settings, url=broker_url)
-        self._locations = locations_from_url(broker_url)
-        self._producer = AmqpProducer(self._settings)
+        self._post = post
+        self._expires_s = settings.result_expires_s
         self._address = str(uuid4())
         self._inherited = False  # the address is that of the process this one was forked from
         self._results: dict[str, tuple[StoredResult, float]] = {}
@@ -73,19 +97,23 @@ class RpcBackend:
         return self._address
 
     def shares_settle(self, broker_url: str) -> bool:
-        try:
-            return locations_from_url(broker_url) == self._locations
-        except BadURL:
-            return False
+        return self._post.is_at(broker_url)
 
     def store(self, results: Sequence[StoredResult]) -> None:
-        """Keep them here. In a forked child they go to the parent, whose tasks these may be."""
-        self._keep(results)
+        """Send those that somebody asked for, keep the others here.
+
+        In a forked child these go to the parent too, whose tasks they may be.
+        """
+        letters = [result for result in results if result.reply_to]
+        others = [result for result in results if not result.reply_to]
+        self._keep(others)
         if self._inherited:
-            self._producer.send([outbox.result(result, self._address) for result in results])
+            letters += [msgspec.structs.replace(result, reply_to=self._address) for result in others]
+        if letters:
+            self._post.send(letters)
 
     def read(self, task_ids: Iterable[str]) -> Mapping[str, StoredResult]:
-        oldest = time.monotonic() - self._settings.result_expires_s
+        oldest = time.monotonic() - self._expires_s
         with self._changed:
             found = {task_id: self._results[task_id] for task_id in task_ids if task_id in self._results}
         return {task_id: result for task_id, (result, kept_at) in found.items() if kept_at >= oldest}
@@ -138,7 +166,7 @@ class RpcBackend:
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.stop()
-        self._producer.close()
+        self._post.close()
 
     def after_fork(self) -> None:
         """In the child: the receiving thread stayed behind, and so did its queue."""
@@ -155,17 +183,19 @@ class RpcBackend:
                 return
             if self._inherited:
                 self._address, self._inherited = str(uuid4()), False
-            receiver = _Receiver(self._settings, self._address, self._on_result)
+            receiver = _Receiver(self._post, self._address, self._on_results)
             receiver.start()
             self._receiver = receiver
 
-    def _on_result(self, incoming: Incoming) -> None:
-        try:
-            status = _status.decode(incoming.body).status
-        except msgspec.MsgspecError:
-            return  # no result map: whatever it is, it was not asked for
-        task_id = decode_properties(incoming.properties).correlation_id
-        self._keep([StoredResult(task_id, status, incoming.body)])
+    def _on_results(self, arrived: Sequence[tuple[str, bytes]]) -> None:
+        results: list[StoredResult] = []
+        for task_id, payload in arrived:
+            try:
+                status = _status.decode(payload).status
+            except msgspec.MsgspecError:
+                continue  # no result map: whatever it is, it was not asked for
+            results.append(StoredResult(task_id, status, payload))
+        self._keep(results)
 
     def _keep(self, results: Sequence[StoredResult]) -> None:
         now = time.monotonic()
@@ -210,59 +240,47 @@ class RpcBackend:
 class _Receiver:
     """The thread that takes results from this process's queue."""
 
-    def __init__(self, settings: BrokerSettings, address: str, take: Callable[[Incoming], None]) -> None:
-        self._settings = settings
+    def __init__(self, post: Post, address: str, take: Callable[[Sequence[tuple[str, bytes]]], None]) -> None:
+        self._post = post
         self._address = address
         self._take = take
-        self._link: BlockingLink | None = None
+        self._inbox: Inbox | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="umbel results", daemon=True)
 
     def start(self) -> None:
-        self._link = self._open()
+        self._inbox = self._post.open(self._address)
         self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
-        if (link := self._link) is not None:
-            link.interrupt()
+        if (inbox := self._inbox) is not None:
+            inbox.interrupt()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
     def abandon(self) -> None:
-        if self._link is not None:
-            self._link.abandon()
-
-    def _open(self) -> BlockingLink:
-        location = locations_from_url(self._settings.url)[0]
-        link = BlockingLink(
-            location, timeout_s=self._settings.connect_timeout_s, name=f"umbel results {os.getpid()}"
-        )
-        for method, fields in topology.result_queue(self._address).calls():
-            link.call(method, *fields)
-        link.call(Method.BASIC_CONSUME, 0, self._address, "r", False, True, False, False, {})
-        return link
+        if self._inbox is not None:
+            self._inbox.close()
 
     def _run(self) -> None:
         failures = 0
         while not self._stopping.is_set():
             try:
-                if self._link is None:
-                    self._link = self._open()
-                self._link.receive(None)
+                if self._inbox is None:
+                    self._inbox = self._post.open(self._address)
+                arrived = self._inbox.receive()
                 failures = 0
             except BrokerError:
-                link, self._link = self._link, None
-                if link is not None:
-                    link.abandon()
+                inbox, self._inbox = self._inbox, None
+                if inbox is not None:
+                    inbox.close()
                 failures += 1
                 self._stopping.wait(reconnect_wait_s(failures, random()))
                 continue
-            arrived, self._link.deliveries = self._link.deliveries, []
-            for incoming in arrived:
-                self._take(incoming)
-        if self._link is not None:
-            self._link.abandon()
+            self._take(arrived)
+        if self._inbox is not None:
+            self._inbox.close()
 
 
 def _no_chords() -> NotSupported:

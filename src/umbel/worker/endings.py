@@ -5,9 +5,13 @@ The decisions are those of `protocol/delivery.py`; nothing here waits.
 """
 
 import logging
+from collections.abc import Sequence
 from time import time
 from typing import Any
 
+from msgspec.structs import replace
+
+from umbel.backends.registry import sends_results
 from umbel.brokers.interface import Ack, Bury, Delivery, Return
 from umbel.errors import (
     BadMessage,
@@ -20,7 +24,7 @@ from umbel.errors import (
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery import Desk, Refusal
 from umbel.protocol.states import FAILURE, REVOKED
-from umbel.wire.message import Outgoing
+from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import WorkerContext
 from umbel.worker.held import Held
 from umbel.worker.settling import Settler
@@ -50,6 +54,7 @@ _COUNTED_AS = {
 class Endings:
     def __init__(self, context: WorkerContext, desk: Desk, settler: Settler, events: TaskEvents) -> None:
         self._end_without_running = context.settings.end_without_running
+        self._sends_results = sends_results(context.backend.url)
         self._counters = context.counters
         self._desk = desk
         self._settler = settler
@@ -81,15 +86,16 @@ class Endings:
         setattr(self._counters, name, getattr(self._counters, name) + 1)
         self._events.ended(held, outcome)
         self._log_ending(held, outcome)
+        results = self._addressed(held, outcome.results)
         if outcome.kind == "requeued":
             self.give_back(held, ran=True, not_before=time() + REQUEUE_PAUSE_S)
         elif held.run.rules.acks_early:
-            self._settler.report(outcome.results, outcome.follow_ups)
+            self._settler.report(results, outcome.follow_ups)
         elif outcome.kind == "rejected":
             self._counters.buried += 1
-            self._settler.add(Bury(tag, outcome.summary or "rejected by the task", results=outcome.results))
+            self._settler.add(Bury(tag, outcome.summary or "rejected by the task", results=results))
         else:
-            self._settler.add(Ack(tag, outcome.results, outcome.follow_ups))
+            self._settler.add(Ack(tag, results, outcome.follow_ups))
 
     def _log_ending(self, held: Held, outcome: Outcome) -> None:
         level = _LOGGED_AT[outcome.kind]
@@ -134,17 +140,19 @@ class Endings:
 
     def _end(self, held: Held, error: Exception, status: str) -> None:
         ending = self._end_without_running(held.message, held.delivery.queue, error, status)
+        results = self._addressed(held, ending.results)
         if held.run is not None and held.run.rules.acks_early:
-            self._settler.report(ending.results, ending.follow_ups)
+            self._settler.report(results, ending.follow_ups)
         else:
-            self._settler.add(Ack(held.delivery.tag, ending.results, ending.follow_ups))
+            self._settler.add(Ack(held.delivery.tag, results, ending.follow_ups))
 
     def bury(self, held: Held, error: Exception, *, charged: bool) -> None:
         self._counters.buried += 1
         self._events.failed(held, error)
         ending = self._end_without_running(held.message, held.delivery.queue, error, FAILURE)
         reason = str(error)
-        self._settler.add(Bury(held.delivery.tag, reason, charged, ending.results, ending.follow_ups))
+        results = self._addressed(held, ending.results)
+        self._settler.add(Bury(held.delivery.tag, reason, charged, results, ending.follow_ups))
         log.error("buried among the dead letters", extra=self._about(held, why=reason))
 
     def _fail(self, held: Held, error: Exception) -> None:
@@ -152,6 +160,13 @@ class Endings:
         self._events.failed(held, error)
         log.error("task failed", extra=self._about(held, why=str(error)))
         self._end(held, error, FAILURE)
+
+    def _addressed(self, held: Held, results: Sequence[StoredResult]) -> Sequence[StoredResult]:
+        """Where results are sent (rpc), they go to who asked for them; if nobody did, nowhere."""
+        if not self._sends_results:
+            return results
+        reply_to = held.message.reply_to
+        return [replace(result, reply_to=reply_to) for result in results] if reply_to else ()
 
     def give_back(self, held: Held, *, ran: bool, not_before: float = 0.0) -> None:
         if held.run is not None and held.run.rules.acks_early:  # acknowledged already: sent anew

@@ -10,7 +10,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import random
 from typing import Any, TypeVar
 
@@ -92,6 +92,11 @@ class SocketConnection:
         except hiredis.ProtocolError:
             raise not_redis(self.address) from None
         return reply
+
+    def interrupt(self) -> None:
+        """End the connection under a thread that waits on it; the thread sees that it was lost."""
+        with suppress(OSError):  # it had ended
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()

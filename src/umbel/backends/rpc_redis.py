@@ -1,0 +1,85 @@
+"""RedisPost: results over Redis, in a list that outlives its client's connection (wire 6.3).
+
+The client waits for the list without taking anything from it, reads what is there, and cuts that
+off when it has it. So a connection that breaks costs nothing: what was not cut off is read again.
+A list that nobody reads any more is gone after the retention of results.
+"""
+
+from collections.abc import Sequence
+
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.redis.address import parse_addresses
+from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.publishing import push_results
+from umbel.brokers.redis.sockets import SocketConnection, SocketPool
+from umbel.brokers.redis.verdicts import ttl_ms_of
+from umbel.errors import BadURL
+from umbel.wire.envelope_redis import unseal
+from umbel.wire.message import StoredResult
+
+READ_AT_ONCE = 1000
+WAITS_PER_TIMEOUT = 2  # a wait ends before its reply is overdue, and is begun anew
+
+
+class RedisPost:
+    def __init__(self, url: str, settings: BrokerSettings) -> None:
+        self._addresses = parse_addresses(url)
+        self._keys = Keys(settings.key_prefix, self._addresses[0].database)
+        self._ttl_ms = ttl_ms_of(settings.result_expires_s)
+        self._timeout_s = settings.connect_timeout_s
+        self._tries = 0
+        self._pool = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
+
+    def is_at(self, broker_url: str) -> bool:
+        try:
+            theirs = parse_addresses(broker_url)
+        except BadURL:
+            return False
+        return [one.place for one in theirs] == [one.place for one in self._addresses]
+
+    def send(self, results: Sequence[StoredResult]) -> None:
+        commands = push_results(self._keys, results, self._ttl_ms)
+        self._pool.use(lambda connection: connection.call_all(commands))
+
+    def open(self, address: str) -> "RedisInbox":
+        """On the next server with each try: it is asked for again when one has failed."""
+        server = self._addresses[self._tries % len(self._addresses)]
+        self._tries += 1
+        connection = SocketConnection(server, timeout_s=self._timeout_s)
+        wait_s = self._timeout_s / WAITS_PER_TIMEOUT
+        return RedisInbox(connection, self._keys.list_of(address, 0), self._ttl_ms, wait_s=wait_s)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class RedisInbox:
+    def __init__(self, connection: SocketConnection, key: str, ttl_ms: int, *, wait_s: float) -> None:
+        self._connection = connection
+        self._key = key
+        self._ttl_ms = ttl_ms
+        self._wait_s = wait_s
+        self._received = 0  # at the tail of the list, to be cut off
+
+    def receive(self) -> list[tuple[str, bytes]]:
+        connection, key = self._connection, self._key
+        while True:
+            commands: list[Sequence[object]] = []
+            if self._received:
+                commands.append(("LTRIM", key, 0, -self._received - 1))
+            if self._ttl_ms:
+                commands.append(("PEXPIRE", key, self._ttl_ms))
+            commands.append(("BLMOVE", key, key, "RIGHT", "RIGHT", self._wait_s))
+            connection.call_all(commands)
+            self._received = 0
+            found = connection.call("LRANGE", key, -READ_AT_ONCE, -1)
+            if found:
+                self._received = len(found)
+                opened = [unseal(envelope).message for envelope in reversed(found)]
+                return [(message.correlation_id, message.body) for message in opened]
+
+    def interrupt(self) -> None:
+        self._connection.interrupt()
+
+    def close(self) -> None:
+        self._connection.close()
