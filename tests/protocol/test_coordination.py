@@ -81,9 +81,15 @@ def held(
 
 def test_opening_makes_a_record_once() -> None:
     opened = open_election(None, ask(), at(1))
-    assert opened == ElectionRecord(ElectionState.OPEN, ask(), changed_at=BORN + 1)
+    assert opened == ElectionRecord(ElectionState.OPEN, ask(asked_at=BORN + 1), changed_at=BORN + 1)
     assert open_election(opened, ask(Policy.AT_LEAST_ONCE), at(2)) is opened
     assert open_election(held(), ask(), at(2)) == held()
+
+
+@pytest.mark.parametrize("wrong_by_s", [-86_400.0, 86_400.0])
+def test_an_election_is_kept_under_the_stores_time_whatever_its_askers_clock_says(wrong_by_s: float) -> None:
+    opened = open_election(None, ask(asked_at=BORN + wrong_by_s), at(1))
+    assert opened.request.asked_at == BORN + 1
 
 
 # ---- claim -----------------------------------------------------------------------------------------

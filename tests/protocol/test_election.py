@@ -77,8 +77,14 @@ def test_a_second_request_of_one_id_changes_nothing(reach: Callable[[], Node]) -
     assert node.machine.snapshot() == before
 
 
-def test_an_expired_request_is_dropped() -> None:
-    assert Node().do(Asked(replace(ONCE, asked_at=WALL - 300.1))) == [Dropped("e", "expired")]
+def test_a_request_that_no_store_remembers_is_dropped() -> None:
+    assert Node().do(Asked(replace(ONCE, asked_at=WALL - 86_700.1))) == [Dropped("e", "expired")]
+
+
+def test_whether_a_request_is_over_is_for_the_store_to_judge_not_for_our_wall_clock() -> None:
+    node = Node()
+    assert node.do(Asked(replace(ONCE, asked_at=WALL - 86_400.0))) == []
+    assert node.record.stage is Stage.WAIT
 
 
 @pytest.mark.parametrize(

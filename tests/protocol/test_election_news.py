@@ -136,6 +136,8 @@ def test_the_sweep_sends_on_what_has_no_handler_here() -> None:
 
 def test_what_nobody_can_handle_is_closed_once_it_is_over_r6() -> None:
     node = Node("other")
+    assert node.do(Swept(ONCE)) == [Resend(ONCE)]
+    assert node.do(Swept(ONCE), 305.0) == [Resend(ONCE)]
     (call,) = node.do(Swept(ONCE), 305.1)
     assert isinstance(call, CallClaim)
     reply = Closed(ElectionState.EXPIRED, "", 0, "deadline", by_me=True)
@@ -143,8 +145,14 @@ def test_what_nobody_can_handle_is_closed_once_it_is_over_r6() -> None:
     assert isinstance(tell, Tell) and tell.phase is Phase.EXPIRED
 
 
+def test_who_has_no_handler_judges_by_how_long_it_has_seen_it_not_by_its_wall_clock() -> None:
+    node = Node("other")
+    assert node.do(Swept(replace(ONCE, asked_at=0.0))) == [Resend(replace(ONCE, asked_at=0.0))]
+
+
 def test_who_has_no_handler_never_acts_even_if_granted() -> None:
     node = Node("other")
+    node.do(Swept(ONCE))
     node.do(Swept(ONCE), 305.1)
     assert node.do(ClaimReplied("e", 305.1, Granted(7, 1))) == [Finished("e", None)]
 

@@ -11,8 +11,9 @@ increasing when the store forgets everything but its clock still runs forward.
 Where this stops being right: a store that is rolled back to an older copy has forgotten holders
 that still run. A store that was emptied knows its new birth: what was asked before it was born
 is refused to policy AT_MOST_ONCE and held back for one ttl under AT_LEAST_ONCE. That is judged
-when a claim finds no record; an election that is opened again by its client after the loss is a
-new election.
+when a claim finds no record, by the time at which the store opened the election; one that is opened
+again by its client after the loss is a new election, and one that was never opened (a Celery client
+cannot) is judged by the clock of whoever saw it first.
 """
 
 import hashlib
@@ -56,7 +57,11 @@ CLOSED_STATES = frozenset({ElectionState.DONE, ElectionState.FAILED, ElectionSta
 
 @dataclass(frozen=True, slots=True)
 class ElectionRequest:
-    """What is to be done once. `asked_at` is Unix time at the asker, or at its first receiver."""
+    """What is to be done once.
+
+    `asked_at` is Unix time: the store's, once it was opened there; else the asker's, or its first
+    receiver's.
+    """
 
     election_id: str
     topic: str
@@ -157,9 +162,10 @@ def next_term(now: Instant, last_term: int) -> int:
 
 
 def open_election(record: ElectionRecord | None, request: ElectionRequest, now: Instant) -> ElectionRecord:
+    """Keep the request under the store's own time: an asker's clock may be wrong by days."""
     if record is not None:
         return record
-    return ElectionRecord(ElectionState.OPEN, request, changed_at=now.wall_s)
+    return ElectionRecord(ElectionState.OPEN, replace(request, asked_at=now.wall_s), changed_at=now.wall_s)
 
 
 def claim_election(

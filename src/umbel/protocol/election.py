@@ -109,6 +109,10 @@ class Elections:
         """How many handlers run, or have ended and the store does not know yet."""
         return sum(record.stage is Stage.ACT for record in self._table.records.values())
 
+    def __len__(self) -> int:
+        """How many records it keeps, tombstones too."""
+        return len(self._table.records)
+
     def snapshot(self) -> Snapshot:
         return self._table.snapshot(stopping=self._stopping)
 
@@ -153,13 +157,23 @@ class Elections:
         if record is not None and record.stage in (Stage.CLAIM, Stage.START, Stage.ACT):
             return []
         eligible = request.topic in self._topics
-        if not eligible and now.wall_s <= request.asked_at + request.expires_s + EXPIRED_FOR_ALL_S:
+        if not eligible and not self._is_over_for_all(record, request, now):
             return [Resend(request)]
         if record is None or record.stage is Stage.CLOSED:
-            record = self._table.add(request, eligible=eligible)
+            record = self._table.add(request, now.boot_s, eligible=eligible)
             if record is None:
                 return [Dropped(request.election_id, "table full", shed=True)]
         return self._claim(record, now)
+
+    def _is_over_for_all(self, record: Record | None, request: ElectionRequest, now: Instant) -> bool:
+        """Whether the sweep has brought it for so long that it must be past its time in the store."""
+        if record is None:
+            record = self._table.add(request, now.boot_s, eligible=False)
+            if record is None:
+                return False
+            self._table.bury(record)
+        self._arm(record, now, TOMBSTONE_TTLS * self._settings.ttl_s)
+        return now.boot_s > record.over_s + EXPIRED_FOR_ALL_S
 
     def _elected(self, heard: ElectedHeard, now: Instant) -> list[Effect]:
         record = self._table.records.get(heard.election_id)
@@ -198,12 +212,12 @@ class Elections:
     def _admit(self, request: ElectionRequest, now: Instant) -> Record | list[Effect]:
         """A new record in stage WAIT, or why there is none that waits."""
         flaw = table.flaw(request)
-        if not flaw and table.is_expired(request, now):
-            flaw = "expired"
+        if not flaw and table.is_forgotten(request, now):
+            flaw = "expired"  # a younger one is for the store to judge, by its own clock
         if flaw:
             return [Dropped(request.election_id, flaw)]
         eligible = request.topic in self._topics
-        record = self._table.add(request, eligible=eligible)
+        record = self._table.add(request, now.boot_s, eligible=eligible)
         if record is None:
             return [Dropped(request.election_id, "table full", shed=True)] if eligible else []
         return record if eligible else self._close(record, None, "", now)
@@ -234,7 +248,7 @@ class Elections:
                 return []
 
     def _claim(self, record: Record, now: Instant) -> list[Effect]:
-        if record.unheard >= UNHEARD_MAX and table.is_expired(record.request, now):
+        if record.unheard >= UNHEARD_MAX and now.boot_s > record.over_s:
             # The store is away and the request is over; should the store remember it, the sweep will say.
             self._table.remove(record)
             return [Dropped(record.election_id, "store silent")]
@@ -316,7 +330,7 @@ class Elections:
         record.deadline_s = replied.sent_s + SAFE_SHARE * ttl_s
         alone = record.request.policy is Policy.AT_MOST_ONCE
         in_time = alone or now.boot_s < record.deadline_s
-        if not in_time or table.is_expired(record.request, now):
+        if not in_time or now.boot_s > record.over_s:
             return self._watch(record, now, ttl_s)
         record.stage, record.lost, record.ended = Stage.ACT, False, None
         self._arm(record, now, ttl_s / 3)

@@ -24,13 +24,18 @@ RECORD_BYTES = 400  # what a request costs beside its text
 
 @dataclass(slots=True)
 class Record:
-    """One election here. `deadline_s`: until when a grant is believed; at the end, until when to tell."""
+    """One election here. `deadline_s`: until when a grant is believed; at the end, until when to tell.
+
+    `over_s`: when the request expires if it was new when this node saw it first. The store knows
+    better; a wall clock, which may be wrong by days, does not.
+    """
 
     election_id: str
     key: str
     request: ElectionRequest
     request_bytes: int
     eligible: bool
+    over_s: float
     stage: Stage = Stage.WAIT
     term: int = 0
     attempt: int = 0
@@ -55,7 +60,7 @@ class Table:
         self._tokens = 0
         self._shed = 0
 
-    def add(self, request: ElectionRequest, *, eligible: bool) -> Record | None:
+    def add(self, request: ElectionRequest, now_s: float, *, eligible: bool) -> Record | None:
         """A new record in place of a tombstone or nothing; None when the table is full of undecided."""
         known = self.records.get(request.election_id)
         assert known is None or known.stage is Stage.CLOSED, "an undecided record is not replaced"
@@ -68,7 +73,7 @@ class Table:
             self._shed += eligible
             return None
         key = election_key(self._namespace, request.election_id)
-        record = Record(request.election_id, key, request, size, eligible)
+        record = Record(request.election_id, key, request, size, eligible, now_s + request.expires_s)
         self.records[record.election_id] = record
         self._request_bytes += size
         return record
@@ -144,8 +149,9 @@ def cohort(election_id: str, node: str, nodes: int) -> int:
     return math.floor(math.log2(share * max(nodes, 1) + 1))
 
 
-def is_expired(request: ElectionRequest, now: Instant) -> bool:
-    return now.wall_s > request.asked_at + request.expires_s
+def is_forgotten(request: ElectionRequest, now: Instant) -> bool:
+    """Whether it is so old that no store remembers how it ended, by a clock that is a day wrong."""
+    return now.wall_s > request.asked_at + request.expires_s + RETENTION_S
 
 
 def flaw(request: ElectionRequest) -> str:

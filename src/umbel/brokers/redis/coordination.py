@@ -5,6 +5,7 @@ those of `protocol/coordination.py`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -109,7 +110,7 @@ def _record(flat: Sequence[bytes]) -> ElectionRecord:
     fields = {flat[at].decode(): flat[at + 1] for at in range(0, len(flat), 2)}
     return ElectionRecord(
         state=ElectionState(fields["state"].decode()),
-        request=_decode(fields["request"]),
+        request=replace(_decode(fields["request"]), asked_at=float(fields["asked_at"])),
         changed_at=float(fields["changed_at"]),
         holder=fields["holder"].decode(),
         term=int(fields["term"]),

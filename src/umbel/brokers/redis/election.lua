@@ -133,7 +133,9 @@ local record = read_hash(key)
 if verb == 'open' then
   born()
   if not record then
-    put(fresh())
+    record = fresh()
+    record.asked_at = instant(now) -- an asker's clock may be wrong by days
+    put(record)
   end
   return redis.call('HGETALL', key)
 elseif verb == 'claim' then
