@@ -1,0 +1,310 @@
+"""Checkers: the promises of elections and leases, judged after every step of a simulation.
+
+They see what the store keeps and what the nodes do, with the world's own time, and keep their own
+account: a record that the store or a machine got wrong is not what they judge by. A handler has
+run at the moment its effect is performed.
+
+| promise | what is judged |
+|---|---|
+| KS1 | policy at_most_once: one run for each election |
+| KS2 | policy at_least_once: terms of runs increase; one valid holder at a time, in store and nodes |
+| KS3 | nothing runs, and nothing is granted, after DONE |
+| KS4 | KS1 across a store that forgot everything |
+| KL1 | every opened election is closed in time |
+| KM1 | no table beyond its limits, every record removed in the end |
+| KC1 | broadcasts and store calls for each election |
+| L1 | leaders are leaders only while the store says so, under increasing terms |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, log2
+
+from umbel.protocol.coordination import (
+    ATTEMPTS_MAX,
+    CLOSED_STATES,
+    TTL_S,
+    ElectionRecord,
+    ElectionState,
+    LeaseRecord,
+    Policy,
+)
+from umbel.protocol.election_events import Phase, RunHandler, Tell
+from umbel.protocol.election_table import SPREAD_S
+from umbel.sim.network import NEAR_S
+from umbel.sim.plan import Ask
+from umbel.sim.world import World
+
+LATE_S = 1e-6  # what conversions between clocks may cost
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    promise: str
+    at_s: float
+    election_id: str
+    detail: str
+
+
+@dataclass(slots=True)
+class Case:
+    """The account of one election."""
+
+    ask: Ask
+    opened_at: float | None = None
+    closed_at: float | None = None
+    state: ElectionState | None = None
+    resets: int = 0  # how often the store had forgotten everything when this was opened
+    holder: str = ""
+    held_until: float = -1.0
+    attempts: int = 0
+    crashes: int = 0
+    since_term: int = 0  # terms up to here belong to an election of this id that the store forgot
+    started: list[tuple[str, int]] = field(default_factory=list)
+    runs: list[tuple[float, str, int]] = field(default_factory=list)
+    acting: dict[str, float] = field(default_factory=dict)  # holder: until when it may act
+    decided_at: float | None = None
+    done_at: float | None = None
+    tells: int = 0
+    closings: int = 0
+    calls: int = 0
+    resent: int = 0
+    knowers: set[str] | None = None
+
+
+class Checkers:
+    def __init__(self, world: World, asks: Mapping[str, Ask], *, nodes: int) -> None:
+        self.violation: Violation | None = None
+        self.cases = {election_id: Case(ask) for election_id, ask in asks.items()}
+        self.open: set[str] = set()
+        self.resets = 0
+        self.extra_runs = 0
+        self.reopened = 0
+        self._world = world
+        self._nodes = nodes
+        self._last_term = 0
+        self._reset_at = -1.0
+
+    # ---- what the store does -----------------------------------------------------------------------
+
+    def called(self, election_id: str) -> None:
+        self.cases[election_id].calls += 1
+
+    def changed(self, key: str, before: ElectionRecord | None, after: ElectionRecord) -> None:
+        case = self.cases[after.request.election_id]
+        if after.state is ElectionState.OPEN:
+            self._opened(case)
+        elif after.state is ElectionState.HELD:
+            if before is None or before.state is not ElectionState.HELD or before.term != after.term:
+                self._granted(case, after)
+            else:
+                self._kept(case, before, after)
+        else:
+            self._closed(case, before, after)
+
+    def forgot_everything(self) -> None:
+        """What was open is gone from the store, and with it the promise to close it."""
+        self.resets += 1
+        self._reset_at = self._world.now
+        for election_id in self.open:
+            self.cases[election_id].opened_at = None
+        self.open.clear()
+        for case in self.cases.values():
+            case.held_until = -1.0
+
+    def _opened(self, case: Case) -> None:
+        if case.runs or case.resets != self.resets:
+            # A client that opens again after the loss has asked for a new election: a known limit.
+            if case.runs or case.opened_at is not None:
+                self.reopened += 1
+            case.runs.clear()
+            case.acting.clear()
+            case.done_at = None
+            case.since_term = self._last_term
+        case.resets = self.resets
+        case.opened_at = self._world.now
+        case.closed_at = case.state = None
+        self.open.add(case.ask.election_id)
+
+    def _granted(self, case: Case, after: ElectionRecord) -> None:
+        now = self._world.now
+        if now < case.held_until:
+            self._report("KS2", case, f"granted to {after.holder} while {case.holder} held it")
+        if case.done_at is not None and self._reset_at < case.done_at:
+            self._report("KS3", case, f"granted to {after.holder} after it was done")
+        if after.term <= self._last_term:
+            self._report("KS2", case, f"term {after.term} is not above {self._last_term}")
+        if after.attempt > ATTEMPTS_MAX:
+            self._report("KC1", case, f"attempt {after.attempt} of {ATTEMPTS_MAX}")
+        self._last_term = max(self._last_term, after.term)
+        case.attempts += 1
+        case.holder = after.holder
+        case.held_until = now + after.ttl_s
+        if case.opened_at is None:
+            self._opened_by_claim(case)
+
+    def _opened_by_claim(self, case: Case) -> None:
+        case.opened_at = self._world.now
+        case.closed_at = case.state = None
+        self.open.add(case.ask.election_id)
+
+    def _kept(self, case: Case, before: ElectionRecord, after: ElectionRecord) -> None:
+        if after.started and not before.started:
+            if case.ask.policy is Policy.AT_MOST_ONCE and self._started(case):
+                promise = "KS1" if self.resets == case.resets else "KS4"
+                self._report(promise, case, f"{after.holder} may start after {case.started[-1][0]} did")
+            case.started.append((after.holder, after.term))
+        case.held_until = after.expires_at
+
+    def _started(self, case: Case) -> bool:
+        return bool(case.started) and case.started[-1][1] > case.since_term
+
+    def _closed(self, case: Case, before: ElectionRecord | None, after: ElectionRecord) -> None:
+        if before is not None and before.state is ElectionState.DONE and after.state is not before.state:
+            self._report("KS3", case, f"{after.state} after it was done")
+        if after.state is ElectionState.DONE:
+            if f"{after.holder} {after.term}" not in after.outcome:
+                self._report("KS2", case, f"done by {after.outcome}, held by {after.holder} {after.term}")
+            case.done_at = self._world.now if case.done_at is None else case.done_at
+        if case.closed_at is None:
+            case.closed_at = self._world.now
+        case.state = after.state
+        case.held_until = -1.0
+        if case.opened_at is not None:
+            self._check_time(case)
+        self.open.discard(case.ask.election_id)
+
+    def lease_changed(self, name: str, before: LeaseRecord | None, after: LeaseRecord) -> None:
+        if after.holder and (before is None or before.term != after.term):
+            if after.term <= self._last_term:
+                self._fail("L1", name, f"term {after.term} is not above {self._last_term}")
+            if before is not None and before.holder and self._world.now < before.expires_at:
+                self._fail("L1", name, f"given to {after.holder} while {before.holder} held it")
+            self._last_term = max(self._last_term, after.term)
+
+    # ---- what the nodes do -------------------------------------------------------------------------
+
+    def ran(self, holder: str, run: RunHandler, until: float) -> None:
+        """A handler begins; by the node's clock it may act until `until`."""
+        case = self.cases[run.request.election_id]
+        now = self._world.now
+        if case.decided_at is None:
+            case.decided_at = now
+        if (holder, run.term) not in case.started:
+            self._report("KS1", case, f"{holder} acts in term {run.term}, which it did not start")
+        if run.term <= case.since_term:
+            return
+        lost = self.resets > case.resets
+        if case.ask.policy is Policy.AT_MOST_ONCE:
+            if case.runs:
+                self._report("KS4" if lost else "KS1", case, f"{holder} runs it after {case.runs[-1][1]}")
+        else:
+            self._check_repeated(case, holder, run, until)
+        if case.done_at is not None and self._reset_at < case.done_at:
+            self._report("KS3", case, f"{holder} runs it after it was done")
+        self.extra_runs += bool(case.runs)
+        case.runs.append((now, holder, run.term))
+
+    def prolonged(self, holder: str, election_id: str, until: float) -> None:
+        case = self.cases[election_id]
+        if holder in case.acting:
+            case.acting[holder] = until
+            self._check_inside(case, holder, until)
+
+    def ended(self, holder: str, election_id: str) -> None:
+        self.cases[election_id].acting.pop(holder, None)
+
+    def told(self, tell: Tell) -> None:
+        case = self.cases[tell.election_id]
+        case.tells += 1
+        case.closings += tell.phase is not Phase.ELECTED
+        # An election that failed because its winner was silent can still be told done by it.
+        allowed = 2 * case.attempts + 1 + self.resets
+        if case.tells > allowed:
+            self._report("KC1", case, f"{case.tells} broadcasts for {case.attempts} attempts")
+
+    def resent(self, election_id: str) -> None:
+        self.cases[election_id].resent += 1
+
+    def crashed(self, holder: str) -> None:
+        for election_id in self.open:
+            case = self.cases[election_id]
+            case.crashes += case.holder == holder and self._world.now < case.held_until
+            if case.knowers is not None:
+                case.knowers.discard(holder)
+        for case in self.cases.values():
+            case.acting.pop(holder, None)
+
+    def sized(self, holder: str, records: int, records_max: int) -> None:
+        if records > records_max:
+            self._fail("KM1", "", f"{holder} keeps {records} records, {records_max} are allowed")
+
+    def led(self, holder: str, term: int, until: float, lease: LeaseRecord | None) -> None:
+        """A node takes itself for the leader until `until`; compare with what the store says."""
+        if self._world.now >= until:
+            self._fail("L1", holder, f"leads in term {term} beyond its own time")
+        if lease is None or (lease.holder, lease.term) != (holder, term):
+            if self._reset_at < 0:
+                self._fail("L1", holder, f"leads in term {term}, which the store gave away")
+        elif lease.expires_at + LATE_S < until:
+            self._fail("L1", holder, f"would lead until {until:.3f}, the store says {lease.expires_at:.3f}")
+
+    # ---- at the end --------------------------------------------------------------------------------
+
+    def check_all_closed(self) -> None:
+        for election_id in sorted(self.open):
+            self._report("KL1", self.cases[election_id], "still not closed")
+            return
+
+    def check_calls(self, *, calm: bool) -> None:
+        """Only without faults: calls that are lost are repeated for as long as they are lost."""
+        for case in self.cases.values():
+            worst = (2 * self._nodes + 3) * max(case.attempts, 1) + 1
+            if calm and case.calls > worst and case.ask.handler_s < TTL_S / 4:
+                self._report("KC1", case, f"{case.calls} store calls, {worst} are allowed")
+            if calm and (case.closings != 1 or case.tells > 2):
+                self._report("KC1", case, f"{case.tells} broadcasts, {case.closings} of them endings")
+
+    def check_forgotten(self, holder: str, records: int) -> None:
+        if records:
+            self._fail("KM1", "", f"{holder} still keeps {records} records")
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _check_repeated(self, case: Case, holder: str, run: RunHandler, until: float) -> None:
+        now = self._world.now
+        if case.runs and run.term <= case.runs[-1][2]:
+            self._report("KS2", case, f"{holder} runs it in term {run.term} after {case.runs[-1][2]}")
+        if now >= until:
+            self._report("KS2", case, f"{holder} runs it after its time")
+        for other, other_until in case.acting.items():
+            if other != holder and now < other_until:
+                self._report("KS2", case, f"{holder} runs it while {other} may act")
+        case.acting[holder] = until
+        self._check_inside(case, holder, until)
+
+    def _check_inside(self, case: Case, holder: str, until: float) -> None:
+        if self._reset_at >= 0 or case.state in CLOSED_STATES:
+            return  # the store forgot whom it gave how much time
+        repeats = case.ask.policy is Policy.AT_LEAST_ONCE
+        if repeats and case.holder == holder and until > case.held_until + LATE_S:
+            self._report("KS2", case, f"{holder} would act until {until:.3f}, not {case.held_until:.3f}")
+
+    def _check_time(self, case: Case) -> None:
+        """The bound of `coordination.md` 5, where nothing but crashes disturbs."""
+        if case.knowers is None or not case.knowers or case.opened_at is None or case.closed_at is None:
+            return
+        spread = SPREAD_S * (ceil(log2(self._nodes + 1)) + 0.5)
+        lost = case.crashes * (TTL_S + 5.0 + SPREAD_S * log2(self._nodes + 1) + SPREAD_S)
+        bound = NEAR_S[1] * 9 + spread + lost + (1 + case.crashes) * case.ask.handler_s + LATE_S
+        took = case.closed_at - case.opened_at
+        if took > bound:
+            self._report("KL1", case, f"closed after {took:.3f} s, {bound:.3f} s are allowed")
+
+    def _report(self, promise: str, case: Case, detail: str) -> None:
+        self._fail(promise, case.ask.election_id, f"{case.ask.policy}: {detail}")
+
+    def _fail(self, promise: str, subject: str, detail: str) -> None:
+        if self.violation is None:
+            self.violation = Violation(promise, self._world.now, subject, detail)
+            self._world.stop()

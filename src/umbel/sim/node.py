@@ -1,0 +1,290 @@
+"""Node: the shell around a worker's machines, as the worker has one, in the world of the simulator.
+
+It does what `worker/driver.py` and the elections step do: a due deadline first, then one event at
+a time, effects in their order. It can die at any moment, stand still for a while with its inbox
+filling up, and be told that others are lost. A process that comes back is another Node.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from umbel.protocol.coordination import (
+    ElectionReply,
+    Granted,
+    Instant,
+    Policy,
+)
+from umbel.protocol.election_events import (
+    Asked,
+    CallClaim,
+    CallFinish,
+    CallRenew,
+    CallStart,
+    CancelHandler,
+    ClaimReplied,
+    ClosedHeard,
+    Dropped,
+    Effect,
+    ElectedHeard,
+    Event,
+    Finished,
+    FinishReplied,
+    HandlerEnded,
+    Phase,
+    Prolong,
+    RenewReplied,
+    Resend,
+    RunHandler,
+    StartReplied,
+    Stop,
+    Tell,
+)
+from umbel.protocol.machine import Tick
+from umbel.sim.sweeper import Sweeper
+from umbel.sim.world import NodeClock
+
+if TYPE_CHECKING:
+    from umbel.sim.cluster import Cluster
+
+TICK = Tick()
+SOON_S = 1e-6  # a tick is never a rounding error too early
+CANCELLED_S = 0.05  # how long a handler takes to notice that it was cancelled
+NEVER = float("inf")
+
+
+class Node:
+    """One process. `index` is its place in the cluster, which its successor takes over."""
+
+    def __init__(self, cluster: "Cluster", index: int, pid: int, clock: NodeClock) -> None:
+        self.index = index
+        self.up = True
+        self.paused = False
+        self.clock = clock
+        self.name = f"w{index}@sim"
+        self.holder = f"{self.name}.{pid}.{int(clock.read(cluster.world.now).wall_s * 1e6)}"
+        self.elections = cluster.make_elections(self)
+        self._cluster = cluster
+        self._world = cluster.world
+        self._inbox: list[Event] = []
+        self._unperformed: list[Effect] = []
+        self._tick_at = NEVER
+        self._running: dict[tuple[str, int], int] = {}
+        self._runs = 0
+        self.sweeper = Sweeper(cluster, self)
+        self._perform: dict[type, Callable[[Any], None]] = {
+            CallClaim: self._call_claim,
+            CallStart: self._call_start,
+            CallRenew: self._call_renew,
+            CallFinish: self._call_finish,
+            Tell: self._tell,
+            RunHandler: self._run_handler,
+            Prolong: self._prolong,
+            CancelHandler: self._cancel_handler,
+            Resend: self._resend,
+            Dropped: self._dropped,
+            Finished: self._finished,
+        }
+
+    # ---- what befalls it ---------------------------------------------------------------------------
+
+    def hear(self, event: Event) -> None:
+        if not self.up:
+            return
+        if self.paused:
+            self._inbox.append(event)
+        else:
+            self._take(event)
+
+    def crash(self) -> None:
+        self.up = False
+        self._cluster.checkers.crashed(self.holder)
+
+    def stop(self) -> None:
+        self.hear(Stop())
+        self.sweeper.stop()
+
+    def pause(self, lasts_s: float) -> None:
+        if self.up and not self.paused:
+            self.paused = True
+            self._world.after(lasts_s, self.resume)
+
+    def resume(self) -> None:
+        if not (self.up and self.paused):
+            return
+        self.paused = False
+        effects, self._unperformed = self._unperformed, []
+        self._perform_all(effects)
+        inbox, self._inbox = self._inbox, []
+        for position, event in enumerate(inbox):
+            if self.paused or not self.up:  # it fell again at the first things it did
+                self._inbox = inbox[position:] + self._inbox
+                return
+            self._take(event)
+        self._tick_at = NEVER
+        self._rearm()
+        self.sweeper.resume()
+
+    # ---- the shell ---------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        now = self.clock.read(self._world.now)
+        deadline = self.elections.deadline
+        if deadline is not None and deadline <= now.boot_s:
+            self._step(TICK, now)
+            if not self.up:
+                return
+            if self.paused:
+                self._inbox.insert(0, event)
+                return
+        self._step(event, now)
+        self._rearm()
+
+    def _step(self, event: Event | Tick, now: Instant) -> None:
+        cluster = self._cluster
+        if cluster.armed and isinstance(event, HandlerEnded) and cluster.befalls("crash-after-handler", self):
+            return
+        effects = self.elections.step(event, now)
+        self._world.trace.note(
+            f"{self._world.now:.6f} {self.index} {type(event).__name__}"
+            f" {getattr(event, 'election_id', '')} {len(effects)}"
+        )
+        cluster.stepped(self)
+        if not effects:
+            return
+        if cluster.armed and self._falls_before(event, effects):
+            return
+        self._perform_all(effects)
+
+    def _falls_before(self, event: Event | Tick, effects: list[Effect]) -> bool:
+        """Whether the node dies or stands still after this decision, before its effects."""
+        cluster = self._cluster
+        kinds = {type(effect) for effect in effects}
+        granted = isinstance(event, ClaimReplied) and isinstance(event.reply, Granted) and CallStart in kinds
+        if granted and cluster.befalls("crash-after-grant", self):
+            return True
+        if RunHandler in kinds and cluster.befalls("crash-after-start", self):
+            return True
+        if (RunHandler in kinds or CallStart in kinds) and cluster.befalls("stall", self):
+            self._unperformed = effects
+            return True
+        return False
+
+    def _perform_all(self, effects: list[Effect]) -> None:
+        perform = self._perform
+        for effect in effects:
+            if not self.up:
+                return
+            perform[type(effect)](effect)
+
+    def _rearm(self) -> None:
+        deadline = self.elections.deadline
+        if deadline is None or not self.up or self.paused:
+            return
+        when = max(self.clock.when(deadline), self._world.now) + SOON_S
+        if when < self._tick_at:
+            self._tick_at = when
+            self._world.at(when, self._tick, when)
+
+    def _tick(self, when: float) -> None:
+        if when == self._tick_at:
+            self._tick_at = NEVER
+            if self.up and not self.paused:
+                self._step(TICK, self.clock.read(self._world.now))
+                self._rearm()
+
+    # ---- effects -----------------------------------------------------------------------------------
+
+    def _call_claim(self, effect: CallClaim) -> None:
+        store = self._cluster.store
+        arguments = (effect.key, effect.holder, effect.request, effect.ttl_s)
+        store.call(self.index, store.claim, arguments, self._claim_replied, effect)
+
+    def _claim_replied(self, call: CallClaim, reply: ElectionReply) -> None:
+        self.hear(ClaimReplied(call.election_id, call.sent_s, reply))
+
+    def _call_start(self, effect: CallStart) -> None:
+        store = self._cluster.store
+        arguments = (effect.key, effect.holder, effect.term)
+        store.call(self.index, store.start, arguments, self._start_replied, effect)
+
+    def _start_replied(self, call: CallStart, ok: bool) -> None:
+        self.hear(StartReplied(call.election_id, call.term, call.sent_s, ok))
+
+    def _call_renew(self, effect: CallRenew) -> None:
+        if self._cluster.armed and self._cluster.befalls("crash-in-renew", self):
+            return
+        store = self._cluster.store
+        arguments = (effect.key, effect.holder, effect.term)
+        store.call(self.index, store.renew, arguments, self._renew_replied, effect)
+
+    def _renew_replied(self, call: CallRenew, ok: bool) -> None:
+        self.hear(RenewReplied(call.election_id, call.term, call.sent_s, ok))
+
+    def _call_finish(self, effect: CallFinish) -> None:
+        if self._cluster.armed and self._cluster.befalls("crash-before-done", self):
+            return
+        store = self._cluster.store
+        arguments = (effect.key, effect.holder, effect.term, effect.outcome)
+        store.call(self.index, store.finish, arguments, self._finish_replied, effect)
+
+    def _finish_replied(self, call: CallFinish, ok: bool) -> None:
+        self.hear(FinishReplied(call.election_id, call.term, ok))
+
+    def _tell(self, tell: Tell) -> None:
+        self._cluster.checkers.told(tell)
+        event: Event
+        if tell.phase is Phase.ELECTED:
+            event = ElectedHeard(tell.election_id, tell.winner, tell.term, tell.attempt, tell.request)
+        else:
+            event = ClosedHeard(tell.election_id, tell.phase)
+        self._cluster.network.broadcast(self.index, event, self._cluster.nodes)
+
+    def _run_handler(self, run: RunHandler) -> None:
+        election_id = run.request.election_id
+        until = self.clock.when(run.deadline_s)
+        if run.request.policy is Policy.AT_LEAST_ONCE and self._stalled_beyond(until):
+            # A handler looks at still_mine() before it has any effect.
+            self.hear(HandlerEnded(election_id, run.term, ok=False, outcome=f"{self.holder} {run.term} late"))
+            return
+        self._cluster.checkers.ran(self.holder, run, until)
+        ask = self._cluster.asks[election_id]
+        self._runs += 1
+        self._running[election_id, run.term] = self._runs
+        outcome = f"{self.holder} {run.term}"
+        self._world.after(ask.handler_s, self._handler_ended, self._runs, run, ask.succeeds, outcome)
+        if self._cluster.armed:
+            self._cluster.befalls("crash-in-handler", self)
+
+    def _stalled_beyond(self, until: float) -> bool:
+        """Whether it stood still between deciding and acting, for so long that its time is over."""
+        return self._cluster.stalled.pop(self.holder, False) and self._world.now >= until
+
+    def _handler_ended(self, number: int, run: RunHandler, ok: bool, outcome: str) -> None:
+        election_id = run.request.election_id
+        if not self.up or self._running.get((election_id, run.term)) != number:
+            return
+        del self._running[election_id, run.term]
+        self._cluster.checkers.ended(self.holder, election_id)
+        self.hear(HandlerEnded(election_id, run.term, ok, outcome))
+
+    def _prolong(self, effect: Prolong) -> None:
+        until = self.clock.when(effect.deadline_s)
+        self._cluster.checkers.prolonged(self.holder, effect.election_id, until)
+
+    def _cancel_handler(self, effect: CancelHandler) -> None:
+        self._cluster.count("cancelled")
+        number = self._running.pop((effect.election_id, effect.term), None)
+        if number is not None:
+            self._cluster.checkers.ended(self.holder, effect.election_id)
+            ended = HandlerEnded(effect.election_id, effect.term, ok=False, outcome="cancelled")
+            self._world.after(CANCELLED_S, self.hear, ended)
+
+    def _resend(self, effect: Resend) -> None:
+        self._cluster.checkers.resent(effect.request.election_id)
+        self._cluster.network.broadcast(self.index, Asked(effect.request), self._cluster.nodes)
+
+    def _dropped(self, effect: Dropped) -> None:
+        self._cluster.count("shed" if effect.shed else "dropped")
+
+    def _finished(self, effect: Finished) -> None:
+        pass

@@ -1,0 +1,150 @@
+"""Sweeper: a node's part in the lease `coord-sweeper`, and the sweeps of whoever holds it.
+
+The shell of `protocol/lease.py` in the simulator. Whenever its machine takes itself for the leader,
+the checkers compare that with what the store says.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from umbel.protocol.coordination import ElectionRecord, LeaseReply
+from umbel.protocol.election_events import Swept
+from umbel.protocol.lease import (
+    Acquired,
+    AcquireReplied,
+    CallAcquire,
+    CallRelease,
+    CallRenew,
+    Campaign,
+    Effect,
+    Event,
+    Lost,
+    Released,
+    ReleaseHeard,
+    RenewReplied,
+    Role,
+    Stop,
+)
+from umbel.protocol.machine import Tick
+
+if TYPE_CHECKING:
+    from umbel.sim.cluster import Cluster
+    from umbel.sim.node import Node
+
+LEASE = "coord-sweeper"
+SWEEP_S = 5.0
+SWEEP_JITTER = 0.2
+SWEEP_MAX = 100
+SOON_S = 1e-6
+NEVER = float("inf")
+TICK = Tick()
+
+
+class Sweeper:
+    def __init__(self, cluster: "Cluster", node: "Node") -> None:
+        self.index = node.index
+        self.lease = cluster.make_lease(LEASE, node)
+        self._node = node
+        self._cluster = cluster
+        self._world = cluster.world
+        self._inbox: list[Event] = []
+        self._tick_at = NEVER
+        self._sweeps = 0  # only the newest series of sweeps goes on
+
+    def start(self) -> None:
+        self.hear(Campaign())
+
+    def stop(self) -> None:
+        self.hear(Stop())
+
+    def hear(self, event: Event) -> None:
+        if not self._node.up:
+            return
+        if self._node.paused:
+            self._inbox.append(event)
+        else:
+            self._take(event)
+
+    def resume(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        for event in inbox:
+            self._take(event)
+        self._tick_at = NEVER
+        self._rearm()
+
+    # ---- the shell ---------------------------------------------------------------------------------
+
+    def _take(self, event: Event | Tick) -> None:
+        now = self._node.clock.read(self._world.now)
+        if event is not TICK and self.lease.deadline is not None and self.lease.deadline <= now.boot_s:
+            self._take(TICK)
+        effects = self.lease.step(event, now)
+        self._world.trace.note(f"{self._world.now:.6f} {self.index} lease {type(event).__name__}")
+        if self.lease.role is Role.LEADER:
+            self._check()
+        for effect in effects:
+            self._perform(effect)
+        self._rearm()
+
+    def _check(self) -> None:
+        until = self._node.clock.when(self.lease.give_up_s)
+        kept = self._cluster.store.leases.get(LEASE)
+        self._cluster.checkers.led(self._node.holder, self.lease.term, until, kept)
+
+    def _rearm(self) -> None:
+        deadline = self.lease.deadline
+        if deadline is None or self._node.paused:
+            return
+        when = max(self._node.clock.when(deadline), self._world.now) + SOON_S
+        if when < self._tick_at:
+            self._tick_at = when
+            self._world.at(when, self._tick, when)
+
+    def _tick(self, when: float) -> None:
+        if when == self._tick_at:
+            self._tick_at = NEVER
+            if self._node.up and not self._node.paused:
+                self._take(TICK)
+
+    def _perform(self, effect: Effect) -> None:
+        store = self._cluster.store
+        match effect:
+            case CallAcquire(name, holder, ttl_s):
+                store.call(self.index, store.acquire_lease, (name, holder, ttl_s), self._acquired, effect)
+            case CallRenew(name, holder, term, ttl_s):
+                store.call(self.index, store.renew_lease, (name, holder, term, ttl_s), self._renewed, effect)
+            case CallRelease(name, holder, term):
+                store.call(self.index, store.release_lease, (name, holder, term), self._ignored, None)
+            case Acquired():
+                self._cluster.count("lease acquired")
+                self._sweeps += 1
+                self._sweep(self._sweeps)
+            case Lost():
+                self._cluster.count("lease lost")
+            case Released():
+                self._cluster.network.broadcast(self.index, ReleaseHeard(), self._cluster.sweepers())
+
+    def _acquired(self, call: CallAcquire, reply: LeaseReply) -> None:
+        self.hear(AcquireReplied(call.sent_s, reply))
+
+    def _renewed(self, call: CallRenew, ok: bool) -> None:
+        self.hear(RenewReplied(call.term, call.sent_s, ok))
+
+    def _ignored(self, _context: None, _reply: bool) -> None:
+        """Nobody waits for the answer to a release."""
+
+    # ---- sweeping ----------------------------------------------------------------------------------
+
+    def _sweep(self, number: int) -> None:
+        if number != self._sweeps or not self._node.up:
+            return
+        world = self._world
+        world.after(SWEEP_S * world.random.uniform(1.0, 1.0 + SWEEP_JITTER), self._sweep, number)
+        if not self._node.paused and self.lease.still_mine(self._node.clock.read(world.now)):
+            self._check()
+            store = self._cluster.store
+            store.call(self.index, store.unfinished, (SWEEP_MAX,), self._swept, None)
+
+    def _swept(self, _context: None, found: Sequence[tuple[str, ElectionRecord]]) -> None:
+        for _key, record in found:
+            self._node.hear(Swept(record.request))
