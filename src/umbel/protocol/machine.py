@@ -1,4 +1,4 @@
-"""Machine and Tick: what every machine looks like from outside.
+"""Machine, ClusterMachine and Tick: what every machine looks like from outside.
 
 A machine decides and does nothing else: an event and the time go in, effects come out, in the
 order in which they are to be performed. The shell around it owns the clock, the sockets and the
@@ -7,6 +7,8 @@ processes. Because step() neither waits nor fails, one caller at a time is all t
 
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from umbel.protocol.coordination import Instant
 
 EventT_contra = TypeVar("EventT_contra", contravariant=True)
 EffectT = TypeVar("EffectT")
@@ -24,5 +26,18 @@ class Machine(Protocol[EventT_contra, EffectT]):
         ...
 
     def step(self, event: EventT_contra | Tick, now: float) -> list[EffectT]:
+        """Take one event and return what is to be done, in order. Never blocks, never raises."""
+        ...
+
+
+class ClusterMachine(Protocol[EventT_contra, EffectT]):
+    """A machine whose decisions other nodes hear of, so that it needs both clocks."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When the machine wants a Tick, as `Instant.boot_s`; None for never."""
+        ...
+
+    def step(self, event: EventT_contra | Tick, now: Instant) -> list[EffectT]:
         """Take one event and return what is to be done, in order. Never blocks, never raises."""
         ...

@@ -1,0 +1,238 @@
+"""What goes into the membership machine and what comes out; `gossip.py` decides.
+
+One run of a node is (node, inc, pid). `inc` is the microsecond its process started, and 0 for a
+node that sends none, as Celery's: there the process id tells one run from the next.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class MemberState(StrEnum):
+    ALIVE = "alive"
+    SUSPECT = "suspect"  # silent for too long; asked, and others asked about it
+    LOST = "lost"  # silent to the end of its time
+    LEFT = "left"  # it said so itself
+
+
+GONE = frozenset({MemberState.LOST, MemberState.LEFT})
+
+
+class Kind(StrEnum):
+    """What an event of a node says about the node."""
+
+    ONLINE = "online"
+    BEAT = "beat"
+    OFFLINE = "offline"
+    OTHER = "other"  # any other event: it lives
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node as this one sees it. `last_heard` and `since` (of its state) are Unix time here."""
+
+    node: str
+    inc: int
+    pid: int
+    state: MemberState
+    software: str
+    clock: int
+    freq_s: float
+    last_heard: float
+    since: float
+    reason: str = ""
+    observed: bool = False  # whether it is in observed mode, as its heartbeats say
+
+    @property
+    def holder(self) -> str:
+        """This run of it, as the store names holders of elections and leases."""
+        return f"{self.node}.{self.pid}.{self.inc}"
+
+
+# ---- events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An event of another node arrived. `sent_at` is the sender's Unix time."""
+
+    node: str
+    inc: int
+    pid: int
+    kind: Kind
+    clock: int = 0
+    sent_at: float = 0.0
+    freq_s: float | None = None
+    software: str = ""
+    observed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Introduced:
+    """A peer names a node that it knows to be alive: how a newcomer learns of the others."""
+
+    node: str
+    inc: int
+    pid: int
+    clock: int = 0
+    freq_s: float | None = None
+    software: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """The node `by` does not hear the subject any more."""
+
+    subject: str
+    inc: int
+    pid: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """The node `by` has given the subject up."""
+
+    subject: str
+    inc: int
+    pid: int
+    by: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The node answered a ping."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What the broker knows of a run of a node: see `brokers.interface.Evidence`."""
+
+    node: str
+    inc: int
+    pid: int
+    evidence: Literal["alive", "gone", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Strained:
+    """Something here is slow, so that others may only seem silent."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """Whether heartbeats are heard here from now on, so that silence means something."""
+
+    on: bool
+
+
+# ---- effects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A node is a member. `returned`: it had been taken for lost and speaks again."""
+
+    member: Member
+    returned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """It stopped in good order."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """It is given up; `by` found it, `member.reason` says how."""
+
+    member: Member
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """A suspect was heard from."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Accuse:
+    """Broadcast `worker-suspect` about it."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Condemn:
+    """Broadcast `worker-lost` about it."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask the broker about it, and ping it; answer with Probed and Answered."""
+
+    member: Member
+    ping: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refute:
+    """Somebody takes this node for silent: beat at once. `lost`: come online again."""
+
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Degraded:
+    """More than half of the cluster fell silent at once: rather this node's link, or the broker."""
+
+    suspects: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Namesake:
+    """Another process speaks under this node's name."""
+
+    pid: int
+    inc: int
+
+
+Event = Heard | Introduced | Accused | Condemned | Answered | Probed | Strained | Observe
+Effect = (
+    Joined
+    | Left
+    | Lost
+    | Suspected
+    | Cleared
+    | Accuse
+    | Condemn
+    | Probe
+    | Refute
+    | Degraded
+    | Restored
+    | Namesake
+)
+Change = Joined | Left | Lost

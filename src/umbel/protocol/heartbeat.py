@@ -1,0 +1,120 @@
+"""Heartbeat: when this node says that it is here, and when a sign of it comes too late.
+
+The interval grows with the cluster, so that heartbeats stay a small part of the traffic:
+N / 200 seconds, but at least what is set (2 s) and at most 15 s. It goes out with each beat as
+`freq`; peers, Celery's and Flower among them, take a node for lost after twice that time, so they
+adapt by themselves. A longer interval is told with the beat before it begins.
+
+A beat that this node could not send in time, or that came back to it late, says that this node is
+slow, not the others: it is reported as Lagged.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from umbel.protocol.coordination import Instant
+from umbel.protocol.machine import Tick
+
+NODES_PER_SECOND = 200
+INTERVAL_MAX_S = 15.0
+EARLY = 0.1  # of an interval: nodes that started together do not beat together
+LAG_MAX = 0.25  # of an interval
+
+
+def interval_s(nodes: int, least_s: float) -> float:
+    return max(least_s, min(nodes / NODES_PER_SECOND, INTERVAL_MAX_S))
+
+
+class BeatKind(StrEnum):
+    ONLINE = "worker-online"
+    BEAT = "worker-heartbeat"
+    OFFLINE = "worker-offline"
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Say that this node is there, and beat from now on. Again: as after a lost connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeatNow:
+    """Do not wait for the next beat: somebody asked, or takes this node for silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """So many nodes are there now."""
+
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Echoed:
+    """A beat of this node came back to it; `sent_at` is the Unix time it carries."""
+
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Say goodbye."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    kind: BeatKind
+    freq_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lagged:
+    reason: str
+
+
+Event = Begin | BeatNow | Resized | Echoed | End
+Effect = Beat | Lagged
+
+
+class Heartbeat:
+    def __init__(self, least_s: float, uniform: Callable[[float, float], float]) -> None:
+        self.deadline: float | None = None
+        self.freq_s = least_s
+        self._least_s = least_s
+        self._uniform = uniform
+
+    def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
+        match event:
+            case Begin():
+                return [self._beat(BeatKind.ONLINE, now)]
+            case BeatNow():
+                return [] if self.deadline is None else [self._beat(BeatKind.BEAT, now)]
+            case Resized(nodes):
+                self.freq_s = interval_s(nodes, self._least_s)
+                return []
+            case Echoed(sent_at):
+                late_s = now.wall_s - sent_at
+                return [Lagged(f"a beat came back after {late_s:.1f} s")] if late_s > self.freq_s else []
+            case Tick():
+                return self._tick(now)
+            case End():
+                if self.deadline is None:
+                    return []
+                self.deadline = None
+                return [Beat(BeatKind.OFFLINE, self.freq_s)]
+            case _:
+                assert_never(event)
+
+    def _tick(self, now: Instant) -> list[Effect]:
+        if self.deadline is None or now.boot_s < self.deadline:
+            return []
+        lag_s = now.boot_s - self.deadline
+        beat = self._beat(BeatKind.BEAT, now)
+        if lag_s > self.freq_s * LAG_MAX:
+            return [Lagged(f"a beat was sent {lag_s:.1f} s late"), beat]
+        return [beat]
+
+    def _beat(self, kind: BeatKind, now: Instant) -> Beat:
+        self.deadline = now.boot_s + self.freq_s * self._uniform(1.0 - EARLY, 1.0)
+        return Beat(kind, self.freq_s)

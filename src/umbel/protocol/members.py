@@ -1,0 +1,138 @@
+"""The table of members: bounded, and it knows which node is to be looked at next.
+
+Each node has one timer at most. A timer that comes too early is set anew when it fires, so that a
+heartbeat, which only ever moves a timer to later, costs nothing here.
+
+At its limit the table forgets the node that has been gone for longest, and only when none is gone
+the one that was not heard for longest.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from umbel.protocol.gossip_events import GONE, Member, MemberState
+
+MEMBERS_MAX = 20_000
+TIMERS_SPARE = 1000
+
+
+@dataclass(slots=True)
+class Record:
+    """What is kept of one node: what others see of it, and what its next judgement needs.
+
+    Names that end in `_s` are instants of the boot clock.
+    """
+
+    member: Member
+    heard_s: float
+    changed_s: float  # when its state began
+    jitter: float
+    sent_at: float = 0.0  # the newest timestamp of its own
+    wait_s: float = inf  # when a suspect's time is over
+    probe_s: float = inf  # when a suspect is asked for again
+    timer_s: float = inf
+    unmarked: bool = False  # its mark at the broker is gone
+    ended: bool = False  # the broker knows that its connection ended
+    accusers: set[str] = field(default_factory=set)
+
+    @property
+    def node(self) -> str:
+        return self.member.node
+
+    @property
+    def state(self) -> MemberState:
+        return self.member.state
+
+    @property
+    def is_gone(self) -> bool:
+        return self.member.state in GONE
+
+    @property
+    def agreeing(self) -> int:
+        return len(self.accusers) + self.unmarked
+
+
+class Members:
+    def __init__(self, due_s: Callable[[Record], float], *, members_max: int) -> None:
+        """`due_s` says when something is to be decided about a node; `inf` for never."""
+        self.evicted = 0
+        self._due_s = due_s
+        self._members_max = members_max
+        self._records: OrderedDict[str, Record] = OrderedDict()  # the longest unheard first
+        self._gone: dict[str, None] = {}  # the longest gone first
+        self._timers: list[tuple[float, str]] = []
+
+    @property
+    def deadline(self) -> float:
+        return self._timers[0][0] if self._timers else inf
+
+    @property
+    def present(self) -> int:
+        """How many are not known to be gone."""
+        return len(self._records) - len(self._gone)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records.values())
+
+    def get(self, node: str) -> Record | None:
+        return self._records.get(node)
+
+    def run(self, node: str, inc: int, pid: int) -> Record | None:
+        """The node's record if this is the run of it that is known."""
+        record = self._records.get(node)
+        if record is None or (record.member.inc, record.member.pid) != (inc, pid):
+            return None
+        return record
+
+    def add(self, record: Record) -> None:
+        self.forget(record.node)
+        if len(self._records) >= self._members_max:
+            self.evicted += 1
+            self.forget(next(iter(self._gone), None) or next(iter(self._records)))
+        self._records[record.node] = record
+        self.changed(record)
+
+    def heard(self, record: Record) -> None:
+        self._records.move_to_end(record.node)
+        self.changed(record)
+
+    def changed(self, record: Record) -> None:
+        """Its state or its times are other ones now."""
+        if record.is_gone:
+            self._gone[record.node] = None
+        else:
+            self._gone.pop(record.node, None)
+        due_s = self._due_s(record)
+        if due_s < record.timer_s:
+            record.timer_s = due_s
+            heappush(self._timers, (due_s, record.node))
+            if len(self._timers) > 4 * len(self._records) + TIMERS_SPARE:
+                self.all_changed()
+
+    def all_changed(self) -> None:
+        self._timers = []
+        for record in self._records.values():
+            record.timer_s = self._due_s(record)
+            if record.timer_s < inf:
+                self._timers.append((record.timer_s, record.node))
+        heapify(self._timers)
+
+    def forget(self, node: str) -> None:
+        self._records.pop(node, None)
+        self._gone.pop(node, None)
+
+    def pop_due(self, now_s: float) -> Record | None:
+        """The next node about which something is to be decided now; call `changed` after that."""
+        while self._timers and self._timers[0][0] <= now_s:
+            timer_s, node = heappop(self._timers)
+            record = self._records.get(node)
+            if record is None or record.timer_s != timer_s:
+                continue  # its timer was set anew, or it was forgotten
+            record.timer_s = inf
+            if self._due_s(record) <= now_s:
+                return record
+            self.changed(record)
+        return None

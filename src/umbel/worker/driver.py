@@ -1,0 +1,58 @@
+"""drive(): the asyncio shell around any machine of the cluster.
+
+Deadlines are on the boot clock, which counts the time a machine was suspended; the loop's clock
+does not. So a wait for a deadline is never longer than RECHECK_S without a look at the boot clock.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, TypeVar
+
+from umbel.protocol.coordination import Instant
+from umbel.protocol.machine import ClusterMachine, Tick
+from umbel.worker.run_directory import boot_time_s
+
+RECHECK_S = 1.0
+EventT = TypeVar("EventT")
+EffectT = TypeVar("EffectT")
+
+
+def instant() -> Instant:
+    return Instant(boot_time_s(), time.time())
+
+
+async def drive(
+    machine: ClusterMachine[EventT, EffectT],
+    inbox: asyncio.Queue[EventT],
+    perform: Callable[[EffectT], Awaitable[None]],
+    *,
+    now: Callable[[], Instant] = instant,
+) -> NoReturn:
+    """Feed one machine from one inbox until cancelled.
+
+    Exactly one task drives a machine: step() never awaits, so the machine needs no lock, and its
+    effects are performed in the order it asked for them.
+    """
+    while True:
+        event = await _next_event(machine, inbox, now)
+        for effect in machine.step(event, now()):
+            await perform(effect)
+
+
+async def _next_event(
+    machine: ClusterMachine[EventT, EffectT], inbox: asyncio.Queue[EventT], now: Callable[[], Instant]
+) -> EventT | Tick:
+    while True:
+        deadline = machine.deadline
+        if deadline is None:
+            return await inbox.get()
+        # A due deadline goes first, or an inbox that never empties would starve it.
+        left_s = deadline - now().boot_s
+        if left_s <= 0:
+            return Tick()
+        try:
+            async with asyncio.timeout(min(left_s, RECHECK_S)):
+                return await inbox.get()
+        except TimeoutError:
+            continue
