@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.protocol.coordination import Instant
-from umbel.protocol.gossip import GONE_KEPT_S, LATE_MAX_S, Membership
+from umbel.protocol.gossip import GONE_KEPT_S, Membership
 from umbel.protocol.gossip_events import (
     Accuse,
     Accused,
@@ -35,6 +35,7 @@ from umbel.protocol.gossip_events import (
     Suspected,
 )
 from umbel.protocol.machine import Tick
+from umbel.protocol.members import LATE_MAX_S
 
 H = 2.0
 ME = ("me@x", 500, 1)
@@ -171,6 +172,7 @@ def test_each_that_agrees_shortens_a_suspects_time(observer: Observer) -> None:
     observer.at(4.0)
     accusation = Accused("a@x", 100, 7, by="b@x")
     observer.take(accusation, accusation)  # one voice, however often
+    observer.take(Accused("a@x", 100, 7, by="me@x"))  # and our own does not count
     assert observer.at(4.0 + H * (6 - 5 * 0.64)).state() is SUSPECT  # log 2 / log 3 = 0.631
     assert observer.at(4.0 + H * (6 - 5 * 0.63)).state() is LOST
 
@@ -321,6 +323,19 @@ def test_a_slow_observer_gives_others_more_time(observer: Observer) -> None:
     assert observer.machine.health.level == 2
     assert observer.at(7.9).state() is ALIVE
     assert observer.at(8.0).state() is SUSPECT
+
+
+def test_an_observer_that_stood_still_blames_nobody(observer: Observer) -> None:
+    observer.take(A)
+    observer.at(3.0).now = 1100.0
+    assert observer.take(Tick()) == []
+    assert (observer.state(), observer.machine.health.level) == (ALIVE, 2)
+    observer.take(beat(A, clock=11))
+    assert observer.at(107.9).state() is ALIVE
+    assert observer.at(108.0).state() is SUSPECT
+    observer.now = 1200.0
+    assert observer.take(Tick()) == []
+    assert observer.state() is SUSPECT
 
 
 def test_local_health_has_a_floor_and_recovers_by_clean_minutes(observer: Observer) -> None:

@@ -55,8 +55,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_prefetch_max: int = 1000
     worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs
     worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
-    heartbeat_interval_s: float = 2.0
     control_allow: tuple[str, ...] = ("all",)  # or "read-only" and names of commands
+    heartbeat_interval_s: float = 2.0  # at least; it grows with the cluster
+    without_heartbeat: bool = False
+    without_mingle: bool = False
+    without_gossip: bool = False
+    gossip_interval_s: float = 5.0
+    gossip_mode: Literal["auto", "full", "observed"] = "auto"
 
     lease_s: float = 10.0  # a worker silent for so long loses its messages to the others
     storage_max_bytes: int | None = None  # of the embedded broker's file
@@ -82,6 +87,7 @@ _AT_LEAST: Mapping[str, float] = {
     "message_max_bytes": 1024,
     "lease_s": 0.1,
     "heartbeat_interval_s": 0.05,
+    "gossip_interval_s": 0.05,
     "result_expires_s": 0,
     "worker_grace_s": 0,
     "event_log_max": 1,

@@ -65,3 +65,12 @@ class Signals:
         self.worker_shutdown = Signal("worker_shutdown")  # node; in the main process
         self.worker_process_init = Signal("worker_process_init")  # node, child; in each child
         self.worker_process_shutdown = Signal("worker_process_shutdown")  # node; in each child
+        # About other nodes, in the main process: node, pid, incarnation, software, reason.
+        self.on_node_join = Signal("on_node_join")
+        self.on_node_leave = Signal("on_node_leave")  # it stopped in good order
+        self.on_node_lost = Signal("on_node_lost")  # it fell silent
+
+    def of_nodes(self) -> dict[str, Callable[..., None]]:
+        """What a worker calls when another node joins, leaves or is lost: those that somebody awaits."""
+        signals = (self.on_node_join, self.on_node_leave, self.on_node_lost)
+        return {signal.name: signal.send for signal in signals if signal}

@@ -21,6 +21,7 @@ from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import Pool, PoolSettings
 from umbel.pools.registry import make_pool
 from umbel.protocol.delivery import TaskRules
+from umbel.protocol.gossip_mode import GossipMode
 from umbel.wire.message import Message, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure, exception_map
 from umbel.wire.task import TaskCall, decode_task, read_headers
@@ -71,12 +72,18 @@ def make_worker(
         max_deliveries=settings.task_max_deliveries,
         message_max_bytes=settings.message_max_bytes,
         heartbeat_interval_s=settings.heartbeat_interval_s,
+        without_heartbeat=settings.without_heartbeat,
+        without_mingle=settings.without_mingle,
+        without_gossip=settings.without_gossip,
+        gossip_interval_s=settings.gossip_interval_s,
+        gossip_mode=GossipMode(settings.gossip_mode),
         grace_s=settings.worker_grace_s,
         send_task_events=settings.task_send_events,
         control_allow=settings.control_allow,
         control_commands=app.panel,
         on_ready=lambda: app.signals.worker_ready.send(node=name),
         on_shutdown=lambda: app.signals.worker_shutdown.send(node=name),
+        node_hooks=app.signals.of_nodes(),
     )
     refuse_unenforceable(pool, settings.worker_pool, worker_settings.tasks)
     app.signals.worker_init.send(node=name)

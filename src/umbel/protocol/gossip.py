@@ -50,7 +50,7 @@ from umbel.protocol.gossip_events import (
     Suspected,
 )
 from umbel.protocol.machine import Tick
-from umbel.protocol.members import MEMBERS_MAX, Members, Record
+from umbel.protocol.members import MEMBERS_MAX, Members, Record, is_late, is_same_run
 from umbel.protocol.suspicion import (
     OBSERVERS,
     SILENCE,
@@ -63,8 +63,7 @@ from umbel.protocol.suspicion import (
 )
 
 GONE_KEPT_S = 3600.0
-# No event is on its way for so long: a lower incarnation after that is a clock that was set back.
-LATE_MAX_S = 60.0
+LAG_MAX = 0.25  # intervals
 JITTER = 0.25  # intervals: observers do not all find a silence at one moment
 NAMESAKES_MAX = 100
 
@@ -150,9 +149,9 @@ class Membership:
         record = self._members.get(heard.node)
         if record is None:
             return [] if heard.kind is Kind.OFFLINE else self._join(heard, now)
-        if _is_late(record, heard, now):
+        if is_late(record, heard, now):
             return []
-        if not _is_same_run(record, heard):
+        if not is_same_run(record, heard):
             replaced = [] if record.is_gone else self._lose(record, "restarted", self._node, now)
             return replaced if heard.kind is Kind.OFFLINE else [*replaced, *self._join(heard, now)]
         if heard.kind is Kind.OFFLINE:
@@ -246,6 +245,8 @@ class Membership:
         if self._held_until is not None and now.boot_s >= self._held_until:
             self._held_until = None
             effects.append(Restored())
+        if self._overslept(now):
+            return effects
         while (record := self._members.pop_due(now.boot_s)) is not None:
             if record.is_gone:
                 self._members.forget(record.node)
@@ -258,6 +259,21 @@ class Membership:
                 record.probe_s = now.boot_s + record.member.freq_s
                 self._members.changed(record)
         return effects
+
+    def _overslept(self, now: Instant) -> bool:
+        """A Tick that comes late: this node stood still, and could not have heard anybody."""
+        slept_s = now.boot_s - self._members.deadline
+        record = self._members.first()
+        if record is None or slept_s <= LAG_MAX * record.member.freq_s:
+            return False
+        self.health.strain(now.boot_s)
+        for one in self._members:
+            if not one.is_gone:
+                one.heard_s += slept_s
+                one.changed_s += slept_s
+                one.wait_s += slept_s
+        self._members.all_changed()
+        return True
 
     def _suspect(self, record: Record, now: Instant) -> list[Effect]:
         freq_s = record.member.freq_s
@@ -277,6 +293,8 @@ class Membership:
         return effects
 
     def _accused(self, accused: Accused, now: Instant) -> list[Effect]:
+        if accused.by == self._node:  # a fan-out returns our own
+            return []
         if accused.subject == self._node:
             return [Refute(lost=False)] if (accused.inc, accused.pid) == self._run else []
         record = self._members.run(accused.subject, accused.inc, accused.pid)
@@ -359,30 +377,6 @@ class Membership:
         """When a suspect is lost."""
         end_s = record.changed_s if record.ended else record.wait_s
         return end_s if self._held_until is None else max(end_s, self._held_until)
-
-
-def _is_late(record: Record, heard: Heard, now: Instant) -> bool:
-    """Whether the event is older than what is known of its node."""
-    known = record.member
-    if heard.inc and known.inc and heard.inc != known.inc:
-        long_gone = record.is_gone and now.boot_s - record.changed_s > LATE_MAX_S
-        return heard.inc < known.inc and not (long_gone and heard.kind in (Kind.ONLINE, Kind.BEAT))
-    if (heard.inc, heard.pid) != (known.inc, known.pid):
-        return heard.sent_at <= record.sent_at
-    if record.state is MemberState.LEFT:
-        # Celery's nodes leave and come online again when they have lost their connection.
-        return bool(known.inc) or heard.sent_at <= record.sent_at
-    if record.state is MemberState.LOST:
-        return heard.clock <= known.clock and heard.sent_at <= record.sent_at
-    return False
-
-
-def _is_same_run(record: Record, heard: Heard) -> bool:
-    known = record.member
-    if (heard.inc, heard.pid) != (known.inc, known.pid):
-        return False
-    began_anew = heard.kind is Kind.ONLINE and not heard.inc and heard.clock < known.clock
-    return record.is_gone or not (began_anew and heard.sent_at > record.sent_at)
 
 
 def _silence_of(record: Record, now: Instant) -> str:

@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from umbel.protocol.gossip_events import GONE, Member, MemberState
+from umbel.protocol.coordination import Instant
+from umbel.protocol.gossip_events import GONE, Heard, Kind, Member, MemberState
 
 MEMBERS_MAX = 20_000
 TIMERS_SPARE = 1000
+# No event is on its way for so long: a lower incarnation after that is a clock that was set back.
+LATE_MAX_S = 60.0
 
 
 @dataclass(slots=True)
@@ -124,6 +127,10 @@ class Members:
         self._records.pop(node, None)
         self._gone.pop(node, None)
 
+    def first(self) -> Record | None:
+        """The node whose timer is the next."""
+        return self._records.get(self._timers[0][1]) if self._timers else None
+
     def pop_due(self, now_s: float) -> Record | None:
         """The next node about which something is to be decided now; call `changed` after that."""
         while self._timers and self._timers[0][0] <= now_s:
@@ -136,3 +143,27 @@ class Members:
                 return record
             self.changed(record)
         return None
+
+
+def is_late(record: Record, heard: Heard, now: Instant) -> bool:
+    """Whether the event is older than what is known of its node."""
+    known = record.member
+    if heard.inc and known.inc and heard.inc != known.inc:
+        long_gone = record.is_gone and now.boot_s - record.changed_s > LATE_MAX_S
+        return heard.inc < known.inc and not (long_gone and heard.kind in (Kind.ONLINE, Kind.BEAT))
+    if (heard.inc, heard.pid) != (known.inc, known.pid):
+        return heard.sent_at <= record.sent_at
+    if record.state is MemberState.LEFT:
+        # Celery's nodes leave and come online again when they have lost their connection.
+        return bool(known.inc) or heard.sent_at <= record.sent_at
+    if record.state is MemberState.LOST:
+        return heard.clock <= known.clock and heard.sent_at <= record.sent_at
+    return False
+
+
+def is_same_run(record: Record, heard: Heard) -> bool:
+    known = record.member
+    if (heard.inc, heard.pid) != (known.inc, known.pid):
+        return False
+    began_anew = heard.kind is Kind.ONLINE and not heard.inc and heard.clock < known.clock
+    return record.is_gone or not (began_anew and heard.sent_at > record.sent_at)

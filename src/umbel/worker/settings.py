@@ -7,6 +7,7 @@ from typing import Protocol
 
 from umbel.control.panel import EVERYTHING, Panel
 from umbel.protocol.delivery import TaskRules
+from umbel.protocol.gossip_mode import GossipMode
 from umbel.wire.message import Message, Outgoing, StoredResult
 
 
@@ -40,9 +41,15 @@ class WorkerSettings:
     max_deliveries: int = 3
     message_max_bytes: int = 16 * 1024 * 1024
     heartbeat_interval_s: float = 2.0
+    without_heartbeat: bool = False
+    without_mingle: bool = False
+    without_gossip: bool = False
+    gossip_interval_s: float = 5.0
+    gossip_mode: GossipMode = GossipMode.AUTO
     grace_s: float = 30.0
     send_task_events: bool = False
     control_allow: tuple[str, ...] = (EVERYTHING,)
     control_commands: Panel = field(default_factory=Panel)  # those that users wrote
     on_ready: Callable[[], None] = field(default=_nothing)
     on_shutdown: Callable[[], None] = field(default=_nothing)
+    node_hooks: Mapping[str, Callable[..., None]] = field(default_factory=dict)  # on_node_join and so on

@@ -24,8 +24,10 @@ from umbel.worker.state import WorkerState
 from umbel.worker.steps.connection import Connection
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
+from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.health import Health
 from umbel.worker.steps.heart import Heart
+from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.pool import PoolStep
 from umbel.worker.steps.tasks import Tasks
 from umbel.worker.steps.watchdog import Watchdog
@@ -52,6 +54,8 @@ class Worker:
             events,
             heart,
             self._control,
+            Mingle(self._context, events),
+            Gossip(self._context, events, heart),
             self._tasks,
             Health(self._context, self._tasks),
             Watchdog(self._context),

@@ -1,18 +1,44 @@
-"""Heart: says that this node is here, every `heartbeat_interval_s`, and when it leaves.
+"""Heart: says that this node is here, and when it leaves; the shell around `protocol/heartbeat.py`.
 
 The same fields as Celery's heartbeats, so that Flower and Celery workers see this node; `freq`
-is the true interval, because peers take a node for lost after twice that time.
+is the true interval, because peers take a node for lost after twice that time. With each beat the
+node leaves its mark at the broker, for whoever asks after a node that is silent.
 """
 
 import asyncio
+import logging
 import os
 import platform
+from collections.abc import Callable
+from random import uniform
+from typing import Any
 
+from umbel.errors import BrokerError
 from umbel.events.stamp import SOFTWARE
+from umbel.protocol.gossip_mode import GossipMode
+from umbel.protocol.heartbeat import (
+    Beat,
+    BeatKind,
+    BeatNow,
+    Begin,
+    Echoed,
+    Effect,
+    End,
+    Event,
+    Heartbeat,
+    Lagged,
+    Resized,
+)
 from umbel.version import VERSION
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
+from umbel.worker.driver import drive, instant
 from umbel.worker.steps.events import Events
+
+log = logging.getLogger("umbel.worker.heart")
+
+MARK_INTERVALS = 3.0
+INBOX_MAX = 1000
 
 
 class Heart(Step):
@@ -23,33 +49,77 @@ class Heart(Step):
         super().__init__()
         self._context = context
         self._events = events
-        self._interval_s = context.settings.heartbeat_interval_s
+        self._is_on = not context.settings.without_heartbeat
+        self._machine = Heartbeat(context.settings.heartbeat_interval_s, uniform)
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
+        self.mode = GossipMode.FULL  # what the beats say of how this node listens
+        self.on_lag: Callable[[str], None] = lambda _reason: None
+
+    @property
+    def freq_s(self) -> float:
+        """The interval that this node's events tell."""
+        return self._machine.freq_s
 
     async def start(self) -> None:
-        self._beat("worker-online")
-        self.run_in_background(self._beat_on())
+        if not self._is_on:
+            log.info("heartbeats are off: 'without_heartbeat'")
+            return
+        for effect in self._machine.step(Begin(), instant()):
+            await self._perform(effect)
+        self.run_in_background(drive(self._machine, self._inbox, self._perform))
 
     async def stop(self) -> None:
+        if not self._background:
+            return
         await self.end_background()
-        self._beat("worker-offline")
+        for effect in self._machine.step(End(), instant()):
+            await self._perform(effect)
 
     def beat(self) -> None:
-        """One more beat, now: somebody asked for it."""
-        self._beat("worker-heartbeat")
+        """One more beat, now: somebody asked for it, or takes this node for silent."""
+        self._tell(BeatNow())
 
-    async def _beat_on(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            self._beat("worker-heartbeat")
+    def come_online(self) -> None:
+        """Others had given this node up: it is here."""
+        self._tell(Begin())
 
-    def _beat(self, event_type: str) -> None:
-        self._events.tell(
-            event_type,
-            freq=self._interval_s,
-            active=len(self._context.pool.describe()["running"]),
-            processed=self._context.counters.processed,
-            loadavg=[round(load, 2) for load in os.getloadavg()],
-            sw_ident=SOFTWARE,
-            sw_ver=VERSION,
-            sw_sys=platform.system(),
-        )
+    def resized(self, nodes: int) -> None:
+        self._tell(Resized(nodes))
+
+    def echoed(self, sent_at: float) -> None:
+        self._tell(Echoed(sent_at))
+
+    def _tell(self, event: Event) -> None:
+        if self._is_on and not self._inbox.full():  # what does not fit is the same as what waits
+            self._inbox.put_nowait(event)
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Lagged(reason):
+                self.on_lag(reason)
+            case Beat(kind, freq_s):
+                self._events.tell(kind.value, freq=freq_s, **self._fields())
+                if kind is not BeatKind.OFFLINE:
+                    await self._mark(freq_s)
+
+    async def _mark(self, freq_s: float) -> None:
+        identity = self._context.identity
+        try:
+            async with asyncio.timeout(freq_s):
+                await self._context.broker.mark_alive(
+                    identity.node, identity.incarnation, ttl_s=MARK_INTERVALS * freq_s
+                )
+        except (BrokerError, TimeoutError) as error:
+            log.debug("no mark was left", extra={"why": str(error)})
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "active": len(self._context.pool.describe()["running"]),
+            "processed": self._context.counters.processed,
+            "loadavg": [round(load, 2) for load in os.getloadavg()],
+            "sw_ident": SOFTWARE,
+            "sw_ver": VERSION,
+            "sw_sys": platform.system(),
+            "cver": 2,
+            "gossip": self.mode.value,
+        }

@@ -1,0 +1,274 @@
+"""Gossip: listens to the other nodes and knows who is there; the shell around `protocol/gossip.py`.
+
+A message of another node moves the clock past its own and is a sign of life; one of this node only
+moves the clock on (S4). What cannot be read is counted and logged, at most once a minute.
+
+Other steps ask `members()`, are told of changes by `on_change` and get the events of a type by
+`listen`. What they give is called on the loop and must not block.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from random import random, uniform
+from time import monotonic, time
+from typing import Any
+
+from umbel.brokers.interface import Broadcast
+from umbel.errors import BrokerError, WireError
+from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
+from umbel.protocol.gossip import Membership
+from umbel.protocol.gossip_events import (
+    Accuse,
+    Change,
+    Cleared,
+    Condemn,
+    Degraded,
+    Effect,
+    Event,
+    Joined,
+    Left,
+    Lost,
+    Member,
+    MemberState,
+    Namesake,
+    Probe,
+    Probed,
+    Refute,
+    Restored,
+    Strained,
+    Suspected,
+)
+from umbel.protocol.gossip_mode import GossipMode, patterns_for
+from umbel.protocol.retry import reconnect_wait_s
+from umbel.wire.event import decode_events
+from umbel.wire.gossip import LOST, SUSPECT, read_worker_event, subject_fields
+from umbel.worker.bootsteps import Step
+from umbel.worker.context import WorkerContext
+from umbel.worker.driver import drive
+from umbel.worker.node_hooks import NodeHooks
+from umbel.worker.steps.events import Events
+from umbel.worker.steps.heart import Heart
+
+log = logging.getLogger("umbel.worker.gossip")
+
+INBOX_MAX = 10_000
+PROBES_MAX = 16
+PROBE_TIMEOUT_S = 2.0
+COMPLAINT_EVERY_S = 60.0
+# Celery's nodes do not move their clocks by these, and an election's order rests on that.
+CLOCKLESS = frozenset({"worker-elect", "worker-elect-ack"})
+
+
+class Gossip(Step):
+    name = "gossip"
+    requires = ("mingle", "heart")
+
+    def __init__(self, context: WorkerContext, events: Events, heart: Heart) -> None:
+        super().__init__()
+        self._context = context
+        self._events = events
+        self._heart = heart
+        identity = context.identity
+        self._machine = Membership(identity.node, identity.incarnation, identity.pid, uniform)
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
+        self._listeners: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
+        self._watchers: list[Callable[[Change], None]] = []
+        self._hooks = NodeHooks(context.settings.node_hooks)
+        self._probing: set[asyncio.Task[None]] = set()
+        self._complained_at = -COMPLAINT_EVERY_S
+        self._entered = asyncio.Event()
+        self.undecodable = 0
+        self.mode = GossipMode.FULL
+
+    # -- for other steps -------------------------------------------------------------------------
+
+    def listen(self, event_type: str, callback: Callable[[dict[str, Any]], None]) -> None:
+        """Have every event of the type handed over, this node's own included."""
+        self._listeners.setdefault(event_type, []).append(callback)
+
+    def on_change(self, callback: Callable[[Change], None]) -> None:
+        """Be told of each node that joined, left or was lost."""
+        self._watchers.append(callback)
+
+    def members(self) -> Sequence[Member]:
+        """Everybody known, this node first, the gone among them for an hour."""
+        return (self._myself(), *self._machine.members())
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes are there, this one included."""
+        return self._machine.nodes
+
+    def strained(self, reason: str) -> None:
+        """This node was slow, or cut off: others may only have seemed silent."""
+        log.debug("strained", extra={"why": reason})
+        self._tell(Strained(reason))
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        capabilities = self._context.broker.capabilities
+        if self._context.settings.without_gossip:
+            log.info("gossip is off: 'without_gossip'")
+            return
+        if not capabilities.fanout:
+            log.warning("gossip is off: transport %s has no fan-out", capabilities.transport)
+            return
+        self._heart.on_lag = self.strained
+        self.run_in_background(drive(self._machine, self._inbox, self._perform))
+        self.run_in_background(self._listen())
+
+    async def stop(self) -> None:
+        await self.end_background()
+        for task in self._probing:
+            task.cancel()
+
+    def _myself(self) -> Member:
+        identity, now = self._context.identity, time()
+        return Member(
+            identity.node,
+            identity.incarnation,
+            identity.pid,
+            MemberState.ALIVE,
+            SOFTWARE,
+            self._events.clock.value,
+            self._heart.freq_s,
+            now,
+            identity.incarnation / 1e6,
+        )
+
+    # -- what others say -------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        failures = 0
+        while True:
+            patterns = patterns_for(self.mode, observer=True)
+            try:
+                async with self._context.broker.subscribe(EVENT_EXCHANGE, patterns) as subscription:
+                    failures = 0
+                    self._entered.set()
+                    async for broadcast in subscription:
+                        await self._take(broadcast)
+            except BrokerError as error:
+                if not failures:
+                    log.warning("cannot hear the others; trying on", extra={"why": str(error)})
+                    self.strained("broker reconnected")
+                failures += 1
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+
+    async def _take(self, broadcast: Broadcast) -> None:
+        try:
+            events = decode_events(broadcast.body)
+        except WireError as error:
+            self._complain(broadcast.routing_key, error)
+            return
+        for event in events:
+            own = self._is_own(event)
+            self._move_clock(event, own=own)
+            for callback in self._listeners.get(event["type"], ()):
+                callback(event)
+            if own and event["type"] == "worker-heartbeat":
+                self._heart.echoed(float(event["timestamp"]))
+            for told in read_worker_event(event):
+                await self._inbox.put(told)
+
+    def _is_own(self, event: dict[str, Any]) -> bool:
+        identity = self._context.identity
+        return event.get("hostname") == identity.node and event.get("inc") == identity.incarnation
+
+    def _move_clock(self, event: dict[str, Any], *, own: bool) -> None:
+        clock = self._events.clock
+        if event["type"] in CLOCKLESS:
+            return
+        if own:
+            clock.forward()
+        elif event.get("clock") is None:
+            event["clock"] = clock.forward()
+        else:
+            clock.adjust(event["clock"])
+
+    def _complain(self, routing_key: str, error: WireError) -> None:
+        self.undecodable += 1
+        if monotonic() - self._complained_at >= COMPLAINT_EVERY_S:
+            self._complained_at = monotonic()
+            fields = {"routing_key": routing_key, "why": str(error), "so_far": self.undecodable}
+            log.warning("an event cannot be read", extra=fields)
+
+    # -- what the machine wants ------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        if not self._inbox.full():
+            self._inbox.put_nowait(event)
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Joined() | Left() | Lost():
+                self._changed(effect)
+            case Suspected(member):
+                log.warning("node is silent", extra=_fields(member))
+            case Cleared(member):
+                log.info("node was heard again", extra=_fields(member))
+            case Accuse(member):
+                self._events.tell(SUSPECT, freq=self._heart.freq_s, **subject_fields(member))
+            case Condemn(member):
+                about = subject_fields(member) | {"reason": member.reason}
+                self._events.tell(LOST, freq=self._heart.freq_s, **about)
+            case Probe(member):
+                self._probe_beside(member)
+            case Refute(lost):
+                self._heart.come_online() if lost else self._heart.beat()
+            case Degraded(suspects, nodes):
+                fields = {"silent": suspects, "nodes": nodes}
+                log.warning("most nodes fell silent at once: nobody is given up for now", extra=fields)
+            case Restored():
+                log.info("nodes are judged again")
+            case Namesake(pid, inc):
+                fields = self._context.log_fields(pid=pid, incarnation=inc)
+                log.error("another process has this node's name; give one of them another (-n)", extra=fields)
+
+    def _changed(self, change: Change) -> None:
+        member = change.member
+        context = {
+            "node": member.node,
+            "pid": member.pid,
+            "incarnation": member.inc,
+            "software": member.software,
+            "reason": member.reason,
+        }
+        match change:
+            case Joined(_, returned):
+                log.info("node joined", extra=_fields(member) | ({"returned": True} if returned else {}))
+                self._hooks.call("on_node_join", **context)
+            case Left():
+                log.info("node left", extra=_fields(member))
+                self._hooks.call("on_node_leave", **context)
+            case Lost(_, by):
+                log.warning("node lost", extra=_fields(member) | {"by": by})
+                self._hooks.call("on_node_lost", **context)
+        self._heart.resized(self._machine.nodes)
+        for callback in self._watchers:
+            callback(change)
+
+    def _probe_beside(self, member: Member) -> None:
+        """Ask after it without keeping the machine waiting; the suspect's time runs anyway."""
+        if len(self._probing) >= PROBES_MAX:
+            return
+        assert self._group is not None
+        task = self._group.create_task(self._probe(member), name="umbel-probe")
+        self._probing.add(task)
+        task.add_done_callback(self._probing.discard)
+
+    async def _probe(self, member: Member) -> None:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                evidence = await self._context.broker.probe(member.node, member.inc)
+        except (BrokerError, TimeoutError) as error:
+            log.debug("cannot ask after a node", extra={"suspect": member.node, "why": str(error)})
+            return
+        self._tell(Probed(member.node, member.inc, member.pid, evidence.value))
+
+
+def _fields(member: Member) -> dict[str, Any]:
+    fields = {"member": member.node, "pid": member.pid, "software": member.software or "unknown"}
+    return fields | ({"why": member.reason} if member.reason else {})

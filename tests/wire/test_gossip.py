@@ -1,0 +1,67 @@
+"""Worker events as the membership machine understands them; whatever a peer sends raises nothing."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.protocol.gossip_events import Accused, Condemned, Heard, Introduced, Kind, Member, MemberState
+from umbel.wire.gossip import introduction, read_introduction, read_worker_event, subject_fields
+
+# As captured from Celery 5.7.
+CELERYS = {
+    "hostname": "w1@vm",
+    "utcoffset": 0.0,
+    "pid": 30756,
+    "clock": 2,
+    "freq": 2.0,
+    "active": 0,
+    "processed": 0,
+    "loadavg": [2.18, 1.55, 0.71],
+    "sw_ident": "py-celery",
+    "sw_ver": "5.7.0",
+    "sw_sys": "Linux",
+    "timestamp": 1794703091.5,
+    "type": "worker-heartbeat",
+}
+MEMBER = Member("a@x", 100, 7, MemberState.ALIVE, "umbel", 5, 2.0, 0.0, 0.0)
+
+
+def test_celerys_heartbeat_is_a_sign_of_life() -> None:
+    heard = Heard("w1@vm", 0, 30756, Kind.BEAT, 2, 1794703091.5, 2.0, "celery")
+    assert read_worker_event(CELERYS) == [heard]
+
+
+def test_an_event_about_another_node_is_a_sign_of_life_of_its_sender_too() -> None:
+    base = {"hostname": "b@x", "pid": 1, "inc": 9, **subject_fields(MEMBER)}
+    heard = Heard("b@x", 9, 1, Kind.OTHER)
+    assert read_worker_event({**base, "type": "worker-suspect"}) == [heard, Accused("a@x", 100, 7, "b@x")]
+    assert read_worker_event({**base, "type": "worker-lost", "reason": "silent"}) == [
+        heard,
+        Condemned("a@x", 100, 7, "b@x", "silent"),
+    ]
+
+
+def test_what_is_not_about_a_node_is_nothing() -> None:
+    assert read_worker_event({"type": "worker-heartbeat"}) == []
+    assert read_worker_event({"type": "task-sent", "hostname": "a@x"}) == []
+    assert read_worker_event({"type": "worker-online", "hostname": "x" * 5000}) == []
+
+
+def test_a_member_can_be_introduced() -> None:
+    assert read_introduction(introduction(MEMBER)) == Introduced("a@x", 100, 7, 5, 2.0, "umbel")
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=7) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = [*CELERYS, "inc", "subject", "subject_inc", "subject_pid", "reason", "gossip"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), anything), anything)
+def test_whatever_a_peer_sends_nothing_is_raised(fields: dict[str, Any], named: object) -> None:
+    for told in read_worker_event({**CELERYS, **fields, "type": "worker-lost"}):
+        assert hash(told) is not None
+    read_introduction(named)
