@@ -34,7 +34,6 @@ def test_a_node_comes_online_beats_and_says_goodbye(heart: Heartbeat) -> None:
     assert heart.step(Tick(), at(1.9)) == []
     assert heart.step(Tick(), at(2.0)) == [Beat(BeatKind.BEAT, 2.0)]
     assert heart.step(End(), at(3.0)) == [Beat(BeatKind.OFFLINE, 2.0)]
-    assert heart.deadline is None
     assert heart.step(End(), at(3.0)) == heart.step(BeatNow(), at(3.0)) == heart.step(Tick(), at(9.0)) == []
 
 
