@@ -110,7 +110,6 @@ class Elections:
         return sum(record.stage is Stage.ACT for record in self._table.records.values())
 
     def __len__(self) -> int:
-        """How many records it keeps, tombstones too."""
         return len(self._table.records)
 
     def snapshot(self) -> Snapshot:
@@ -255,10 +254,8 @@ class Elections:
         record.stage = Stage.CLAIM
         record.unheard += 1
         self._arm(record, now, self._settings.rpc_timeout_s + self._uniform(0.0, self._settings.spread_s))
-        call = CallClaim(
-            record.election_id, record.key, self._holder, record.request, self._settings.ttl_s, now.boot_s
-        )
-        return [call]
+        ttl_s = self._settings.ttl_s
+        return [CallClaim(record.election_id, record.key, self._holder, record.request, ttl_s, now.boot_s)]
 
     def _start(self, record: Record, now: Instant) -> Effect:
         self._arm(record, now, self._settings.rpc_timeout_s)
@@ -338,8 +335,7 @@ class Elections:
 
     def _renewed(self, record: Record, replied: RenewReplied) -> list[Effect]:
         if replied.ok:
-            renewed_s = replied.sent_s + SAFE_SHARE * self._settings.ttl_s
-            record.deadline_s = max(record.deadline_s, renewed_s)
+            record.deadline_s = max(record.deadline_s, replied.sent_s + SAFE_SHARE * self._settings.ttl_s)
             return [Prolong(record.election_id, record.term, record.deadline_s)]
         if record.lost:
             return []
