@@ -16,6 +16,7 @@ from umbel.app import chords, groups  # noqa: F401 (they make themselves known t
 from umbel.app.builtins import builtin_tasks
 from umbel.app.canvas import Signature, signature_from
 from umbel.app.child_logs import set_up_child_logging
+from umbel.app.control import Control
 from umbel.app.eager import EagerBackend, EagerRunner
 from umbel.app.options import TaskKeywords, options_from
 from umbel.app.request import Request, current_request
@@ -78,6 +79,7 @@ class App:
         self.signals = Signals()
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.panel = UsersPanel()
+        self.control = Control(self)
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
@@ -259,6 +261,7 @@ class App:
 
     def close(self) -> None:
         """Close what was opened; the app opens it again when it is needed."""
+        self.control.close()
         with self._opening:
             for opened in (self._producer, self._backend, self._always_eager):
                 if opened is not None:

@@ -45,7 +45,7 @@ class Asker:
         """
         loop = asyncio.get_running_loop()
         address = ReplyTo(REPLY_EXCHANGE, str(uuid4()))
-        request = _request(
+        request = make_request(
             method, arguments, destination, pattern, matcher, str(uuid4()), address, time() + timeout_s
         )
         collection = Collection(
@@ -84,7 +84,7 @@ class Asker:
         matcher: str | None = None,
     ) -> None:
         """Send a request that nobody answers."""
-        request = _request(method, arguments, destination, pattern, matcher)
+        request = make_request(method, arguments, destination, pattern, matcher)
         await self._send(request, UNANSWERED_TTL_S)
 
     async def _send(self, request: Request, ttl_s: float) -> None:
@@ -104,7 +104,7 @@ class Asker:
             self.strays += 1
 
 
-def _request(
+def make_request(
     method: str,
     arguments: Mapping[str, Any] | None,
     destination: Sequence[str] | None,

@@ -1,0 +1,191 @@
+"""app.control: ask workers and tell them what to do, from code that waits and from async code.
+
+    app.control.ping()                                   [{"w1@host": {"ok": "pong"}}]
+    app.control.inspect().active()                       {"w1@host": [...]}
+    app.control.revoke(task_id, terminate=True)
+    await app.control.aio.ping()                         the same, awaited
+    app.control.ask("stats", timeout=2).silent           who should have answered and did not
+
+A question has one deadline, `timeout`, counted from when the broker is open; it is over earlier
+when every node has answered that was named or is known to be a member. Questions go out on a
+connection of their own, kept by one thread for the whole app and opened when first needed.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Sequence
+from time import time
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from umbel.app.commands import DEFAULT_TIMEOUT_S, Commands, Inspect, TaskIds
+from umbel.app.line import Line
+from umbel.brokers.interface import Broadcast, Revoke
+from umbel.brokers.registry import open_broker
+from umbel.control.client import UNANSWERED_TTL_S, make_request
+from umbel.protocol.pidbox import Answers, Request
+from umbel.wire.control import REQUEST_EXCHANGE, encode_request
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+REVOKE_RETENTION_S = 7 * 86_400.0
+SLACK_S = 30.0  # the thread answers long before; a caller must not hang although it did not
+
+Replies = list[dict[str, Any]]
+
+
+class Control(Commands[Replies | None, dict[str, Any] | None]):
+    """The commands for code that waits; `aio` has them for async code."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = ref(app)  # the app holds us
+        self._line: Line | None = None
+        self._making = threading.Lock()
+        self._clock = 0
+        self.aio = AsyncControl(self)
+
+    def ask(
+        self,
+        command: str,
+        arguments: dict[str, Any] | None = None,
+        *,
+        destination: Sequence[str] | None = None,
+        pattern: str | None = None,
+        matcher: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        limit: int | None = None,
+    ) -> Answers:
+        """Ask, and say who answered, who is silent and who is unknown."""
+        line = self._open_line()
+        asked = line.ask(
+            command,
+            arguments,
+            destination=destination,
+            pattern=pattern,
+            matcher=matcher,
+            timeout_s=timeout,
+            limit=limit,
+        )
+        return line.wait_for(asked, timeout + SLACK_S)
+
+    def broadcast(
+        self,
+        command: str,
+        arguments: dict[str, Any] | None = None,
+        *,
+        destination: Sequence[str] | None = None,
+        pattern: str | None = None,
+        matcher: str | None = None,
+        reply: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        limit: int | None = None,
+    ) -> Replies | None:
+        if not reply:
+            self._tell(make_request(command, arguments, destination, pattern, matcher))
+            return None
+        answers = self.ask(
+            command,
+            arguments,
+            destination=destination,
+            pattern=pattern,
+            matcher=matcher,
+            timeout=timeout,
+            limit=limit,
+        )
+        return as_list(answers)
+
+    def inspect(
+        self,
+        destination: Sequence[str] | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        pattern: str | None = None,
+        matcher: str | None = None,
+        limit: int | None = None,
+    ) -> Inspect[dict[str, Any] | None]:
+        def ask(command: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+            answers = self.ask(
+                command,
+                arguments,
+                destination=destination,
+                pattern=pattern,
+                matcher=matcher,
+                timeout=timeout,
+                limit=limit,
+            )
+            return dict(answers.replies) or None
+
+        return Inspect(ask)
+
+    def close(self) -> None:
+        """Close the connection; the next question opens another."""
+        with self._making:
+            line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    def _tell(self, request: Request) -> None:
+        """What nobody answers needs no connection of its own."""
+        self._clock += 1
+        headers, body = encode_request(request, self._clock)
+        self._the_app().producer.broadcast(
+            [Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=UNANSWERED_TTL_S
+        )
+
+    def _record(self, task_ids: Sequence[str]) -> None:
+        now = time()
+        expires_at = now + REVOKE_RETENTION_S
+        self._the_app().producer.revoke([Revoke(one, now, expires_at) for one in task_ids])
+
+    def _open_line(self) -> Line:
+        with self._making:
+            if self._line is None or self._line.pid != os.getpid():
+                settings = self._the_app().settings.for_broker()
+                self._line = Line(lambda: open_broker(settings))
+            return self._line
+
+    def _the_app(self) -> "App":
+        app = self._app()
+        assert app is not None, "an app outlives its control"
+        return app
+
+
+class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] | None]]):
+    """The commands for async code. Questions run on the thread of `app.control`, not on your loop."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    async def ask(self, command: str, arguments: dict[str, Any] | None = None, **options: Any) -> Answers:
+        return await asyncio.to_thread(self._control.ask, command, arguments, **options)
+
+    async def broadcast(
+        self, command: str, arguments: dict[str, Any] | None = None, **options: Any
+    ) -> Replies | None:
+        return await asyncio.to_thread(self._control.broadcast, command, arguments, **options)
+
+    def inspect(
+        self,
+        destination: Sequence[str] | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        pattern: str | None = None,
+        matcher: str | None = None,
+        limit: int | None = None,
+    ) -> Inspect[Awaitable[dict[str, Any] | None]]:
+        waiting = self._control.inspect(destination, timeout, pattern, matcher, limit)
+
+        async def ask(command: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+            return await asyncio.to_thread(waiting.query, command, **arguments)
+
+        return Inspect(ask)
+
+    def revoke(
+        self, task_id: TaskIds, terminate: bool = False, signal: str | None = None, **options: Any
+    ) -> Awaitable[Replies | None]:
+        return asyncio.to_thread(self._control.revoke, task_id, terminate, signal, **options)
+
+
+def as_list(answers: Answers) -> Replies:
+    """Replies in Celery's form: one map for each node."""
+    return [{node: value} for node, value in answers.replies.items()]
