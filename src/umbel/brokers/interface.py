@@ -218,6 +218,9 @@ class Subscription(Protocol):
 class CoordinationStore(Protocol):
     """The atomic register of `docs/protocol/coordination.md`, judged by the store's clock."""
 
+    unproven: int
+    """Grants that no replica of the store confirmed in time; a fail-over may have forgotten them."""
+
     async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord: ...
     async def claim_election(
         self, key: str, holder: str, request: ElectionRequest, *, ttl_s: float

@@ -60,6 +60,7 @@ class AmqpCoordination:
         self._sessions = sessions
         self._holds = Holds(timeout_s=settings.connect_timeout_s, name=f"umbel {os.getpid()} holds")
         self._own: dict[str, Own] = {}
+        self.unproven = 0  # what RabbitMQ confirms, it has replicated
 
     async def close(self) -> None:
         await self._holds.close()

@@ -1,8 +1,8 @@
 """RedisBroker: claims, verdicts and everything else that a worker asks of a Redis server.
 
 What must happen together is one script (`*.lua`), judged by the server's clock; this file sends
-it and reads its reply. One connection serves all of it, a second one waits for messages, and each
-subscription has its own, as Redis wants it.
+it and reads its reply. One connection serves nearly all of it, a second one waits for messages, a
+third, opened when it is needed, coordinates, and each subscription has its own, as Redis wants it.
 """
 
 import asyncio
@@ -80,7 +80,8 @@ class RedisBroker:
         )
         self._watch = Watch(addresses, self._keys, timeout_s=timeout_s)
         self._addresses = addresses
-        self._coordination = RedisCoordination(self._link, self._keys)
+        self._coordination_link = Link(addresses, connect_timeout_s=timeout_s, reply_timeout_s=timeout_s)
+        self._coordination = RedisCoordination(self._coordination_link, self._keys)
         self._holding = Holding(self._keys)
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
         self._declared: set[str] = set()
@@ -106,6 +107,7 @@ class RedisBroker:
 
     async def close(self) -> None:
         self._link.close()
+        self._coordination_link.close()
         self._watch.close()
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:

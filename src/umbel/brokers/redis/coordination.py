@@ -2,8 +2,14 @@
 
 The decisions are made on the server, in `election.lua` and `lease.lua`, by its clock; they are
 those of `protocol/coordination.py`.
+
+A server with replicas may fail over to one that has not heard of a grant. So each grant is followed
+by `WAIT`, and one that no replica confirmed in time is counted as unproven. It stands all the same:
+`WAIT` makes its loss unlikely, not impossible. Whatever is sent after a `WAIT` is held up by it,
+so this has a connection of its own.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +19,9 @@ import msgspec
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import declare, parkable
+from umbel.brokers.redis.replies import AccessRefused, ServerRefused
 from umbel.brokers.redis.scripts import script
+from umbel.errors import BrokerError
 from umbel.protocol.coordination import (
     Busy,
     Closed,
@@ -25,6 +33,9 @@ from umbel.protocol.coordination import (
     LeaseReply,
 )
 from umbel.wire.message import Outgoing
+
+REPLICAS_ASKED, REPLICA_WAIT_MS = 1, 200
+LOOK_FOR_REPLICAS_EVERY_S = 10.0
 
 _ELECTION, _LEASE = script("election"), script("lease")
 _encode = msgspec.msgpack.Encoder().encode
@@ -38,6 +49,9 @@ class RedisCoordination:
         self._link = link
         self._keys = keys
         self.clock = clock
+        self.unproven = 0
+        self._has_replicas = False
+        self._looked_at = float("-inf")
 
     async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord:
         return _record(await self._election("open", key, *_asked(request)))
@@ -45,16 +59,20 @@ class RedisCoordination:
     async def claim_election(
         self, key: str, holder: str, request: ElectionRequest, *, ttl_s: float
     ) -> ElectionReply:
-        return _election_reply(await self._election("claim", key, *_asked(request), holder, repr(ttl_s)))
+        found = await self._election("claim", key, *_asked(request), holder, repr(ttl_s))
+        reply = _election_reply(found)
+        if isinstance(reply, Granted):
+            await self._prove()
+        return reply
 
     async def start_election(self, key: str, holder: str, term: int) -> bool:
-        return bool(await self._election("start", key, holder, term))
+        return await self._proven(await self._election("start", key, holder, term))
 
     async def renew_election(self, key: str, holder: str, term: int) -> bool:
-        return bool(await self._election("renew", key, holder, term))
+        return await self._proven(await self._election("renew", key, holder, term))
 
     async def finish_election(self, key: str, holder: str, term: int, outcome: str) -> bool:
-        return bool(await self._election("finish", key, holder, term, outcome))
+        return await self._proven(await self._election("finish", key, holder, term, outcome))
 
     async def read_election(self, key: str) -> ElectionRecord | None:
         found = await self._election("read", key)
@@ -65,23 +83,27 @@ class RedisCoordination:
         return [(found[at].decode(), _record(found[at + 1])) for at in range(0, len(found), 2)]
 
     async def acquire_lease(self, name: str, holder: str, *, ttl_s: float) -> LeaseReply:
-        return _lease_reply(await self._lease("acquire", name, holder, repr(ttl_s)))
+        reply = _lease_reply(await self._lease("acquire", name, holder, repr(ttl_s)))
+        if reply.granted:
+            await self._prove()
+        return reply
 
     async def renew_lease(self, name: str, holder: str, term: int, *, ttl_s: float) -> bool:
-        return bool(await self._lease("renew", name, holder, term, repr(ttl_s)))
+        return await self._proven(await self._lease("renew", name, holder, term, repr(ttl_s)))
 
     async def release_lease(self, name: str, holder: str, term: int) -> bool:
-        return bool(await self._lease("release", name, holder, term))
+        return await self._proven(await self._lease("release", name, holder, term))
 
     async def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool:
-        return bool(await self._lease("update", name, holder, term, data))
+        return await self._proven(await self._lease("update", name, holder, term, data))
 
     async def read_lease(self, name: str) -> LeaseReply:
         return _lease_reply(await self._lease("read", name))
 
     async def fenced_publish(self, name: str, holder: str, term: int, batch: Sequence[Outgoing]) -> bool:
         await self._link.call_all(declare(self._keys, {one.queue for one in batch}))
-        return bool(await self._lease("publish", name, holder, term, *parkable(self._keys, batch, ())))
+        args = parkable(self._keys, batch, ())
+        return await self._proven(await self._lease("publish", name, holder, term, *args))
 
     async def raise_clock(self, value: int) -> int:
         return int(await self._link.call("EVAL", _RAISE, 0, self._keys.clock, value))
@@ -91,6 +113,33 @@ class RedisCoordination:
 
     async def _lease(self, verb: str, name: str, *args: Any) -> Any:
         return await self._link.run(_LEASE, self._keys.prefix, self.clock, verb, name, *args)
+
+    async def _proven(self, status: int) -> bool:
+        if status:
+            await self._prove()
+        return bool(status)
+
+    async def _prove(self) -> None:
+        """Wait until a replica has what was just granted on this connection."""
+        try:
+            if not await self._replicas_are_there():
+                return
+            confirmed: int = await self._link.call("WAIT", REPLICAS_ASKED, REPLICA_WAIT_MS)
+        except BrokerError:
+            confirmed = 0
+        if confirmed < REPLICAS_ASKED:
+            self.unproven += 1
+
+    async def _replicas_are_there(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at >= LOOK_FOR_REPLICAS_EVERY_S:
+            self._looked_at = now
+            try:
+                role = await self._link.call("ROLE")
+            except (AccessRefused, ServerRefused):  # this user may not ask
+                role = [b"unknown"]
+            self._has_replicas = role[0] == b"master" and bool(role[2])
+        return self._has_replicas
 
 
 # As text: Lua's numbers print with fourteen digits.

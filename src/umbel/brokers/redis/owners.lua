@@ -42,6 +42,9 @@ end
 
 note_contact(prefix, now, lease)
 if ARGV[1] == 'renew' then
+  -- The store is at least as old as the first worker's lease: an election asked for since then is not
+  -- taken for one that an emptied store has forgotten.
+  redis.call('HSETNX', prefix .. '{coord}:meta', 'born', string.format('%.6f', now))
   return 1 - redis.call('ZADD', owners, string.format('%.6f', now + lease), owner)
 end
 

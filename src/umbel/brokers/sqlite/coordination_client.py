@@ -12,6 +12,7 @@ class SqliteCoordination:
     def __init__(self, thread: StoreThread, store: ClusterStore) -> None:
         self._call = thread.call
         self._store = store
+        self.unproven = 0  # it has no replicas
 
     async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord:
         return await self._call(self._store.open_election, key, request)
