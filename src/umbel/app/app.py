@@ -166,7 +166,7 @@ class App:
     ) -> AsyncResult[Any]:
         prepared = self.prepare(name, args, kwargs, options, sender=current_request())
         self.publish([prepared])
-        return AsyncResult(prepared.task_id, app=self, ignored=self.ignores_result(name, options))
+        return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result)
 
     def ignores_result(self, name: str, options: SendOptions) -> bool:
         """Whether nobody will store the result of this call."""

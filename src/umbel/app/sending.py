@@ -33,9 +33,8 @@ from umbel.wire.task import (
     encode_task,
     format_instant,
     parse_instant,
-    show_args,
-    show_kwargs,
 )
+from umbel.wire.template import CallTemplate
 
 
 class SendOptions(TypedDict, total=False):
@@ -104,6 +103,7 @@ class Prepared(msgspec.Struct, frozen=True):
     task: str
     task_id: str
     outgoing: Outgoing
+    ignores_result: bool
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -116,6 +116,7 @@ class Standing(msgspec.Struct, frozen=True):
     serializer: str
     sends_results: bool
     headers: TaskHeaders  # without those that differ from call to call
+    template: CallTemplate | None  # None: another serializer than JSON
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -145,39 +146,73 @@ def prepare(
     defaults: TaskOptions | None = None,
     sender: Request | None = None,
 ) -> Prepared:
-    check_options(options)
+    if options:
+        check_options(options)
     standing = _standing(app, task, defaults or _NO_TASK)
+    headers, due = standing.headers, 0.0
     task_id = options.get("task_id") or new_id()
-    stated, due, expiration_ms = _stated(options, standing) if options else _NOTHING_STATED
-    headers = replace(
-        standing.headers,
-        id=task_id,
-        root_id=options.get("root_id") or (sender.root_id if sender else None) or task_id,
-        parent_id=options.get("parent_id") or (sender.id if sender else None),
-        argsrepr=show_args(args),
-        kwargsrepr=show_kwargs(kwargs),
-        origin=origin(),
-        **stated,
-    )
-    reply_to = _reply_to(app, options, standing, wants_result=not headers.ignore_result or "chain" in options)
-    call = TaskCall(
-        headers=headers,
-        args=list(args),
-        kwargs=dict(kwargs),
-        embed=_embed(options, reply_to),
-        extra=dict(options.get("headers") or {}),
-        reply_to=reply_to,
-        priority=checked_priority(_first(options.get("priority"), standing.priority)),
-    )
-    message = encode_task(
-        call,
-        serializer=options.get("serializer") or standing.serializer,
-        compression=options.get("compression"),
-        expiration_ms=expiration_ms,
-    )
+    root_id = options.get("root_id") or (sender.root_id if sender else None) or task_id
+    parent_id = options.get("parent_id") or (sender.id if sender else None)
+    if standing.template is not None and _PLAIN.issuperset(options):
+        message = standing.template.message(
+            task_id,
+            args,
+            kwargs,
+            origin=origin(),
+            root_id=root_id,
+            parent_id=parent_id,
+            group=options.get("group_id"),
+            group_index=options.get("group_index"),
+            priority=_priority(options, standing),
+            reply_to=_reply_to(app, options, standing, wants_result=not headers.ignore_result),
+        )
+    else:
+        stated, due, expiration_ms = _stated(options, standing)
+        headers = replace(
+            headers, id=task_id, root_id=root_id, parent_id=parent_id, origin=origin(), **stated
+        )
+        wants_result = not headers.ignore_result or "chain" in options
+        reply_to = _reply_to(app, options, standing, wants_result=wants_result)
+        message = encode_task(
+            TaskCall(
+                headers=headers,
+                args=list(args),
+                kwargs=dict(kwargs),
+                embed=_embed(options, reply_to),
+                extra=dict(options.get("headers") or {}),
+                reply_to=reply_to,
+                priority=_priority(options, standing),
+            ),
+            serializer=options.get("serializer") or standing.serializer,
+            compression=options.get("compression"),
+            expiration_ms=expiration_ms,
+        )
     check_size(message, standing.settings.message_max_bytes, task)
     queue = options.get("queue") or options.get("routing_key") or standing.queue
-    return Prepared(task, task_id, Outgoing(queue, message, due))
+    return Prepared(task, task_id, Outgoing(queue, message, due), bool(headers.ignore_result))
+
+
+# Options that leave the headers of a call as the task's other calls have them, but for the gaps
+# of the template.
+_PLAIN = frozenset(
+    {
+        "task_id",
+        "root_id",
+        "parent_id",
+        "group_id",
+        "group_index",
+        "queue",
+        "routing_key",
+        "exchange",
+        "priority",
+        "reply_to",
+    }
+)
+
+
+def _priority(options: SendOptions, standing: Standing) -> int:
+    stated = options.get("priority")
+    return standing.priority if stated is None else checked_priority(stated)
 
 
 def _standing(app: Sender, task: str, own: TaskOptions) -> Standing:
@@ -188,22 +223,27 @@ def _standing(app: Sender, task: str, own: TaskOptions) -> Standing:
     if len(app.standing) >= NAMES_MAX:
         app.standing.clear()
     settings, route = app.settings, app.router.route(task)
+    headers = TaskHeaders(
+        task=task,
+        id="",
+        timelimit=(
+            _first(own.time_limit_s, settings.task_time_limit_s),
+            _first(own.soft_time_limit_s, settings.task_soft_time_limit_s),
+        ),
+        ignore_result=_first(own.ignore_result, settings.task_ignore_result),
+    )
+    serializer = own.serializer or settings.task_serializer
     made = app.standing[task] = Standing(
         own=own,
         settings=settings,
         queue=own.queue or route.get("queue") or settings.task_default_queue,
-        priority=_first(own.priority, route.get("priority"), settings.task_default_priority),
-        serializer=own.serializer or settings.task_serializer,
-        sends_results=sends_results(settings.backend),
-        headers=TaskHeaders(
-            task=task,
-            id="",
-            timelimit=(
-                _first(own.time_limit_s, settings.task_time_limit_s),
-                _first(own.soft_time_limit_s, settings.task_soft_time_limit_s),
-            ),
-            ignore_result=_first(own.ignore_result, settings.task_ignore_result),
+        priority=checked_priority(
+            _first(own.priority, route.get("priority"), settings.task_default_priority)
         ),
+        serializer=serializer,
+        sends_results=sends_results(settings.backend),
+        headers=headers,
+        template=CallTemplate(headers) if serializer == "json" else None,
     )
     return made
 
@@ -228,7 +268,6 @@ def _stated(options: SendOptions, standing: Standing) -> tuple[Mapping[str, Any]
     return stated, due, expiration_ms
 
 
-_NOTHING_STATED: tuple[Mapping[str, Any], float, int | None] = ({}, 0.0, None)
 _HEADER_OF = {  # options that are headers, as they are
     "shadow": "shadow",
     "group_id": "group",

@@ -115,7 +115,7 @@ def encode_headers(headers: TaskHeaders, extra: dict[str, Any]) -> bytes:
 
 def encode_body(args: list[Any], kwargs: dict[str, Any], embed: Embed) -> bytes:
     """Encode the three parts apart, so that an error names the part, and nothing is copied first."""
-    follows = _NOTHING_FOLLOWS
+    follows = NOTHING_FOLLOWS
     if not is_empty(embed):
         follows = encode_json(msgspec.structs.asdict(embed), root="embed", limits=_INSIDE_BODY)
     body = b"[%b,%b,%b]" % (
@@ -145,7 +145,7 @@ def completed(headers: TaskHeaders, args: list[Any], kwargs: dict[str, Any]) -> 
 
 _HEADERS = msgspec.json.Decoder(TaskHeaders)
 _to_json = msgspec.json.Encoder().encode
-_NOTHING_FOLLOWS = _to_json(Embed())
+NOTHING_FOLLOWS = _to_json(Embed())
 # The parts of a body lie one level down.
 _INSIDE_BODY = Limits(depth_max=DEFAULT_LIMITS.depth_max - 1)
 

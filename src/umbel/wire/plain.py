@@ -40,7 +40,7 @@ def is_plain(value: object, levels: int) -> bool:
     large value costs a few passes of C code. Numbers too long and text that is no Unicode pass:
     the serializer itself refuses those.
     """
-    if levels > 0 and _is_flat(value):
+    if levels > 0 and is_flat(value):
         return True
     items = [value]
     for _ in range(levels + 1):
@@ -60,16 +60,16 @@ def is_plain(value: object, levels: int) -> bool:
     return False
 
 
-def _is_flat(value: object) -> bool:
+def is_flat(value: object) -> bool:
     """Whether this is a list or map of atoms, as the arguments of most calls are."""
     if type(value) is list:
-        return _are_atoms(value)
+        return are_atoms(value)
     if type(value) is dict:
-        return _are_atoms(value.values()) and _TEXT_ONLY.issuperset(map(type, value)) and not is_tagged(value)
-    return _are_atoms((value,))
+        return are_atoms(value.values()) and _TEXT_ONLY.issuperset(map(type, value)) and not is_tagged(value)
+    return are_atoms((value,))
 
 
-def _are_atoms(items: Collection[object]) -> bool:
+def are_atoms(items: Collection[object]) -> bool:
     kinds = set(map(type, items))
     if kinds <= ATOMS:
         return True

@@ -1,0 +1,76 @@
+"""Templates make, byte for byte, the messages that encoding the same calls makes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.wire import strategies
+from umbel.errors import WireError
+from umbel.wire.message import Message
+from umbel.wire.task import TaskCall, TaskHeaders, encode_task
+from umbel.wire.template import SMALL_BYTES, CallTemplate
+
+texts = st.text(max_size=20)  # surrogates too: those are refused
+names = st.sampled_from(["100%", "%b"]) | st.text(
+    st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20
+)
+shared = st.builds(
+    TaskHeaders,
+    task=names,
+    id=st.just(""),
+    timelimit=st.tuples(st.none() | st.integers(0, 99), st.none() | st.floats(0, 99)),
+    ignore_result=st.booleans() | st.none(),
+)
+gaps = st.fixed_dictionaries(
+    {
+        "root_id": st.none() | names,
+        "parent_id": st.none() | texts,
+        "group": st.none() | texts,
+        "group_index": st.none() | st.integers(),
+        "origin": texts,
+    }
+)
+awkward = st.sampled_from([float("nan"), float("inf"), -(10**4300), 10**5000, object, 2**70, b"x", "\ud800"])
+items = strategies.atoms | strategies.values | awkward | st.text(min_size=90, max_size=120)
+args = st.lists(items, max_size=4) | st.lists(st.integers(), max_size=40)
+kwargs = st.dictionaries(names | st.sampled_from(["__type__", "__value__"]), items, max_size=3)
+
+
+def outcome(make: Callable[[], Message]) -> Message | tuple[type, str]:
+    try:
+        return make()
+    except WireError as error:
+        return type(error), str(error)
+
+
+@strategies.quick
+@given(shared, names, args, kwargs, gaps, st.integers(0, 9))
+def test_a_filled_template_is_what_the_whole_call_encodes_to(
+    headers: TaskHeaders,
+    task_id: str,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    gaps: dict[str, Any],
+    priority: int,
+) -> None:
+    call = TaskCall(replace(headers, id=task_id, **gaps), args, kwargs, reply_to="me", priority=priority)
+    template = CallTemplate(headers)
+    for given_args in (args, tuple(args)):
+        made = outcome(
+            lambda args=given_args: template.message(  # type: ignore[misc]
+                task_id, args, kwargs, priority=priority, reply_to="me", **gaps
+            )
+        )
+        assert made == outcome(lambda: encode_task(call))
+
+
+@pytest.mark.parametrize("size", [SMALL_BYTES - 6, SMALL_BYTES - 5, 2000])
+def test_arguments_are_cut_and_shown_alike_on_both_sides_of_what_is_small(size: int) -> None:
+    headers = TaskHeaders(task="t", id="")
+    for text in ("x" * size, "\U000e0001" * (size // 4), "'" * size):
+        call = TaskCall(replace(headers, id="1"), [text])
+        assert CallTemplate(headers).message("1", [text], {}, origin="") == encode_task(call)
