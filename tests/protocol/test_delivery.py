@@ -18,6 +18,7 @@ from umbel.protocol.delivery import (
     Run,
     TaskRules,
 )
+from umbel.protocol.revoked import RevokedTasks
 
 NOW = 1000.0
 PLAIN = TaskRules()
@@ -27,7 +28,17 @@ EARLY = TaskRules(acks_early=True)
 RULES = {"plain": PLAIN, "soft": TaskRules(soft_limit_s=5.0), "hard": LIMITED, "rated": RATED, "early": EARLY}
 
 
-def admit(arrival: Arrival, *, revoked: frozenset[str] = frozenset(), now: float = NOW) -> Decision:
+NOTHING = RevokedTasks()
+
+
+def revoked_ids(*task_ids: str) -> RevokedTasks:
+    revoked = RevokedTasks()
+    for task_id in task_ids:
+        revoked.add(task_id, NOW + 1000)
+    return revoked
+
+
+def admit(arrival: Arrival, *, revoked: RevokedTasks = NOTHING, now: float = NOW) -> Decision:
     return Desk(RULES, max_deliveries=3).admit(arrival, revoked, now)
 
 
@@ -79,7 +90,15 @@ def test_a_message_is_judged(arrival: Arrival, decision: Decision) -> None:
     ],
 )
 def test_a_revoked_message_is_refused_whatever_else_it_is(arrival: Arrival) -> None:
-    assert admit(arrival, revoked=frozenset({"t"})) == Refuse(Refusal.REVOKED)  # S3
+    assert admit(arrival, revoked=revoked_ids("t")) == Refuse(Refusal.REVOKED)  # S3
+
+
+def test_a_task_with_a_revoked_stamp_does_not_run() -> None:
+    revoked = RevokedTasks()
+    revoked.add_header("customer=7", NOW + 1000)
+    stamped = replace(ARRIVAL, stamps={"customer": ["7", "8"]})
+    assert admit(stamped, revoked=revoked) == Refuse(Refusal.REVOKED)
+    assert admit(replace(stamped, stamps={"customer": "9"}), revoked=revoked) == Run(PLAIN)
 
 
 # -- poison ----------------------------------------------------------------------------------------
@@ -95,17 +114,19 @@ def test_a_message_that_kills_its_process_each_time_starts_exactly_three_times()
     desk = Desk(RULES, max_deliveries=3)
     arrival = ARRIVAL
     for start in (1, 2, 3):
-        assert isinstance(desk.admit(arrival, (), NOW), Run)
+        assert isinstance(desk.admit(arrival, NOTHING, NOW), Run)
         assert desk.is_poisonous_after(arrival) is (start == 3)
         arrival = replace(arrival, starts=start)
-    assert desk.admit(arrival, (), NOW) == Refuse(Refusal.POISONOUS)
+    assert desk.admit(arrival, NOTHING, NOW) == Refuse(Refusal.POISONOUS)
 
 
 def test_a_message_that_kills_its_worker_each_time_is_stopped_one_delivery_later() -> None:
     desk = Desk(RULES, max_deliveries=3)
     starts = 0
     ran = 1  # the first time nobody suspects it and nothing is counted
-    while isinstance(decision := desk.admit(replace(ARRIVAL, starts=starts, redelivered=True), (), NOW), Run):
+    while isinstance(
+        decision := desk.admit(replace(ARRIVAL, starts=starts, redelivered=True), NOTHING, NOW), Run
+    ):
         assert decision.count_start
         starts += 1
         ran += 1
@@ -121,55 +142,55 @@ def rated(number: int) -> Arrival:
 
 def test_a_task_over_its_rate_is_parked_until_its_token_is_there() -> None:
     desk = Desk(RULES, max_deliveries=3)
-    decisions = [desk.admit(rated(number), (), NOW) for number in range(4)]
+    decisions = [desk.admit(rated(number), NOTHING, NOW) for number in range(4)]
     assert decisions == [Run(RATED), Park(NOW + 1), Park(NOW + 2), Park(NOW + 3)]
 
 
 def test_a_parked_task_does_not_pay_twice() -> None:
     desk = Desk(RULES, max_deliveries=3)
     for number in range(3):
-        desk.admit(rated(number), (), NOW)
-    assert desk.admit(rated(1), (), NOW + 1) == Run(RATED)
-    assert desk.admit(rated(2), (), NOW + 2) == Run(RATED)
+        desk.admit(rated(number), NOTHING, NOW)
+    assert desk.admit(rated(1), NOTHING, NOW + 1) == Run(RATED)
+    assert desk.admit(rated(2), NOTHING, NOW + 2) == Run(RATED)
     # Had they paid again, the next one would have to wait for two more tokens.
-    assert desk.admit(rated(3), (), NOW + 3) == Run(RATED)
+    assert desk.admit(rated(3), NOTHING, NOW + 3) == Run(RATED)
 
 
 def test_the_same_task_pays_again_when_it_comes_a_second_time() -> None:
     desk = Desk(RULES, max_deliveries=3)
-    assert desk.admit(rated(0), (), NOW) == Run(RATED)
-    assert desk.admit(rated(0), (), NOW) == Park(NOW + 1)
-    assert desk.admit(rated(0), (), NOW + 1) == Run(RATED)
-    assert desk.admit(rated(0), (), NOW + 1) == Park(NOW + 2)
+    assert desk.admit(rated(0), NOTHING, NOW) == Run(RATED)
+    assert desk.admit(rated(0), NOTHING, NOW) == Park(NOW + 1)
+    assert desk.admit(rated(0), NOTHING, NOW + 1) == Run(RATED)
+    assert desk.admit(rated(0), NOTHING, NOW + 1) == Park(NOW + 2)
 
 
 def test_one_tasks_rate_is_not_anothers() -> None:
     desk = Desk(RULES | {"other": RATED}, max_deliveries=3)
-    assert desk.admit(rated(0), (), NOW) == Run(RATED)
-    assert desk.admit(Arrival("other", "o"), (), NOW) == Run(RATED)
-    assert desk.admit(ARRIVAL, (), NOW) == Run(PLAIN)
+    assert desk.admit(rated(0), NOTHING, NOW) == Run(RATED)
+    assert desk.admit(Arrival("other", "o"), NOTHING, NOW) == Run(RATED)
+    assert desk.admit(ARRIVAL, NOTHING, NOW) == Run(PLAIN)
 
 
 def test_a_task_that_is_not_due_or_refused_pays_nothing() -> None:
     desk = Desk(RULES, max_deliveries=3)
-    desk.admit(replace(rated(0), due=NOW + 60), (), NOW)
-    desk.admit(replace(rated(1), starts=3), (), NOW)
-    desk.admit(rated(2), {"t2"}, NOW)
-    assert desk.admit(rated(3), (), NOW) == Run(RATED)
+    desk.admit(replace(rated(0), due=NOW + 60), NOTHING, NOW)
+    desk.admit(replace(rated(1), starts=3), NOTHING, NOW)
+    desk.admit(rated(2), revoked_ids("t2"), NOW)
+    assert desk.admit(rated(3), NOTHING, NOW) == Run(RATED)
 
 
 def test_a_redelivered_task_keeps_to_its_rate_and_then_runs_alone() -> None:
     desk = Desk(RULES, max_deliveries=3)
-    desk.admit(rated(0), (), NOW)
+    desk.admit(rated(0), NOTHING, NOW)
     again = replace(rated(1), redelivered=True)
-    assert desk.admit(again, (), NOW) == Park(NOW + 1)
-    assert desk.admit(again, (), NOW + 1) == Run(RATED, alone=True, count_start=True)
+    assert desk.admit(again, NOTHING, NOW) == Park(NOW + 1)
+    assert desk.admit(again, NOTHING, NOW + 1) == Run(RATED, alone=True, count_start=True)
 
 
 def test_what_was_promised_is_bounded() -> None:
     desk = Desk({"rated": TaskRules(rate_per_second=1e-6)}, max_deliveries=3)
     for number in range(PROMISES_MAX + 50):
-        desk.admit(rated(number), (), NOW)
+        desk.admit(rated(number), NOTHING, NOW)
     assert len(desk._promised) == PROMISES_MAX
 
 
@@ -190,7 +211,7 @@ def test_what_was_promised_is_bounded() -> None:
 def test_nothing_runs_that_must_not_and_nothing_is_parked_in_the_past(arrivals: list[Arrival]) -> None:
     desk = Desk(RULES, max_deliveries=3)
     for arrival in arrivals:
-        decision = desk.admit(arrival, {"a"}, NOW)
+        decision = desk.admit(arrival, revoked_ids("a"), NOW)
         if isinstance(decision, Run):
             assert arrival.task_id != "a" and arrival.task in RULES and arrival.starts < 3
             assert not arrival.redelivered or (decision.alone and decision.count_start)

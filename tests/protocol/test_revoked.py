@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.revoked import RevokedTasks
+from umbel.protocol.revoked import HEARSAY_S, SWEEP_EVERY_S, RevokedTasks
 
 
 def filled(entries: list[tuple[str, float]]) -> RevokedTasks:
@@ -37,6 +37,29 @@ def test_revoking_one_task_over_and_over_takes_no_more_room() -> None:
     assert "a" in revoked
     revoked.expire(49_999.0)
     assert "a" not in revoked
+
+
+def test_tasks_are_revoked_by_a_stamped_header_too() -> None:
+    revoked = RevokedTasks()
+    assert not revoked.covers("a", {"customer": "7"})
+    revoked.add_header("customer=7", 100.0)
+    assert revoked.covers("a", {"customer": "7"}) and revoked.covers("a", {"customer": 7})
+    assert revoked.covers("a", {"other": "x", "customer": ["6", "7"]})
+    assert not revoked.covers("a", {"customer": "8"}) and not revoked.covers("a", {})
+    revoked.expire(100.0)
+    assert not revoked.covers("a", {"customer": "7"})
+
+
+def test_an_id_of_a_peer_holds_three_hours_and_cannot_come_back_at_once() -> None:
+    revoked = RevokedTasks()
+    assert revoked.learn("a", 0.0, 1000.0) and not revoked.learn("a", 0.0, 5000.0)
+    revoked.expire(1000.0 + HEARSAY_S - 1)
+    assert "a" in revoked
+    revoked.expire(1000.0 + HEARSAY_S + SWEEP_EVERY_S)
+    assert "a" not in revoked
+    assert not revoked.learn("a", 0.0, 1000.0 + HEARSAY_S + 60) and "a" not in revoked
+    revoked.add("a", 1e9)  # but whoever revokes it in the record is heard
+    assert "a" in revoked
 
 
 entries = st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(1.0, 100.0)), max_size=40)

@@ -10,9 +10,10 @@ alone, and its start is counted in the broker before it runs, so a task that tak
 worker down is stopped by the same limit, one delivery later.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Protocol
 
 from umbel.protocol.rate import TokenBucket
 
@@ -41,6 +42,13 @@ class Arrival:
     expires_at: float = 0.0
     starts: int = 0
     redelivered: bool = False
+    stamps: Mapping[str, Any] | None = None
+
+
+class Revocations(Protocol):
+    """What must not start: see `revoked.RevokedTasks`."""
+
+    def covers(self, task_id: str, stamps: Mapping[str, Any] | None) -> bool: ...
 
 
 class Refusal(Enum):
@@ -91,9 +99,9 @@ class Desk:
         self._promised: dict[str, bool] = {}
         self._plain_runs = {name: Run(rule, alone=rule.has_limits) for name, rule in rules.items()}
 
-    def admit(self, arrival: Arrival, revoked: Container[str], now: float) -> Decision:
+    def admit(self, arrival: Arrival, revoked: Revocations, now: float) -> Decision:
         plain = self._plain_runs.get(arrival.task)
-        if arrival.task_id in revoked:
+        if revoked.covers(arrival.task_id, arrival.stamps):
             return Refuse(Refusal.REVOKED)
         if plain is None:
             return Refuse(Refusal.UNKNOWN)

@@ -51,4 +51,5 @@ def arrival_of(delivery: Delivery, headers: TaskHeaders) -> Arrival:
         parse_instant(headers.expires) if headers.expires else 0.0,
         delivery.starts,
         delivery.redelivered,
+        headers.stamps,
     )

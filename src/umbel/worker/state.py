@@ -17,7 +17,6 @@ from umbel.worker.steps.heart import Heart
 from umbel.worker.steps.tasks import Tasks
 
 REVOKE_RETENTION_S = 7 * 86_400.0
-TOLD_MAX = 50_000  # revoked ids that Celery's peers are told
 
 
 class WorkerState:
@@ -51,13 +50,13 @@ class WorkerState:
     # -- the cluster -----------------------------------------------------------------------------
 
     def revoked_ids(self) -> Sequence[str]:
-        return list(self._tasks.revoked)[-TOLD_MAX:]
+        return [task_id for task_id, _ in self._tasks.revoked.told(time())]
 
     async def revoke(self, task_ids: Sequence[str], *, is_recorded: bool) -> None:
         now = time()
         expires_at = now + REVOKE_RETENTION_S
         for task_id in task_ids:  # here at once, although the record may take a moment
-            self._tasks.revoked.add(task_id, expires_at)
+            self._tasks.revoked.add(task_id, expires_at, now)
         if task_ids and not is_recorded:
             await self._context.broker.revoke([Revoke(one, now, expires_at) for one in task_ids])
 

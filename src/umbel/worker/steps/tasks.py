@@ -144,7 +144,9 @@ class Tasks(Step):
     def _learn_revokes(self, claim: Claim) -> None:
         for revoke in claim.revokes:
             if revoke.task_id:
-                self.revoked.add(revoke.task_id, revoke.expires_at)
+                self.revoked.add(revoke.task_id, revoke.expires_at, revoke.recorded_at)
+            elif revoke.header:
+                self.revoked.add_header(revoke.header, revoke.expires_at)
         self._revoked_cursor = claim.revoked_cursor
         self.revoked.expire(time())
 
