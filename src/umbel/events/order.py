@@ -1,0 +1,124 @@
+"""OrderIndex: tasks in the order of their keys, at a cost per change that does not grow with them.
+
+A task's key changes with almost every event of it. Taking the old key out at once would cost as
+much as putting the new one in, so nobody does: a key that is no longer its task's is dead, and is
+passed over by readers and dropped when its block is next written. Keys lie in blocks of bounded
+size, sorted; a batch of new ones is merged block by block, in O(log n) for each key.
+
+Dead keys stay fewer than the living ones and a few: beyond that every batch also cleans blocks, in
+turn, until it is so again. So memory is bounded and no single call cleans the whole.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+
+Key = tuple[int, int, str, int, str]
+"""(clock, time, hostname, pid, task id): strictly ordered, because no two tasks share an id."""
+
+BLOCK_MAX = 1000
+FEW = 16
+SLACK = 64
+SWEEP_FACTOR = 4
+
+
+class OrderIndex:
+    """`is_alive(key)`: whether this very key is still its task's. `live`: how many there are."""
+
+    __slots__ = ("_blocks", "_is_alive", "_size", "_swept", "_tops", "live")
+
+    def __init__(self, is_alive: Callable[[Key], bool]) -> None:
+        self.live = 0
+        self._is_alive = is_alive
+        self._blocks: list[list[Key]] = []
+        self._tops: list[Key] = []  # the last key of each block
+        self._size = 0
+        self._swept = 0
+
+    def add(self, keys: Sequence[Key]) -> None:
+        """Put in new keys, which are in order. Whoever held an older key for one says `forget` too."""
+        self.live += len(keys)
+        self._size += len(keys)
+        start = 0
+        while start < len(keys):
+            at = min(bisect_left(self._tops, keys[start]), len(self._blocks) - 1)
+            if at < 0:
+                self._blocks, self._tops, at = [[]], [keys[-1]], 0
+            is_last = at == len(self._blocks) - 1
+            end = len(keys) if is_last else bisect_right(keys, self._tops[at], start)
+            _merge(self._blocks[at], keys[start:end])
+            self._settle(at)
+            start = end
+        self._sweep(SWEEP_FACTOR * len(keys))
+
+    def forget(self, count: int = 1) -> None:
+        """So many keys have died."""
+        self.live -= count
+        assert self.live >= 0, "more keys died than lived"
+        self._sweep(SWEEP_FACTOR * count)
+
+    def take_oldest(self, count: int) -> list[Key]:
+        """Remove the lowest living keys and return them."""
+        taken: list[Key] = []
+        while len(taken) < count and self._blocks:
+            block, passed = self._blocks[0], 0
+            for key in block:
+                if len(taken) == count:
+                    break
+                passed += 1
+                if self._is_alive(key):
+                    taken.append(key)
+            self._replace(0, block[passed:])
+        self.live -= len(taken)
+        return taken
+
+    def __iter__(self) -> Iterator[Key]:
+        for block in self._blocks:
+            yield from filter(self._is_alive, block)
+
+    def __reversed__(self) -> Iterator[Key]:
+        for block in reversed(self._blocks):
+            yield from filter(self._is_alive, reversed(block))
+
+    def __len__(self) -> int:
+        """The keys that take up memory, dead ones included."""
+        return self._size
+
+    def _settle(self, at: int) -> None:
+        """After a block has grown: clean it if it is too long, cut it if it is still too long."""
+        block = self._blocks[at]
+        self._tops[at] = block[-1]
+        if len(block) > BLOCK_MAX:
+            self._replace(at, list(filter(self._is_alive, block)))
+
+    def _replace(self, at: int, keys: list[Key]) -> None:
+        """Put keys in the place of a block: with the one before it if both are short, or cut in halves."""
+        self._size += len(keys) - len(self._blocks[at])
+        if keys and at > 0 and len(self._blocks[at - 1]) + len(keys) <= BLOCK_MAX // 2:
+            self._blocks[at - 1] += keys
+            self._tops[at - 1] = keys[-1]
+            keys = []
+        step = BLOCK_MAX if len(keys) <= BLOCK_MAX else BLOCK_MAX // 2
+        blocks = [keys[start : start + step] for start in range(0, len(keys), step)]
+        self._blocks[at : at + 1] = blocks
+        self._tops[at : at + 1] = [block[-1] for block in blocks]
+
+    def _sweep(self, budget: int) -> None:
+        while budget > 0 and self._size > 2 * self.live + SLACK:
+            self._swept = self._swept % len(self._blocks)
+            block = self._blocks[self._swept]
+            budget -= len(block)
+            alive = list(filter(self._is_alive, block))
+            before = len(self._blocks)
+            self._replace(self._swept, alive)
+            self._swept += 1 + len(self._blocks) - before
+
+
+def _merge(block: list[Key], keys: Sequence[Key]) -> None:
+    if len(keys) <= FEW and block and keys[0] < block[-1]:
+        for key in keys:
+            insort(block, key)
+        return
+    was_in_order = not block or block[-1] < keys[0]
+    block += keys
+    if not was_in_order:
+        block.sort()

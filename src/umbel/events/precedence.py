@@ -1,0 +1,82 @@
+"""Precedence: which of the things said about a task says what state it is in.
+
+The states have Celery's order of strength, and an ending outranks everything: a late event
+never moves a finished task back. Before the end a later attempt outranks an earlier one, whatever
+was said of it; a retry already belongs to the attempt it asks for, so it beats the start it ended
+and the sending it causes, and loses to the next receipt.
+
+No two registers of a task have the same rank: strengths differ from type to type and stay below
+the step between two attempts. So the highest rank names one winner.
+
+An event without an attempt (Celery's workers leave it out after the receipt) counts for the one
+that was received last, if its clock is not before that receipt, else for the attempt before. This
+is a reading, made when the state is asked for: with two attempts whose receipts were not both
+heard, or a sender whose clock began again at 0, it can be the wrong attempt.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from umbel.events.types import TaskCustom, TaskEvent, TaskReceived
+from umbel.protocol.states import FAILURE, PENDING, RECEIVED, RETRY, REVOKED, STARTED, SUCCESS
+
+REJECTED = "REJECTED"
+
+STATES: Mapping[str, str] = MappingProxyType(
+    {
+        "sent": PENDING,
+        "received": RECEIVED,
+        "started": STARTED,
+        "succeeded": SUCCESS,
+        "failed": FAILURE,
+        "retried": RETRY,
+        "revoked": REVOKED,
+        "rejected": REJECTED,
+    }
+)
+"""The state that each register stands for; the custom one names its own."""
+
+STRENGTHS: Mapping[str, int] = MappingProxyType(
+    {
+        "succeeded": 8,
+        "failed": 7,
+        "custom": 6,
+        "revoked": 5,
+        "started": 4,
+        "received": 3,
+        "rejected": 2,
+        "retried": 1,
+        "sent": 0,
+    }
+)
+
+ENDINGS = frozenset({"succeeded", "failed", "revoked"})
+ATTEMPT_STEP = 16
+ENDED = 2**20
+"""Above the rank of every attempt that is counted (`types.RETRIES_MAX`)."""
+
+
+def state_of(event: TaskEvent) -> str:
+    return event.subject.upper() if isinstance(event, TaskCustom) else STATES[event.slot]
+
+
+def attempt_of(event: TaskEvent, received: TaskReceived | None) -> int:
+    """The attempt that an event belongs to, said or read from the receipt."""
+    if event.retries is not None:
+        return event.retries
+    if received is None:
+        return 0
+    newest = received.retries or 0
+    return newest if event.clock >= received.clock else max(0, newest - 1)
+
+
+def rank(event: TaskEvent, received: TaskReceived | None) -> int:
+    slot = event.slot
+    if slot in ENDINGS:
+        return ENDED + STRENGTHS[slot]
+    attempt = event.retries
+    if attempt is None:
+        attempt = attempt_of(event, received)
+    if slot == "retried":
+        attempt += 1
+    return ATTEMPT_STEP * attempt + STRENGTHS[slot]

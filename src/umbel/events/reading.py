@@ -1,0 +1,128 @@
+"""Reading: an event as it came over the wire becomes a record of `types.py`.
+
+Whatever a peer sent, reading it does not fail: a field that has not the type it should have goes to
+`extra`, a clock or time that no honest sender has counts as 0, and what is no event at all (no
+type, a task event that names no task) is None, for the caller to count.
+
+A reader remembers what senders repeat (their names, the tasks' names, queues), so that a million
+events share one text. It remembers so many and then begins anew: that costs memory, no more.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from umbel.events.types import (
+    KNOWN_TYPES,
+    LOCAL_FIELDS,
+    TASK_PREFIX,
+    Event,
+    OtherEvent,
+    TaskCustom,
+    TaskEvent,
+    TaskReceived,
+    TaskSent,
+    fields_of,
+    tag_of,
+)
+
+SHARED_MAX = 20_000
+
+
+class HasId(Protocol):
+    @property
+    def uuid(self) -> str: ...
+
+
+class EventReader:
+    """`tasks`: those known already, whose ids are used again instead of copies of them."""
+
+    def __init__(self, tasks: Mapping[str, HasId] | None = None) -> None:
+        self._tasks: Mapping[str, HasId] = {} if tasks is None else tasks
+        self._texts: dict[str, str] = {}
+
+    def read(self, event: Mapping[str, Any]) -> Event | None:
+        type_name = event.get("type")
+        if type(type_name) is not str:
+            return None
+        record_type = KNOWN_TYPES.get(type_name)
+        record: Event | None
+        if record_type is None:
+            record = _read_unknown(event, type_name)
+        else:
+            try:
+                record = msgspec.convert(event, record_type)
+            except msgspec.ValidationError:
+                record = _read_loosely(event, record_type)
+        if record is not None:
+            self._share(record)
+        return record
+
+    def _share(self, record: Event) -> None:
+        texts = self._texts
+        hostname = record.hostname
+        record.hostname = texts.get(hostname) or self._remember(hostname)
+        if not isinstance(record, TaskEvent):
+            return
+        uuid = record.uuid
+        if (known := self._tasks.get(uuid)) is not None:
+            record.uuid = uuid = known.uuid
+        if isinstance(record, _DESCRIPTIONS):
+            if (name := record.name) is not None:
+                record.name = texts.get(name) or self._remember(name)
+            if record.root_id == uuid:
+                record.root_id = uuid
+            if isinstance(record, TaskSent):
+                record.clock = 0
+                for field in ("queue", "exchange", "routing_key"):
+                    if (text := getattr(record, field)) is not None:
+                        setattr(record, field, texts.get(text) or self._remember(text))
+
+    def _remember(self, text: str) -> str:
+        if len(self._texts) >= SHARED_MAX:
+            self._texts.clear()
+        return self._texts.setdefault(text, text)
+
+
+def _read_unknown(event: Mapping[str, Any], type_name: str) -> Event | None:
+    if not type_name.startswith(TASK_PREFIX):
+        return _read_loosely(event, OtherEvent, told_type=type_name)
+    subject = type_name.removeprefix(TASK_PREFIX)
+    return _read_loosely(event, TaskCustom, subject=subject) if subject else None
+
+
+def _read_loosely(event: Mapping[str, Any], record_type: type[Event], **given: str) -> Event | None:
+    """Take what the record has fields for; the rest goes to `extra`, except what is a receiver's."""
+    hints = _HINTS[record_type]
+    taken = {name: value for name, value in event.items() if name in hints and value is not None}
+    odd = {
+        str(name): value
+        for name, value in event.items()
+        if name not in hints and value is not None and name not in _NO_EXTRA
+    }
+    try:
+        record = msgspec.convert({"type": tag_of(record_type), **given, **taken}, record_type)
+    except msgspec.ValidationError:
+        right = {name: value for name, value in taken.items() if _is_right(value, hints[name])}
+        if issubclass(record_type, TaskEvent) and "uuid" not in right:
+            return None
+        odd |= {name: taken[name] for name in taken.keys() - right.keys() - _ENVELOPE}
+        record = msgspec.convert({"type": tag_of(record_type), **given, **right}, record_type)
+    record.extra = odd or None
+    return record
+
+
+def _is_right(value: object, hint: Any) -> bool:
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+_DESCRIPTIONS = (TaskReceived, TaskSent)
+_ALL_TYPES: tuple[type[Event], ...] = (*KNOWN_TYPES.values(), TaskCustom, OtherEvent)
+_HINTS = {record: fields_of(record) for record in _ALL_TYPES}
+_ENVELOPE = frozenset(_HINTS[TaskCustom])
+_NO_EXTRA = LOCAL_FIELDS | {"type"}

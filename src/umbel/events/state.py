@@ -1,0 +1,307 @@
+"""ClusterState: what a monitor knows of tasks and workers from the events it heard.
+
+Every task is a join of its events (`merge.py`), so two monitors that heard the same events, in
+whatever order and however often, hold the same tasks in the same order: by (clock, time, origin)
+of the event that says each task's state, and by the task's id where all that is equal. The clock is the one
+on the wire; what a receiver made of it for itself plays no part.
+
+Putting an event in costs the same with a thousand tasks in memory or a million. The order is kept
+in indices that are brought up to date in batches, or when somebody asks.
+
+Memory is bounded by the number of tasks. Where it is full the oldest finished ones go first, and
+unfinished ones only when there is nothing else. How a dropped task ended is remembered for a
+while, so that a late event neither counts it again nor moves it back; its record is then marked
+partial. Here two monitors may differ: what is dropped depends on what each heard by then.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import merge as merged
+from itertools import islice
+from typing import Any
+
+from umbel.events.memory import Endings
+from umbel.events.merge import Registers, absorb, put, winner
+from umbel.events.order import Key, OrderIndex
+from umbel.events.precedence import ENDINGS, rank, state_of
+from umbel.events.reading import EventReader
+from umbel.events.types import TaskEvent
+from umbel.events.view import TaskRecord, name_of, view, worker_of
+from umbel.events.workers import Workers
+
+TASKS_MAX = 10_000
+BATCH_MAX = 4096
+NO_RANK = -1
+
+
+class Tracked(Registers, gc=False):
+    """A task and its place. `key`, `name` and `worker` are those under which it is indexed."""
+
+    best: TaskEvent | None = None
+    rank: int = NO_RANK
+    unsaid: bool = False  # some event came without its attempt, so a receipt may change ranks
+    waiting: bool = False  # for its place in the indices
+    key: Key | None = None
+    name: str | None = None
+    worker: str | None = None
+    finished: bool = False
+    counted: str | None = None  # the state it is counted under
+    remembered: str | None = None
+    partial: bool = False
+
+
+class ClusterState:
+    def __init__(self, *, tasks_max: int = TASKS_MAX) -> None:
+        assert tasks_max > 0
+        self.tasks_max = tasks_max
+        self.heard = 0
+        self.unreadable = 0
+        self.evicted = 0
+        self.workers = Workers()
+        self._counts: Counter[str] = Counter()
+        self._tasks: dict[str, Tracked] = {}
+        self._reader = EventReader(self._tasks)
+        self._endings = Endings(tasks_max)
+        self._waiting: list[Tracked] = []
+        self._batch_max = max(1, min(BATCH_MAX, tasks_max // 8))
+        self._finished = OrderIndex(self._is_alive)
+        self._unfinished = OrderIndex(self._is_alive)
+        self._by_name: dict[str, OrderIndex] = {}
+        self._by_worker: dict[str, OrderIndex] = {}
+
+    def apply(
+        self, events: dict[str, Any] | Sequence[dict[str, Any]], *, heard_at: float | None = None
+    ) -> None:
+        """Take in an event as it is on the wire, or a list of them, received at that time."""
+        read = self._reader.read
+        for event in [events] if isinstance(events, dict) else events:
+            self.heard += 1
+            record = read(event)
+            if isinstance(record, TaskEvent):
+                self._apply_task(record)
+            elif record is None:
+                self.unreadable += 1
+            else:
+                self.workers.put(record, heard_at)
+
+    def absorb(self, other: "ClusterState") -> None:
+        """Join what another state knows. It is not changed."""
+        for known in other._tasks.values():
+            task = self._tasks.get(known.uuid) or self._begin(known.uuid)
+            absorb(task, known)
+            task.unsaid |= known.unsaid
+            self._judge(task)
+        self.workers.absorb(other.workers)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many tasks are in each state, those that were dropped from memory included."""
+        self._bring_up_to_date()
+        return {state: count for state, count in sorted(self._counts.items()) if count}
+
+    def __len__(self) -> int:
+        self._bring_up_to_date()
+        return len(self._tasks)
+
+    def __contains__(self, uuid: str) -> bool:
+        return uuid in self._tasks
+
+    def task(self, uuid: str) -> TaskRecord | None:
+        task = self._tasks.get(uuid)
+        if task is None:
+            return None
+        return view(task, remembered=task.remembered, partial=task.partial)
+
+    def registers(self, uuid: str) -> Registers | None:
+        """What the record is made from; for merging and for the timeline."""
+        return self._tasks.get(uuid)
+
+    def tasks(
+        self,
+        *,
+        name: str | None = None,
+        worker: str | None = None,
+        finished: bool | None = None,
+        newest_first: bool = True,
+        limit: int | None = None,
+    ) -> list[TaskRecord]:
+        """The tasks in their order; of one name, on one worker, finished or not."""
+        ids = self._ordered(name, worker, finished, newest_first)
+        return [record for uuid in islice(ids, limit) if (record := self.task(uuid)) is not None]
+
+    def names(self) -> list[str]:
+        self._bring_up_to_date()
+        return sorted(self._by_name)
+
+    def count_by_name(self) -> dict[str, int]:
+        """How many tasks of each name are in memory."""
+        self._bring_up_to_date()
+        return {name: index.live for name, index in sorted(self._by_name.items())}
+
+    def count_by_worker(self) -> dict[str, int]:
+        self._bring_up_to_date()
+        return {name: index.live for name, index in sorted(self._by_worker.items())}
+
+    # ---- one event ---------------------------------------------------------------------------------
+
+    def _apply_task(self, event: TaskEvent) -> None:
+        task = self._tasks.get(event.uuid) or self._begin(event.uuid)
+        if not put(task, event):
+            return
+        slot = event.slot
+        if event.retries is None:
+            task.unsaid = True
+        if slot == "received" and task.unsaid:
+            self._judge(task)
+            return
+        of_event = rank(event, task.received)
+        if of_event < task.rank:
+            if task.best is not None and task.best.slot == slot:
+                self._judge(task)
+            elif slot in ("sent", "received"):
+                self._place(task)
+            return
+        task.best, task.rank = event, of_event
+        self._place(task)
+
+    def _begin(self, uuid: str) -> Tracked:
+        task = self._tasks[uuid] = Tracked(uuid)
+        dropped = self._endings.recall(uuid)
+        if dropped is not None:
+            task.partial = True
+            task.counted = dropped.state
+            task.remembered = dropped.state if dropped.ended else None
+        return task
+
+    def _judge(self, task: Tracked) -> None:
+        """Find the winner among all registers: needed where ranks may have changed or fallen."""
+        task.best = winner(task)
+        task.rank = NO_RANK if task.best is None else rank(task.best, task.received)
+        self._place(task)
+
+    def _place(self, task: Tracked) -> None:
+        if task.waiting:
+            return
+        task.waiting = True
+        self._waiting.append(task)
+        if len(self._waiting) >= self._batch_max:
+            self._bring_up_to_date()
+
+    # ---- the order ---------------------------------------------------------------------------------
+
+    def _bring_up_to_date(self) -> None:
+        """Give all tasks that changed their new places, and drop what is too much."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        self._take_out(waiting)
+        for task in waiting:
+            self._mark(task)
+            self._count(task)
+        waiting.sort(key=_key)
+        self._finished.add([_key(task) for task in waiting if task.finished])
+        self._unfinished.add([_key(task) for task in waiting if not task.finished])
+        _put_in(self._by_name, _grouped((task.name, _key(task)) for task in waiting), self._is_alive)
+        _put_in(self._by_worker, _grouped((task.worker, _key(task)) for task in waiting), self._is_alive)
+        self._evict(len(self._tasks) - self.tasks_max)
+
+    def _mark(self, task: Tracked) -> None:
+        best = task.best
+        assert best is not None, "a task that waits for its place has had an event"
+        task.key = (best.clock, best.at_us, best.hostname, best.pid, task.uuid)
+        task.name, task.worker = name_of(task), worker_of(best)
+        task.finished = best.slot in ENDINGS or task.remembered is not None
+        task.waiting = False
+
+    def _count(self, task: Tracked) -> None:
+        best = task.best
+        assert best is not None
+        if task.remembered is not None and best.slot not in ENDINGS:
+            return
+        state = state_of(best)
+        if state != task.counted:
+            if task.counted is not None:
+                self._counts[task.counted] -= 1
+            self._counts[state] += 1
+            task.counted = state
+
+    def _take_out(self, tasks: Iterable[Tracked]) -> None:
+        """The keys of these die, in all indices that have them."""
+        indexed = [task for task in tasks if task.key is not None]
+        for task in indexed:
+            task.key = None
+        finished = sum(task.finished for task in indexed)
+        self._finished.forget(finished)
+        self._unfinished.forget(len(indexed) - finished)
+        self._leave_groups(indexed)
+
+    def _leave_groups(self, tasks: Sequence[Tracked]) -> None:
+        _take_from(self._by_name, Counter(task.name for task in tasks))
+        _take_from(self._by_worker, Counter(task.worker for task in tasks))
+
+    def _evict(self, count: int) -> None:
+        if count <= 0:
+            return
+        keys = self._finished.take_oldest(count)
+        keys += self._unfinished.take_oldest(count - len(keys))
+        gone = [self._tasks.pop(key[-1]) for key in keys]
+        for task in gone:
+            assert task.counted is not None, "a task that has a place is counted"
+            self._endings.note(task.uuid, task.counted, ended=task.finished)
+        self._leave_groups(gone)
+        self.evicted += len(gone)
+
+    def _ordered(
+        self, name: str | None, worker: str | None, finished: bool | None, newest_first: bool
+    ) -> Iterable[str]:
+        self._bring_up_to_date()
+        indices = (
+            [self._finished, self._unfinished]
+            if finished is None
+            else [self._finished if finished else self._unfinished]
+        )
+        if worker is not None:
+            indices = [self._by_worker[worker]] if worker in self._by_worker else []
+        elif name is not None:
+            indices = [self._by_name[name]] if name in self._by_name else []
+        in_order = [reversed(index) if newest_first else iter(index) for index in indices]
+        for *_, uuid in merged(*in_order, reverse=newest_first):
+            task = self._tasks[uuid]
+            if (name is None or task.name == name) and (finished is None or task.finished == finished):
+                yield uuid
+
+    def _is_alive(self, key: Key) -> bool:
+        task = self._tasks.get(key[4])
+        return task is not None and task.key is key
+
+
+def _key(task: Tracked) -> Key:
+    assert task.key is not None
+    return task.key
+
+
+def _grouped(pairs: Iterable[tuple[str | None, Key]]) -> dict[str, list[Key]]:
+    groups: dict[str, list[Key]] = {}
+    for name, key in pairs:
+        if name is not None:
+            groups.setdefault(name, []).append(key)
+    return groups
+
+
+def _put_in(
+    indices: dict[str, OrderIndex], groups: Mapping[str, Sequence[Key]], is_alive: Callable[[Key], bool]
+) -> None:
+    for name, keys in groups.items():
+        index = indices.get(name)
+        if index is None:
+            index = indices[name] = OrderIndex(is_alive)
+        index.add(keys)
+
+
+def _take_from(indices: dict[str, OrderIndex], counts: Mapping[str | None, int]) -> None:
+    """An index that nobody is left in goes."""
+    for name, count in counts.items():
+        if name is not None:
+            indices[name].forget(count)
+            if not indices[name].live:
+                del indices[name]
