@@ -14,7 +14,9 @@ UmbelError
 │   ├── BadValue               a value that no serializer can carry
 │   └── TooLarge               over a size, depth or number limit
 ├── BrokerError                the broker did not do what was asked
-│   ├── BrokerUnavailable      cannot be reached or opened; nothing was changed
+│   ├── BrokerUnavailable      cannot be reached or opened
+│   │   ├── AccessRefused      wrong user, password or database: trying again does not help
+│   │   └── BufferFull         too much is kept for a broker that is away
 │   ├── StorageFull            no room left; nothing was changed
 │   ├── NotSupported           this broker declares that it cannot do this
 │   └── RevokesFull            the durable revoke record reached its limit
@@ -106,6 +108,14 @@ class BrokerError(UmbelError):
 
 
 class BrokerUnavailable(BrokerError):
+    pass
+
+
+class AccessRefused(BrokerUnavailable):
+    pass
+
+
+class BufferFull(BrokerUnavailable):
     pass
 
 

@@ -19,6 +19,7 @@ from umbel.app.child_logs import set_up_child_logging
 from umbel.app.control import Control
 from umbel.app.eager import EagerBackend, EagerRunner
 from umbel.app.options import TaskKeywords, options_from
+from umbel.app.publishing import patiently, publish
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
 from umbel.app.routing import Router
@@ -212,8 +213,7 @@ class App:
             request.sent(one.task_id for one in prepared)
         if runner is not None:
             runner.run(outgoing)
-        else:
-            self.producer.publish(outgoing)
+        elif publish(self.producer, outgoing, self.settings, request):
             self._tell_sent(outgoing)
         if self.signals.after_task_publish:
             for one in prepared:
@@ -233,7 +233,8 @@ class App:
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
         """Record that these tasks must not start; it holds although no worker is up."""
         now = time()
-        self.producer.revoke([Revoke(one, now, expires_at) for one in task_ids])
+        revokes = [Revoke(one, now, expires_at) for one in task_ids]
+        patiently(lambda: self.producer.revoke(revokes), self.settings.publish_timeout_s)
 
     # -- results ---------------------------------------------------------------------------------
 

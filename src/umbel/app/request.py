@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from umbel.wire.message import Outgoing
 from umbel.wire.task import TaskCall
 
 
@@ -35,6 +36,8 @@ class Request:
     is_eager: bool = False
     children: list[str] = field(default_factory=list)
     call: TaskCall | None = None
+    unsent: list[Outgoing] = field(default_factory=list)  # kept for a broker that is away
+    try_again_at: float = 0.0  # on the monotonic clock
 
     def sent(self, task_ids: Iterable[str]) -> None:
         """Note tasks that this one sent."""

@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from umbel.app.options import TaskOptions, checked_priority
+from umbel.app.publishing import patiently
 from umbel.app.request import Request
 from umbel.app.routing import NAMES_MAX, Router
 from umbel.app.settings import Settings
@@ -285,7 +286,8 @@ def _reply_to(app: Sender, options: SendOptions, standing: Standing, *, wants_re
     if not wants_result or not standing.sends_results:
         return ""
     backend = app.backend
-    return backend.reply_to if isinstance(backend, Addressed) else ""
+    timeout_s = standing.settings.publish_timeout_s
+    return patiently(lambda: backend.reply_to if isinstance(backend, Addressed) else "", timeout_s)
 
 
 def _refuse_unknown(name: str, options: Mapping[str, Any]) -> None:

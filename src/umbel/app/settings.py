@@ -45,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     task_send_sent_event: bool = False
     task_send_events: bool = False  # the worker's -E
     message_max_bytes: int = 16 * 1024 * 1024
+    publish_timeout_s: float = 4.0  # while the broker is away a sender waits so long; 0: not at all
+    publish_buffer_max: int = 1000  # messages that a running task may keep meanwhile
 
     result_expires_s: float = 86_400.0
     result_extended: bool = False
@@ -63,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gossip_interval_s: float = 5.0
     gossip_mode: Literal["auto", "full", "observed"] = "auto"
 
+    connect_timeout_s: float = 4.0  # for the broker to answer, or the embedded one's file to be free
     lease_s: float = 10.0  # a worker silent for so long loses its messages to the others
     storage_max_bytes: int | None = None  # of the embedded broker's file
     event_log_max: int = 1_000_000
@@ -72,6 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return BrokerSettings(
             url=self.broker,
             lease_s=self.lease_s,
+            connect_timeout_s=self.connect_timeout_s,
             result_expires_s=self.result_expires_s,
             event_log_max=self.event_log_max,
             event_log_retention_s=self.event_log_retention_s,
@@ -85,6 +89,9 @@ _AT_LEAST: Mapping[str, float] = {
     "worker_prefetch_max": 1,
     "task_max_deliveries": 1,
     "message_max_bytes": 1024,
+    "publish_timeout_s": 0,
+    "publish_buffer_max": 0,
+    "connect_timeout_s": 0.01,
     "lease_s": 0.1,
     "heartbeat_interval_s": 0.05,
     "gossip_interval_s": 0.05,

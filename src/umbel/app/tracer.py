@@ -39,7 +39,7 @@ from umbel.errors import (
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import Job, Outcome
 from umbel.protocol.states import FAILURE, RETRY, STARTED, SUCCESS
-from umbel.wire.message import StoredResult
+from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure, encode_state, encode_success, exception_map
 from umbel.wire.task import TaskCall, decode_task, show_args, show_kwargs, show_value
 from umbel.wire.values import encode_json
@@ -103,7 +103,7 @@ class Tracer:
                     state=outcome.kind,
                     value=value,
                 )
-        return outcome
+        return outcome if not request.unsent else _with_unsent(outcome, request.unsent)
 
     def _tell_started(self, request: Request) -> None:
         """For display only, so a backend that is away does not stop the task."""
@@ -260,6 +260,11 @@ class _Run:
             not_before=due,
             **fields,
         )
+
+
+def _with_unsent(outcome: Outcome, unsent: list[Outgoing]) -> Outcome:
+    """What the task sent while the broker was away goes out with its end, however it ended."""
+    return replace(outcome, follow_ups=[*unsent, *outcome.follow_ups])
 
 
 def _traceback_text(error: BaseException) -> str:

@@ -13,8 +13,7 @@ import msgspec
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.replies import AccessRefused
-from umbel.errors import BrokerUnavailable
+from umbel.errors import AccessRefused, BrokerUnavailable
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.states import PENDING, READY_STATES
 from umbel.wire.message import StoredResult

@@ -88,12 +88,14 @@ class Endings:
         self._log_ending(held, outcome)
         results = self._addressed(held, outcome.results)
         if outcome.kind == "requeued":
+            self._settler.report((), outcome.follow_ups)
             self.give_back(held, ran=True, not_before=time() + REQUEUE_PAUSE_S)
         elif held.run.rules.acks_early:
             self._settler.report(results, outcome.follow_ups)
         elif outcome.kind == "rejected":
             self._counters.buried += 1
-            self._settler.add(Bury(tag, outcome.summary or "rejected by the task", results=results))
+            reason = outcome.summary or "rejected by the task"
+            self._settler.add(Bury(tag, reason, results=results, follow_ups=outcome.follow_ups))
         else:
             self._settler.add(Ack(tag, results, outcome.follow_ups))
 

@@ -9,7 +9,7 @@ person can act on: a wrong password does not become right by waiting.
 """
 
 from umbel.brokers.amqp.location import Location
-from umbel.errors import BrokerError, BrokerUnavailable
+from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable
 
 _ACCESS_REFUSED, _NOT_ALLOWED = 403, 530
 _FORCED, _RESOURCE_ERROR, _INTERNAL_ERROR = 320, 506, 541
@@ -56,7 +56,8 @@ def connection_refusal(location: Location, code: int, text: str) -> BrokerUnavai
     """What a connection that the server closed means."""
     if code in (_FORCED, _INTERNAL_ERROR) or (code == _NOT_ALLOWED and text.endswith(_HOST_NOT_YET)):
         return BrokerStarting(location, code, text)
-    return BrokerUnavailable(_remedy(location, code, text))
+    refused = AccessRefused if code in (_ACCESS_REFUSED, _NOT_ALLOWED) else BrokerUnavailable
+    return refused(_remedy(location, code, text))
 
 
 def unreachable(location: Location, error: BaseException | str) -> BrokerUnavailable:

@@ -19,9 +19,9 @@ import msgspec
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import declare, parkable
-from umbel.brokers.redis.replies import AccessRefused, ServerRefused
+from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.redis.scripts import script
-from umbel.errors import BrokerError
+from umbel.errors import AccessRefused, BrokerError
 from umbel.protocol.coordination import (
     Busy,
     Closed,

@@ -1,7 +1,7 @@
 """RedisProducer: publishing from any thread, before or after a fork, in one round trip.
 
-While the server cannot be reached, a call is tried again for as long as the connect time-out; then
-it raises. A call whose connection broke before the reply may be sent twice: at least once.
+While the server cannot be reached, `publish` raises, and another call is tried again for as long as
+the connect time-out. A call whose connection broke before the reply may be sent twice: at least once.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,8 @@ class RedisProducer:
             return
         commands = push(self._keys, batch)
         queues = {outgoing.queue for outgoing in batch}
-        self._pool.use(lambda connection: self._publish(connection, queues, commands))
+        # Who waits for a server that is away, and how long, is decided in front of this.
+        self._pool.use(lambda connection: self._publish(connection, queues, commands), patience_s=0.0)
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
         for batch in revokes_to_record(self._keys, revokes, self._settings.revokes_max):

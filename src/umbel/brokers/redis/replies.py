@@ -5,17 +5,13 @@ from typing import Any
 import hiredis
 
 from umbel.brokers.redis.address import Address
-from umbel.errors import BrokerError, BrokerUnavailable, StorageFull
+from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable, StorageFull
 
 NO_SCRIPT = "NOSCRIPT"
 
 
 class ServerRefused(BrokerError):
     """An error reply that is about the command, not about the server's state."""
-
-
-class AccessRefused(BrokerUnavailable):
-    """Asking again does not help: the password, the user or the database number is wrong."""
 
 
 def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:

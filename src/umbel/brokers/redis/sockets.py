@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import hiredis
 
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.replies import NO_SCRIPT, AccessRefused, checked, handshake, not_redis, unreachable
+from umbel.brokers.redis.replies import NO_SCRIPT, checked, handshake, not_redis, unreachable
 from umbel.brokers.redis.scripts import Script
-from umbel.errors import BrokerUnavailable
+from umbel.errors import AccessRefused, BrokerUnavailable
 from umbel.protocol.retry import reconnect_wait_s
 
 T = TypeVar("T")
@@ -142,15 +142,19 @@ class SocketPool:
         self._idle: deque[SocketConnection] = deque(maxlen=IDLE_MAX)
         self._process = os.getpid()
 
-    def use(self, work: Callable[[SocketConnection], T]) -> T:
+    def use(self, work: Callable[[SocketConnection], T], *, patience_s: float | None = None) -> T:
         """Do the work on a connection, again on a new one if it fails, for a bounded time.
 
         Work that failed after it was sent may have been done, and is then done twice. Work that
         went well for long, as waiting does, has the whole time again when its connection breaks.
+        A connection that ended while it was idle says nothing about the server, so the work is
+        begun anew at once.
         """
         ends, failures = 0.0, 0
+        patience_s = self._timeout_s if patience_s is None else patience_s
         while True:
             began = time.monotonic()
+            was_idle = bool(self._idle)
             try:
                 with self.connection() as connection:
                     return work(connection)
@@ -159,9 +163,12 @@ class SocketPool:
             except BrokerUnavailable:
                 now = time.monotonic()
                 if now - began > 2 * self._timeout_s:
-                    ends, failures = now + self._timeout_s, 0
+                    ends, failures = now + patience_s, 0
+                elif was_idle and not failures and now - began < self._timeout_s:
+                    self.close()
+                    continue
                 elif not failures:
-                    ends = began + self._timeout_s
+                    ends = began + patience_s
                 failures += 1
                 self._turn += 1
                 self.close()  # what was idle meanwhile has most likely ended too
