@@ -41,7 +41,6 @@ UmbelError
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any, Self
 
 
@@ -55,8 +54,8 @@ class ConfigurationError(UmbelError):
 
 class UnknownSetting(ConfigurationError):
     def __init__(self, name: str, known: Iterable[str], *, source: str) -> None:
-        near = get_close_matches(name, list(known), n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = nearest(name, known, cutoff=0.5)
+        hint = f"; did you mean {near!r}?" if near else ""
         super().__init__(f"unknown setting {name!r} in {source}{hint}")
 
 
@@ -221,3 +220,10 @@ class Reject(TaskControl):
         super().__init__(reason)
         self.reason = reason
         self.requeue = requeue
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The known name that was probably meant; "" if none is near."""
+    from difflib import get_close_matches  # a fifth of a megabyte that only errors need
+
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")

@@ -1,6 +1,7 @@
 """-A, from what a user typed to an app. Modules have names of their own, because imports stay."""
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,3 +120,18 @@ def test_children_load_the_same_app_by_what_they_are_handed() -> None:
     loaded = load_app(found.spec.target, *found.spec.search_path)
     assert isinstance(loaded, App)
     assert loaded is found.app
+
+
+def test_what_every_child_loads_leaves_out_what_few_tasks_need() -> None:
+    """A child is as large as what it has imported: an event loop and TLS are a quarter of it."""
+    costly = ["asyncio", "ssl", "hashlib", "pickle", "difflib", "lzma", "umbel.protocol.coordination"]
+    program = (
+        "import sys, umbel.pools.prefork.forkserver, umbel.app.loading\n"
+        "app = umbel.App('a', broker='amqp://localhost//')\n"
+        "@app.task\ndef plain(): ...\n"
+        f"print([name for name in {costly} if name in sys.modules])\n"
+        "@app.task\nasync def waits(): ...\n"
+        "print('asyncio' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "True"]

@@ -6,17 +6,18 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
+from importlib import import_module
 from inspect import iscoroutinefunction
 from pathlib import Path
 from threading import Lock
 from time import time
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from umbel.app import chords, groups  # noqa: F401 (they make themselves known to canvas)
 from umbel.app.builtins import builtin_tasks
 from umbel.app.canvas import Signature, signature_from
 from umbel.app.child_logs import set_up_child_logging
-from umbel.app.control import Control
 from umbel.app.eager import EagerBackend, EagerRunner
 from umbel.app.options import TaskKeywords, options_from
 from umbel.app.publishing import patiently, publish
@@ -37,6 +38,9 @@ from umbel.control.panel import UsersPanel
 from umbel.errors import ConfigurationError
 from umbel.pools.interface import ChildContext, Runner
 from umbel.wire.message import Outgoing
+
+if TYPE_CHECKING:
+    from umbel.app.control import Control
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,7 +84,6 @@ class App:
         self.signals = Signals()
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.panel = UsersPanel()
-        self.control = Control(self)
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
@@ -90,6 +93,13 @@ class App:
         self._tracer: Tracer | None = None
         self._node = ""
         self._builtins = builtin_tasks(self)
+
+    @cached_property
+    def control(self) -> "Control":
+        """Ask workers, and tell them what to do."""
+        from umbel.app.control import Control  # with an event loop, which few apps and no child need
+
+        return Control(self)
 
     # -- defining tasks --------------------------------------------------------------------------
 
@@ -123,6 +133,8 @@ class App:
             if known is not None and _home(known.run) != _home(function):
                 raise ConfigurationError(f"two tasks are named {name!r}; give one of them another name=")
             kind = AsyncTask if iscoroutinefunction(function) else Task
+            if kind is AsyncTask:
+                import_module("asyncio")  # now, so that a worker's children share one copy of it
             self.tasks[name] = kind(self, name, function, made)
             return self.tasks[name]
 
@@ -262,7 +274,8 @@ class App:
 
     def close(self) -> None:
         """Close what was opened; the app opens it again when it is needed."""
-        self.control.close()
+        if "control" in vars(self):
+            self.control.close()
         with self._opening:
             for opened in (self._producer, self._backend, self._always_eager):
                 if opened is not None:

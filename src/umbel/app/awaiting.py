@@ -4,17 +4,22 @@ A child keeps one loop for all its async tasks, so that clients made on it (conn
 can be kept too. Where a loop already runs in this thread (eager mode inside async code, an errback
 in the worker's main process), or the lasting one is busy in another thread, the coroutine gets a
 loop of its own.
+
+asyncio is imported when the first coroutine comes: with the TLS library that it brings along it is
+a quarter of what a child would take, and most apps have no async task.
 """
 
-import asyncio
 import contextvars
+import sys
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from umbel.errors import SoftTimeLimitExceeded, TaskError
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class LastingLoop:
@@ -29,6 +34,8 @@ class LastingLoop:
             return run_to_end(coroutine)
         try:
             if self._runner is None:
+                import asyncio
+
                 self._runner = asyncio.Runner()
             with cancelled_is_failed():
                 return self._runner.run(coroutine, context=contextvars.copy_context())
@@ -48,6 +55,9 @@ class LastingLoop:
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run it on a loop of its own, with the context variables of the caller."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
     context = contextvars.copy_context()
     with cancelled_is_failed():
         if not _a_loop_runs_here():
@@ -65,7 +75,7 @@ def cancelled_is_failed() -> Iterator[None]:
     """
     try:
         yield
-    except asyncio.CancelledError as error:
+    except cancelled_type() as error:
         raise cancelled_from_within() from error
 
 
@@ -73,7 +83,21 @@ def cancelled_from_within() -> TaskError:
     return TaskError("cancelled from within: it awaited something that had been cancelled")
 
 
+def cancelled_type() -> type[BaseException]:
+    """asyncio's CancelledError. Nobody can have raised it where asyncio is not loaded."""
+    exceptions = sys.modules.get("asyncio.exceptions")
+    return _Never if exceptions is None else exceptions.CancelledError
+
+
+class _Never(BaseException):
+    """Is not raised."""
+
+
 def _a_loop_runs_here() -> bool:
+    if "asyncio" not in sys.modules:
+        return False
+    import asyncio
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 import msgspec
 
-from umbel.errors import ConfigurationError
+from umbel.errors import ConfigurationError, nearest
 from umbel.protocol.rate import parse_rate
 from umbel.protocol.retry import RetryPolicy
 
@@ -96,8 +95,8 @@ def checked_priority(priority: Any) -> Any:
 def _refuse_unknown(task: str, given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in _TYPES:
-            near = get_close_matches(name, list(_TYPES), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            near = nearest(name, _TYPES)
+            hint = f"; did you mean {near!r}?" if near else ""
             raise TypeError(f"unknown option {name!r} of task {task!r}{hint}")
 
 

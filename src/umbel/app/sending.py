@@ -8,7 +8,6 @@ thing: the call's option, then the task's own, then the route, then the app's de
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from functools import lru_cache
 from os import getpid, urandom
 from time import time
@@ -24,7 +23,7 @@ from umbel.app.routing import NAMES_MAX, Router
 from umbel.app.settings import Settings
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
-from umbel.errors import TooLarge
+from umbel.errors import TooLarge, nearest
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.task import (
     Embed,
@@ -293,8 +292,8 @@ def _reply_to(app: Sender, options: SendOptions, standing: Standing, *, wants_re
 def _refuse_unknown(name: str, options: Mapping[str, Any]) -> None:
     if name in (options.get("stamped_headers") or ()):
         return
-    near = get_close_matches(name, sorted(_OPTION_NAMES), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, sorted(_OPTION_NAMES))
+    hint = f"; did you mean {near!r}?" if near else ""
     raise TypeError(f"unknown option {name!r} for sending a task{hint}")
 
 

@@ -8,7 +8,6 @@ A name nobody knows or a value of the wrong type is refused at once, with the ne
 """
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -206,6 +205,8 @@ def _find_table(start: Path) -> tuple[Path | None, Mapping[str, Any]]:
 
 
 def _table(path: Path) -> Mapping[str, Any] | None:
+    import tomllib  # where there is no file, there is nothing to read it with
+
     try:
         with path.open("rb") as file:
             found: Any = tomllib.load(file)

@@ -8,7 +8,6 @@ and never raises because of what a task or a message did.
 import logging
 import os
 import traceback as tracebacks
-from asyncio import CancelledError
 from inspect import iscoroutine
 from random import random
 from time import perf_counter, time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from umbel.app.awaiting import LastingLoop, cancelled_from_within
+from umbel.app.awaiting import LastingLoop, cancelled_from_within, cancelled_type
 from umbel.app.chords import part_ended
 from umbel.app.follow_ups import (
     after_failure,
@@ -118,7 +117,7 @@ class Tracer:
         args = (task, *call.args) if task.options.bind else call.args
         try:  # not cancelled_is_failed(): every task passes here, and a generator costs as much as some
             value = task.run(*args, **call.kwargs)
-        except CancelledError as error:
+        except cancelled_type() as error:
             raise cancelled_from_within() from error
         # A decorated `async def` may look like a plain function that returns a coroutine.
         return self._loop.run(value) if iscoroutine(value) else value

@@ -1,7 +1,6 @@
 """`umbel call`: send a task from the shell."""
 
 import json
-from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -50,11 +49,12 @@ def command(
 ) -> int:
     """Send TASK. Each of ARGS is read as JSON, or as text where it is not JSON."""
     from umbel.app.loading import find_app
+    from umbel.errors import nearest
 
     app = find_app(app_name).app
     if task not in app.tasks and not unregistered:
-        near = get_close_matches(task, list(app.tasks), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(app.tasks)) or 'none'}"
+        near = nearest(task, app.tasks)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(app.tasks)) or 'none'}"
         raise click.UsageError(
             f"no task named {task!r} in this app; {hint} (--unregistered sends it all the same)"
         )

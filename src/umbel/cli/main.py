@@ -5,13 +5,12 @@ answers in a moment. Whatever Umbel itself finds wrong ends here as one line and
 """
 
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 
 import click
 
 from umbel.cli import exits
-from umbel.errors import BrokerUnavailable, ConfigurationError, UmbelError
+from umbel.errors import BrokerUnavailable, ConfigurationError, UmbelError, nearest
 from umbel.version import VERSION
 
 COMMANDS = {
@@ -42,9 +41,9 @@ class LazyCommands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # click guesses among the commands it has loaded, which here are none.
-        near = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, n=1)
+        near = "" if args[0] in COMMANDS else nearest(args[0], COMMANDS)
         if near:
-            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx)
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near!r}?", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

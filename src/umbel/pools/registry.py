@@ -1,17 +1,16 @@
 """Pools by name."""
 
 from collections.abc import Callable
-from difflib import get_close_matches
 
-from umbel.errors import BadSetting
+from umbel.errors import BadSetting, nearest
 from umbel.pools.interface import Pool, PoolSettings
 
 
 def make_pool(name: str, settings: PoolSettings) -> Pool:
     make = _POOLS.get(name)
     if make is None:
-        near = get_close_matches(name, _POOLS, n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(_POOLS)}"
+        near = nearest(name, _POOLS, cutoff=0.3)
+        hint = f"did you mean {near!r}?" if near else f"known are {', '.join(_POOLS)}"
         raise BadSetting("pool", name, f"there is no such pool; {hint}", source="the worker's options")
     return make(settings)
 

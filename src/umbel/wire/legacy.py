@@ -14,7 +14,6 @@ import msgspec
 
 from umbel.errors import BadMessage
 from umbel.wire.call import Embed, TaskHeaders, completed, encode_body, encode_headers, read_header_map
-from umbel.wire.compression import decompress
 from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size
 from umbel.wire.message import JSON_CONTENT, Message
 from umbel.wire.show import brief
@@ -111,6 +110,8 @@ def body_bytes(message: Message, compression: object, limits: Limits) -> bytes:
         return message.body
     if not isinstance(compression, str):
         raise BadMessage(f"header 'compression' is {brief(compression)}")
+    from umbel.wire.compression import decompress  # three libraries that few messages need
+
     return decompress(message.body, compression, limits=limits)
 
 

@@ -22,7 +22,6 @@ from umbel.wire.call import (
     read_header_map,
     read_headers,
 )
-from umbel.wire.compression import compress
 from umbel.wire.instant import format_instant, parse_instant
 from umbel.wire.legacy import body_bytes, check_kwargs, read_body_map, read_embed, to_v2
 from umbel.wire.limits import DEFAULT_LIMITS, Limits
@@ -67,6 +66,8 @@ def encode_task(
     headers = completed(call.headers, call.args, call.kwargs)
     mime: str | msgspec.UnsetType = msgspec.UNSET
     if compression is not None:
+        from umbel.wire.compression import compress  # three libraries that few messages need
+
         mime, body = compress(body, compression)
     if headers.compression is not mime or headers.redelivered is not msgspec.UNSET:
         headers = msgspec.structs.replace(headers, compression=mime, redelivered=msgspec.UNSET)

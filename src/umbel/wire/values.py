@@ -8,7 +8,6 @@ Two things are not carried: NaN and the infinities, which JSON does not have (Py
 writes them as words that other readers refuse), and maps that look exactly like a typed value.
 """
 
-import pickle
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -188,6 +187,8 @@ def _encode_pickle(value: object, root: str) -> bytes:
     def refuse(error: Exception) -> bytes:
         raise BadValue(f"{root}: pickle cannot send it: {error!r}") from error
 
+    import pickle  # few use it, and it is a third of a megabyte in every process
+
     data = attempt(pickle.dumps, value, refuse)
     check_size(root, len(data), DEFAULT_LIMITS)
     return data
@@ -196,6 +197,8 @@ def _encode_pickle(value: object, root: str) -> bytes:
 def _decode_pickle(data: bytes, limits: Limits) -> Any:
     def refuse(error: Exception) -> Any:
         raise BadMessage(f"pickled data cannot be decoded: {error!r}") from error
+
+    import pickle
 
     check_size("the pickled data", len(data), limits)
     return attempt(pickle.loads, data, refuse)
