@@ -56,6 +56,12 @@ class State:
         self.revoked += task_ids
         self.recorded += [] if is_recorded else task_ids
 
+    async def hello(self, said: Mapping[str, Any]) -> Any:
+        return None
+
+    def members(self) -> Sequence[Mapping[str, Any]]:
+        return []
+
     def elect(self, request: Mapping[str, Any]) -> None:
         self.elections.append(request)
 

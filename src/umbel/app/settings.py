@@ -60,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     heartbeat_interval_s: float = 2.0  # at least; it grows with the cluster
     without_heartbeat: bool = False
     without_mingle: bool = False
+    mingle_wait_s: float = 1.0  # a starting worker waits so long for its peers' hello, at most
     without_gossip: bool = False
     gossip_interval_s: float = 5.0
     gossip_mode: Literal["auto", "full", "observed"] = "auto"
@@ -94,6 +95,7 @@ _AT_LEAST: Mapping[str, float] = {
     "lease_s": 0.1,
     "heartbeat_interval_s": 0.05,
     "gossip_interval_s": 0.05,
+    "mingle_wait_s": 0.01,
     "result_expires_s": 0,
     "worker_grace_s": 0,
     "event_log_max": 1,

@@ -74,6 +74,7 @@ def make_worker(
         heartbeat_interval_s=settings.heartbeat_interval_s,
         without_heartbeat=settings.without_heartbeat,
         without_mingle=settings.without_mingle,
+        mingle_wait_s=settings.mingle_wait_s,
         without_gossip=settings.without_gossip,
         gossip_interval_s=settings.gossip_interval_s,
         gossip_mode=GossipMode(settings.gossip_mode),

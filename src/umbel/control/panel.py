@@ -15,6 +15,7 @@ from umbel.errors import ConfigurationError
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 Argument = tuple[str, type]
 READ_ONLY, EVERYTHING = "read-only", "all"
+NO_ANSWER = object()  # returned by a handler that leaves the answer to others
 
 
 @dataclass(frozen=True, slots=True)

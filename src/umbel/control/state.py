@@ -37,6 +37,14 @@ class ControlState(Protocol):
         """They must not start from now on, here and, through the durable record, anywhere."""
         ...
 
+    async def hello(self, said: Mapping[str, Any]) -> Any:
+        """Take in what a node says that starts; what it is to know, or NO_ANSWER."""
+        ...
+
+    def members(self) -> Sequence[Mapping[str, Any]]:
+        """Every node that this one knows, itself included."""
+        ...
+
     def elect(self, request: Mapping[str, Any]) -> None:
         """Take part in an election, as far as this worker holds elections."""
         ...

@@ -61,6 +61,22 @@ def introduction(member: Member) -> list[Any]:
     return [member.node, member.inc, member.pid, member.clock, member.freq_s, member.software]
 
 
+def describe(member: Member, now: float) -> dict[str, Any]:
+    """A member as the command `members` shows it; times as ages, because clocks differ."""
+    return {
+        "node": member.node,
+        "state": member.state.value,
+        "software": member.software or "unknown",
+        "pid": member.pid,
+        "incarnation": member.inc,
+        "clock": member.clock,
+        "freq_s": member.freq_s,
+        "silent_s": round(max(0.0, now - member.last_heard), 1),
+        "since_s": round(max(0.0, now - member.since), 1),
+        "reason": member.reason,
+    }
+
+
 def read_introduction(named: object) -> Introduced | None:
     if not isinstance(named, list) or len(named) < 6:
         return None

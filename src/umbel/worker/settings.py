@@ -43,6 +43,7 @@ class WorkerSettings:
     heartbeat_interval_s: float = 2.0
     without_heartbeat: bool = False
     without_mingle: bool = False
+    mingle_wait_s: float = 1.0
     without_gossip: bool = False
     gossip_interval_s: float = 5.0
     gossip_mode: GossipMode = GossipMode.AUTO

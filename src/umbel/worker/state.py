@@ -7,13 +7,17 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from umbel.brokers.interface import Revoke
+from umbel.control.panel import NO_ANSWER
 from umbel.control.state import Elect
 from umbel.errors import NotSupported
 from umbel.protocol.clock import LamportClock
 from umbel.protocol.delivery import TaskRules
+from umbel.wire.gossip import describe
 from umbel.worker.context import WorkerContext
 from umbel.worker.steps.events import Events
+from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.heart import Heart
+from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.tasks import Tasks
 
 REVOKE_RETENTION_S = 7 * 86_400.0
@@ -26,6 +30,8 @@ class WorkerState:
         self._heart = heart
         self._tasks = tasks
         self.elections: Elect | None = None  # set by the step that holds elections
+        self.mingle: Mingle | None = None  # likewise
+        self.gossip: Gossip | None = None
 
     @property
     def node(self) -> str:
@@ -59,6 +65,16 @@ class WorkerState:
             self._tasks.revoked.add(task_id, expires_at, now)
         if task_ids and not is_recorded:
             await self._context.broker.revoke([Revoke(one, now, expires_at) for one in task_ids])
+
+    async def hello(self, said: Mapping[str, Any]) -> Any:
+        assert self.mingle is not None, "a worker has its steps before it answers"
+        asker = str(said.get("from_node"))
+        if asker == self.node or (self.gossip is not None and not self.gossip.should_answer(asker)):
+            return NO_ANSWER
+        return await self.mingle.answer(said)
+
+    def members(self) -> Sequence[Mapping[str, Any]]:
+        return [] if self.gossip is None else [describe(one, time()) for one in self.gossip.members()]
 
     def elect(self, request: Mapping[str, Any]) -> None:
         if self.elections is None:

@@ -48,14 +48,17 @@ class Worker:
         self._tasks = Tasks(self._context, TaskEvents(events))
         self._state = WorkerState(self._context, events, heart, self._tasks)
         self._control = Control(self._context, events.clock, self._state)
+        mingle = Mingle(self._context, events, self._control, self._tasks)
+        gossip = Gossip(self._context, events, heart, self._control, mingle)
+        self._state.mingle, self._state.gossip = mingle, gossip
         self._steps: list[Step] = [
             Connection(self._context),
             PoolStep(self._context, self._tasks),
             events,
             heart,
             self._control,
-            Mingle(self._context, events),
-            Gossip(self._context, events, heart),
+            mingle,
+            gossip,
             self._tasks,
             Health(self._context, self._tasks),
             Watchdog(self._context),

@@ -13,15 +13,15 @@ TASK_ID_MAX = 1000
 
 
 @panel.inspect_command(args=[("from_node", str)], hidden=True)
-async def hello(state: ControlState, from_node: str, revoked: Any = None, **_: Any) -> dict[str, Any] | None:
+async def hello(state: ControlState, from_node: str, revoked: Any = None, **more: Any) -> Any:
     """A node that starts asks what it must know, and says what it knows."""
-    if from_node == state.node:
-        return None
-    known = set(state.revoked_ids())
-    news = [one for one in ids_in(revoked) if one not in known]
-    if news:
-        await state.revoke(news, is_recorded=False)
-    return {"revoked": list(state.revoked_ids()), "clock": state.clock.forward()}
+    return await state.hello({**more, "from_node": from_node, "revoked": revoked})
+
+
+@panel.inspect_command
+def members(state: ControlState, **_: Any) -> list[Any]:
+    """Every node that this one knows, and what it knows of it."""
+    return list(state.members())
 
 
 @panel.control_command(variadic="task_id", signature="ID [ID ...]")

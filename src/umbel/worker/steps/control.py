@@ -20,7 +20,7 @@ from typing import Any
 from umbel.brokers.interface import Broadcast
 from umbel.control.client import Asker
 from umbel.control.commands import builtin_panel
-from umbel.control.panel import Command, Panel, refusal
+from umbel.control.panel import NO_ANSWER, Command, Panel, refusal
 from umbel.control.state import ControlState
 from umbel.errors import BrokerError, WireError
 from umbel.pools.guard import Raised, Returned, call_guarded
@@ -195,7 +195,7 @@ class Control(Step):
                 "a command failed", extra={"command": command.name}, exc_info=_unless_ours(happened.error)
             )
             self._answer(request, {"error": repr(happened.error)})
-        elif command.is_answered:
+        elif command.is_answered and happened.value is not NO_ANSWER:
             self._answer(request, happened.value)
 
     # -- replies ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ they are queued, and when the queue is full the newest is dropped and counted.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from time import time
 from typing import Any
 
@@ -23,6 +24,7 @@ log = logging.getLogger("umbel.worker.events")
 QUEUE_MAX = 10_000
 BATCH_MAX = 200
 RECORDER_CHECK_S = 2.0
+HEARTBEAT = "worker-heartbeat"
 
 
 class Events(Step):
@@ -37,6 +39,7 @@ class Events(Step):
         self._recorded = False
         self._waiting: list[dict[str, Any]] = []
         self._arrived = asyncio.Event()
+        self._recovered: list[Callable[[], None]] = []
         self._sending = asyncio.Lock()
         self._stamper = EventStamper(
             hostname=context.identity.node,
@@ -93,6 +96,10 @@ class Events(Step):
         self._waiting.append(self._stamper.stamp(event_type, fields, at=time() if at is None else at))
         self._arrived.set()
 
+    def on_recovery(self, callback: Callable[[], None]) -> None:
+        """Be called when the broker takes events again, after it did not."""
+        self._recovered.append(callback)
+
     async def _send_on(self) -> None:
         failing = False
         while True:
@@ -101,13 +108,24 @@ class Events(Step):
             try:
                 async with self._sending:
                     await self._send_waiting()
+                if failing:
+                    log.info("events are sent again")
+                    for callback in self._recovered:
+                        callback()
                 failing = False
             except BrokerError as error:
                 if not failing:
                     log.error("events cannot be sent; keeping them", extra={"why": str(error)})
                 failing = True
+                self._drop_old_beats()
                 self._arrived.set()
                 await asyncio.sleep(1.0)
+
+    def _drop_old_beats(self) -> None:
+        """Of the heartbeats that wait only the last says anything."""
+        beats = [event for event in self._waiting if event["type"] == HEARTBEAT]
+        self._waiting = [event for event in self._waiting if event["type"] != HEARTBEAT] + beats[-1:]
+        self._context.counters.events_dropped += len(beats[:-1])
 
     async def _send_waiting(self) -> None:
         while self._waiting:

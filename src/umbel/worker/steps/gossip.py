@@ -9,7 +9,7 @@ Other steps ask `members()`, are told of changes by `on_change` and get the even
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from random import random, uniform
 from time import monotonic, time
 from typing import Any
@@ -20,6 +20,7 @@ from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
 from umbel.protocol.gossip import Membership
 from umbel.protocol.gossip_events import (
     Accuse,
+    Answered,
     Change,
     Cleared,
     Condemn,
@@ -40,20 +41,23 @@ from umbel.protocol.gossip_events import (
     Suspected,
 )
 from umbel.protocol.gossip_mode import GossipMode, patterns_for
+from umbel.protocol.pidbox import Known
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.event import decode_events
-from umbel.wire.gossip import LOST, SUSPECT, read_worker_event, subject_fields
+from umbel.wire.gossip import LOST, SUSPECT, introduction, read_worker_event, subject_fields
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.driver import drive
 from umbel.worker.node_hooks import NodeHooks
+from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.heart import Heart
+from umbel.worker.steps.mingle import Mingle
 
 log = logging.getLogger("umbel.worker.gossip")
 
 INBOX_MAX = 10_000
-PROBES_MAX = 16
+ASKING_MAX = 32
 PROBE_TIMEOUT_S = 2.0
 COMPLAINT_EVERY_S = 60.0
 # Celery's nodes do not move their clocks by these, and an election's order rests on that.
@@ -64,18 +68,24 @@ class Gossip(Step):
     name = "gossip"
     requires = ("mingle", "heart")
 
-    def __init__(self, context: WorkerContext, events: Events, heart: Heart) -> None:
+    def __init__(
+        self, context: WorkerContext, events: Events, heart: Heart, control: Control, mingle: Mingle
+    ) -> None:
         super().__init__()
         self._context = context
         self._events = events
         self._heart = heart
+        self._control = control
+        self._mingle = mingle
+        mingle.introduce = self._tell
+        mingle.members = self._introductions
         identity = context.identity
         self._machine = Membership(identity.node, identity.incarnation, identity.pid, uniform)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
         self._listeners: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         self._watchers: list[Callable[[Change], None]] = []
         self._hooks = NodeHooks(context.settings.node_hooks)
-        self._probing: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[None]] = set()
         self._complained_at = -COMPLAINT_EVERY_S
         self._entered = asyncio.Event()
         self.undecodable = 0
@@ -105,6 +115,10 @@ class Gossip(Step):
         log.debug("strained", extra={"why": reason})
         self._tell(Strained(reason))
 
+    def should_answer(self, node: str) -> bool:
+        """Whether this node answers the other's hello: all do in a small cluster, else a few."""
+        return True
+
     # -- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -116,13 +130,32 @@ class Gossip(Step):
             log.warning("gossip is off: transport %s has no fan-out", capabilities.transport)
             return
         self._heart.on_lag = self.strained
+        self._events.on_recovery(lambda: self.strained("broker reconnected"))
+        self._control.members = self._known
         self.run_in_background(drive(self._machine, self._inbox, self._perform))
         self.run_in_background(self._listen())
 
     async def stop(self) -> None:
         await self.end_background()
-        for task in self._probing:
+        for task in self._asking:
             task.cancel()
+
+    def _introductions(self) -> list[list[Any]]:
+        """Those that a newcomer is told of."""
+        return [introduction(member) for member in self.members() if member.state is MemberState.ALIVE]
+
+    def _known(self) -> Sequence[Known]:
+        """What replies to control commands tell, so that a caller knows who is missing."""
+        now = time()
+        return [
+            Known(
+                member.node,
+                member.state.value,
+                max(0.0, now - member.last_heard),
+                member.software == SOFTWARE,
+            )
+            for member in self.members()
+        ]
 
     def _myself(self) -> Member:
         identity, now = self._context.identity, time()
@@ -214,8 +247,10 @@ class Gossip(Step):
             case Condemn(member):
                 about = subject_fields(member) | {"reason": member.reason}
                 self._events.tell(LOST, freq=self._heart.freq_s, **about)
-            case Probe(member):
-                self._probe_beside(member)
+            case Probe(member, ping):
+                self._beside(self._probe(member))
+                if ping:
+                    self._beside(self._ping(member))
             case Refute(lost):
                 self._heart.come_online() if lost else self._heart.beat()
             case Degraded(suspects, nodes):
@@ -250,14 +285,25 @@ class Gossip(Step):
         for callback in self._watchers:
             callback(change)
 
-    def _probe_beside(self, member: Member) -> None:
-        """Ask after it without keeping the machine waiting; the suspect's time runs anyway."""
-        if len(self._probing) >= PROBES_MAX:
+    def _beside(self, asking: Coroutine[Any, Any, None]) -> None:
+        """Ask after a node without keeping the machine waiting; the suspect's time runs anyway."""
+        if len(self._asking) >= ASKING_MAX:
+            asking.close()
             return
         assert self._group is not None
-        task = self._group.create_task(self._probe(member), name="umbel-probe")
-        self._probing.add(task)
-        task.add_done_callback(self._probing.discard)
+        task = self._group.create_task(asking, name="umbel-gossip-asks")
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ping(self, member: Member) -> None:
+        wait_s = max(PROBE_TIMEOUT_S, member.freq_s)
+        try:
+            answers = await self._control.ask("ping", destination=[member.node], timeout_s=wait_s)
+        except BrokerError as error:
+            log.debug("cannot ping a node", extra={"suspect": member.node, "why": str(error)})
+            return
+        if member.node in answers.replies:
+            self._tell(Answered(member.node))
 
     async def _probe(self, member: Member) -> None:
         try:

@@ -1,15 +1,110 @@
-"""Mingle: says hello to the others at the start and after a lost connection (S2)."""
+"""Mingle: says hello to the others at the start and after a lost connection (S2).
 
+It starts after the broker's record of revoked tasks was read and before any task is taken. The
+embedded broker's nodes share that record and the cluster's clock, so there nobody is waited for.
+Celery's nodes know no record: where they can be, a node waits for its peers' answers up to
+`mingle_wait_s`, and less as soon as all have answered that anybody knows of. What Celery's nodes
+know to be revoked goes into the record, and so reaches the nodes that are down.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from time import time
+from typing import Any
+
+from umbel.brokers.interface import Revoke
+from umbel.errors import BrokerError
+from umbel.protocol import mingle
+from umbel.protocol.gossip_events import Introduced
+from umbel.wire.gossip import read_introduction
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
+from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
+from umbel.worker.steps.tasks import Tasks
+
+log = logging.getLogger("umbel.worker.mingle")
+
+ONLY_OURS = frozenset({"sqlite"})  # brokers that Celery cannot use
+RECORDED_S = 7 * 86_400.0
+BACKGROUND_WAIT_S = 1.0
 
 
 class Mingle(Step):
     name = "mingle"
-    requires = ("events",)
+    requires = ("events", "control")
 
-    def __init__(self, context: WorkerContext, events: Events) -> None:
+    def __init__(self, context: WorkerContext, events: Events, control: Control, tasks: Tasks) -> None:
         super().__init__()
         self._context = context
         self._events = events
+        self._control = control
+        self._tasks = tasks
+        self._revoked = tasks.revoked
+        self._saying = False
+        self.introduce: Callable[[Introduced], None] = lambda _: None
+        self.members: Callable[[], list[list[Any]]] = list
+
+    async def start(self) -> None:
+        capabilities = self._context.broker.capabilities
+        if self._context.settings.without_mingle:
+            log.info("mingle is off: 'without_mingle'")
+            return
+        if not capabilities.fanout:
+            log.warning("mingle is off: transport %s has no fan-out", capabilities.transport)
+            return
+        self._events.on_recovery(self._say_again)
+        await self._tasks.read_revokes()
+        if capabilities.transport in ONLY_OURS:
+            self.run_in_background(self._say_hello(BACKGROUND_WAIT_S))
+        else:
+            await self._say_hello(self._context.settings.mingle_wait_s)
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def _say_again(self) -> None:
+        """What was said while this node was cut off is missed: ask for it."""
+        if not self._saying:
+            self.run_in_background(self._say_hello(BACKGROUND_WAIT_S))
+
+    async def _say_hello(self, wait_s: float) -> None:
+        self._saying = True
+        node = self._context.identity.node
+        try:
+            said = mingle.hello(node, self._revoked, time())
+            answers = await self._control.ask("hello", said, timeout_s=wait_s)
+            others = {peer: reply for peer, reply in answers.replies.items() if peer != node}
+            mingle.adjust_clock(self._events.clock, others)
+            for peer, reply in others.items():
+                if isinstance(reply, Mapping):
+                    await self._take_in(peer, reply)
+            log.info("mingled", extra={"peers": len(others), "clock": self._events.clock.value})
+        except BrokerError as error:
+            log.warning("cannot say hello to the others", extra={"why": str(error)})
+        finally:
+            self._saying = False
+
+    # -- answering -------------------------------------------------------------------------------
+
+    async def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to another node's hello; what it says is taken in (S2)."""
+        await self._take_in(str(said.get("from_node")), said)
+        members = self.members() if said.get("cver") == mingle.VERSION else []
+        return mingle.answer(self._revoked, self._events.clock, members, time())
+
+    async def _take_in(self, peer: str, said: Mapping[str, Any]) -> None:
+        now = time()
+        learned = mingle.take_in(said, self._revoked, now)
+        if learned.bad:
+            log.warning("entries of a hello cannot be read", extra={"peer": peer, "count": learned.bad})
+        for named in said.get("members") or ():
+            introduced = read_introduction(named)
+            if introduced is not None:
+                self.introduce(introduced)
+        if learned.news and "ages" not in said:  # ours have them from the record already
+            log.info("learned of revoked tasks", extra={"peer": peer, "count": len(learned.news)})
+            news = [Revoke(task_id, now, now + RECORDED_S) for task_id in learned.news]
+            try:
+                await self._context.broker.revoke(news)
+            except BrokerError as error:
+                log.error("what a peer revoked is known here only", extra={"peer": peer, "why": str(error)})

@@ -41,7 +41,7 @@ IDLE_WAIT_S = 1.0
 
 class Tasks(Step):
     name = "tasks"
-    requires = ("connection", "events", "pool", "heart", "control")
+    requires = ("connection", "events", "pool", "heart", "control", "gossip")
 
     def __init__(self, context: WorkerContext, events: TaskEvents) -> None:
         super().__init__()
@@ -140,6 +140,14 @@ class Tasks(Step):
             await self._take_in(claim.deliveries)
         else:
             await self._broker.wait_ready(settings.queues, IDLE_WAIT_S)
+
+    async def read_revokes(self) -> None:
+        """Read the whole record of revokes, and take nothing."""
+        read = -1
+        while read != self._revoked_cursor:
+            read = self._revoked_cursor
+            owner, queues = self._context.identity.owner, self._context.settings.queues
+            self._learn_revokes(await self._broker.claim(owner, queues, 0, revoked_after=read))
 
     def _learn_revokes(self, claim: Claim) -> None:
         for revoke in claim.revokes:
