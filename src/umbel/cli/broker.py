@@ -4,16 +4,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import Broker, BrokerSettings
 
 T = TypeVar("T")
 
 
-def ask_broker(app_name: str | None, question: Callable[[Broker], Awaitable[T]]) -> T:
-    from umbel.app.loading import find_app
+def ask_broker(
+    app_name: str | None, question: Callable[[Broker], Awaitable[T]], *, url: str | None = None
+) -> T:
+    """Ask the broker at the address, or that of the app, which need not be loaded where one is given."""
     from umbel.brokers.registry import open_broker
 
-    settings = find_app(app_name).app.settings.for_broker()
+    settings = BrokerSettings(url) if url else _settings_of(app_name)
 
     async def ask() -> T:
         broker = open_broker(settings)
@@ -24,3 +26,9 @@ def ask_broker(app_name: str | None, question: Callable[[Broker], Awaitable[T]])
             await broker.close()
 
     return asyncio.run(ask())
+
+
+def _settings_of(app_name: str | None) -> BrokerSettings:
+    from umbel.app.loading import find_app
+
+    return find_app(app_name).app.settings.for_broker()

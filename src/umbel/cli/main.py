@@ -19,6 +19,8 @@ COMMANDS = {
     "result": "Show the result of a task.",
     "queues": "List, look into or empty the queues.",
     "dlq": "The dead letters: tasks that could not be run.",
+    "members": "Show the nodes of the cluster; with --watch, who comes and goes.",
+    "clock": "Show the logical clocks of the cluster.",
     "health": "Say whether the workers on this machine are well.",
     "doctor": "Check this machine and the app's settings.",
     "demo": "See it work: two workers, 2,000 tasks, crashes and retries.",

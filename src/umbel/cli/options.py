@@ -23,6 +23,11 @@ def app_option(function: FunctionT) -> FunctionT:
     return option(function)
 
 
+def broker_option(function: FunctionT) -> FunctionT:
+    option = click.option("-b", "--broker", "url", metavar="URL", help="The broker; then no app is needed.")
+    return option(function)
+
+
 def json_option(function: FunctionT) -> FunctionT:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 

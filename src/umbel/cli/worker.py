@@ -29,6 +29,11 @@ log = logging.getLogger("umbel.worker")
 @click.option(
     "-E", "--task-events", is_flag=True, default=None, help="Send an event at every step of a task."
 )
+@click.option(
+    "--without-mingle", is_flag=True, default=None, help="Do not say hello to the others at the start."
+)
+@click.option("--without-gossip", is_flag=True, default=None, help="Do not listen to the others.")
+@click.option("--without-heartbeat", is_flag=True, default=None, help="Send no heartbeats.")
 @click.option("--grace", type=float, help="Seconds a stopping worker waits for running tasks; default 30.")
 @click.option("--time-limit", type=float, help="Hard limit in seconds for tasks without one of their own.")
 @click.option("--soft-time-limit", type=float, help="Soft limit likewise.")
@@ -43,6 +48,9 @@ def command(
     loglevel: str,
     logfile: str | None,
     task_events: bool | None,
+    without_mingle: bool | None,
+    without_gossip: bool | None,
+    without_heartbeat: bool | None,
     grace: float | None,
     time_limit: float | None,
     soft_time_limit: float | None,
@@ -69,6 +77,9 @@ def command(
         worker_queues=_names(queues),
         worker_pool=pool,
         task_send_events=task_events,
+        without_mingle=without_mingle,
+        without_gossip=without_gossip,
+        without_heartbeat=without_heartbeat,
         worker_grace_s=grace,
         task_time_limit_s=time_limit,
         task_soft_time_limit_s=soft_time_limit,
