@@ -19,7 +19,7 @@ from tests.scenarios.places import place
 from tests.waiting import wait_until
 
 TASKS_FILE = Path(__file__).with_name("membership_tasks.py")
-SOAK = os.environ.get("UMBEL_SOAK") == "1"
+SOAK = bool(os.environ.get("UMBEL_SOAK"))
 BROKERS = ["sqlite", "redis", "amqp"]
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
 

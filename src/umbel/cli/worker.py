@@ -48,14 +48,12 @@ def command(
     loglevel: str,
     logfile: str | None,
     task_events: bool | None,
-    without_mingle: bool | None,
-    without_gossip: bool | None,
-    without_heartbeat: bool | None,
     grace: float | None,
     time_limit: float | None,
     soft_time_limit: float | None,
     run_directory: Path | None,
     as_json: bool,
+    **without: bool | None,
 ) -> int:
     """Run a worker: take tasks from the broker and run them in child processes.
 
@@ -77,12 +75,10 @@ def command(
         worker_queues=_names(queues),
         worker_pool=pool,
         task_send_events=task_events,
-        without_mingle=without_mingle,
-        without_gossip=without_gossip,
-        without_heartbeat=without_heartbeat,
         worker_grace_s=grace,
         task_time_limit_s=time_limit,
         task_soft_time_limit_s=soft_time_limit,
+        **without,
     )
 
     async def run() -> None:
