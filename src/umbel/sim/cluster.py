@@ -1,17 +1,17 @@
-"""Cluster: the nodes, the network, the store and the clients of one round, and what befalls them."""
+"""Cluster: the workers, the store and the clients of one round of elections."""
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from umbel.protocol.coordination import ElectionRecord, ElectionRequest, election_key
 from umbel.protocol.election import Elections, ElectionSettings
 from umbel.protocol.election_events import Asked, HolderLost
 from umbel.protocol.lease import Lease, LeaseSettings
 from umbel.sim.checkers import Checkers
+from umbel.sim.crowd import Crowd
 from umbel.sim.network import Network
 from umbel.sim.node import Node
-from umbel.sim.plan import Ask, Fault, Plan
+from umbel.sim.plan import Ask, Plan
 from umbel.sim.store import Store
 from umbel.sim.sweeper import Sweeper
 from umbel.sim.world import EPOCH_S, NodeClock, World
@@ -43,27 +43,21 @@ class Variant:
 REAL = Variant()
 
 
-class Cluster:
+class Cluster(Crowd[Node]):
     def __init__(self, plan: Plan, variant: Variant = REAL) -> None:
-        self.plan = plan
-        self.world = World(plan.seed)
-        self.network = Network(self.world)
+        super().__init__(plan)
         self.asks = {ask.election_id: ask for ask in plan.asks}
         self.checkers = Checkers(self.world, self.asks, nodes=plan.nodes)
         self.store = variant.store(self.world, self.network, self.checkers)
-        self.counts: Counter[str] = Counter()
-        self.armed: dict[str, list[Fault]] = {}
-        self.stalled: dict[str, bool] = {}
         self._variant = variant
         self._settings = ElectionSettings(namespace=NAMESPACE, records_max=plan.records_max)
-        self._pids = 100
-        self._clocks = [self._clock(index) for index in range(plan.nodes)]
-        self.nodes = [self._node(index) for index in range(plan.nodes)]
         self._strict = all(fault.kind.startswith("crash") for fault in plan.faults)
+        self.populate()
         for ask in plan.asks:
             self.world.at(ask.at_s, self._ask, ask)
-        for node in self.nodes:
-            self.world.at(self.world.random.uniform(0.0, 0.4), node.sweeper.start)
+
+    def make_node(self, index: int, pid: int, clock: NodeClock) -> Node:
+        return Node(self, index, pid, clock)
 
     def make_elections(self, node: Node) -> Elections:
         topics = ALL_TOPICS if node.index % RARE_EVERY == 0 else TOPICS
@@ -79,69 +73,25 @@ class Cluster:
     def sweepers(self) -> list[Sweeper]:
         return [node.sweeper for node in self.nodes]
 
-    def count(self, what: str) -> None:
-        self.counts[what] += 1
-
     def stepped(self, node: Node) -> None:
         self.checkers.sized(node.holder, len(node.elections), self.plan.records_max)
 
-    # ---- what befalls nodes ------------------------------------------------------------------------
+    # ---- what befalls it ---------------------------------------------------------------------------
 
-    def befalls(self, point: str, node: Node) -> bool:
-        """Whether a fault waits at this point of the protocol; then it happens now."""
-        waiting = self.armed.get(point)
-        if not waiting:
-            return False
-        fault = waiting[-1]
-        waiting[-1] = replace(fault, amount=fault.amount - 1)
-        if waiting[-1].amount < 1:
-            waiting.pop()
-            if not waiting:
-                del self.armed[point]
-        self.count(point)
-        if point == "stall":
-            self.stalled[node.holder] = True
-            node.pause(fault.lasts_s)
-        else:
-            self.crash(node.index)
-            self.world.after(fault.lasts_s, self.restart, node.index)
-        return True
+    def died(self, node: Node) -> None:
+        for other in self.nodes:
+            if other is not node and other.up:
+                self.world.after(self.world.random.uniform(*NOTICED_S), other.hear, HolderLost(node.holder))
 
-    def crash(self, index: int) -> None:
-        node = self.nodes[index]
-        if node.up:
-            node.crash()
-            for other in self.nodes:
-                if other is not node and other.up:
-                    delay_s = self.world.random.uniform(*NOTICED_S)
-                    self.world.after(delay_s, other.hear, HolderLost(node.holder))
+    def take_for_lost(self, index: int) -> None:
+        for node in self.nodes:
+            node.hear(HolderLost(self.nodes[index].holder))
 
-    def restart(self, index: int) -> None:
-        if not self.nodes[index].up:
-            self.nodes[index] = self._node(index)
-            self.nodes[index].sweeper.start()
+    def set_store_down(self, down: bool) -> None:
+        self.store.down = down
 
-    def heal(self) -> None:
-        """Fair weather from now on: all nodes up and awake, nothing waiting to befall them."""
-        self.armed.clear()
-        for index in range(len(self.nodes)):
-            self.restart(index)
-            self.nodes[index].resume()
-
-    def clock(self, index: int) -> NodeClock:
-        return self._clocks[index]
-
-    def _node(self, index: int) -> Node:
-        self._pids += 1
-        return Node(self, index, self._pids, self._clocks[index])
-
-    def _clock(self, index: int) -> NodeClock:
-        own = {fault.kind: fault.amount for fault in self.plan.faults if fault.node == index}
-        return NodeClock(
-            rate=own.get("drift", 1.0),
-            boot_s=self.world.random.uniform(10.0, 10_000_000.0),
-            skew_s=own.get("skew", 0.0),
-        )
+    def empty_store(self) -> None:
+        self.store.forget_everything()
 
     # ---- clients -----------------------------------------------------------------------------------
 

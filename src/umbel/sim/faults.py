@@ -1,44 +1,37 @@
-"""Faults: what each kind of fault in a plan does to the cluster, and how it ends."""
+"""Faults: what each kind of fault in a plan does to a crowd, and how it ends."""
 
 from collections.abc import Callable
+from typing import Any
 
-from umbel.protocol.election_events import HolderLost
-from umbel.sim.cluster import Cluster
-from umbel.sim.network import Weather
+from umbel.sim.crowd import Crowd
 from umbel.sim.plan import POINTS, STORM_S, WINDOWS, Fault
 
+AnyCrowd = Crowd[Any]
 STOPPING_S = 3.0  # how long a node that stops gracefully goes on with what acts
 
 
-def schedule_faults(cluster: Cluster) -> None:
+def schedule_faults(crowd: AnyCrowd) -> None:
     """Put the faults of the plan into the world, and the end of all of them."""
-    for fault in cluster.plan.faults:
+    for fault in crowd.plan.faults:
         if fault.kind not in ("skew", "drift"):  # these are so from the beginning
-            cluster.world.at(fault.at_s, _begin, cluster, fault)
-    cluster.world.at(STORM_S, _end_all, cluster)
+            crowd.world.at(fault.at_s, _begin, crowd, fault)
+    crowd.world.at(STORM_S, crowd.heal)
 
 
-def _begin(cluster: Cluster, fault: Fault) -> None:
-    cluster.count(f"fault {fault.kind}")
-    cluster.world.trace.note(f"{cluster.world.now:.6f} fault {fault.kind} {fault.node}")
+def _begin(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.count(f"fault {fault.kind}")
+    crowd.world.trace.note(f"{crowd.world.now:.6f} fault {fault.kind} {fault.node}")
     if fault.kind in POINTS:
-        cluster.armed.setdefault(fault.kind, []).append(fault)
+        crowd.armed.setdefault(fault.kind, []).append(fault)
     elif fault.kind in WINDOWS:
-        _set_weather(cluster, fault, fault.amount)
-        cluster.world.after(fault.lasts_s, _set_weather, cluster, fault, 0.0)
+        _set_weather(crowd, fault, fault.amount)
+        crowd.world.after(fault.lasts_s, _set_weather, crowd, fault, 0.0)
     else:
-        _ACTIONS[fault.kind](cluster, fault)
+        _ACTIONS[fault.kind](crowd, fault)
 
 
-def _end_all(cluster: Cluster) -> None:
-    cluster.network.broadcasts = Weather()
-    cluster.network.calls = Weather()
-    cluster.store.down = False
-    cluster.heal()
-
-
-def _set_weather(cluster: Cluster, fault: Fault, amount: float) -> None:
-    weather = cluster.network.calls if fault.kind.startswith("store-") else cluster.network.broadcasts
+def _set_weather(crowd: AnyCrowd, fault: Fault, amount: float) -> None:
+    weather = crowd.network.calls if fault.kind.startswith("store-") else crowd.network.broadcasts
     match fault.kind.removeprefix("store-"):
         case "loss":
             weather.lost = amount
@@ -48,53 +41,47 @@ def _set_weather(cluster: Cluster, fault: Fault, amount: float) -> None:
             weather.delayed = amount
 
 
-def _crash(cluster: Cluster, fault: Fault) -> None:
-    cluster.crash(fault.node)
-    cluster.world.after(fault.lasts_s, cluster.restart, fault.node)
+def _crash(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.crash(fault.node)
+    crowd.world.after(fault.lasts_s, crowd.restart, fault.node)
 
 
-def _stop(cluster: Cluster, fault: Fault) -> None:
-    cluster.nodes[fault.node].stop()
-    cluster.world.after(STOPPING_S, _crash, cluster, fault)
+def _stop(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.nodes[fault.node].stop()
+    crowd.world.after(STOPPING_S, _crash, crowd, fault)
 
 
-def _pause(cluster: Cluster, fault: Fault) -> None:
-    cluster.nodes[fault.node].pause(fault.lasts_s)
+def _pause(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.nodes[fault.node].pause(fault.lasts_s)
 
 
-def _partition(cluster: Cluster, fault: Fault) -> None:
+def _partition(crowd: AnyCrowd, fault: Fault) -> None:
     """A third each: away from the broadcasts, from the store, from both."""
-    network = cluster.network
+    network = crowd.network
     cut = [network.broadcasts] * (fault.amount < 0.67) + [network.calls] * (fault.amount > 0.33)
     for weather in cut:
         weather.cut_off.add(fault.node)
-        cluster.world.after(fault.lasts_s, weather.cut_off.discard, fault.node)
+        crowd.world.after(fault.lasts_s, weather.cut_off.discard, fault.node)
 
 
-def _outage(cluster: Cluster, fault: Fault) -> None:
-    cluster.store.down = True
-    cluster.world.after(fault.lasts_s, _end_outage, cluster)
+def _outage(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.set_store_down(True)
+    crowd.world.after(fault.lasts_s, crowd.set_store_down, False)
 
 
-def _end_outage(cluster: Cluster) -> None:
-    cluster.store.down = False
+def _forget(crowd: AnyCrowd, _fault: Fault) -> None:
+    crowd.empty_store()
 
 
-def _forget(cluster: Cluster, _fault: Fault) -> None:
-    cluster.store.forget_everything()
+def _jump(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.set_skew(fault.node, fault.amount)
 
 
-def _jump(cluster: Cluster, fault: Fault) -> None:
-    cluster.clock(fault.node).jump(fault.amount)
+def _false_lost(crowd: AnyCrowd, fault: Fault) -> None:
+    crowd.take_for_lost(fault.node)
 
 
-def _false_lost(cluster: Cluster, fault: Fault) -> None:
-    lost = cluster.nodes[fault.node].holder
-    for node in cluster.nodes:
-        node.hear(HolderLost(lost))
-
-
-_ACTIONS: dict[str, Callable[[Cluster, Fault], None]] = {
+_ACTIONS: dict[str, Callable[[AnyCrowd, Fault], None]] = {
     "crash": _crash,
     "stop": _stop,
     "pause": _pause,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from umbel.sim.world import World
 
 NEAR_S = (0.0005, 0.005)  # the delay of a message in fair weather
-FAR_S = 4.0  # how late a delayed message can come
+FAR_S = (4.0, 4.0, 4.0, 15.0)  # how late a delayed message can come
 
 
 @dataclass(slots=True)
@@ -47,6 +47,10 @@ class Network:
         self.sent = 0
         self.delivered = 0
         self._world = world
+
+    def clear_up(self) -> None:
+        self.broadcasts = Weather()
+        self.calls = Weather()
 
     def broadcast(self, sender: int, message: Any, listeners: Iterable[Listener]) -> None:
         """Send to all, the sender too. `sender` is -1 for a client, which is never cut off."""
@@ -86,5 +90,5 @@ class Network:
         for _ in range(copies):
             self.delivered += 1
             late = chance.random() < weather.delayed
-            delay_s = chance.uniform(0.0, FAR_S) if late else chance.uniform(*NEAR_S)
+            delay_s = chance.uniform(0.0, chance.choice(FAR_S)) if late else chance.uniform(*NEAR_S)
             self._world.after(delay_s, arrive, *arguments)

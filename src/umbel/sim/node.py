@@ -40,6 +40,7 @@ from umbel.protocol.election_events import (
     Tell,
 )
 from umbel.protocol.machine import Tick
+from umbel.sim.crowd import Process
 from umbel.sim.sweeper import Sweeper
 from umbel.sim.world import NodeClock
 
@@ -52,25 +53,16 @@ CANCELLED_S = 0.05  # how long a handler takes to notice that it was cancelled
 NEVER = float("inf")
 
 
-class Node:
-    """One process. `index` is its place in the cluster, which its successor takes over."""
-
+class Node(Process):
     def __init__(self, cluster: "Cluster", index: int, pid: int, clock: NodeClock) -> None:
-        self.index = index
-        self.up = True
-        self.paused = False
-        self.clock = clock
-        self.name = f"w{index}@sim"
-        self.holder = f"{self.name}.{pid}.{int(clock.read(cluster.world.now).wall_s * 1e6)}"
+        super().__init__(cluster.world, index, pid, clock)
         self.elections = cluster.make_elections(self)
+        self.sweeper = Sweeper(cluster, self)
         self._cluster = cluster
-        self._world = cluster.world
-        self._inbox: list[Event] = []
         self._unperformed: list[Effect] = []
         self._tick_at = NEVER
         self._running: dict[tuple[str, int], int] = {}
         self._runs = 0
-        self.sweeper = Sweeper(cluster, self)
         self._perform: dict[type, Callable[[Any], None]] = {
             CallClaim: self._call_claim,
             CallStart: self._call_start,
@@ -87,47 +79,30 @@ class Node:
 
     # ---- what befalls it ---------------------------------------------------------------------------
 
-    def hear(self, event: Event) -> None:
-        if not self.up:
-            return
-        if self.paused:
-            self._inbox.append(event)
-        else:
-            self._take(event)
-
-    def crash(self) -> None:
-        self.up = False
-        self._cluster.checkers.crashed(self.holder)
+    def start(self) -> None:
+        self.sweeper.start()
 
     def stop(self) -> None:
         self.hear(Stop())
         self.sweeper.stop()
 
-    def pause(self, lasts_s: float) -> None:
-        if self.up and not self.paused:
-            self.paused = True
-            self._world.after(lasts_s, self.resume)
+    def crash(self) -> None:
+        super().crash()
+        self._cluster.checkers.crashed(self.holder)
 
-    def resume(self) -> None:
-        if not (self.up and self.paused):
-            return
-        self.paused = False
+    def wake(self) -> None:
         effects, self._unperformed = self._unperformed, []
         self._perform_all(effects)
-        inbox, self._inbox = self._inbox, []
-        for position, event in enumerate(inbox):
-            if self.paused or not self.up:  # it fell again at the first things it did
-                self._inbox = inbox[position:] + self._inbox
-                return
-            self._take(event)
+
+    def woken(self) -> None:
         self._tick_at = NEVER
         self._rearm()
         self.sweeper.resume()
 
     # ---- the shell ---------------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> None:
-        now = self.clock.read(self._world.now)
+    def take(self, event: Event) -> None:
+        now = self.clock.read(self.world.now)
         deadline = self.elections.deadline
         if deadline is not None and deadline <= now.boot_s:
             self._step(TICK, now)
@@ -144,8 +119,8 @@ class Node:
         if cluster.armed and isinstance(event, HandlerEnded) and cluster.befalls("crash-after-handler", self):
             return
         effects = self.elections.step(event, now)
-        self._world.trace.note(
-            f"{self._world.now:.6f} {self.index} {type(event).__name__}"
+        self.world.trace.note(
+            f"{self.world.now:.6f} {self.index} {type(event).__name__}"
             f" {getattr(event, 'election_id', '')} {len(effects)}"
         )
         cluster.stepped(self)
@@ -180,16 +155,16 @@ class Node:
         deadline = self.elections.deadline
         if deadline is None or not self.up or self.paused:
             return
-        when = max(self.clock.when(deadline), self._world.now) + SOON_S
+        when = max(self.clock.when(deadline), self.world.now) + SOON_S
         if when < self._tick_at:
             self._tick_at = when
-            self._world.at(when, self._tick, when)
+            self.world.at(when, self._tick, when)
 
     def _tick(self, when: float) -> None:
         if when == self._tick_at:
             self._tick_at = NEVER
             if self.up and not self.paused:
-                self._step(TICK, self.clock.read(self._world.now))
+                self._step(TICK, self.clock.read(self.world.now))
                 self._rearm()
 
     # ---- effects -----------------------------------------------------------------------------------
@@ -251,13 +226,13 @@ class Node:
         self._runs += 1
         self._running[election_id, run.term] = self._runs
         outcome = f"{self.holder} {run.term}"
-        self._world.after(ask.handler_s, self._handler_ended, self._runs, run, ask.succeeds, outcome)
+        self.world.after(ask.handler_s, self._handler_ended, self._runs, run, ask.succeeds, outcome)
         if self._cluster.armed:
             self._cluster.befalls("crash-in-handler", self)
 
     def _stalled_beyond(self, until: float) -> bool:
         """Whether it stood still between deciding and acting, for so long that its time is over."""
-        return self._cluster.stalled.pop(self.holder, False) and self._world.now >= until
+        return self._cluster.stalled.pop(self.holder, False) and self.world.now >= until
 
     def _handler_ended(self, number: int, run: RunHandler, ok: bool, outcome: str) -> None:
         election_id = run.request.election_id
@@ -277,7 +252,7 @@ class Node:
         if number is not None:
             self._cluster.checkers.ended(self.holder, effect.election_id)
             ended = HandlerEnded(effect.election_id, effect.term, ok=False, outcome="cancelled")
-            self._world.after(CANCELLED_S, self.hear, ended)
+            self.world.after(CANCELLED_S, self.hear, ended)
 
     def _resend(self, effect: Resend) -> None:
         self._cluster.checkers.resent(effect.request.election_id)

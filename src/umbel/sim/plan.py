@@ -17,6 +17,7 @@ from umbel.protocol.election_table import RECORDS_MAX
 STORM_S = 60.0  # faults happen in this time
 ASKING_S = 45.0  # elections are asked for in this time
 DAY_S = 86_400.0
+QUICK_S = 0.2  # the longest that a handler takes which is not slow
 
 FAULTS = {
     "crash": "a node dies at a random moment and comes back as a new process",
@@ -39,7 +40,7 @@ FAULTS = {
     "store-outage": "the store is down",
     "amnesia": "the store forgets everything",
     "slow-handlers": "handlers run longer than a ttl",
-    "wall-jump": "a node's wall clock jumps by up to a day",
+    "wall-jump": "a node's wall clock jumps, to up to a day before or behind",
     "skew": "wall clocks of nodes and clients differ by up to a day",
     "drift": "clocks run up to 9 % fast or slow",
     "false-lost": "a living node is taken for lost",
@@ -49,6 +50,10 @@ FAULTS = {
 }
 WINDOWS = {"loss", "duplicate", "delay", "store-loss", "store-duplicate", "store-delay"}
 POINTS = {kind for kind in FAULTS if kind.startswith("crash-")} | {"stall"}
+# Under these alone nothing is lost: every election runs once and is done.
+HARMLESS = {"duplicate", "client-repeat", "client-crash", "slow-handlers", "skew", "wall-jump", "drift"}
+# Under these alone nothing has to be asked twice either.
+THRIFTY = HARMLESS - {"client-crash", "slow-handlers"}
 ON_CLIENTS = {"slow-handlers", "client-crash", "client-repeat", "flood"}
 
 
@@ -86,6 +91,17 @@ class Plan:
     asks: tuple[Ask, ...]
     faults: tuple[Fault, ...]
     records_max: int = RECORDS_MAX
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of fault that it holds, those of clients too."""
+        return frozenset(
+            {fault.kind for fault in self.faults}
+            | {"slow-handlers" for ask in self.asks if ask.handler_s > QUICK_S}
+            | {"client-crash" for ask in self.asks if not ask.tells}
+            | {"client-repeat" for ask in self.asks if ask.again_s is not None}
+            | ({"flood"} if self.records_max < len(self.asks) else set())
+        )
 
 
 def parse_faults(text: str) -> frozenset[str]:
@@ -129,7 +145,7 @@ def _ask(chance: Random, election_id: str, nodes: int, faults: Collection[str]) 
         election_id=election_id,
         policy=Policy.AT_MOST_ONCE if chance.random() < 0.5 else Policy.AT_LEAST_ONCE,
         topic="rare" if nodes > 1 and chance.random() < 0.1 else "task",
-        handler_s=chance.uniform(4.0, 25.0) if slow else chance.uniform(0.001, 0.2),
+        handler_s=chance.uniform(4.0, 25.0) if slow else chance.uniform(0.001, QUICK_S),
         succeeds=chance.random() < 0.9,
         tells=not ("client-crash" in faults and chance.random() < 0.05),
         again_s=chance.uniform(0.1, 15.0) if "client-repeat" in faults and chance.random() < 0.05 else None,

@@ -1,7 +1,7 @@
 """Rounds: run one plan to its end; run many of them and add up what they saw."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from umbel.protocol.coordination import TTL_S
@@ -67,18 +67,21 @@ def run_plan(plan: Plan, variant: Variant = REAL) -> Outcome:
     if plan.faults:
         schedule_faults(cluster)
     world.run(STORM_S + 1.0 if plan.faults else ASKING_S + 1.0)
-    closing = world.now
-    while checkers.violation is None and checkers.open and world.now < closing + CLOSING_S:
-        world.run(world.now + 1.0)
+    _run_while(cluster, lambda: bool(checkers.open), CLOSING_S)
     if checkers.violation is None:
         checkers.check_all_closed()
-        checkers.check_calls(calm=not plan.faults)
-        closed = world.now
-        while world.now < closed + FORGETTING_S and any(len(node.elections) for node in cluster.nodes):
-            world.run(world.now + 5.0)
-        for node in cluster.nodes:
-            checkers.check_forgotten(node.holder, len(node.elections))
+        checkers.check_undisturbed(plan)
+    _run_while(cluster, lambda: any(len(node.elections) for node in cluster.nodes), FORGETTING_S)
+    for node in cluster.nodes:
+        checkers.check_forgotten(node.holder, len(node.elections))
     return Outcome(plan, world.trace.digest(), checkers.violation, _tally(cluster), world.trace.last(40))
+
+
+def _run_while(cluster: Cluster, unfinished: Callable[[], bool], longest_s: float) -> None:
+    world = cluster.world
+    until = world.now + longest_s
+    while cluster.checkers.violation is None and world.now < until and unfinished():
+        world.run(world.now + 1.0)
 
 
 def rounds(

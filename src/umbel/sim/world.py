@@ -95,5 +95,5 @@ class NodeClock:
         """The world's time at which this clock shows `boot_s`."""
         return (boot_s - self._boot_at) / self._rate
 
-    def jump(self, by_s: float) -> None:
-        self._wall_at += by_s
+    def set_skew(self, skew_s: float) -> None:
+        self._wall_at = EPOCH_S + skew_s
