@@ -23,7 +23,10 @@ DESCRIBED = ("name", "args", "kwargs", "root_id", "parent_id", "eta", "expires")
 
 
 def view_of(story: list[TaskEvent]) -> TaskRecord:
-    newest = {one.slot: one for one in story}  # in order, so the last of a type stays
+    def place(one: TaskEvent) -> tuple[int, int, int, str, int, int]:
+        return (one.retries or 0, one.clock, one.at_us, one.hostname, one.pid, eid(one))
+
+    newest = {one.slot: one for one in sorted(story, key=place)}  # the last of a type stays
     received, sent = newest.get("received"), newest.get("sent")
 
     def rank(one: TaskEvent) -> tuple[int, int, int, str, int]:

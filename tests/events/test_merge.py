@@ -224,6 +224,15 @@ def test_an_event_without_its_attempt_counts_for_the_receipt_before_it() -> None
     assert record_of(first).state == "RECEIVED"
 
 
+def test_a_said_attempt_takes_the_place_of_one_that_was_only_read() -> None:
+    """The start that is kept is the one whose sender said its attempt, and that is not the newest."""
+    receipt, unsaid = event("received", retries=2, clock=1), event("started", clock=5)
+    said = event("started", retries=1, clock=3)
+    assert record_of([receipt, unsaid]).state == "STARTED"
+    for order in permutations([receipt, unsaid, said]):
+        assert record_of(list(order)).state == "RECEIVED"
+
+
 def test_a_state_of_a_users_making_is_shown_with_what_it_carries() -> None:
     record = record_of([*attempt(0, "received", "started"), event("progress", retries=0, clock=5, done=0.5)])
     assert (record.state, record.extra) == ("PROGRESS", {"done": 0.5})

@@ -15,40 +15,35 @@ heard, or a sender whose clock began again at 0, it can be the wrong attempt.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from umbel.events.types import TaskCustom, TaskEvent, TaskReceived
 from umbel.protocol.states import FAILURE, PENDING, RECEIVED, RETRY, REVOKED, STARTED, SUCCESS
 
 REJECTED = "REJECTED"
 
-STATES: Mapping[str, str] = MappingProxyType(
-    {
-        "sent": PENDING,
-        "received": RECEIVED,
-        "started": STARTED,
-        "succeeded": SUCCESS,
-        "failed": FAILURE,
-        "retried": RETRY,
-        "revoked": REVOKED,
-        "rejected": REJECTED,
-    }
-)
+STATES: Mapping[str, str] = {
+    "sent": PENDING,
+    "received": RECEIVED,
+    "started": STARTED,
+    "succeeded": SUCCESS,
+    "failed": FAILURE,
+    "retried": RETRY,
+    "revoked": REVOKED,
+    "rejected": REJECTED,
+}
 """The state that each register stands for; the custom one names its own."""
 
-STRENGTHS: Mapping[str, int] = MappingProxyType(
-    {
-        "succeeded": 8,
-        "failed": 7,
-        "custom": 6,
-        "revoked": 5,
-        "started": 4,
-        "received": 3,
-        "rejected": 2,
-        "retried": 1,
-        "sent": 0,
-    }
-)
+STRENGTHS: Mapping[str, int] = {
+    "succeeded": 8,
+    "failed": 7,
+    "custom": 6,
+    "revoked": 5,
+    "started": 4,
+    "received": 3,
+    "rejected": 2,
+    "retried": 1,
+    "sent": 0,
+}
 
 ENDINGS = frozenset({"succeeded", "failed", "revoked"})
 ATTEMPT_STEP = 16

@@ -63,21 +63,24 @@ class EventReader:
         texts = self._texts
         hostname = record.hostname
         record.hostname = texts.get(hostname) or self._remember(hostname)
-        if not isinstance(record, TaskEvent):
-            return
-        uuid = record.uuid
-        if (known := self._tasks.get(uuid)) is not None:
-            record.uuid = uuid = known.uuid
-        if isinstance(record, _DESCRIPTIONS):
-            if (name := record.name) is not None:
-                record.name = texts.get(name) or self._remember(name)
-            if record.root_id == uuid:
-                record.root_id = uuid
-            if isinstance(record, TaskSent):
-                record.clock = 0
-                for field in ("queue", "exchange", "routing_key"):
-                    if (text := getattr(record, field)) is not None:
-                        setattr(record, field, texts.get(text) or self._remember(text))
+        if isinstance(record, TaskEvent):
+            known = self._tasks.get(record.uuid)
+            if known is not None:
+                record.uuid = known.uuid
+            if isinstance(record, _DESCRIPTIONS):
+                self._share_description(record)
+
+    def _share_description(self, record: TaskReceived | TaskSent) -> None:
+        texts = self._texts
+        if (name := record.name) is not None:
+            record.name = texts.get(name) or self._remember(name)
+        if record.root_id == record.uuid:
+            record.root_id = record.uuid
+        if isinstance(record, TaskSent):
+            record.clock = 0
+            for field in ("queue", "exchange", "routing_key"):
+                if (text := getattr(record, field)) is not None:
+                    setattr(record, field, texts.get(text) or self._remember(text))
 
     def _remember(self, text: str) -> str:
         if len(self._texts) >= SHARED_MAX:

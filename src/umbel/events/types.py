@@ -14,7 +14,6 @@ and cannot form a cycle). Nobody changes one after the reader has made it.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import msgspec
@@ -218,9 +217,7 @@ def tag_of(record: type[Event]) -> str:
     return str(record.__struct_config__.tag)
 
 
-KNOWN_TYPES: Mapping[str, type[Event]] = MappingProxyType(
-    {tag_of(one): one for one in (*TASK_TYPES, *WORKER_TYPES)}
-)
+KNOWN_TYPES: Mapping[str, type[Event]] = {tag_of(one): one for one in (*TASK_TYPES, *WORKER_TYPES)}
 
 SLOTS = (*(one.slot for one in TASK_TYPES), TaskCustom.slot)
 """A task's registers, one for each type of task event and one for all that users made up."""
@@ -238,7 +235,7 @@ def fields_of(record: type[Event]) -> dict[str, Any]:
 
 _NOT_ON_THE_WIRE = frozenset({"extra", "subject", "told_type"})
 
-VOCABULARY: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {name: MappingProxyType(fields_of(record)) for name, record in KNOWN_TYPES.items()}
-)
+VOCABULARY: Mapping[str, Mapping[str, Any]] = {
+    name: fields_of(record) for name, record in KNOWN_TYPES.items()
+}
 """Of every known type its fields on the wire and their types."""
