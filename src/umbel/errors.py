@@ -29,6 +29,10 @@ UmbelError
 │   ├── MaxRetriesExceeded     retry() was called once too often
 │   ├── ChordError             a part of a chord failed, so its body cannot run
 │   └── RemoteError            the task failed with an exception this process cannot rebuild
+├── ElectionError              an election cannot be held as asked
+│   ├── UnknownTopic           no worker has a handler for its topic
+│   └── ElectionTimeout        it was not decided in time (also a TimeoutError)
+├── LeaseTimeout               somebody else held the lease for longer (also a TimeoutError)
 ├── ResultTimeout              get() waited long enough (also a TimeoutError)
 ├── JoinWouldBlock             a task waits for another task's result
 ├── WorkerStalled              a worker had work and room and took nothing
@@ -176,6 +180,36 @@ class RemoteError(TaskError):
 
     def __str__(self) -> str:
         return f"{self.type_name}({', '.join(map(repr, self.remote_args))})"
+
+
+class ElectionError(UmbelError):
+    """An election cannot be held as asked."""
+
+
+class UnknownTopic(ElectionError):
+    @classmethod
+    def answered(cls, topic: str, answers: Iterable[str]) -> Self:
+        said = "; ".join(sorted(set(answers))[:3])
+        return cls(
+            f"no worker can take an election of topic {topic!r}: {said}; write an election_handler for it"
+        )
+
+
+class ElectionTimeout(ElectionError, TimeoutError):
+    @classmethod
+    def after(cls, election_id: str, state: str, timeout_s: float) -> Self:
+        return cls(
+            f"election {election_id!r} is still {state} after {timeout_s:g} s; "
+            "it goes on: ask again with the same id, or see `umbel election show`"
+        )
+
+
+class LeaseTimeout(UmbelError, TimeoutError):
+    @classmethod
+    def after(cls, name: str, leader: str, timeout_s: float) -> Self:
+        return cls(
+            f"the lease {name!r} was not free within {timeout_s:g} s; {leader or 'nobody known'} holds it"
+        )
 
 
 class ResultTimeout(UmbelError, TimeoutError):

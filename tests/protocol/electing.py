@@ -11,7 +11,7 @@ from umbel.protocol.coordination import (
     Policy,
     election_key,
 )
-from umbel.protocol.election import Elections, ElectionSettings
+from umbel.protocol.election import Elections
 from umbel.protocol.election_events import (
     Asked,
     CallClaim,
@@ -30,6 +30,7 @@ from umbel.protocol.election_events import (
     StartReplied,
     Tell,
 )
+from umbel.protocol.election_table import ElectionSettings
 from umbel.protocol.machine import Tick
 
 NODE, ME, OTHER = "ada@host", "ada@host.1.100", "bob@host.2.200"

@@ -32,7 +32,6 @@ from umbel.protocol.coordination import (
     Granted,
     Policy,
 )
-from umbel.protocol.election import ElectionSettings
 from umbel.protocol.election_events import (
     Asked,
     CallClaim,
@@ -55,7 +54,7 @@ from umbel.protocol.election_events import (
     Swept,
     Tell,
 )
-from umbel.protocol.election_table import cohort
+from umbel.protocol.election_table import ElectionSettings, cohort
 from umbel.protocol.machine import Tick
 
 # ---- a request is heard ----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from umbel.protocol.coordination import (
     Policy,
     StoreFacts,
 )
-from umbel.protocol.election import Elections, ElectionSettings
+from umbel.protocol.election import Elections
 from umbel.protocol.election_events import (
     Asked,
     CallClaim,
@@ -42,6 +42,7 @@ from umbel.protocol.election_events import (
     Swept,
     Tell,
 )
+from umbel.protocol.election_table import ElectionSettings
 from umbel.protocol.machine import Tick
 
 WALL = 1_000_000.0

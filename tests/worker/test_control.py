@@ -64,8 +64,9 @@ class State:
     def members(self) -> Sequence[Mapping[str, Any]]:
         return []
 
-    def elect(self, request: Mapping[str, Any]) -> None:
+    def elect(self, request: Mapping[str, Any]) -> str:
         self.elections.append(request)
+        return ""
 
     def enable_task_events(self) -> bool:
         return True

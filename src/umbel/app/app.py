@@ -4,7 +4,7 @@ when they are first needed, so that importing a module with an app touches nothi
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 from importlib import import_module
@@ -29,6 +29,7 @@ from umbel.app.sent_events import SentEvents
 from umbel.app.settings import Settings, assemble
 from umbel.app.signals import Signals
 from umbel.app.task import AsyncTask, Task
+from umbel.app.topics import AT_MOST_ONCE, HandlerT, Topics
 from umbel.app.tracer import Tracer
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
@@ -41,6 +42,7 @@ from umbel.wire.message import Outgoing
 
 if TYPE_CHECKING:
     from umbel.app.control import Control
+    from umbel.app.leases import HeldLease
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,6 +86,7 @@ class App:
         self.signals = Signals()
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.panel = UsersPanel()
+        self.topics = Topics(self)
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
@@ -247,6 +250,25 @@ class App:
         now = time()
         revokes = [Revoke(one, now, expires_at) for one in task_ids]
         patiently(lambda: self.producer.revoke(revokes), self.settings.publish_timeout_s)
+
+    # -- who does it -----------------------------------------------------------------------------
+
+    def election_handler(self, topic: str, *, policy: str = AT_MOST_ONCE) -> Callable[[HandlerT], HandlerT]:
+        """Have a function called on the one worker that is elected: `handle(action, context)`.
+
+        It runs in the worker's main process, in a thread. `policy` is what elections of the topic
+        have that do not say theirs: `at_most_once`, or `at_least_once` if it may be repeated after
+        a worker died with it.
+        """
+        return self.topics.handler(topic, policy)
+
+    def lease(
+        self, name: str, *, ttl: float = 15.0, timeout: float | None = None
+    ) -> "AbstractAsyncContextManager[HeldLease]":
+        """Lead something while the block runs: `async with app.lease("name") as lease:`."""
+        from umbel.app.leases import hold_lease
+
+        return hold_lease(self, name, ttl=ttl, timeout=timeout)
 
     # -- results ---------------------------------------------------------------------------------
 

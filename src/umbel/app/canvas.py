@@ -107,6 +107,18 @@ class Signature(Generic[R]):
         result: AsyncResult[R] = call.handle()
         return result
 
+    def election(
+        self, *, policy: str | None = None, expires: float | None = None, timeout: float = 0.0
+    ) -> AsyncResult[R]:
+        """Have one worker send it, once, under one task id; the election has the same id."""
+        call = self.clone()
+        task_id = call.freeze()
+        self.app.control.election(
+            task_id, "task", call.to_map(), policy=policy, expires=expires, timeout=timeout
+        )
+        result: AsyncResult[R] = call.handle()
+        return result
+
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
         """The messages that sending it takes."""
         return [_prepared(self.app, self, self.options, sender)]

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from umbel.app.commands import DEFAULT_TIMEOUT_S, Commands, Inspect, TaskIds
+from umbel.app.elections import WAIT_S, ElectionOutcome, hold_election, make_election
 from umbel.app.line import Line
 from umbel.brokers.interface import Broadcast, Revoke
 from umbel.brokers.registry import open_broker
 from umbel.control.client import UNANSWERED_TTL_S, make_request
 from umbel.protocol.pidbox import Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
+from umbel.wire.values import decode_json
 
 if TYPE_CHECKING:
     from umbel.app.app import App
@@ -95,6 +97,36 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
             limit=limit,
         )
         return as_list(answers)
+
+    def election(
+        self,
+        id: str,
+        topic: str,
+        action: Any = None,
+        *,
+        policy: str | None = None,
+        expires: float | None = None,
+        timeout: float = WAIT_S,
+    ) -> ElectionOutcome:
+        """Have one worker do what the topic's handler does with the action, and say how it ended.
+
+        It is opened in the store first, so that nothing is lost, and asking again with the same id
+        is always safe. With `timeout=0` nothing is waited for. Under `election_protocol = v1` the
+        workers are told and nobody can say how it ended.
+        """
+        app = self._the_app()
+        request = make_election(app.topics, id, topic, action, policy, expires)
+        if app.settings.election_protocol == "v1":
+            classic = {"id": id, "topic": topic, "action": decode_json(request.action)}
+            self._tell(make_request("election", classic, None, None, None))
+            return ElectionOutcome(id, "open")
+        line = self._open_line()
+
+        async def hold() -> ElectionOutcome:
+            broker, asker = await line.opened()
+            return await hold_election(broker, asker, request, timeout)
+
+        return line.wait_for(hold(), timeout + SLACK_S)
 
     def inspect(
         self,
@@ -179,6 +211,9 @@ class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] 
             return await asyncio.to_thread(waiting.query, command, **arguments)
 
         return Inspect(ask)
+
+    async def election(self, id: str, topic: str, action: Any = None, **options: Any) -> ElectionOutcome:
+        return await asyncio.to_thread(self._control.election, id, topic, action, **options)
 
     def revoke(
         self, task_id: TaskIds, terminate: bool = False, signal: str | None = None, **options: Any

@@ -32,8 +32,12 @@ class Line:
         self._thread.start()
 
     async def ask(self, command: str, arguments: dict[str, Any] | None, **options: Any) -> Answers:
+        _, asker = await self.opened()
+        return await asker.ask(command, arguments, **options)
+
+    async def opened(self) -> tuple[Broker, Asker]:
         async with self._opening:
-            if self._asker is None:
+            if self._asker is None or self._broker is None:
                 broker = self._make_broker()
                 try:
                     await broker.open()
@@ -41,13 +45,15 @@ class Line:
                     await broker.close()
                     raise
                 self._broker, self._asker = broker, Asker(broker)
-        return await self._asker.ask(command, arguments, **options)
+            return self._broker, self._asker
 
     def wait_for(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout_s)
         except TimeoutError:
+            if future.done():  # the work's own
+                raise
             future.cancel()
             raise BrokerUnavailable(f"the broker kept a question for over {timeout_s:g} s") from None
 

@@ -65,6 +65,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gossip_interval_s: float = 5.0
     gossip_mode: Literal["auto", "full", "observed"] = "auto"
 
+    election_protocol: Literal["v2", "v1"] = "v2"  # v1: Celery's, by events alone
+    election_v1_compat: Literal["auto", "always", "never"] = "auto"  # speak v1 beside Celery's workers
+
     connect_timeout_s: float = 4.0  # for the broker to answer, or the embedded one's file to be free
     lease_s: float = 10.0  # a worker silent for so long loses its messages to the others
     storage_max_bytes: int | None = None  # of the embedded broker's file

@@ -45,8 +45,8 @@ class ControlState(Protocol):
         """Every node that this one knows, itself included."""
         ...
 
-    def elect(self, request: Mapping[str, Any]) -> None:
-        """Take part in an election, as far as this worker holds elections."""
+    def elect(self, request: Mapping[str, Any]) -> str:
+        """Take part in an election; why this worker cannot, or nothing."""
         ...
 
     # -- events ----------------------------------------------------------------------------------
@@ -68,4 +68,5 @@ class ControlState(Protocol):
     def stats(self) -> dict[str, Any]: ...
 
 
-Elect = Callable[[Mapping[str, Any]], None]
+Elect = Callable[[Mapping[str, Any]], str]
+ELECTION_REFUSED = "this worker holds no elections"

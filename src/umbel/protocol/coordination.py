@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import TypeGuard
 
 TTL_S = 10.0
+NAMESPACE = "celery"  # the control exchange's name: elections of one cluster have one
 ATTEMPTS_MAX = 5
 RETENTION_S = 24 * 3600.0
 EXPIRES_S = 300.0

@@ -16,11 +16,9 @@ its effect. What must not double uses the term as a fence.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from umbel.protocol import election_table as table
 from umbel.protocol.coordination import (
-    TTL_S,
     Busy,
     Closed,
     ElectionReply,
@@ -60,7 +58,7 @@ from umbel.protocol.election_events import (
     Tell,
     outcome_text,
 )
-from umbel.protocol.election_table import Record, Table
+from umbel.protocol.election_table import ElectionSettings, Record, Table
 from umbel.protocol.machine import Tick
 
 SAFE_SHARE = 0.9  # of a ttl: how much of it we believe in, should our clock run slower than the store's
@@ -68,16 +66,6 @@ FINISH_TTLS = 3
 TOMBSTONE_TTLS = 2
 EXPIRED_FOR_ALL_S = 5.0  # then a node without a handler may ask the store to close it
 UNHEARD_MAX = 10
-
-
-@dataclass(frozen=True, slots=True)
-class ElectionSettings:
-    namespace: str = "celery"
-    ttl_s: float = TTL_S
-    rpc_timeout_s: float = 1.0
-    spread_s: float = table.SPREAD_S
-    records_max: int = table.RECORDS_MAX
-    request_bytes_max: int = table.REQUEST_BYTES_MAX
 
 
 class Elections:

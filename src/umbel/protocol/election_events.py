@@ -280,7 +280,8 @@ ERROR_PREFIX = "error: "
 
 def outcome_text(ok: bool, outcome: str) -> str:
     """What the store and the event say of a handler that ended."""
-    return (outcome or "ok" if ok else ERROR_PREFIX + outcome)[:OUTCOME_CHARACTERS_MAX]
+    text = (f"ok: {outcome}" if outcome else "ok") if ok else ERROR_PREFIX + outcome
+    return text[:OUTCOME_CHARACTERS_MAX]
 
 
 # ---- the view --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from umbel.protocol.coordination import RETENTION_S, ElectionRequest, Instant, election_key
+from umbel.protocol.coordination import NAMESPACE, RETENTION_S, TTL_S, ElectionRequest, Instant, election_key
 from umbel.protocol.election_events import HandlerEnded, RecordView, Snapshot, Stage
 
 SPREAD_S = 0.25
@@ -20,6 +20,16 @@ RECORDS_MAX = 10_000
 REQUEST_BYTES_MAX = 64 * 2**20
 NAME_BYTES_MAX = 128  # of an id, and of a topic
 RECORD_BYTES = 400  # what a request costs beside its text
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionSettings:
+    namespace: str = NAMESPACE
+    ttl_s: float = TTL_S
+    rpc_timeout_s: float = 1.0
+    spread_s: float = SPREAD_S
+    records_max: int = RECORDS_MAX
+    request_bytes_max: int = REQUEST_BYTES_MAX
 
 
 @dataclass(slots=True)

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from umbel.protocol.coordination import ElectionRecord, ElectionRequest, election_key
-from umbel.protocol.election import Elections, ElectionSettings
+from umbel.protocol.election import Elections
 from umbel.protocol.election_events import Asked, HolderLost
+from umbel.protocol.election_table import ElectionSettings
 from umbel.protocol.lease import Lease, LeaseSettings
 from umbel.sim.checkers import Checkers
 from umbel.sim.crowd import Crowd

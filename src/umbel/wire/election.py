@@ -11,7 +11,7 @@ from typing import Any
 from umbel.errors import BadMessage
 from umbel.protocol.clock import CLOCK_MAX
 from umbel.protocol.coordination import EXPIRES_S, ElectionRequest, ElectionState, Policy
-from umbel.protocol.election_events import ClosedHeard, ElectedHeard, Phase, Tell
+from umbel.protocol.election_events import ERROR_PREFIX, ClosedHeard, ElectedHeard, Phase, Tell
 from umbel.protocol.election_v1_events import (
     AckHeard,
     Called,
@@ -158,7 +158,7 @@ def ack_from(event: Mapping[str, Any]) -> AckHeard:
 
 def shown_outcome(state: ElectionState, outcome: str) -> str:
     """One word for how it ended: a handler that failed is stored as done, with its error."""
-    failed = state is ElectionState.DONE and outcome.startswith("error: ")
+    failed = state is ElectionState.DONE and outcome.startswith(ERROR_PREFIX)
     return "failed" if failed else str(state)
 
 

@@ -42,6 +42,15 @@ class Counters:
     refused: int = 0  # settled after the claim had ended: not applied
     children_died: int = 0
     events_dropped: int = 0
+    elections_run: int = 0  # handlers that this node was elected to run
+    elections_repeated: int = 0  # of these, runs that may not be the first
+    elections_done: int = 0
+    elections_failed: int = 0
+    elections_expired: int = 0
+    elections_shed: int = 0  # not taken because the table was full; the sweep brings them back
+    elections_unfenced: int = 0  # a Celery worker may have run them too
+    election_handlers_failed: int = 0
+    election_errors: int = 0
 
     @property
     def processed(self) -> int:

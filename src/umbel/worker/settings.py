@@ -9,6 +9,7 @@ from umbel.control.panel import EVERYTHING, Panel
 from umbel.protocol.delivery import TaskRules
 from umbel.protocol.gossip_mode import GossipMode
 from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.worker.election_context import Handler
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ class WorkerSettings:
     send_task_events: bool = False
     control_allow: tuple[str, ...] = (EVERYTHING,)
     control_commands: Panel = field(default_factory=Panel)  # those that users wrote
+    election_handlers: Mapping[str, Handler] = field(default_factory=dict)  # by topic
+    election_protocol: str = "v2"
+    election_v1_compat: str = "auto"
     on_ready: Callable[[], None] = field(default=_nothing)
     on_shutdown: Callable[[], None] = field(default=_nothing)
     node_hooks: Mapping[str, Callable[..., None]] = field(default_factory=dict)  # on_node_join and so on

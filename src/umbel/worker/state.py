@@ -8,8 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from umbel.brokers.interface import Revoke
 from umbel.control.panel import NO_ANSWER
-from umbel.control.state import Elect
-from umbel.errors import NotSupported
+from umbel.control.state import ELECTION_REFUSED, Elect
 from umbel.protocol.clock import LamportClock
 from umbel.protocol.delivery import TaskRules
 from umbel.wire.gossip import describe
@@ -76,10 +75,8 @@ class WorkerState:
     def members(self) -> Sequence[Mapping[str, Any]]:
         return [] if self.gossip is None else [describe(one, time()) for one in self.gossip.members()]
 
-    def elect(self, request: Mapping[str, Any]) -> None:
-        if self.elections is None:
-            raise NotSupported("this worker holds no elections")
-        self.elections(request)
+    def elect(self, request: Mapping[str, Any]) -> str:
+        return ELECTION_REFUSED if self.elections is None else self.elections(request)
 
     # -- events ----------------------------------------------------------------------------------
 

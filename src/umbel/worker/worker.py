@@ -23,6 +23,7 @@ from umbel.worker.settings import WorkerSettings
 from umbel.worker.state import WorkerState
 from umbel.worker.steps.connection import Connection
 from umbel.worker.steps.control import Control
+from umbel.worker.steps.elections import ElectionsStep
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.health import Health
@@ -59,6 +60,7 @@ class Worker:
             self._control,
             mingle,
             gossip,
+            ElectionsStep(self._context, events, gossip, self._state),
             self._tasks,
             Health(self._context, self._tasks),
             Watchdog(self._context),

@@ -33,9 +33,14 @@ async def revoke(state: ControlState, task_id: list[Any], recorded: bool = False
 
 
 @panel.control_command(args=[("id", str), ("topic", str)], hidden=True)
-def election(state: ControlState, id: str, topic: str, action: Any = None, **more: Any) -> None:
-    """Take part in an election."""
-    state.elect({"id": id, "topic": topic, "action": action, **more})
+def election(
+    state: ControlState, id: str, topic: str, action: Any = None, **more: Any
+) -> dict[str, str] | None:
+    """Take part in an election. Celery's form of the command has no answer, as with Celery."""
+    problem = state.elect({"id": id, "topic": topic, "action": action, **more})
+    if problem:
+        return {"error": problem}
+    return {"ok": "taking part"} if "cver" in more else None
 
 
 @panel.control_command

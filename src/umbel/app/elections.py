@@ -1,0 +1,126 @@
+"""Starting an election, and knowing how it ended.
+
+The client opens the election in the store first, and only then tells the workers: what was opened
+is decided although the message is lost or every worker is down just now. A retry with the same id
+finds the same election.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+from umbel.app.canvas import Signature
+from umbel.app.topics import Topics, checked_policy
+from umbel.brokers.interface import Broker
+from umbel.control.client import Asker
+from umbel.errors import ElectionError, ElectionTimeout, UnknownTopic
+from umbel.protocol.coordination import (
+    CLOSED_STATES,
+    EXPIRES_S,
+    NAMESPACE,
+    ElectionRecord,
+    ElectionRequest,
+    ElectionState,
+    Policy,
+    election_key,
+)
+from umbel.protocol.election_table import flaw
+from umbel.wire.election import request_arguments, shown_outcome
+from umbel.wire.values import encode_json
+
+OURS = ("@v2",)
+WAIT_S = 10.0
+POLL_FIRST_S, POLL_MOST_S = 0.02, 0.5
+ASK_AFTER_S = 1.0  # an election that nobody took by then may have a topic that nobody has
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionOutcome:
+    """How an election stands. `state`: open, held, done, failed or expired."""
+
+    election_id: str
+    state: str
+    winner: str = ""
+    term: int = 0
+    attempt: int = 0
+    outcome: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.state == ElectionState.DONE
+
+    @classmethod
+    def of(cls, record: ElectionRecord) -> "ElectionOutcome":
+        state = shown_outcome(record.state, record.outcome)
+        election_id = record.request.election_id
+        return cls(election_id, state, record.holder, record.term, record.attempt, record.outcome)
+
+
+def make_election(
+    topics: Topics, election_id: str, topic: str, action: Any, policy: str | None, expires_s: float | None
+) -> ElectionRequest:
+    request = ElectionRequest(
+        election_id=election_id,
+        topic=topic,
+        action=encode_json(action.to_map() if isinstance(action, Signature) else action, root="action"),
+        policy=Policy(topics.policy(topic) if policy is None else checked_policy(policy)),
+        asked_at=time(),
+        expires_s=EXPIRES_S if expires_s is None else expires_s,
+    )
+    problem = flaw(request)
+    if problem:
+        raise ElectionError(f"election {election_id!r} of topic {topic!r} cannot be held: {problem}")
+    return request
+
+
+async def hold_election(
+    broker: Broker, asker: Asker, request: ElectionRequest, timeout_s: float
+) -> ElectionOutcome:
+    """Open it, tell our workers, and wait for how it ends; with no time to wait, only the first two."""
+    key = election_key(NAMESPACE, request.election_id)
+    record = await broker.coordination.open_election(key, request)
+    known = record.request
+    if (known.topic, known.action, known.policy) != (request.topic, request.action, request.policy):
+        raise ElectionError(
+            f"election {request.election_id!r} is already that of topic {known.topic!r} "
+            "with another action or policy; take another id"
+        )
+    if record.state in CLOSED_STATES:
+        return ElectionOutcome.of(record)
+    # As the store keeps it: with the store's time, by which alone it is judged.
+    arguments = request_arguments(known)
+    await asker.tell("election", arguments, destination=OURS)
+    if timeout_s <= 0:
+        return ElectionOutcome.of(record)
+    return await _until_closed(broker, asker, key, arguments, timeout_s)
+
+
+async def _until_closed(
+    broker: Broker, asker: Asker, key: str, arguments: dict[str, Any], timeout_s: float
+) -> ElectionOutcome:
+    loop = asyncio.get_running_loop()
+    began, pause_s, asked = loop.time(), POLL_FIRST_S, False
+    while True:
+        record = await broker.coordination.read_election(key)
+        if record is None:
+            raise ElectionError(f"the store has forgotten election {arguments['id']!r}")
+        if record.state in CLOSED_STATES:
+            return ElectionOutcome.of(record)
+        waited_s = loop.time() - began
+        if waited_s >= timeout_s:
+            raise ElectionTimeout.after(arguments["id"], record.state, timeout_s)
+        if record.state is ElectionState.OPEN and waited_s > ASK_AFTER_S and not asked:
+            asked = True
+            await _ask_who_can(asker, arguments)
+        await asyncio.sleep(min(pause_s, timeout_s - waited_s))
+        pause_s = min(POLL_MOST_S, pause_s * 1.5)
+
+
+async def _ask_who_can(asker: Asker, arguments: dict[str, Any]) -> None:
+    """Nobody took it yet: perhaps nobody can, and somebody should know (E3)."""
+    answers = await asker.ask("election", arguments, destination=OURS, timeout_s=1.0)
+    replies = [reply for reply in answers.replies.values() if isinstance(reply, dict)]
+    problems = [str(reply["error"]) for reply in replies if "error" in reply]
+    if problems and len(problems) == len(answers.replies):
+        raise UnknownTopic.answered(arguments["topic"], problems)

@@ -1,0 +1,147 @@
+"""ClassicElections' shell: `election_protocol = v1`, by events alone, without a store."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+from umbel.protocol.coordination import NAMESPACE, ElectionRequest, Policy, election_key
+from umbel.protocol.election_events import HandlerEnded, Phase, RunHandler, Tell, outcome_text
+from umbel.protocol.election_v1 import (
+    ClassicElections,
+    Decided,
+    Effect,
+    Event,
+    Failed,
+    Membership,
+    Shed,
+    Stop,
+)
+from umbel.protocol.election_v1_events import PublishAck, PublishElect
+from umbel.protocol.gossip_events import Member
+from umbel.wire import election as wire
+from umbel.worker.context import WorkerContext
+from umbel.worker.driver import drive
+from umbel.worker.election_context import HandlerThreads
+from umbel.worker.guarded import Guarded
+from umbel.worker.steps.events import Events
+
+log = logging.getLogger("umbel.worker.elections")
+
+INBOX_MAX = 10_000
+
+
+class ClassicElectionsShell:
+    def __init__(self, context: WorkerContext, events: Events) -> None:
+        self._context = context
+        self._events = events
+        self._counters = context.counters
+        self._topics = frozenset(context.settings.election_handlers)
+        self._machine = ClassicElections(context.identity.node, context.identity.pid)
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_MAX)
+        self._handlers = HandlerThreads(context.settings.election_handlers, self._handler_ended)
+        self._leading: dict[tuple[str, int], RunHandler] = {}
+
+    # -- what comes in ---------------------------------------------------------------------------
+
+    def asked(self, arguments: Mapping[str, Any]) -> str:
+        called = wire.called_from(arguments)
+        if called.topic not in self._topics:
+            return f"no handler for topic {called.topic!r} here; it has {', '.join(sorted(self._topics))}"
+        self._put(called)
+        return ""
+
+    def elected(self, event: Mapping[str, Any]) -> None:
+        """How others' elections ended is for those who watch."""
+
+    def elect_heard(self, event: Mapping[str, Any]) -> None:
+        heard = wire.elect_from(event)
+        # Whoever answers a candidate stands only above it from now on: deciders agree by that.
+        if heard.node != self._context.identity.node:
+            self._events.clock.adjust(heard.clock)
+        self._put(heard)
+
+    def ack_heard(self, event: Mapping[str, Any]) -> None:
+        self._put(wire.ack_from(event))
+
+    def members_changed(self, ours: Sequence[Member], others: Sequence[Member]) -> None:
+        self._put(Membership(frozenset(member.node for member in (*ours, *others))))
+
+    def holder_gone(self, holder: str) -> None:
+        """Membership says so by itself."""
+
+    async def sweep(self) -> None:
+        """Nothing is stored."""
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def run(self, group: asyncio.TaskGroup) -> None:
+        machine: Guarded[Event, Effect] = Guarded(self._machine, self._counters)
+        await drive(machine, self._inbox, self._perform)
+
+    def begin_stop(self) -> None:
+        self._put(Stop())
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._leading) or not self._inbox.empty()
+
+    async def close(self) -> None:
+        """Nothing is under way."""
+
+    def _put(self, event: Event) -> None:
+        if self._inbox.full():
+            self._counters.elections_shed += 1
+            return
+        self._inbox.put_nowait(event)
+
+    # -- what goes out ---------------------------------------------------------------------------
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case PublishElect():
+                fields = wire.elect_fields(effect, version=wire.CLASSIC_VERSION)
+                self._events.tell(wire.ELECT, **fields)
+            case PublishAck():
+                self._events.tell(wire.ELECT_ACK, **wire.ack_fields(effect))
+            case Decided():
+                self._decided(effect)
+            case Failed(election_id, topic, reason):
+                self._counters.elections_failed += 1
+                log.warning("election failed", extra={"election": election_id, "why": reason})
+                self._tell(Phase.FAILED, election_id, topic, "", 0, reason)
+            case Shed(election_id):
+                self._counters.elections_shed += 1
+                log.warning("election not taken", extra={"election": election_id, "why": "table full"})
+
+    def _decided(self, decided: Decided) -> None:
+        log.info("election decided", extra={"election": decided.election_id, "leader": decided.leader.name})
+        if not decided.mine:
+            return
+        self._counters.elections_run += 1
+        election_id, clock = decided.election_id, decided.leader.clock
+        request = ElectionRequest(election_id, decided.topic, decided.action, Policy.AT_MOST_ONCE, 0.0)
+        key = election_key(NAMESPACE, election_id)
+        order = RunHandler(request, key, clock, attempt=1, deadline_s=inf)
+        self._leading[election_id, clock] = order
+        self._handlers.run(order)
+
+    def _handler_ended(self, ended: HandlerEnded) -> None:
+        order = self._leading.pop((ended.election_id, ended.term))
+        if ended.ok:
+            self._counters.elections_done += 1
+        else:
+            self._counters.elections_failed += 1
+            self._counters.election_handlers_failed += 1
+            fields = {"election": ended.election_id, "why": ended.outcome}
+            log.error("an election's handler failed", extra=fields)
+        phase = Phase.DONE if ended.ok else Phase.FAILED
+        outcome = outcome_text(ended.ok, ended.outcome)
+        winner = self._context.identity.owner
+        self._tell(phase, ended.election_id, order.request.topic, winner, ended.term, outcome)
+
+    def _tell(self, phase: Phase, election_id: str, topic: str, winner: str, term: int, outcome: str) -> None:
+        tell = Tell(phase, election_id, topic, Policy.AT_MOST_ONCE, winner, term, 1, outcome)
+        freq_s = self._context.settings.heartbeat_interval_s
+        self._events.tell(wire.ELECTED, freq=freq_s, **wire.elected_fields(tell))

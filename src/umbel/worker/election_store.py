@@ -1,0 +1,95 @@
+"""The store calls of elections: made beside the machine, each with a time-out, answered as events.
+
+A call that fails or takes too long has no answer; the machine asks again by its own timer. So a
+broker that is away costs a line in the log, once a minute, and nothing else.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import TypeVar
+
+from umbel.brokers.interface import CoordinationStore
+from umbel.errors import BrokerError
+from umbel.protocol.election_events import (
+    CallClaim,
+    CallFinish,
+    CallRenew,
+    CallStart,
+    ClaimReplied,
+    Event,
+    FinishReplied,
+    RenewReplied,
+    StartReplied,
+)
+
+log = logging.getLogger("umbel.worker.elections")
+
+AT_ONCE_MAX = 16
+UNDER_WAY_MAX = 1000
+COMPLAIN_EVERY_S = 60.0
+Call = CallClaim | CallStart | CallRenew | CallFinish
+T = TypeVar("T")
+
+
+class StoreCalls:
+    """At most AT_ONCE_MAX calls run; beyond UNDER_WAY_MAX a new one is left to its timer."""
+
+    def __init__(self, store: CoordinationStore, timeout_s: float, answer: Callable[[Event], None]) -> None:
+        self.failed = 0
+        self._store = store
+        self._timeout_s = timeout_s
+        self._answer = answer
+        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._complained_at = -COMPLAIN_EVERY_S
+
+    def make(self, call: Call, group: asyncio.TaskGroup) -> None:
+        if len(self._under_way) >= UNDER_WAY_MAX:
+            self.failed += 1
+            return
+        task = group.create_task(self._make(call), name="umbel-election-call")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def attempt(self, call: Awaitable[T]) -> T | None:
+        """What the store answers, or None where it did not in time."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call
+        except (BrokerError, TimeoutError) as error:
+            self.failed += 1
+            if monotonic() - self._complained_at > COMPLAIN_EVERY_S:
+                self._complained_at = monotonic()
+                why = str(error) or f"no answer within {self._timeout_s:g} s"
+                log.warning("the store of elections does not answer; trying on", extra={"why": why})
+            return None
+
+    async def close(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
+    async def _make(self, call: Call) -> None:
+        async with self._turns:
+            answer = await self.attempt(self._ask(call))
+        if answer is not None:
+            self._answer(answer)
+
+    async def _ask(self, call: Call) -> Event:
+        store = self._store
+        match call:
+            case CallClaim(election_id, key, holder, request, ttl_s, sent_s):
+                reply = await store.claim_election(key, holder, request, ttl_s=ttl_s)
+                return ClaimReplied(election_id, sent_s, reply)
+            case CallStart(election_id, key, holder, term, sent_s):
+                ok = await store.start_election(key, holder, term)
+                return StartReplied(election_id, term, sent_s, ok)
+            case CallRenew(election_id, key, holder, term, sent_s):
+                ok = await store.renew_election(key, holder, term)
+                return RenewReplied(election_id, term, sent_s, ok)
+            case CallFinish(election_id, key, holder, term, outcome):
+                ok = await store.finish_election(key, holder, term, outcome)
+                return FinishReplied(election_id, term, ok)

@@ -1,0 +1,180 @@
+"""Elections: this worker takes part in choosing who does what is to be done once (E1 to E5).
+
+Requests come by the control command `election`, news by gossip, and what fell through by the
+sweep: the holder of the lease `coord-sweeper` looks every five seconds for elections that nobody
+holds. Which rules decide, the store's or the classic ones, is a setting; API and handlers are the
+same.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from random import uniform
+from time import monotonic
+from typing import Any, Protocol
+
+from umbel.control.state import ELECTION_REFUSED
+from umbel.errors import WireError
+from umbel.protocol.gossip_events import Change, Joined, Member, MemberState
+from umbel.protocol.lease import Acquired, Lost, Released
+from umbel.wire import election as wire
+from umbel.worker.bootsteps import Step
+from umbel.worker.classic_elections import ClassicElectionsShell
+from umbel.worker.context import WorkerContext
+from umbel.worker.leases import Change as LeaseChange
+from umbel.worker.leases import LeaseKeeper
+from umbel.worker.state import WorkerState
+from umbel.worker.steps.events import Events
+from umbel.worker.steps.gossip import Gossip
+from umbel.worker.store_elections import StoreElections
+
+log = logging.getLogger("umbel.worker.elections")
+
+SWEEPER = "coord-sweeper"
+SWEEP_EVERY_S = 5.0
+COMPLAIN_EVERY_S = 60.0
+COUNT_EVERY_S = 1.0
+STOP_POLL_S = 0.02
+LEADER = "worker-leader"
+OUR_SOFTWARE = "umbel"
+PRESENT = (MemberState.ALIVE, MemberState.SUSPECT)
+Take = Callable[[Mapping[str, Any]], None]
+
+
+class Rules(Protocol):
+    """Elections by one set of rules."""
+
+    def asked(self, arguments: Mapping[str, Any]) -> str: ...
+    def elected(self, event: Mapping[str, Any]) -> None: ...
+    def elect_heard(self, event: Mapping[str, Any]) -> None: ...
+    def ack_heard(self, event: Mapping[str, Any]) -> None: ...
+    def members_changed(self, ours: Sequence[Member], others: Sequence[Member]) -> None: ...
+    def holder_gone(self, holder: str) -> None: ...
+    async def sweep(self) -> None: ...
+    async def run(self, group: asyncio.TaskGroup) -> None: ...
+    def begin_stop(self) -> None: ...
+    @property
+    def busy(self) -> bool:
+        """Whether a handler runs, or news of one is under way."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ElectionsStep(Step):
+    name = "elections"
+    requires = ("control", "gossip")
+
+    def __init__(self, context: WorkerContext, events: Events, gossip: Gossip, state: WorkerState) -> None:
+        super().__init__()
+        self._context = context
+        self._events = events
+        self._gossip = gossip
+        self._state = state
+        self._rules: Rules | None = None
+        self._sweeper: LeaseKeeper | None = None
+        self._complained_at = -COMPLAIN_EVERY_S
+        self._counted_at = -COUNT_EVERY_S
+
+    async def start(self) -> None:
+        off = self._why_off()
+        if off:
+            log.warning("elections are off: %s", off)
+            return
+        assert self._group is not None
+        classic = self._context.settings.election_protocol == "v1"
+        rules: Rules = (ClassicElectionsShell if classic else StoreElections)(self._context, self._events)
+        self._rules = rules
+        self._listen(rules)
+        self._count_members(rules)
+        self._state.elections = self._asked
+        self.run_in_background(rules.run(self._group))
+        if not classic:
+            store, owner = self._context.broker.coordination, self._context.identity.owner
+            self._sweeper = LeaseKeeper(store, SWEEPER, owner, changed=self._tell_leader)
+            self.run_in_background(self._sweeper.run())
+            self.run_in_background(self._sweep(rules, self._sweeper))
+
+    async def stop(self) -> None:
+        self._state.elections = None
+        rules = self._rules
+        if rules is None:
+            return
+        rules.begin_stop()
+        for _ in range(int(self._context.settings.grace_s / STOP_POLL_S)):
+            if not rules.busy:
+                break
+            await asyncio.sleep(STOP_POLL_S)
+        else:
+            log.warning("an election's handler did not end; its election is left to others or fails")
+        await self.end_background()
+        await rules.close()
+        if self._sweeper is not None:
+            await self._sweeper.stop()
+
+    def _why_off(self) -> str:
+        settings, capabilities = self._context.settings, self._context.broker.capabilities
+        if not capabilities.fanout:
+            return f"transport {capabilities.transport} has no fan-out"
+        if settings.election_protocol == "v1":
+            return "'election_protocol' is v1 and gossip is off" if settings.without_gossip else ""
+        return "" if capabilities.leases else f"transport {capabilities.transport} has no leases"
+
+    # -- what comes in ---------------------------------------------------------------------------
+
+    def _asked(self, arguments: Mapping[str, Any]) -> str:
+        if self._rules is None:
+            return ELECTION_REFUSED
+        if monotonic() - self._counted_at > COUNT_EVERY_S:
+            self._count_members(self._rules)
+        return self._rules.asked(arguments)
+
+    def _listen(self, rules: Rules) -> None:
+        self._gossip.listen(wire.ELECTED, self._unless_malformed(rules.elected))
+        self._gossip.listen(wire.ELECT, self._unless_malformed(rules.elect_heard))
+        self._gossip.listen(wire.ELECT_ACK, self._unless_malformed(rules.ack_heard))
+        self._gossip.listen(LEADER, self._leader_heard)
+        self._gossip.on_change(lambda change: self._member_changed(rules, change))
+
+    def _unless_malformed(self, take: Take) -> Take:
+        def taken(event: Mapping[str, Any]) -> None:
+            try:
+                take(event)
+            except WireError as error:
+                self._context.counters.election_errors += 1
+                if monotonic() - self._complained_at > COMPLAIN_EVERY_S:
+                    self._complained_at = monotonic()
+                    log.warning("an event of an election cannot be read", extra={"why": str(error)})
+
+        return taken
+
+    def _member_changed(self, rules: Rules, change: Change) -> None:
+        if not isinstance(change, Joined):
+            rules.holder_gone(change.member.holder)
+        self._count_members(rules)
+
+    def _count_members(self, rules: Rules) -> None:
+        here = [one for one in self._gossip.members() if one.state in PRESENT]
+        # A node whose first event does not say what it runs is taken for one of ours until it does.
+        others = [one for one in here if one.software not in (OUR_SOFTWARE, "")]
+        rules.members_changed([one for one in here if one not in others], others)
+        self._counted_at = monotonic()
+
+    # -- the sweep -------------------------------------------------------------------------------
+
+    async def _sweep(self, rules: Rules, lease: LeaseKeeper) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S + uniform(0.0, 1.0))
+            if lease.still_mine():
+                await rules.sweep()
+
+    def _leader_heard(self, event: dict[str, Any]) -> None:
+        released = event.get("lease") == SWEEPER and event.get("phase") == "released"
+        if released and self._sweeper is not None:
+            self._sweeper.release_heard()
+
+    def _tell_leader(self, change: LeaseChange) -> None:
+        phase = {Acquired: "acquired", Lost: "lost", Released: "released"}[type(change)]
+        freq_s = self._context.settings.heartbeat_interval_s
+        leader = self._context.identity.owner
+        self._events.tell(LEADER, lease=SWEEPER, leader=leader, term=change.term, phase=phase, freq=freq_s)

@@ -1,0 +1,43 @@
+"""What elections in scenarios do: each sent task and each handler run leaves a line in a journal."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from umbel import App
+
+app = App("elections")
+
+
+def note(journal: str, line: str) -> None:
+    """One line, whole, whoever else writes."""
+    file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, f"{line}\n".encode())
+    finally:
+        os.close(file)
+
+
+@app.task
+def report(journal: str, name: str) -> str:
+    note(journal, name)
+    return name
+
+
+@app.election_handler("write")
+def write(action: dict[str, str], context: Any) -> str:
+    note(action["journal"], f"{context.election_id} {context.term} {context.attempt}")
+    return f"wrote in {Path(action['journal']).name}"
+
+
+@app.election_handler("fail")
+def fail(action: Any, context: Any) -> None:
+    raise RuntimeError(f"cannot do {action}")
+
+
+@app.election_handler("again", policy="at_least_once")
+def again(action: dict[str, str], context: Any) -> None:
+    """The first worker to get it dies of it."""
+    note(action["journal"], f"{context.attempt} {context.term}")
+    if context.attempt == 1:
+        os.kill(os.getpid(), 9)

@@ -1,0 +1,164 @@
+"""Elections with real workers, on every broker, while workers are killed (E1 to E5)."""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.scenarios.places import Place, place
+from tests.waiting import wait_until
+from umbel.errors import ElectionTimeout, UnknownTopic
+
+SOAK = bool(os.environ.get("UMBEL_SOAK"))
+ELECTIONS = 200 if SOAK else 40
+KILLS = 8 if SOAK else 1
+CLASSIC_ELECTIONS = 200 if SOAK else 15
+WORKERS = ("w1", "w2", "w3", "w4", "w5")
+CLASSIC_WORKERS = WORKERS if SOAK else WORKERS[:3]
+AT_ONCE = 8
+TASKS_FILE = Path(__file__).with_name("election_tasks.py")
+FLAGS = ("-c", "1", "-P", "solo", "-l", "INFO")
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module", params=["sqlite", "redis", "amqp"])
+def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place(request.param, tmp_path_factory.mktemp(request.param)) as made:
+        yield made
+
+
+class Field:
+    """A cluster and the journal its handlers and tasks write."""
+
+    def __init__(self, cluster: Cluster, journal: Path) -> None:
+        self.cluster = cluster
+        self.journal = journal
+
+    def start(self, *names: str) -> None:
+        """All at once: they take seconds."""
+        for name in names:
+            self.cluster.start_worker(name, *FLAGS, wait=False)
+        for name in names:
+            self._wait_until_up(name)
+
+    def wait_until_acquainted(self) -> None:
+        """The classic rules need equal views of who is there."""
+        for name in self.cluster.workers:
+            self._wait_until_it_knows(name, len(self.cluster.workers) - 1)
+
+    def lines(self) -> list[str]:
+        return self.journal.read_text().splitlines() if self.journal.exists() else []
+
+    def counted(self, counter: str) -> int:
+        return sum(self.cluster.counters(name).get(counter, 0) for name in self.cluster.workers)
+
+    def report(self, name: str, timeout: float) -> str:
+        """Have one worker send the task that writes this name; how that election ended."""
+        task = self.cluster.app.tasks["election_tasks.report"]
+        call = task.s(str(self.journal), name).to_map()
+        return self.cluster.app.control.election(name, "task", call, timeout=timeout).state
+
+    def _wait_until_up(self, name: str) -> None:
+        pid = self.cluster.workers[name].pid
+
+        def is_up() -> bool:
+            state = self.cluster.state_of(name)
+            return state is not None and state.healthy and state.fields["pid"] == pid
+
+        wait_until(is_up, deadline_s=60, what=f"{name} to be ready")
+
+    def _wait_until_it_knows(self, name: str, others: int) -> None:
+        wait_until(
+            lambda: self.cluster.log(name).count("node joined") >= others,
+            deadline_s=30,
+            what=f"{name} to know {others} others",
+        )
+
+
+@contextmanager
+def field(where: Place, home: Path, **settings: object) -> Iterator[Field]:
+    with Cluster(home, TASKS_FILE, broker=where.broker, backend=where.backend, **settings) as cluster:
+        yield Field(cluster, home / "journal")
+
+
+def test_each_elected_task_is_sent_once_or_reported_failed_while_workers_die(
+    where: Place, tmp_path: Path
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    with field(where, tmp_path) as here, ThreadPoolExecutor(AT_ONCE) as clients:
+        elections_tell_how_they_ended(here)
+        here.start(*WORKERS[1:])
+        names = [f"e{number}" for number in range(ELECTIONS)]
+        held = [clients.submit(here.report, name, 120.0) for name in names]
+        kill_at_random(here, held, random.Random(seed))
+        states = {name: one.result() for name, one in zip(names, held, strict=True)}
+        sent = {name for name, state in states.items() if state == "done"}
+        wait_until(lambda: sent <= set(here.lines()), deadline_s=60, what="the tasks to run")
+        runs = Counter(line for line in here.lines() if line in states)
+        print(f"{Counter(states.values())}, {KILLS} workers killed")
+    assert set(states.values()) <= {"done", "failed"}
+    assert max(runs.values()) == 1, {name: times for name, times in runs.items() if times > 1}
+    assert len(sent) >= ELECTIONS - KILLS * AT_ONCE
+
+
+def elections_tell_how_they_ended(here: Field) -> None:
+    """Before the first worker is there, and with one (E3, E4, E5)."""
+    elect, write = here.cluster.app.control.election, {"journal": str(here.journal)}
+    with pytest.raises(ElectionTimeout, match="still open"):
+        elect("early", "write", write, timeout=0.2)
+    here.start(WORKERS[0])
+    outcome = elect("early", "write", write, timeout=30)
+    assert (outcome.state, outcome.outcome) == ("done", "ok: wrote in journal")
+    assert elect("early", "write", write, timeout=30) == outcome
+    assert len(here.lines()) == 1
+    failed = elect("bad", "fail", "it", timeout=30)
+    assert (failed.state, failed.ok) == ("failed", False) and "cannot do it" in failed.outcome
+    with pytest.raises(UnknownTopic, match=r"'nothing'.*it has again, fail, task, write"):
+        elect("odd", "nothing", timeout=30)
+    result = here.cluster.app.tasks["election_tasks.report"].s(str(here.journal), "sent").election()
+    assert result.get(timeout=30) == "sent"
+
+
+def kill_at_random(here: Field, held: Sequence[Future[str]], chance: random.Random) -> None:
+    for kill in range(KILLS):
+        wait_for_some(held, (kill + 1) * ELECTIONS // (KILLS + 2))
+        name = chance.choice(WORKERS)
+        here.cluster.kill_worker(name)
+        here.start(name)
+
+
+def wait_for_some(held: Sequence[Future[str]], count: int) -> None:
+    wait_until(lambda: sum(one.done() for one in held) >= count, deadline_s=120, what=f"{count} elections")
+
+
+def test_the_classic_rules_elect_one_worker_e1_e2(where: Place, tmp_path: Path) -> None:
+    with field(where, tmp_path, election_protocol="v1") as here:
+        here.start(*CLASSIC_WORKERS)
+        here.wait_until_acquainted()
+        names = [f"e{number}" for number in range(CLASSIC_ELECTIONS)]
+        for name in names:
+            here.report(name, 0.0)
+        wait_until(lambda: set(here.lines()) == set(names), deadline_s=60, what="every task to run")
+        assert Counter(here.lines()) == Counter(names)
+        wait_until(lambda: here.counted("elections_done") == len(names), what="all to be counted")
+
+
+@pytest.mark.skipif(not SOAK, reason="it waits for a whole ttl; the simulator does it in no time")
+def test_a_worker_that_dies_of_it_is_followed_by_another_under_a_higher_term(
+    where: Place, tmp_path: Path
+) -> None:
+    with field(where, tmp_path) as here:
+        here.start("w1", "w2")
+        action = {"journal": str(here.journal)}
+        outcome = here.cluster.app.control.election("once more", "again", action, timeout=60)
+        (first, first_term), (second, second_term) = (line.split() for line in here.lines())
+    assert (outcome.state, outcome.attempt) == ("done", 2)
+    assert (first, second) == ("1", "2")
+    assert int(second_term) > int(first_term)
