@@ -19,6 +19,7 @@ from umbel.pools.interface import Pool
 from umbel.worker.bootsteps import Step, starting_order
 from umbel.worker.context import Counters, Identity, WorkerContext
 from umbel.worker.run_directory import refuse_second
+from umbel.worker.saved_state import next_incarnation, read_saved, saved_file
 from umbel.worker.settings import WorkerSettings
 from umbel.worker.state import WorkerState
 from umbel.worker.steps.connection import Connection
@@ -30,6 +31,7 @@ from umbel.worker.steps.health import Health
 from umbel.worker.steps.heart import Heart
 from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.pool import PoolStep
+from umbel.worker.steps.state_store import StateStore
 from umbel.worker.steps.tasks import Tasks
 from umbel.worker.steps.watchdog import Watchdog
 from umbel.worker.task_events import TaskEvents
@@ -40,7 +42,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 class Worker:
     def __init__(self, settings: WorkerSettings, *, broker: Broker, backend: Backend, pool: Pool) -> None:
-        identity = Identity(settings.node, os.getpid(), time.time_ns() // 1000)
+        saved = read_saved(saved_file(settings.run_directory, settings.node, broker.url))
+        incarnation = next_incarnation(saved, time.time_ns() // 1000)
+        identity = Identity(settings.node, os.getpid(), incarnation)
         self._context = WorkerContext(settings, identity, broker, backend, pool)
         self._stop_requests = 0
         self._stop = asyncio.Event()
@@ -56,6 +60,7 @@ class Worker:
             Connection(self._context),
             PoolStep(self._context, self._tasks),
             events,
+            StateStore(self._context, events, saved),
             heart,
             self._control,
             mingle,
