@@ -30,6 +30,43 @@ def told_by(node: tuple[str, int, bool], kind: str, uuid: str, attempt: int, **f
     return event(kind, uuid, hostname=hostname, pid=pid, **said, **fields)
 
 
+RUN = ("received", "started", "succeeded")
+
+
+def attempt(number: int, *kinds: str, clock: int = 0, **fields: Any) -> list[Wire]:
+    return [
+        event(kind, retries=number, clock=clock + step, timestamp=float(clock + step), **fields)
+        for step, kind in enumerate(kinds, start=1)
+    ]
+
+
+ORDER_DEPENDENT_IN_CELERY: dict[str, tuple[list[Wire], str]] = {
+    "sent, received, started, succeeded": (attempt(0, "sent", *RUN), "SUCCESS"),
+    "sent and received differ in args": (
+        [
+            event("sent", args="(1,)", retries=0),
+            event("received", args="(2,)", clock=2),
+            event("started", clock=3),
+        ],
+        "STARTED",
+    ),
+    "a retry that succeeds": (
+        [*attempt(0, "received", "started", "retried"), *attempt(1, *RUN, clock=3)],
+        "SUCCESS",
+    ),
+    "received, started, retried": (attempt(0, "received", "started", "retried"), "RETRY"),
+    "two deliveries, two successes": (
+        [
+            *attempt(0, "received", "succeeded"),
+            *attempt(0, "received", "succeeded", clock=5, hostname="u2@b"),
+        ],
+        "SUCCESS",
+    ),
+    "received, rejected": (attempt(0, "received", "rejected"), "RECEIVED"),
+}
+"""Histories of which Celery's state has several answers, by the order of arrival; and ours."""
+
+
 _texts = st.sampled_from([None, "a", "b"])
 _fields: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "sent": st.fixed_dictionaries(dict.fromkeys((*DESCRIPTION, "queue", "routing_key"), _texts)),

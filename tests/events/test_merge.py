@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.events.histories import TASKS, Wire, event, histories, loose_events
+from tests.events.histories import (
+    ORDER_DEPENDENT_IN_CELERY,
+    RUN,
+    TASKS,
+    Wire,
+    attempt,
+    event,
+    histories,
+    loose_events,
+)
 from tests.events.oracle import view_of
 from umbel.events.digest import eid
 from umbel.events.merge import is_later, join, order_key
@@ -133,42 +142,6 @@ def test_the_view_is_the_one_computed_from_the_timeline(events: list[Wire]) -> N
         story = timeline(record for record in records if record.uuid == uuid)
         assert state.task(uuid) == view(registers_of(uuid, story))
         assert state.task(uuid) == view_of(story)
-
-
-RUN = ("received", "started", "succeeded")
-
-
-def attempt(number: int, *kinds: str, clock: int = 0, **fields: Any) -> list[Wire]:
-    return [
-        event(kind, retries=number, clock=clock + step, timestamp=float(clock + step), **fields)
-        for step, kind in enumerate(kinds, start=1)
-    ]
-
-
-ORDER_DEPENDENT_IN_CELERY = {
-    "sent, received, started, succeeded": (attempt(0, "sent", *RUN), "SUCCESS"),
-    "sent and received differ in args": (
-        [
-            event("sent", args="(1,)", retries=0),
-            event("received", args="(2,)", clock=2),
-            event("started", clock=3),
-        ],
-        "STARTED",
-    ),
-    "a retry that succeeds": (
-        [*attempt(0, "received", "started", "retried"), *attempt(1, *RUN, clock=3)],
-        "SUCCESS",
-    ),
-    "received, started, retried": (attempt(0, "received", "started", "retried"), "RETRY"),
-    "two deliveries, two successes": (
-        [
-            *attempt(0, "received", "succeeded"),
-            *attempt(0, "received", "succeeded", clock=5, hostname="u2@b"),
-        ],
-        "SUCCESS",
-    ),
-    "received, rejected": (attempt(0, "received", "rejected"), "RECEIVED"),
-}
 
 
 @pytest.mark.parametrize("history", ORDER_DEPENDENT_IN_CELERY)
