@@ -106,10 +106,8 @@ class Link:
 
     async def reply_to(self, sent: asyncio.Future[list[Any]]) -> list[Any]:
         try:
-            async with asyncio.timeout(self._reply_timeout_s):
-                return await sent
+            return await sent
         except TimeoutError:
-            self.close()
             raise BrokerUnavailable(
                 f"Redis at {self.address.shown} did not answer within {self._reply_timeout_s:g} s; "
                 "check the network and the load of the server"
@@ -162,7 +160,7 @@ class Link:
         loop = asyncio.get_running_loop()
 
         def make() -> _Wire:
-            return _Wire(self._on_push, self._on_lost)
+            return _Wire(self._on_push, self._on_lost, self._reply_timeout_s)
 
         if address.path:
             return (await loop.create_unix_connection(make, address.path))[1]
@@ -171,10 +169,17 @@ class Link:
 
 
 class _Wire(asyncio.Protocol):
-    """The connection itself: bytes in, replies out, in order."""
+    """The connection itself: bytes in, replies out, in order.
+
+    One timer watches the oldest reply that is awaited, because one for each would cost as much as
+    the call itself.
+    """
 
     def __init__(
-        self, on_push: Callable[[list[Any]], None] | None, on_lost: Callable[[], None] | None
+        self,
+        on_push: Callable[[list[Any]], None] | None,
+        on_lost: Callable[[], None] | None,
+        reply_timeout_s: float,
     ) -> None:
         self.is_closed = False
         self.is_garbled = False
@@ -184,6 +189,8 @@ class _Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._batches: deque[_Batch] = deque()
         self._loop = asyncio.get_running_loop()
+        self._reply_timeout_s = reply_timeout_s
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -194,7 +201,9 @@ class _Wire(asyncio.Protocol):
     ) -> asyncio.Future[list[Any]]:
         assert self._transport is not None
         replies: asyncio.Future[list[Any]] = self._loop.create_future()
-        self._batches.append(_Batch(len(commands), replies))
+        self._batches.append(_Batch(len(commands), replies, self._loop.time()))
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._reply_timeout_s, self._check)
         self._transport.write(b"".join([_pack(tuple(command)) for command in (*before, *commands)]))
         return replies
 
@@ -210,19 +219,32 @@ class _Wire(asyncio.Protocol):
     def connection_lost(self, problem: Exception | None) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, is_late: bool = False) -> None:
         if self.is_closed:
             return
         self.is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self._transport is not None:
             self._transport.abort()
+        problem = TimeoutError if is_late else ConnectionResetError
         for batch in self._batches:
             if not batch.replies.done():
-                batch.replies.set_exception(ConnectionResetError("the connection was lost"))
+                batch.replies.set_exception(problem("the connection was given up"))
                 batch.replies.exception()  # whoever was cancelled meanwhile does not fetch it
         self._batches.clear()
         if self._on_lost is not None:
             self._on_lost()
+
+    def _check(self) -> None:
+        self._timer = None
+        if not self._batches:
+            return
+        overdue_at = self._batches[0].sent_at + self._reply_timeout_s
+        if overdue_at <= self._loop.time():
+            self.close(is_late=True)
+        else:
+            self._timer = self._loop.call_at(overdue_at, self._check)
 
     def _take(self, reply: Any) -> None:
         if isinstance(reply, hiredis.PushNotification) or not self._batches:
@@ -238,11 +260,12 @@ class _Wire(asyncio.Protocol):
 
 
 class _Batch:
-    __slots__ = ("count", "read", "replies")
+    __slots__ = ("count", "read", "replies", "sent_at")
 
-    def __init__(self, count: int, replies: asyncio.Future[list[Any]]) -> None:
+    def __init__(self, count: int, replies: asyncio.Future[list[Any]], sent_at: float) -> None:
         self.count = count
         self.replies = replies
+        self.sent_at = sent_at
         self.read: list[Any] = []
 
 

@@ -25,7 +25,7 @@ class Watch:
     def __init__(self, addresses: Sequence[Address], keys: Keys, *, timeout_s: float) -> None:
         self._keys = keys
         self._rings = 0
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: set[asyncio.Future[bool]] = set()
         self._recheck_s = math.inf
         self._link = Link(
             addresses,
@@ -45,9 +45,11 @@ class Watch:
             seen = self._rings
             due_s = await self._due_s(queues)
             left_s = deadline - loop.time()
-            if due_s <= 0.0 or left_s <= 0.0:
+            # Who was rung for claims at once: to ask again first would cost an idle worker a round trip.
+            if due_s <= 0.0 or left_s <= 0.0 or self._rings != seen:
                 return
-            await self._next_ring(seen, min(left_s, due_s, self._recheck_s))
+            if await self._is_rung_within(min(left_s, due_s, self._recheck_s)):
+                return
 
     def close(self) -> None:
         self._link.close()
@@ -67,14 +69,15 @@ class Watch:
         firsts = [first[0][1] for first in replies[1 + len(lists) :] if first]
         return min(firsts) - now_s if firsts else math.inf
 
-    async def _next_ring(self, seen: int, timeout_s: float) -> None:
-        if self._rings != seen:
-            return
-        ring: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _is_rung_within(self, timeout_s: float) -> bool:
+        loop = asyncio.get_running_loop()
+        ring: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(timeout_s, _settle, ring, False)
         self._waiting.add(ring)
         try:
-            await asyncio.wait([ring], timeout=timeout_s)
+            return await ring
         finally:
+            timer.cancel()
             self._waiting.discard(ring)
 
     async def _track(self) -> None:
@@ -88,5 +91,9 @@ class Watch:
     def _ring(self) -> None:
         self._rings += 1
         for ring in self._waiting:
-            if not ring.done():
-                ring.set_result(None)
+            _settle(ring, True)
+
+
+def _settle(ring: asyncio.Future[bool], value: bool) -> None:
+    if not ring.done():
+        ring.set_result(value)
