@@ -4,11 +4,13 @@ Numbers are drawn from so few that ties are common: two events of one clock, one
 even of one everything except a field. `retries` is missing on most events of a Celery node.
 """
 
+import os
 from typing import Any
 
 from hypothesis import strategies as st
 
 Wire = dict[str, Any]
+EXAMPLES = 2000 if os.environ.get("UMBEL_SOAK") else 50
 
 TASKS = ("t1", "t2", "t3")
 NODES = (("u1@a", 1, False), ("u1@a", 2, False), ("u2@b", 1, False), ("c1@c", 7, True), ("c2@d", 8, True))

@@ -5,10 +5,11 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.events.histories import (
+    EXAMPLES,
     ORDER_DEPENDENT_IN_CELERY,
     RUN,
     TASKS,
@@ -68,6 +69,7 @@ def read(events: list[Wire]) -> list[TaskEvent]:
 # ---- any order, any repetition, any split ----------------------------------------------------------
 
 
+@settings(max_examples=EXAMPLES)
 @given(histories(), st.randoms(use_true_random=False), st.integers(0, 30))
 def test_order_and_repetition_do_not_matter(events: list[Wire], chance: random.Random, again: int) -> None:
     shuffled = [*events, *(chance.choices(events, k=again) if events else [])]
@@ -75,6 +77,7 @@ def test_order_and_repetition_do_not_matter(events: list[Wire], chance: random.R
     assert known(fold(shuffled)) == known(fold(events))
 
 
+@settings(max_examples=EXAMPLES)
 @given(histories(), st.randoms(use_true_random=False))
 def test_splits_and_batches_do_not_matter(events: list[Wire], chance: random.Random) -> None:
     parts: list[list[Wire]] = [[], [], []]
@@ -90,6 +93,7 @@ def test_splits_and_batches_do_not_matter(events: list[Wire], chance: random.Ran
     assert known(whole) == known(fold(events))
 
 
+@settings(max_examples=EXAMPLES)
 @given(histories(), st.integers(1, 5))
 def test_asking_in_between_changes_nothing(events: list[Wire], every: int) -> None:
     state = ClusterState()
@@ -135,6 +139,7 @@ def test_an_event_that_differs_in_one_field_only_is_another_one() -> None:
 # ---- the view --------------------------------------------------------------------------------------
 
 
+@settings(max_examples=EXAMPLES)
 @given(histories())
 def test_the_view_is_the_one_computed_from_the_timeline(events: list[Wire]) -> None:
     state, records = fold(events), read(events)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.events.histories import Wire, event, histories
+from tests.events.histories import EXAMPLES, Wire, event, histories
 from umbel.events.digest import canonical, eid
 from umbel.events.reading import EventReader
 from umbel.events.types import (
@@ -106,6 +106,7 @@ def test_null_and_missing_and_the_order_of_keys_make_no_difference() -> None:
     assert eid(read(told)) == eid(read(turned))
 
 
+@settings(max_examples=EXAMPLES)
 @given(histories())
 def test_different_events_have_different_digests(events: list[Wire]) -> None:
     records = [record for one in events if (record := read(one)) is not None]

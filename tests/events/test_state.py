@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.events.histories import Wire, event, histories
+from tests.events.histories import EXAMPLES, Wire, event, histories
 from umbel.events.state import ClusterState
 
 RUN = ("received", "started", "succeeded")
@@ -80,6 +80,7 @@ def test_counts_follow_the_states_and_repetition_does_not_move_them() -> None:
     assert state.counts == {"SUCCESS": 1, "RECEIVED": 1, "FAILURE": 1}
 
 
+@settings(max_examples=EXAMPLES)
 @given(histories())
 def test_counts_are_those_of_the_records(events: list[Wire]) -> None:
     state = ClusterState()

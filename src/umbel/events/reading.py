@@ -56,21 +56,23 @@ class EventReader:
             except msgspec.ValidationError:
                 record = _read_loosely(event, record_type)
         if record is not None:
-            self._share(record)
+            self._settle(record)
         return record
 
-    def _share(self, record: Event) -> None:
+    def _settle(self, record: Event) -> None:
+        """Make the record comparable and small: whole microseconds, no client's clock, shared texts."""
         texts = self._texts
         hostname = record.hostname
         record.hostname = texts.get(hostname) or self._remember(hostname)
+        record.timestamp = record.at_us / 1_000_000
         if isinstance(record, TaskEvent):
             known = self._tasks.get(record.uuid)
             if known is not None:
                 record.uuid = known.uuid
             if isinstance(record, _DESCRIPTIONS):
-                self._share_description(record)
+                self._settle_description(record)
 
-    def _share_description(self, record: TaskReceived | TaskSent) -> None:
+    def _settle_description(self, record: TaskReceived | TaskSent) -> None:
         texts = self._texts
         if (name := record.name) is not None:
             record.name = texts.get(name) or self._remember(name)

@@ -3,11 +3,12 @@
 This is the vocabulary. The reader of the wire, the merge and the tables of the pipeline take
 names and types of fields from here and nowhere else (`VOCABULARY`).
 
-A record has the fields of the wire, with three things settled. The clock is 0 where it is missing
-or none that an honest sender has, and for `task-sent`, whose sender takes no part in the cluster's
-clock. An attempt that is missing stays missing: Celery's workers say it on sent and received only,
-and a zero would claim to know. What has no field of its own, or not the type that its field has,
-is in `extra`; of the envelope, such a value counts as missing.
+A record has the fields of the wire, with some things settled. The time is in whole microseconds.
+The clock is 0 where it is missing or none that an honest sender has, and for `task-sent`, whose
+sender takes no part in the cluster's clock. An attempt that is missing stays missing: Celery's
+workers say it on sent and received only, and a zero would claim to know. What has no field of its
+own, or not the type that its field has, is in `extra`; of the envelope, such a value counts as
+missing.
 
 Records are many, so they are small: not tracked by the garbage collector (they hold plain data
 and cannot form a cycle). Nobody changes one after the reader has made it.
