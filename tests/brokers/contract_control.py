@@ -6,8 +6,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.brokers.under_test import LONG_S, OWNER, BrokerUnderTest, needs, run, take
-from umbel.brokers.interface import Broadcast, Broker, Revoke
+from tests.brokers.under_test import (
+    LONG_S,
+    OWNER,
+    PEER,
+    BrokerUnderTest,
+    eventually,
+    needs,
+    outgoing,
+    run,
+    take,
+    texts,
+)
+from umbel.brokers.interface import Ack, Broadcast, Broker, Delivery, Revoke
 from umbel.errors import RevokesFull
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
 
@@ -84,6 +95,36 @@ class ControlContract:
             return asked
 
         assert run(scenario()) == 20
+
+    def test_a_queue_that_is_left_keeps_its_messages_for_others(self, under_test: BrokerUnderTest) -> None:
+        """`cancel_consumer` and `add_consumer`."""
+
+        async def scenario() -> None:
+            async with under_test.open() as broker, under_test.open() as other:
+                await broker.publish(outgoing("a", "b", "c", queue="left"))
+                (first,) = (await take(broker, 1, queues=["left"])).deliveries
+                await broker.leave_queue(OWNER, "left")
+                await broker.leave_queue(OWNER, "never entered")
+
+                async def taken_elsewhere() -> list[str] | None:
+                    found = await take(other, 10, owner=PEER, queues=["left"])
+                    rest.extend(found.deliveries)
+                    return sorted(texts(rest)) if len(rest) == 2 else None
+
+                rest: list[Delivery] = []
+                assert await eventually(taken_elsewhere, what="the others to get them") == ["b", "c"]
+                assert not any(delivery.redelivered and delivery.starts for delivery in rest)
+                # What was claimed before is still ours to settle, and the queue can be entered again.
+                assert (await broker.settle([Ack(first.tag)])).applied == 1
+                await other.leave_queue(PEER, "left")
+                await other.publish(outgoing("d", queue="left"))
+
+                async def taken_again() -> list[str]:
+                    return texts((await take(broker, 10, queues=["left"])).deliveries)
+
+                assert await eventually(taken_again, what="the next message") == ["d"]
+
+        run(scenario())
 
     def test_a_worker_records_revokes_as_a_client_does(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 from umbel.app.workers import node_name
+from umbel.errors import TaskRevoked, TimeLimitExceeded
 
 TASKS_FILE = Path(__file__).with_name("control_tasks.py")
 ONE, TWO = node_name("one"), node_name("two")
 ENOUGH_S = 20.0
+ON_SQLITE = pytest.mark.parametrize("broker", ["sqlite"], indirect=True)
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
 
 
@@ -131,3 +134,193 @@ def test_a_revoked_task_never_runs(cluster: Cluster, tmp_path: Path) -> None:
     wait_until(lambda: {calls[0].state, calls[1].state} == {"REVOKED"}, what="both to be revoked")
     assert [mark.exists() for mark in marks] == [False, False, True]
     assert cluster.stop_worker("late") == 0
+
+
+# -- every command, with Celery's reply shapes (P3) --------------------------------------------------
+
+
+def test_what_runs_and_waits_can_be_seen(cluster: Cluster, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    one = ask_for_queue(cluster, ONE, "seen")
+    names = [f"started-{number}" for number in range(3)]
+    calls = [
+        cluster.app.send_task(
+            "control_tasks.waits_for", [str(gate)], {"started": str(tmp_path / name)}, queue="seen"
+        )
+        for name in names
+    ]
+    wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2, what="two of them to run")
+    running = wait_until(lambda: one("active") if len(one("active")) == 2 else None, what="both to be seen")
+    first = next(shown for shown in running if shown["id"] == calls[0].id)
+    assert first == {
+        "id": calls[0].id,
+        "name": "control_tasks.waits_for",
+        "args": [str(gate)],
+        "kwargs": {"started": str(tmp_path / names[0])},
+        "type": "control_tasks.waits_for",
+        "hostname": ONE,
+        "time_start": first["time_start"],
+        "acknowledged": False,
+        "worker_pid": first["worker_pid"],
+        "delivery_info": {"exchange": "", "routing_key": "seen", "priority": 0, "redelivered": False},
+    }
+    assert first["worker_pid"] in one("stats")["pool"]["processes"] and first["time_start"] > 1e9
+    safe = next(shown for shown in one("active", safe=True) if shown["id"] == calls[0].id)
+    assert safe["args"] == f"('{gate}',)" or safe["args"] == repr([str(gate)])
+    assert {shown["id"] for shown in one("reserved")} <= {calls[2].id}
+    found = one("query_task", ids=[calls[0].id, "nobody's"])
+    assert found == {calls[0].id: ["active", first]}
+    assert one("scheduled") == []
+    gate.touch()
+    assert {call.get(timeout=ENOUGH_S) for call in calls} == {"went on"}
+    assert ask(cluster, ONE, "cancel_consumer", queue="seen") == {"ok": "no longer consuming from seen"}
+
+
+def ask_for_queue(cluster: Cluster, node: str, queue: str) -> Any:
+    """Have a node consume a queue of the test's own; what asks that node."""
+    assert ask(cluster, node, "add_consumer", queue=queue) == {"ok": f"add consumer {queue}"}
+    assert queue in [shown["name"] for shown in ask(cluster, node, "active_queues")]
+    return lambda command, **arguments: ask(cluster, node, command, **arguments)
+
+
+def test_queues_are_added_and_cancelled_while_it_runs(cluster: Cluster) -> None:
+    two = ask_for_queue(cluster, TWO, "extra")
+    sent = cluster.app.send_task("control_tasks.add", [2, 3], queue="extra")
+    assert sent.get(timeout=ENOUGH_S) == 5
+    assert "extra" not in [shown["name"] for shown in ask(cluster, ONE, "active_queues")]
+    assert two("cancel_consumer", queue="extra") == {"ok": "no longer consuming from extra"}
+    assert [shown["name"] for shown in two("active_queues")] == ["celery"]
+    left = cluster.app.send_task("control_tasks.add", [2, 3], queue="extra")
+    sent = cluster.app.send_task("control_tasks.add", [4, 5])
+    assert sent.get(timeout=ENOUGH_S) == 9
+    assert left.state == "PENDING"
+    two("add_consumer", queue="extra")
+    assert left.get(timeout=ENOUGH_S) == 5
+    two("cancel_consumer", queue="extra")
+    assert "error" in two("add_consumer", queue="extra", exchange="elsewhere")
+
+
+def test_limits_are_changed_while_it_runs(cluster: Cluster) -> None:
+    task = "control_tasks.add"
+
+    def shown() -> str:
+        items = ["rate_limit", "time_limit", "soft_time_limit"]
+        (line,) = [
+            one for one in ask(cluster, ONE, "registered", taskinfoitems=items) if one.startswith(task)
+        ]
+        return str(line)
+
+    assert shown() == task
+    told = ask(cluster, ONE, "rate_limit", task_name=task, rate_limit="100/m")
+    assert told == {"ok": "new rate limit set successfully"}
+    told = ask(cluster, ONE, "time_limit", task_name=task, soft=5, hard=10.0)
+    assert told == {"ok": "time limits set successfully"}
+    assert shown() == f"{task} [rate_limit=100/m time_limit=10.0 soft_time_limit=5.0]"
+    assert ask(cluster, TWO, "registered") == sorted([task, "control_tasks.waits_for"])
+    told = ask(cluster, ONE, "rate_limit", task_name=task, rate_limit=0)
+    assert told == {"ok": "rate limit disabled successfully"}
+    assert ask(cluster, ONE, "time_limit", task_name=task) == {"ok": "time limits set successfully"}
+    assert shown() == task
+    assert ask(cluster, ONE, "rate_limit", task_name="no", rate_limit="1/s") == {"error": "unknown task"}
+    bad = ask(cluster, ONE, "rate_limit", task_name=task, rate_limit="often")["error"]
+    assert bad.startswith("Invalid rate limit string: ")
+    assert ask(cluster, ONE, "time_limit", task_name="no") == {"error": "unknown task"}
+
+
+def test_a_new_time_limit_ends_the_next_run(cluster: Cluster, tmp_path: Path) -> None:
+    ask_for_queue(cluster, ONE, "limited")
+    ask(cluster, ONE, "time_limit", task_name="control_tasks.waits_for", hard=0.5)
+    sent = cluster.app.send_task("control_tasks.waits_for", [str(tmp_path / "never")], queue="limited")
+    with pytest.raises(TimeLimitExceeded):
+        sent.get(timeout=ENOUGH_S)
+    ask(cluster, ONE, "time_limit", task_name="control_tasks.waits_for")
+    ask(cluster, ONE, "cancel_consumer", queue="limited")
+
+
+def test_a_running_task_is_terminated_and_its_neighbour_is_not(cluster: Cluster, tmp_path: Path) -> None:
+    one = ask_for_queue(cluster, ONE, "doomed")
+    gate = tmp_path / "gate"
+    doomed, spared = (
+        cluster.app.send_task("control_tasks.waits_for", [str(gate), str(tmp_path / name)], queue="doomed")
+        for name in ("doomed", "spared")
+    )
+    wait_until(lambda: len(one("active")) == 2, what="both to run")
+    assert one("revoke", task_id=doomed.id, terminate=True) == {"ok": f"terminate: {doomed.id}"}
+    with pytest.raises(TaskRevoked, match="terminated"):
+        doomed.get(timeout=ENOUGH_S)
+    assert one("terminate", signal="KILL", task_id=["nobody's"]) == {"ok": "terminate: tasks unknown"}
+    assert "is no signal" in one("terminate", signal="LOUDLY", task_id="x")["error"]
+    gate.touch()
+    assert spared.get(timeout=ENOUGH_S) == "went on"
+    one("cancel_consumer", queue="doomed")
+
+
+@ON_SQLITE
+def test_a_task_that_was_taken_and_has_not_started_can_still_be_revoked(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    cluster.start_worker("narrow", "-c", "1", "-Q", "narrow")
+    narrow = node_name("narrow")
+    first = cluster.app.send_task("control_tasks.waits_for", [str(gate), str(tmp_path / "a")], queue="narrow")
+    wait_until((tmp_path / "a").exists, what="the first to run")
+    second = cluster.app.send_task("control_tasks.add", [1, 1], queue="narrow")
+    assert "flagged" in ask(cluster, narrow, "revoke", task_id=second.id)["ok"]
+    gate.touch()
+    assert first.get(timeout=ENOUGH_S) == "went on"
+    with pytest.raises(TaskRevoked):
+        second.get(timeout=ENOUGH_S)
+    # Told to one node only, it is no matter of the others, and is recorded nowhere.
+    assert second.id not in ask(cluster, ONE, "revoked")
+    cluster.app.control.shutdown(destination=[narrow])
+    assert cluster.workers.pop("narrow").wait(30) == 0
+
+
+def test_what_is_known_of_a_worker_has_celerys_form(cluster: Cluster, broker: str) -> None:
+    stats = ask(cluster, ONE, "stats")
+    assert {"total", "pid", "clock", "uptime", "prefetch_count", "pool", "broker", "rusage"} <= set(stats)
+    assert isinstance(stats["clock"], str) and len(stats["rusage"]) == 16
+    assert stats["pool"]["max-concurrency"] == 2 == len(stats["pool"]["processes"])
+    assert stats["broker"]["transport"] == broker.partition(":")[0]
+    (queue,) = ask(cluster, ONE, "active_queues")
+    assert (queue["name"], queue["exchange"]["type"], queue["routing_key"]) == ("celery", "direct", "celery")
+    conf = ask(cluster, ONE, "conf")
+    assert "broker" in conf and "guest:guest" not in str(conf)
+    assert set(conf) < set(ask(cluster, ONE, "conf", with_defaults=True))
+    assert "umbel:" in ask(cluster, ONE, "report")["ok"]
+    assert ask(cluster, ONE, "memsample").endswith("MB")
+    assert "rss (end)" in ask(cluster, ONE, "memdump")
+    assert ask(cluster, ONE, "objgraph") == {"error": "ImportError('Requires the objgraph library')"}
+    assert ask(cluster, ONE, "autoscale", max=3, min=1) == {"error": "ValueError('Autoscale not enabled')"}
+    restarts = {"error": "ValueError('Pool restarts not enabled')"}
+    assert ask(cluster, ONE, "pool_restart", modules=[]) == restarts
+    assert ask(cluster, ONE, "heartbeat") is None
+    assert ask(cluster, ONE, "dlq") == []
+    assert ask(cluster, ONE, "health")["problem"] == ""
+    assert ask(cluster, ONE, "report", unknown=1)["error"].startswith("TypeError(")
+
+
+def test_task_events_are_switched_on_and_off(cluster: Cluster) -> None:
+    said = [
+        ask(cluster, ONE, command)["ok"]
+        for command in ("disable_events", "enable_events", "enable_events", "disable_events")
+    ]
+    assert said == [
+        "task events already disabled",
+        "task events enabled",
+        "task events already enabled",
+        "task events disabled",
+    ]
+
+
+def test_the_answers_tell_who_is_a_member(cluster: Cluster) -> None:
+    """P7: without a limit and without names the question ends when all members have answered."""
+
+    def known() -> set[str]:
+        return {one["node"] for one in ask(cluster, ONE, "members") if one["state"] == "alive"}
+
+    wait_until(lambda: known() == {ONE, TWO}, what="the workers to know one another", deadline_s=20.0)
+    began = monotonic()
+    asked = cluster.app.control.ask("ping", timeout=ENOUGH_S)
+    assert set(asked.replies) == {ONE, TWO} and not asked.silent
+    assert monotonic() - began < ENOUGH_S  # it did not wait for its deadline

@@ -19,6 +19,7 @@ from umbel.brokers.interface import Broadcast, Broker, BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.control.client import Asker
 from umbel.control.panel import NO_ANSWER, Panel, UsersPanel
+from umbel.control.state import ControlState
 from umbel.errors import ConfigurationError
 from umbel.pools.interface import Pool
 from umbel.protocol.clock import LamportClock
@@ -113,7 +114,7 @@ class Cluster:
             settings, Identity(name, 1, 1), broker, cast("Backend", nobody), cast("Pool", nobody)
         )
         state = self.states[name] = State(name)
-        control = self.controls[name] = Control(context, state.clock, state)
+        control = self.controls[name] = Control(context, state.clock, cast("ControlState", state))
         async with asyncio.TaskGroup() as group:
             control.adopt(group)
             await control.start()

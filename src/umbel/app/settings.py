@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.interface import BrokerSettings, without_password
 from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
 
 ENVIRONMENT_PREFIX = "UMBEL_"
@@ -73,6 +73,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     storage_max_bytes: int | None = None  # of the embedded broker's file
     event_log_max: int = 1_000_000
     event_log_retention_s: float = 7 * 86_400.0
+
+    def shown(self) -> dict[str, Any]:
+        """Every setting as it may be told to others: plain values, no passwords."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain | {name: without_password(plain[name]) for name in ("broker", "backend")}
+
+    def changed(self) -> frozenset[str]:
+        """Those that are not at their defaults."""
+        defaults = Settings()
+        return frozenset(name for name in _TYPES if getattr(self, name) != getattr(defaults, name))
 
     def for_broker(self) -> BrokerSettings:
         return BrokerSettings(

@@ -85,6 +85,8 @@ def make_worker(
         election_handlers=app.topics.handlers,
         election_protocol=settings.election_protocol,
         election_v1_compat=settings.election_v1_compat,
+        shown_settings=settings.shown(),
+        changed_settings=settings.changed(),
         on_ready=lambda: app.signals.worker_ready.send(node=name),
         on_shutdown=lambda: app.signals.worker_shutdown.send(node=name),
         node_hooks=app.signals.of_nodes(),

@@ -280,6 +280,13 @@ class Broker(Protocol):
         """Return the messages of owners whose lease ended, marked redelivered; how many."""
         ...
 
+    async def leave_queue(self, owner: str, queue: str) -> None:
+        """The owner claims no more from this queue for now: what was fetched ahead goes back to it.
+
+        What it has claimed stays its own until it is settled.
+        """
+        ...
+
     async def forget_owner(self, owner: str) -> int:
         """The owner stops: return at once what it still holds, marked redelivered; how many.
 

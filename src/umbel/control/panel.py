@@ -11,11 +11,13 @@ from inspect import Parameter, cleandoc, iscoroutinefunction, signature
 from typing import Any, TypeVar, overload
 
 from umbel.errors import ConfigurationError
+from umbel.protocol.pidbox import Request
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 Argument = tuple[str, type]
 READ_ONLY, EVERYTHING = "read-only", "all"
 NO_ANSWER = object()  # returned by a handler that leaves the answer to others
+REQUEST = "request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,16 @@ class Command:
     def is_async(self) -> bool:
         return iscoroutinefunction(self.handler)
 
-    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with their types; TypeError says which one the handler does not take."""
-        fitting = {name: _as(self.types.get(name), name, value) for name, value in arguments.items()}
-        signature(self.handler).bind(None, **fitting)
+    def bind(self, request: Request) -> dict[str, Any]:
+        """The arguments with their types; TypeError says which one the handler does not take.
+
+        A handler with a parameter `request` is given the whole request.
+        """
+        known = signature(self.handler)
+        fitting = {name: _as(self.types.get(name), name, value) for name, value in request.arguments.items()}
+        if REQUEST in known.parameters:
+            fitting[REQUEST] = request
+        known.bind(None, **fitting)
         return fitting
 
     def arguments_from(self, words: Sequence[str]) -> dict[str, Any]:
@@ -59,7 +67,9 @@ class Command:
         needed = [
             name
             for name, parameter in list(signature(self.handler).parameters.items())[1:]
-            if parameter.default is Parameter.empty and parameter.kind is not Parameter.VAR_KEYWORD
+            if name != REQUEST
+            and parameter.default is Parameter.empty
+            and parameter.kind is not Parameter.VAR_KEYWORD
         ]
         missing = [name for name in needed if name not in given]
         if missing:
@@ -181,10 +191,12 @@ def _as(kind: type | None, name: str, value: Any) -> Any:
     """The value as its type; text from a command line becomes a number or a truth value."""
     if kind is None or value is None or (isinstance(value, kind) and not _is_odd(value, kind)):
         return value
-    if kind is list:
-        return [value] if isinstance(value, str) else list(value) if isinstance(value, set | tuple) else value
+    if kind is list and isinstance(value, str | tuple | dict):
+        return [value] if isinstance(value, str) else value
     if kind is bool and isinstance(value, str) and value.lower() in _TRUTHS:
         return _TRUTHS[value.lower()]
+    if kind is str and type(value) in (int, float):
+        return str(value)
     if kind in (int, float) and isinstance(value, str | int) and not isinstance(value, bool):
         try:
             return kind(value)

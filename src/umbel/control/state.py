@@ -33,8 +33,17 @@ class ControlState(Protocol):
         """What Celery's peers are told: the ids that must not start, newest last, bounded."""
         ...
 
-    async def revoke(self, task_ids: Sequence[str], *, is_recorded: bool) -> None:
-        """They must not start from now on, here and, through the durable record, anywhere."""
+    async def revoke(
+        self, task_ids: Sequence[str], *, headers: Sequence[str] = (), is_recorded: bool
+    ) -> None:
+        """They must not start from now on, here and, through the durable record, anywhere.
+
+        `headers`: tasks that are stamped so, each written `key=value`.
+        """
+        ...
+
+    def running_with(self, headers: Sequence[str]) -> Sequence[str]:
+        """The ids of tasks that run now and are stamped so."""
         ...
 
     async def hello(self, said: Mapping[str, Any]) -> Any:
@@ -48,6 +57,12 @@ class ControlState(Protocol):
     def elect(self, request: Mapping[str, Any]) -> str:
         """Take part in an election; why this worker cannot, or nothing."""
         ...
+
+    def terminate(self, task_ids: Sequence[str], signal: str) -> Sequence[str]:
+        """Signal the processes that run these tasks now; which of them did run."""
+        ...
+
+    async def dead_letters(self, limit: int) -> list[dict[str, Any]]: ...
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -66,6 +81,43 @@ class ControlState(Protocol):
     # -- looking ---------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]: ...
+    def health(self) -> dict[str, Any]: ...
+    def conf(self, *, with_defaults: bool) -> dict[str, Any]:
+        """The settings as they may be shown: passwords are masked."""
+        ...
+
+    def report(self) -> str: ...
+    def memory_samples(self, count: int) -> Sequence[float]:
+        """Resident memory in MiB: so many samples of those kept, the newest last."""
+        ...
+
+    def active(self, *, safe: bool) -> list[dict[str, Any]]: ...
+    def reserved(self) -> list[dict[str, Any]]: ...
+    def scheduled(self) -> list[dict[str, Any]]: ...
+    def find(self, task_ids: Sequence[str]) -> Mapping[str, tuple[str, dict[str, Any]]]: ...
+
+    # -- changing --------------------------------------------------------------------------------
+
+    @property
+    def supports_time_limits(self) -> bool: ...
+    def change_rules(self, task: str, rules: TaskRules) -> None:
+        """The task has these limits from its next start on."""
+        ...
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """The queues that are consumed now."""
+        ...
+
+    def add_queue(self, name: str) -> None: ...
+    async def cancel_queue(self, name: str) -> None: ...
+    def resize_pool(self, by: int) -> int:
+        """More children, or fewer; how many there will be. NotSupported where that cannot be."""
+        ...
+
+    def stop(self) -> None:
+        """As a SIGTERM does."""
+        ...
 
 
 Elect = Callable[[Mapping[str, Any]], str]

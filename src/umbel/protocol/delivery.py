@@ -89,15 +89,23 @@ class Desk:
     """Judges the messages of one worker. Holds the rate buckets; the revoked set is the caller's."""
 
     def __init__(self, rules: Mapping[str, TaskRules], *, max_deliveries: int) -> None:
-        self._rules = rules
+        self.rules: dict[str, TaskRules] = {}
         self._max_deliveries = max_deliveries
-        self._buckets = {
-            name: TokenBucket(rule.rate_per_second)
-            for name, rule in rules.items()
-            if rule.rate_per_second > 0
-        }
+        self._buckets: dict[str, TokenBucket] = {}
         self._promised: dict[str, bool] = {}
-        self._plain_runs = {name: Run(rule, alone=rule.has_limits) for name, rule in rules.items()}
+        self._plain_runs: dict[str, Run] = {}
+        for name, rule in rules.items():
+            self.change(name, rule)
+
+    def change(self, task: str, rules: TaskRules) -> None:
+        """From now on the task has these rules; what runs already keeps those it began with."""
+        known = self.rules.get(task)
+        self.rules[task] = rules
+        self._plain_runs[task] = Run(rules, alone=rules.has_limits)
+        if known is None or known.rate_per_second != rules.rate_per_second:
+            self._buckets.pop(task, None)
+            if rules.rate_per_second > 0:
+                self._buckets[task] = TokenBucket(rules.rate_per_second)
 
     def admit(self, arrival: Arrival, revoked: Revocations, now: float) -> Decision:
         plain = self._plain_runs.get(arrival.task)

@@ -226,8 +226,9 @@ def _expired(request: Request, now: float) -> str:
 class Collection:
     """The replies to one request, until its deadline or until everyone has answered.
 
-    `expected` are the nodes that were named; without them it waits for `limit` replies, or for
-    whoever the replies say is a member. `deadline` is on the clock that the caller keeps.
+    A `limit` ends it at so many replies. Without one it waits for `expected`, the nodes that were
+    named, or for whoever the replies say is a member. `deadline` is on the clock that the caller
+    keeps.
     """
 
     def __init__(
@@ -253,8 +254,8 @@ class Collection:
                 self._members[member.node] = member
 
     def is_complete(self) -> bool:
-        if self._limit is not None and len(self.replies) >= self._limit:
-            return True
+        if self._limit is not None:
+            return len(self.replies) >= self._limit
         awaited = self._awaited()
         return bool(awaited) and awaited <= self.replies.keys()
 

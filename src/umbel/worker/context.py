@@ -68,6 +68,7 @@ class WorkerContext:
     backend: Backend
     pool: Pool
     counters: Counters = field(default_factory=Counters)
+    queues: list[str] = field(default_factory=list)  # those consumed now; remote control changes them
 
     def log_fields(self, **fields: Any) -> dict[str, Any]:
         return {"node": self.identity.node, **fields}

@@ -79,6 +79,13 @@ class Endings:
             text = f"its process died in each of {held.arrival.starts} starts"
             self.bury(held, WorkerLost(text), charged=False)
 
+    def end_terminated(self, held: Held) -> None:
+        """Its process was ended because somebody revoked the running task."""
+        self._counters.revoked += 1
+        self._events.revoked(held, expired=False, signal=held.terminated_by)
+        self._end(held, TaskRevoked("terminated"), REVOKED)
+        log.warning("task terminated", extra=self._about(held, signal=held.terminated_by))
+
     def settle(self, held: Held, outcome: Outcome) -> None:
         tag = held.delivery.tag
         assert held.run is not None

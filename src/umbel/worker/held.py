@@ -18,6 +18,9 @@ class Held:
     arrival: Arrival
     run: Run | None = None
     told_started: bool = False
+    started_at: float | None = None  # Unix time, once it is known to run
+    pid: int | None = None
+    terminated_by: str = ""  # the signal, when somebody asked to end it
 
     @property
     def limits(self) -> tuple[float | None, float | None]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from umbel.control.panel import EVERYTHING, Panel
 from umbel.protocol.delivery import TaskRules
@@ -51,6 +51,8 @@ class WorkerSettings:
     grace_s: float = 30.0
     send_task_events: bool = False
     control_allow: tuple[str, ...] = (EVERYTHING,)
+    shown_settings: Mapping[str, Any] = field(default_factory=dict)  # as they may be told to others
+    changed_settings: frozenset[str] = frozenset()  # those that are not at their defaults
     control_commands: Panel = field(default_factory=Panel)  # those that users wrote
     election_handlers: Mapping[str, Handler] = field(default_factory=dict)  # by topic
     election_protocol: str = "v2"

@@ -1,18 +1,27 @@
 """WorkerState: what control commands see and change of this worker (`control.state.ControlState`)."""
 
+import platform
 import resource
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from signal import Signals
 from time import time
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from umbel.brokers.interface import Revoke
+from umbel.brokers.interface import Revoke, without_password
 from umbel.control.panel import NO_ANSWER
 from umbel.control.state import ELECTION_REFUSED, Elect
+from umbel.errors import NotSupported
+from umbel.events.stamp import SOFTWARE
 from umbel.protocol.clock import LamportClock
 from umbel.protocol.delivery import TaskRules
+from umbel.protocol.pidbox import Known
+from umbel.version import VERSION
 from umbel.wire.gossip import describe
 from umbel.worker.context import WorkerContext
+from umbel.worker.requests import Requests
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.heart import Heart
@@ -20,14 +29,26 @@ from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.tasks import Tasks
 
 REVOKE_RETENTION_S = 7 * 86_400.0
+SAMPLES_MAX = 100
+SETTLED_BEATS = 4
 
 
 class WorkerState:
-    def __init__(self, context: WorkerContext, events: Events, heart: Heart, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        events: Events,
+        heart: Heart,
+        tasks: Tasks,
+        stop: Callable[[], None],
+    ) -> None:
         self._context = context
         self._events = events
         self._heart = heart
         self._tasks = tasks
+        self._stop = stop
+        self._requests = Requests(context, tasks)
+        self._samples: deque[float] = deque(maxlen=SAMPLES_MAX)
         self.elections: Elect | None = None  # set by the step that holds elections
         self.mingle: Mingle | None = None  # likewise
         self.gossip: Gossip | None = None
@@ -50,20 +71,30 @@ class WorkerState:
 
     @property
     def task_rules(self) -> Mapping[str, TaskRules]:
-        return self._context.settings.tasks
+        return self._tasks.desk.rules
 
     # -- the cluster -----------------------------------------------------------------------------
 
     def revoked_ids(self) -> Sequence[str]:
         return [task_id for task_id, _ in self._tasks.revoked.told(time())]
 
-    async def revoke(self, task_ids: Sequence[str], *, is_recorded: bool) -> None:
+    async def revoke(
+        self, task_ids: Sequence[str], *, headers: Sequence[str] = (), is_recorded: bool
+    ) -> None:
         now = time()
         expires_at = now + REVOKE_RETENTION_S
         for task_id in task_ids:  # here at once, although the record may take a moment
             self._tasks.revoked.add(task_id, expires_at, now)
-        if task_ids and not is_recorded:
-            await self._context.broker.revoke([Revoke(one, now, expires_at) for one in task_ids])
+        for header in headers:
+            self._tasks.revoked.add_header(header, expires_at)
+        self._tasks.drop_revoked()
+        record = [Revoke(one, now, expires_at) for one in task_ids]
+        record += [Revoke("", now, expires_at, header) for header in headers]
+        if record and not is_recorded:
+            await self._context.broker.revoke(record)
+
+    def running_with(self, headers: Sequence[str]) -> Sequence[str]:
+        return self._requests.running_with(headers)
 
     async def hello(self, said: Mapping[str, Any]) -> Any:
         assert self.mingle is not None, "a worker has its steps before it answers"
@@ -77,6 +108,42 @@ class WorkerState:
 
     def elect(self, request: Mapping[str, Any]) -> str:
         return ELECTION_REFUSED if self.elections is None else self.elections(request)
+
+    def terminate(self, task_ids: Sequence[str], signal: str) -> Sequence[str]:
+        ended: list[str] = []
+        for held in self._requests.running(task_ids):
+            held.terminated_by = signal
+            if self._context.pool.terminate_job(held.number, Signals[signal]):
+                ended.append(held.headers.id)
+            else:
+                held.terminated_by = ""
+        return ended
+
+    def known(self) -> Sequence[Known]:
+        """The members as a caller of remote control wants them; none while this node is too new.
+
+        A node that has just started has not heard from everyone, and callers would not wait for
+        those that it leaves out.
+        """
+        now = time()
+        if self.gossip is None or self.uptime_s < SETTLED_BEATS * self._context.settings.heartbeat_interval_s:
+            return ()
+        return [
+            Known(one.node, one.state.value, max(0.0, now - one.last_heard), one.software == SOFTWARE)
+            for one in self.gossip.members()
+        ]
+
+    async def dead_letters(self, limit: int) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": letter.letter_id,
+                "queue": letter.queue,
+                "reason": letter.reason,
+                "starts": letter.starts,
+                "buried_at": letter.buried_at,
+            }
+            for letter in await self._context.broker.dead_letters(limit)
+        ]
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -107,6 +174,77 @@ class WorkerState:
                 "counters": self._context.counters.as_dict(),
             },
         }
+
+    def health(self) -> dict[str, Any]:
+        return {
+            "problem": self._tasks.problem,
+            "held": self._tasks.held,
+            "queues": list(self._context.queues),
+            "uptime_s": round(self.uptime_s, 1),
+            "counters": self._context.counters.as_dict(),
+        }
+
+    def conf(self, *, with_defaults: bool) -> dict[str, Any]:
+        shown, changed = self._context.settings.shown_settings, self._context.settings.changed_settings
+        return {name: value for name, value in shown.items() if with_defaults or name in changed}
+
+    def report(self) -> str:
+        settings = "\n".join(f"{name}: {value!r}" for name, value in self.conf(with_defaults=False).items())
+        return (
+            f"\nsoftware -> umbel:{VERSION} py:{platform.python_version()}\n"
+            f"platform -> system:{platform.system()} arch:{platform.machine()} "
+            f"kernel version:{platform.release()}\n"
+            f"broker -> {without_password(self._context.broker.url)}\n"
+            f"pool -> {self._context.pool.describe()['implementation']}\n\n{settings}\n"
+        )
+
+    def memory_samples(self, count: int) -> Sequence[float]:
+        try:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+        except OSError:  # not Linux
+            return ()
+        self._samples.append(pages * resource.getpagesize() / 2**20)
+        return list(self._samples)[-count:]
+
+    def active(self, *, safe: bool) -> list[dict[str, Any]]:
+        return self._requests.active(safe=safe)
+
+    def reserved(self) -> list[dict[str, Any]]:
+        return self._requests.reserved()
+
+    def scheduled(self) -> list[dict[str, Any]]:
+        return self._requests.scheduled()
+
+    def find(self, task_ids: Sequence[str]) -> Mapping[str, tuple[str, dict[str, Any]]]:
+        return self._requests.find(task_ids)
+
+    # -- changing --------------------------------------------------------------------------------
+
+    @property
+    def supports_time_limits(self) -> bool:
+        return self._context.pool.supports_time_limits
+
+    def change_rules(self, task: str, rules: TaskRules) -> None:
+        self._tasks.desk.change(task, rules)
+
+    @property
+    def queues(self) -> Sequence[str]:
+        return tuple(self._context.queues)
+
+    def add_queue(self, name: str) -> None:
+        if name not in self._context.queues:
+            self._context.queues.append(name)
+
+    async def cancel_queue(self, name: str) -> None:
+        if name in self._context.queues:
+            self._context.queues.remove(name)
+            await self._context.broker.leave_queue(self._context.identity.owner, name)
+
+    def resize_pool(self, by: int) -> int:
+        raise NotSupported("this worker's pool has a fixed size; start another worker, or this one with -c")
+
+    def stop(self) -> None:
+        self._stop()
 
     def _pool(self) -> dict[str, Any]:
         found = self._context.pool.describe()

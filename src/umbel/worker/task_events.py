@@ -65,9 +65,9 @@ class TaskEvents:
         if self.wanted:
             self._tell("task-failed", held, exception=repr(error), traceback="")
 
-    def revoked(self, held: Held, *, expired: bool) -> None:
+    def revoked(self, held: Held, *, expired: bool, signal: str = "") -> None:
         if self.wanted:
-            self._tell("task-revoked", held, terminated=False, signum=None, expired=expired)
+            self._tell("task-revoked", held, terminated=bool(signal), signum=signal or None, expired=expired)
 
     def rejected(self, held: Held, *, requeue: bool) -> None:
         if self.wanted:

@@ -45,17 +45,18 @@ class Worker:
         saved = read_saved(saved_file(settings.run_directory, settings.node, broker.url))
         incarnation = next_incarnation(saved, time.time_ns() // 1000)
         identity = Identity(settings.node, os.getpid(), incarnation)
-        self._context = WorkerContext(settings, identity, broker, backend, pool)
+        self._context = WorkerContext(settings, identity, broker, backend, pool, queues=list(settings.queues))
         self._stop_requests = 0
         self._stop = asyncio.Event()
         events = Events(self._context)
         heart = Heart(self._context, events)
         self._tasks = Tasks(self._context, TaskEvents(events))
-        self._state = WorkerState(self._context, events, heart, self._tasks)
+        self._state = WorkerState(self._context, events, heart, self._tasks, self.request_stop)
         self._control = Control(self._context, events.clock, self._state)
         mingle = Mingle(self._context, events, self._control, self._tasks)
         gossip = Gossip(self._context, events, heart, self._control, mingle)
         self._state.mingle, self._state.gossip = mingle, gossip
+        self._control.members = self._state.known
         self._steps: list[Step] = [
             Connection(self._context),
             PoolStep(self._context, self._tasks),

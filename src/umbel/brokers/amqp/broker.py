@@ -133,6 +133,10 @@ class AmqpBroker:
         lost, claims.lost = claims.lost, 0
         return lost
 
+    async def leave_queue(self, owner: str, queue: str) -> None:
+        if (session := self._sessions.alive) is not None:
+            await session.claims.leave(owner, queue)
+
     async def forget_owner(self, owner: str) -> int:
         session = self._sessions.alive
         return 0 if session is None else await session.claims.forget(owner)

@@ -81,6 +81,13 @@ class Claims:
             await asyncio.wait(ending, timeout=REPLY_TIMEOUT_S)
         return held
 
+    async def leave(self, name: str, queue: str) -> None:
+        owner = self._owners.get(name)
+        if owner is None or (consumer := owner.consumers.get(queue)) is None or not consumer.is_open:
+            return
+        async with owner.lock:
+            await consumer.pause()
+
     def consumers(self) -> list[Consumer]:
         return [
             consumer

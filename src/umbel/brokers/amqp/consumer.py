@@ -141,6 +141,19 @@ class Consumer:
         self._outstanding.pop(tag, None)
         self._channel.send(encode_method(self._channel.number, Method.BASIC_NACK, tag, False, True))
 
+    async def pause(self) -> None:
+        """Fetch nothing more, and give back what is not claimed; `want` begins anew."""
+        assert self._channel is not None
+        if not self._generation or not self.prefetch:
+            return
+        self.prefetch = 0
+        await self._channel.call(Method.BASIC_CANCEL, str(self._generation), False)
+        for arrived in [*self.early, *self.waiting()]:
+            self.claimed += 1
+            self.give_back(arrived.delivery_tag)
+        self.early.clear()
+        self._buffers.clear()
+
     def release(self) -> asyncio.Future[Incoming] | None:
         """Everything goes back to the queue, and the channel ends; what tells when that is done."""
         channel = self._channel
@@ -199,6 +212,10 @@ class Consumer:
             self._admit(arrived)
 
     def _admit(self, arrived: Arrived) -> None:
+        if not self.prefetch:  # paused meanwhile
+            self.claimed += 1
+            self.give_back(arrived.delivery_tag)
+            return
         buffer = self._buffers.get(arrived.message.priority)
         if buffer is None:
             buffer = self._buffers[arrived.message.priority] = deque()

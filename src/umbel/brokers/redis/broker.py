@@ -161,6 +161,9 @@ class RedisBroker:
     async def return_lost(self) -> int:
         return await self._owners("reap", "")
 
+    async def leave_queue(self, owner: str, queue: str) -> None:
+        """Nothing to do: nothing is fetched ahead of a claim."""
+
     async def forget_owner(self, owner: str) -> int:
         count = await self._owners("forget", owner)
         self._holding.forget(owner)

@@ -110,6 +110,9 @@ class SqliteBroker:
     async def return_lost(self) -> int:
         return await self._thread.call(self._store.return_lost)
 
+    async def leave_queue(self, owner: str, queue: str) -> None:
+        """Nothing to do: nothing is fetched ahead of a claim."""
+
     async def forget_owner(self, owner: str) -> int:
         return await self._thread.call(self._store.forget_owner, owner)
 

@@ -10,6 +10,7 @@ panel = Panel()
 
 REVOKED_AT_ONCE_MAX = 50_000
 TASK_ID_MAX = 1000
+DEAD_LETTERS_MAX = 1000
 
 
 @panel.inspect_command(args=[("from_node", str)], hidden=True)
@@ -24,14 +25,6 @@ def members(state: ControlState, **_: Any) -> list[Any]:
     return list(state.members())
 
 
-@panel.control_command(variadic="task_id", signature="ID [ID ...]")
-async def revoke(state: ControlState, task_id: list[Any], recorded: bool = False, **_: Any) -> dict[str, str]:
-    """See to it that tasks never start."""
-    task_ids = ids_in(task_id)
-    await state.revoke(task_ids, is_recorded=recorded)
-    return {"ok": f"tasks {set(task_ids) or '{}'} flagged as revoked"}
-
-
 @panel.control_command(args=[("id", str), ("topic", str)], hidden=True)
 def election(
     state: ControlState, id: str, topic: str, action: Any = None, **more: Any
@@ -41,6 +34,12 @@ def election(
     if problem:
         return {"error": problem}
     return {"ok": "taking part"} if "cver" in more else None
+
+
+@panel.inspect_command(args=[("limit", int)], signature="[LIMIT]")
+async def dlq(state: ControlState, limit: int = 20, **_: Any) -> list[dict[str, Any]]:
+    """The newest dead letters of the broker."""
+    return await state.dead_letters(max(1, min(limit, DEAD_LETTERS_MAX)))
 
 
 @panel.control_command

@@ -31,6 +31,24 @@ def stats(state: ControlState, **_: Any) -> dict[str, Any]:
     return state.stats()
 
 
+@panel.inspect_command
+def health(state: ControlState, **_: Any) -> dict[str, Any]:
+    """Whether it is well, and what it has done."""
+    return state.health()
+
+
+@panel.inspect_command(alias="dump_conf", args=[("with_defaults", bool)], signature="[with_defaults]")
+def conf(state: ControlState, with_defaults: bool = False, **_: Any) -> dict[str, Any]:
+    """The settings of its app, passwords masked."""
+    return state.conf(with_defaults=with_defaults)
+
+
+@panel.inspect_command
+def report(state: ControlState) -> dict[str, str]:
+    """Versions and settings, for a bug report."""
+    return {"ok": state.report()}
+
+
 @panel.inspect_command(alias="dump_tasks", variadic="taskinfoitems", signature="[ATTRIBUTE ...]")
 def registered(
     state: ControlState, taskinfoitems: list[Any] | None = None, builtins: bool = False, **_: Any

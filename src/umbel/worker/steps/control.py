@@ -167,7 +167,7 @@ class Control(Step):
         command = self.panel.find(request.method)
         assert command is not None, "the mailbox refuses commands that nobody knows"
         log.debug("command", extra={"command": command.name})
-        bound = call_guarded(command.bind, request.arguments)
+        bound = call_guarded(command.bind, request)
         if isinstance(bound, Raised):
             self._answer(request, {"error": repr(bound.error)})
         elif not command.is_users and not command.is_async:

@@ -41,7 +41,7 @@ class Health(Step):
             "node": identity.node,
             "pid": identity.pid,
             "incarnation": identity.incarnation,
-            "queues": list(self._context.settings.queues),
+            "queues": list(self._context.queues),
             "pool": self._context.pool.describe(),
             "held": self._tasks.held,
             "problem": self._tasks.problem,

@@ -22,7 +22,7 @@ from umbel.errors import (
     WireError,
 )
 from umbel.pools.interface import Job, LostJob, Outcome
-from umbel.protocol.delivery import Desk, Park, Refuse
+from umbel.protocol.delivery import Desk, Park, Refusal, Refuse
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.revoked import RevokedTasks
 from umbel.wire.task import read_headers, to_v2
@@ -30,6 +30,7 @@ from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.endings import Endings
 from umbel.worker.held import Held, arrival_of
+from umbel.worker.scheduled import Scheduled
 from umbel.worker.settling import Settler
 from umbel.worker.steps.connection import RETURNED_TEXT
 from umbel.worker.task_events import TaskEvents
@@ -52,6 +53,7 @@ class Tasks(Step):
         self._pool = context.pool
         self._desk = Desk(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
         self.revoked = RevokedTasks()
+        self.scheduled = Scheduled()
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
         self._revoked_cursor = 0
         self._held: dict[int, Held] = {}
@@ -102,6 +104,38 @@ class Tasks(Step):
         self._hurried.set()
         self._room.set()
 
+    # -- for remote control ----------------------------------------------------------------------
+
+    @property
+    def desk(self) -> Desk:
+        return self._desk
+
+    def holding(self) -> list[Held]:
+        """Every message that was taken to run here and has not ended."""
+        return list(self._held.values())
+
+    def drop_revoked(self) -> None:
+        """What has been revoked since it was taken, and has not started, must not start."""
+        if not any(map(self._is_revoked, self._held.values())):
+            return
+        keep: list[Job] = []
+        for job in self._pool.withdraw():
+            held = self._held[job.number]
+            if self._is_revoked(held):
+                del self._held[job.number]
+                self._endings.refuse(held, Refusal.REVOKED)
+            else:
+                keep.append(job)
+        if not self._stopping:
+            self._pool.submit(keep)
+            self._room.set()
+            return
+        for job in keep:
+            self._endings.give_back(self._held.pop(job.number), ran=False)
+
+    def _is_revoked(self, held: Held) -> bool:
+        return self.revoked.covers(held.headers.id, held.headers.stamps)
+
     # -- from the broker -------------------------------------------------------------------------
 
     async def _consume(self) -> None:
@@ -132,14 +166,27 @@ class Tasks(Step):
             await self._room.wait()
             return
         owner = self._context.identity.owner
-        claim = await self._broker.claim(owner, settings.queues, room, revoked_after=self._revoked_cursor)
+        queues = tuple(self._context.queues)
+        if not queues:
+            await self._nothing_to_consume()
+            return
+        claim = await self._broker.claim(owner, queues, room, revoked_after=self._revoked_cursor)
         self._learn_revokes(claim)
         if claim.returned:
             log.warning(RETURNED_TEXT, extra={"count": claim.returned})
         if claim.deliveries:
             await self._take_in(claim.deliveries)
         else:
-            await self._broker.wait_ready(settings.queues, IDLE_WAIT_S)
+            await self._broker.wait_ready(queues, IDLE_WAIT_S)
+
+    async def _nothing_to_consume(self) -> None:
+        """Every queue was cancelled; one may be added again."""
+        self._room.clear()
+        try:
+            async with asyncio.timeout(IDLE_WAIT_S):
+                await self._room.wait()
+        except TimeoutError:
+            return
 
     async def read_revokes(self) -> None:
         """Read the whole record of revokes, and take nothing."""
@@ -202,6 +249,8 @@ class Tasks(Step):
         decision = self._desk.admit(held.arrival, self.revoked, now)
         if isinstance(decision, Park):
             self._counters.parked += 1
+            if held.arrival.due > now:  # else it is its rate that makes it wait
+                self.scheduled.add(held, decision.until, now)
             self._settler.add(Return(delivery.tag, not_before=decision.until))
             return None
         self._events.received(held)
@@ -239,9 +288,10 @@ class Tasks(Step):
     # -- from the pool (PoolListener) ------------------------------------------------------------
 
     def on_started(self, started: Sequence[tuple[int, float, int]]) -> None:
-        for number, at, _pid in started:
-            if number in self._held:
-                self._events.started(self._held[number], at)
+        for number, at, pid in started:
+            if (held := self._held.get(number)) is not None:
+                held.started_at, held.pid = at, pid
+                self._events.started(held, at)
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
         for outcome in outcomes:
@@ -251,7 +301,11 @@ class Tasks(Step):
 
     def on_lost(self, lost: Sequence[LostJob]) -> None:
         for one in lost:
-            self._endings.lose(self._held.pop(one.number), one, stopping=self._stopping)
+            held = self._held.pop(one.number)
+            if held.terminated_by and one.ran:
+                self._endings.end_terminated(held)
+            else:
+                self._endings.lose(held, one, stopping=self._stopping)
         self._room.set()
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:

@@ -46,4 +46,4 @@ class Watchdog(Step):
             depths = await self._context.broker.queues()
         except BrokerError:
             return None
-        return sum(depth.ready for name, depth in depths.items() if name in self._context.settings.queues)
+        return sum(depth.ready for name, depth in depths.items() if name in self._context.queues)

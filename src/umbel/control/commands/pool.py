@@ -1,0 +1,74 @@
+"""Commands about the process itself: its pool, its memory, its end."""
+
+from typing import Any
+
+from umbel.control.panel import Panel
+from umbel.control.state import ControlState
+
+panel = Panel()
+
+GROW_MAX = 1000
+
+
+@panel.control_command(args=[("n", int)], signature="[N=1]")
+def pool_grow(state: ControlState, n: int = 1, **_: Any) -> dict[str, str]:
+    """Start more children."""
+    state.resize_pool(_checked(n))
+    return {"ok": "pool will grow"}
+
+
+@panel.control_command(args=[("n", int)], signature="[N=1]")
+def pool_shrink(state: ControlState, n: int = 1, **_: Any) -> dict[str, str]:
+    """End children that are idle, or as soon as they are."""
+    state.resize_pool(-_checked(n))
+    return {"ok": "pool will shrink"}
+
+
+@panel.control_command
+def pool_restart(_state: ControlState, **_: Any) -> dict[str, str]:
+    """Start the children afresh."""
+    raise ValueError("Pool restarts not enabled")
+
+
+@panel.control_command(args=[("max", int), ("min", int)], signature="[MAX [MIN]]")
+def autoscale(_state: ControlState, max: int | None = None, min: int | None = None) -> dict[str, str]:  # noqa: ARG001
+    """Let the pool grow and shrink between these sizes."""
+    raise ValueError("Autoscale not enabled")
+
+
+@panel.control_command(args=[("msg", str)], answered=False)
+def shutdown(state: ControlState, msg: str = "", **_: Any) -> None:  # noqa: ARG001 (Celery sends it)
+    """Finish what runs and end."""
+    state.stop()
+
+
+@panel.inspect_command
+def memsample(state: ControlState, **_: Any) -> str | None:
+    """How much memory the main process holds."""
+    samples = state.memory_samples(1)
+    return _shown(samples[-1]) if samples else None
+
+
+@panel.inspect_command(args=[("samples", int)], signature="[N=10]")
+def memdump(state: ControlState, samples: int = 10, **_: Any) -> str:
+    """The samples of memory that `memsample` took."""
+    taken = [_shown(one) for one in state.memory_samples(max(1, samples))] or ["unknown"]
+    return "\n".join(["- rss (sample):", *(f"-    > {one}," for one in taken), f"- rss (end): {taken[-1]}."])
+
+
+@panel.inspect_command(
+    args=[("num", int), ("max_depth", int), ("type", str)], signature="[NUM [DEPTH [TYPE]]]"
+)
+def objgraph(_state: ControlState, num: int = 200, max_depth: int = 10, type: str = "Request") -> None:  # noqa: ARG001
+    """A graph of objects in memory."""
+    raise ImportError("Requires the objgraph library")
+
+
+def _checked(n: int) -> int:
+    if not 1 <= n <= GROW_MAX:
+        raise ValueError(f"n must be from 1 to {GROW_MAX}, not {n}")
+    return n
+
+
+def _shown(mebibytes: float) -> str:
+    return f"{mebibytes:.3f}MB"

@@ -1,0 +1,124 @@
+"""Requests: what this worker runs, holds and has parked, as Celery's `inspect` shows it (wire 5.5).
+
+Arguments are decoded only where the body is JSON: the main process runs nothing that a message
+brings. Otherwise, and for large bodies, the texts that the sender put into the headers are shown.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from math import inf
+from time import time
+from typing import Any
+
+from umbel.errors import WireError
+from umbel.protocol.revoked import RevokedTasks
+from umbel.wire.task import decode_task
+from umbel.worker.context import WorkerContext
+from umbel.worker.held import Held
+from umbel.worker.steps.tasks import Tasks
+
+SHOWN_MAX = 10_000
+DECODED_MAX_BYTES = 64 * 1024
+SCHEDULE_PRIORITY = 6  # of Celery's timer; part of the reply's form
+
+
+class Requests:
+    def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
+        self._node = context.identity.node
+        self._pool = context.pool
+        self._tasks = tasks
+
+    def active(self, *, safe: bool = False) -> list[dict[str, Any]]:
+        running = self._running()
+        return [
+            self._map(held, safe=safe, pid=running[held.headers.id])
+            for held in self._tasks.holding()[:SHOWN_MAX]
+            if held.headers.id in running
+        ]
+
+    def reserved(self) -> list[dict[str, Any]]:
+        running = self._running()
+        return [
+            self._map(held) for held in self._tasks.holding()[:SHOWN_MAX] if held.headers.id not in running
+        ]
+
+    def scheduled(self) -> list[dict[str, Any]]:
+        self._tasks.scheduled.expire(time())
+        return [
+            {
+                "eta": datetime.fromtimestamp(due, UTC).isoformat(),
+                "priority": SCHEDULE_PRIORITY,
+                "request": self._map(held),
+            }
+            for due, held in self._tasks.scheduled
+        ]
+
+    def find(self, task_ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+        wanted, running = frozenset(task_ids), self._running()
+        self._tasks.scheduled.expire(time())
+        found = {
+            held.headers.id: ("scheduled", self._map(held))
+            for _, held in self._tasks.scheduled
+            if held.headers.id in wanted
+        }
+        for held in self._tasks.holding():
+            task_id = held.headers.id
+            if task_id in running and task_id in wanted:
+                found[task_id] = ("active", self._map(held, pid=running[task_id]))
+            elif task_id in wanted:
+                found[task_id] = ("reserved", self._map(held))
+        return found
+
+    def running(self, task_ids: Sequence[str]) -> list[Held]:
+        wanted, running = frozenset(task_ids), self._running()
+        return [
+            held for held in self._tasks.holding() if held.headers.id in wanted and held.headers.id in running
+        ]
+
+    def running_with(self, headers: Sequence[str]) -> list[str]:
+        wanted, running = RevokedTasks(), self._running()
+        for header in headers:
+            wanted.add_header(header, inf)
+        return [
+            held.headers.id
+            for held in self._tasks.holding()
+            if held.headers.id in running and wanted.covers(held.headers.id, held.headers.stamps)
+        ]
+
+    def _running(self) -> dict[str, int]:
+        return {task_id: pid for pid, task_id in self._pool.describe()["running"].items()}
+
+    def _map(self, held: Held, *, safe: bool = False, pid: int | None = None) -> dict[str, Any]:
+        headers = held.headers
+        args, kwargs = _arguments(held, safe=safe)
+        return {
+            "id": headers.id,
+            "name": headers.shadow or headers.task,
+            "args": args,
+            "kwargs": kwargs,
+            "type": headers.task,
+            "hostname": self._node,
+            "time_start": held.started_at if pid is not None else None,
+            "acknowledged": held.run is not None and held.run.rules.acks_early,
+            "delivery_info": {
+                "exchange": "",
+                "routing_key": held.delivery.queue,
+                "priority": held.message.priority,
+                "redelivered": held.delivery.redelivered,
+            },
+            "worker_pid": pid,
+        }
+
+
+def _arguments(held: Held, *, safe: bool) -> tuple[Any, Any]:
+    headers = held.headers
+    shown = (headers.argsrepr, headers.kwargsrepr)
+    if safe and any(shown):
+        return shown
+    if not held.message.body or len(held.message.body) > DECODED_MAX_BYTES:
+        return shown
+    try:
+        call = decode_task(held.message)
+    except WireError:
+        return shown
+    return (repr(call.args), repr(call.kwargs)) if safe else (call.args, call.kwargs)
