@@ -8,6 +8,7 @@ client is an expression (client.py); what it raises there is raised here as `Rai
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -161,15 +162,24 @@ class MixedCluster:
                 variables = {"UMBEL_BROKER": self.broker, "UMBEL_BACKEND": self.backend}
                 client = Client(library, Path(sys.executable), self.home, **variables)
             else:
-                client = Client(library, program_of(library, "python"), self.home, **self._for_celery())
+                client = Client(
+                    library, program_of(library, "python"), self.home, **self.variables_for_celery()
+                )
             self.clients[library] = self._ends.enter_context(client)
         return self.clients[library]
+
+    def revoked_at(self, name: str) -> list[str]:
+        """What one of our workers tells a Celery worker that starts."""
+        asked = "app.control.inspect(timeout=5.0, limit=1, destination=[node]).hello('asker@test', [])"
+        (said,) = self.client("celery")(asked, node=f"{name}@{socket.gethostname()}").values()
+        found: list[str] = said["revoked"]
+        return found
 
     def __enter__(self) -> Self:
         with ExitStack() as ends:
             for version in self._versions:  # they take seconds: all start at once
                 worker = CeleryWorker(
-                    version, self.home, queues=[f"on_{version}", "on_either"], **self._for_celery()
+                    version, self.home, queues=[f"on_{version}", "on_either"], **self.variables_for_celery()
                 )
                 self.workers[version] = ends.enter_context(worker)
             ours = Cluster(self.home, TASKS_FILE, broker=self.broker, backend=self.backend)
@@ -187,7 +197,7 @@ class MixedCluster:
             process.tell_to_stop()
         self._ends.close()
 
-    def _for_celery(self) -> dict[str, str]:
+    def variables_for_celery(self) -> dict[str, str]:
         return {"CELERY_BROKER_URL": self.broker, "CELERY_RESULT_BACKEND": self.backend}
 
 
