@@ -1,5 +1,6 @@
 """Elections with real workers, on every broker, while workers are killed (E1 to E5)."""
 
+import asyncio
 import os
 import random
 from collections import Counter
@@ -13,7 +14,8 @@ import pytest
 from tests.cluster import Cluster
 from tests.scenarios.places import Place, place
 from tests.waiting import wait_until
-from umbel.errors import ElectionTimeout, UnknownTopic
+from umbel.app.app import App
+from umbel.errors import ElectionTimeout, LeaseTimeout, UnknownTopic
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 ELECTIONS = 200 if SOAK else 40
@@ -94,6 +96,8 @@ def test_each_elected_task_is_sent_once_or_reported_failed_while_workers_die(
     print(f"seed {seed}")
     with field(where, tmp_path) as here, ThreadPoolExecutor(AT_ONCE) as clients:
         elections_tell_how_they_ended(here)
+        if where.restart is None:  # commands are the same everywhere, and slow to start
+            commands_show_them(here)
         here.start(*WORKERS[1:])
         names = [f"e{number}" for number in range(ELECTIONS)]
         held = [clients.submit(here.report, name, 120.0) for name in names]
@@ -124,6 +128,37 @@ def elections_tell_how_they_ended(here: Field) -> None:
         elect("odd", "nothing", timeout=30)
     result = here.cluster.app.tasks["election_tasks.report"].s(str(here.journal), "sent").election()
     assert result.get(timeout=30) == "sent"
+
+
+def commands_show_them(here: Field) -> None:
+    run = here.cluster.umbel_json
+    assert run("election", "show", "bad")["outcome"] == "error: RuntimeError('cannot do it')"
+    assert [(one["id"], one["state"]) for one in run("election", "ls")] == [("odd", "open")]
+    action = f'{{"journal": "{here.journal}"}}'
+    assert run("election", "start", "write", action, "--id", "typed")["state"] == "done"
+    assert here.cluster.umbel("election", "show", "never", check=False).returncode == 1
+
+
+def test_a_lease_has_one_leader_at_a_time_e6(where: Place, tmp_path: Path) -> None:
+    with field(where, tmp_path) as here:
+        asyncio.run(lead_in_turn(here.cluster.app))
+
+
+async def lead_in_turn(app: App) -> None:
+    async with app.lease("beat") as first:
+        assert await first.send([app.signature("tick", queue="ticks")])
+        with pytest.raises(LeaseTimeout):
+            async with app.lease("beat", timeout=0.5):
+                pass
+        assert first.still_mine()
+        waiting = asyncio.create_task(lead_once(app))
+    term = await waiting
+    assert term > first.term
+
+
+async def lead_once(app: App) -> int:
+    async with app.lease("beat", timeout=30) as lease:
+        return lease.term
 
 
 def kill_at_random(here: Field, held: Sequence[Future[str]], chance: random.Random) -> None:

@@ -21,6 +21,7 @@ COMMANDS = {
     "dlq": "The dead letters: tasks that could not be run.",
     "members": "Show the nodes of the cluster; with --watch, who comes and goes.",
     "clock": "Show the logical clocks of the cluster.",
+    "election": "Have one worker do something; see how elections ended, or watch them.",
     "health": "Say whether the workers on this machine are well.",
     "doctor": "Check this machine and the app's settings.",
     "demo": "See it work: two workers, 2,000 tasks, crashes and retries.",
