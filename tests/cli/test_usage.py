@@ -488,3 +488,41 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
         assert child.stdout is not None and child.stderr is not None
         child.stdout.close()
         assert (child.stderr.read(), child.wait(timeout=60)) == ("", exits.OK)
+
+
+# -- asking workers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["inspect", "actve"], "no command 'actve' is known; did you mean 'active'?"),
+        (["inspect", "shutdown"], "'shutdown' is asked with `umbel control shutdown`"),
+        (["control", "stats"], "'stats' is asked with `umbel inspect stats`"),
+        (["control", "rate_limit", "t"], "rate_limit needs rate_limit; usage: rate_limit TASK RATE"),
+        (["control", "pool_grow", "many"], "n must be a whole number, not 'many'"),
+        (["inspect", "ping", "x"], "ping takes no argument 'x'"),
+        (["inspect", "query_task"], "query_task needs ids"),
+        (["ping", "-d", "a@x", "--glob", "*"], "give one of --destination, --glob and --regex"),
+        (["ping", "--timeout", "0"], "--timeout must be above 0"),
+        (["ping", "--regex", "(a+)+"], "the pattern may take too long"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused(
+    umbel: Umbel, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "tasks.py").write_text(APP.format(name="shop", broker=tmp_path / "queue.db"))
+    ran = umbel(*arguments)
+    assert ran.code == exits.USAGE and said in ran.err and ran.out == ""
+
+
+def test_commands_are_listed_with_their_arguments(umbel: Umbel, tmp_path: Path) -> None:
+    app = APP.format(name="shop", broker=tmp_path / "queue.db")
+    own = '@app.panel.control_command(signature="BOX")\ndef seal(state, box):\n    """Close a box."""\n'
+    (tmp_path / "tasks.py").write_text(f"{app}\n\n{own}")
+    told = umbel("control")
+    assert told.code == exits.OK
+    assert "rate_limit TASK RATE" in told.out and "Close a box." in told.out
+    assert "election" not in told.out and "stats" not in told.out
+    asked = umbel("inspect")
+    assert "query_task ID [ID ...]" in asked.out and "hello" not in asked.out

@@ -324,3 +324,38 @@ def test_the_answers_tell_who_is_a_member(cluster: Cluster) -> None:
     asked = cluster.app.control.ask("ping", timeout=ENOUGH_S)
     assert set(asked.replies) == {ONE, TWO} and not asked.silent
     assert monotonic() - began < ENOUGH_S  # it did not wait for its deadline
+
+
+# -- the command line (P7) -------------------------------------------------------------------------
+
+
+@ON_SQLITE
+def test_the_command_line_asks_and_tells(cluster: Cluster) -> None:
+    pinged = cluster.umbel("ping", "-d", f"{ONE},{TWO}", "--timeout", "20")
+    assert pinged.stdout == f"{ONE}: pong\n{TWO}: pong\n"
+    seen = cluster.umbel_json("inspect", "registered", "rate_limit", "-d", ONE, "--timeout", "20")
+    assert seen["replies"] == {ONE: ["control_tasks.add", "control_tasks.waits_for"]}
+    told = cluster.umbel("control", "rate_limit", "control_tasks.add", "10/s", "--glob", "one@*")
+    assert told.stdout == f"{ONE}: ok\n    new rate limit set successfully\n"
+    cluster.umbel("control", "rate_limit", "control_tasks.add", "0", "-d", ONE)
+    own = cluster.umbel("inspect", "who", "Here is", "--regex", "two@", "--timeout", "20")
+    assert own.stdout == f"{TWO}: ok\n    Here is {TWO}, True\n"
+    status = cluster.umbel("status", "-d", ONE, "--timeout", "20")
+    assert ONE in status.stdout and "prefork" in status.stdout
+    assert "sqlite supports remote control, mingle, gossip" in status.stderr
+    revoked = cluster.umbel_json("revoke", "no-such-task", "--timeout", "20")
+    assert revoked["recorded"] == ["no-such-task"] and ONE in revoked["replies"]
+    assert "no-such-task" in ask(cluster, TWO, "revoked")
+    failed = cluster.umbel("control", "rate_limit", "nobody", "1/s", "-d", ONE, check=False)
+    assert (failed.returncode, failed.stdout) == (1, f"{ONE}: error\n    unknown task\n")
+
+
+@ON_SQLITE
+def test_the_exit_code_says_who_answered(cluster: Cluster) -> None:
+    nobody = cluster.umbel("ping", "-d", "gone@x", "--timeout", "0.3", check=False)
+    assert (nobody.returncode, nobody.stderr) == (69, "umbel: nobody answered: gone@x\n")
+    some = cluster.umbel("inspect", "clock", "-d", f"gone@x,{ONE}", "--timeout", "3", check=False)
+    assert (some.returncode, some.stderr) == (75, "umbel: 1 of 2 replied; gone@x did not answer\n")
+    asked = cluster.umbel("control", "shutdown", "-d", ONE, check=False)
+    assert asked.returncode == 1 and "shutdown on one@" in asked.stderr  # nobody was there to say yes
+    assert ask(cluster, ONE, "ping") == {"ok": "pong"}

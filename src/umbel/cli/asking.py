@@ -1,0 +1,190 @@
+"""What the commands that ask workers share: whom to ask, how to print answers, how to end.
+
+Exit codes: 0 everybody answered who should; 69 nobody did; 75 some did not.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from umbel.cli import exits
+from umbel.cli.broker import ask_broker
+
+if TYPE_CHECKING:
+    from umbel.brokers.interface import Broker
+    from umbel.control.panel import Command, Panel
+    from umbel.protocol.pidbox import Answers, Known
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Whom:
+    """Which workers, and how long they are waited for."""
+
+    destination: tuple[str, ...] | None
+    pattern: str | None
+    matcher: str | None
+    timeout_s: float
+
+
+def whom_options(function: FunctionT) -> FunctionT:
+    for option in (
+        click.option(
+            "--timeout", "timeout_s", type=float, default=1.0, show_default=True, help="In seconds."
+        ),
+        click.option("--regex", metavar="PATTERN", help="Only nodes that match this regular expression."),
+        click.option("--glob", metavar="PATTERN", help="Only nodes that match, as in 'web*@host'."),
+        click.option("-d", "--destination", metavar="NODE[,NODE]", help="Only these nodes."),
+    ):
+        function = option(function)
+    return function
+
+
+def whom(destination: str | None, glob: str | None, regex: str | None, timeout_s: float) -> Whom:
+    if sum(given is not None for given in (destination, glob, regex)) > 1:
+        raise click.UsageError("give one of --destination, --glob and --regex")
+    if not timeout_s > 0:
+        raise click.UsageError(f"--timeout must be above 0, not {timeout_s:g}")
+    names = (
+        None if destination is None else tuple(one.strip() for one in destination.split(",") if one.strip())
+    )
+    return Whom(names, glob or regex, "glob" if glob else "pcre" if regex else None, timeout_s)
+
+
+def ask(
+    app_name: str | None, url: str | None, to: Whom, method: str, arguments: Mapping[str, Any]
+) -> "Answers":
+    return ask_broker(app_name, lambda broker: ask_on(broker, to, method, arguments), url=url)
+
+
+async def ask_on(broker: "Broker", to: Whom, method: str, arguments: Mapping[str, Any]) -> "Answers":
+    from umbel.control.client import Asker
+
+    return await Asker(broker).ask(
+        method,
+        arguments,
+        destination=to.destination,
+        pattern=to.pattern,
+        matcher=to.matcher,
+        timeout_s=to.timeout_s,
+    )
+
+
+def tell(app_name: str | None, url: str | None, to: Whom, method: str, arguments: Mapping[str, Any]) -> None:
+    from umbel.control.client import Asker
+
+    ask_broker(
+        app_name,
+        lambda broker: Asker(broker).tell(
+            method, arguments, destination=to.destination, pattern=to.pattern, matcher=to.matcher
+        ),
+        url=url,
+    )
+
+
+def judge(answers: "Answers") -> int:
+    """Say on stderr who is missing; the exit code."""
+    if not answers.replies:
+        named = ", ".join(one.node for one in answers.silent)
+        click.echo(f"umbel: nobody answered{f': {named}' if named else ''}", err=True)
+        return exits.NOBODY_ANSWERED
+    if not answers.silent:
+        return exits.OK
+    count = len(answers.replies)
+    missing = "; ".join(map(_silence, answers.silent))
+    click.echo(f"umbel: {count} of {count + len(answers.silent)} replied; {missing}", err=True)
+    return exits.PARTIAL
+
+
+def _silence(known: "Known") -> str:
+    if known.state == "unknown":
+        return f"{known.node} did not answer"
+    return f"{known.node} silent for {known.silent_s:.0f} s ({known.state})"
+
+
+def as_data(answers: "Answers") -> dict[str, Any]:
+    """For --json: the replies, and who should have answered too."""
+    return {
+        "replies": dict(answers.replies),
+        "silent": [
+            {"node": one.node, "state": one.state, "silent_s": one.silent_s} for one in answers.silent
+        ],
+        "unknown": list(answers.unknown),
+    }
+
+
+def print_replies(replies: Mapping[str, Any]) -> None:
+    for node, value in sorted(replies.items()):
+        click.echo(f"{click.style(node, bold=True)}: {_mark(value)}")
+        for line in _lines(value):
+            click.echo(f"    {line}")
+
+
+def _mark(value: Any) -> str:
+    return click.style("error", fg="red") if isinstance(value, dict) and "error" in value else "ok"
+
+
+def _lines(value: Any) -> list[str]:
+    if isinstance(value, dict) and len(value) == 1 and ("ok" in value or "error" in value):
+        return str(next(iter(value.values()))).strip().splitlines()
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return value.splitlines()
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return list(value) or ["- none -"]
+    if value in ([], {}):
+        return ["- none -"]
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str).splitlines()
+
+
+def find_command(app_name: str | None, name: str, *, changes: bool) -> "Command":
+    """A built-in command, or one of the app's own; UsageError with the nearest name."""
+    panel = known_commands(app_name)
+    command = panel.find(name)
+    verb, other = ("control", "inspect") if changes else ("inspect", "control")
+    if command is None:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, [one.name for one in panel if one.changes is changes], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; `umbel {verb}` lists them"
+        raise click.UsageError(f"no command {name!r} is known{hint}")
+    if command.changes is not changes:
+        raise click.UsageError(f"{name!r} is asked with `umbel {other} {name}`")
+    return command
+
+
+def known_commands(app_name: str | None) -> "Panel":
+    from umbel.app.loading import find_app
+    from umbel.control.commands import builtin_panel
+    from umbel.errors import AppNotFound
+
+    panel = builtin_panel()
+    try:
+        panel.include(find_app(app_name).app.panel)
+    except AppNotFound:
+        if app_name is not None:
+            raise
+    return panel
+
+
+def list_commands(app_name: str | None, *, changes: bool) -> None:
+    from umbel.cli.options import print_table
+
+    rows = [
+        (f"{one.name} {one.usage}".strip(), one.help)
+        for one in sorted(known_commands(app_name), key=lambda one: one.name)
+        if one.changes is changes and not one.is_hidden
+    ]
+    print_table(("command", "what it does"), rows)
+
+
+def arguments_of(command: "Command", words: Sequence[str]) -> dict[str, Any]:
+    try:
+        return command.arguments_from(words)
+    except TypeError as error:
+        raise click.UsageError(str(error)) from None

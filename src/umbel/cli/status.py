@@ -1,0 +1,96 @@
+"""`umbel status`: the workers at a glance, and what their broker supports."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from umbel.brokers.interface import Broker, Capabilities
+from umbel.cli import asking
+from umbel.cli.broker import ask_broker
+from umbel.cli.options import app_option, broker_option, json_option, print_json, print_table
+
+if TYPE_CHECKING:
+    from umbel.protocol.pidbox import Answers
+
+COLUMNS = ("node", "pool", "children", "running", "processed", "uptime", "clock")
+# What a cluster does together, and the capability that it needs.
+FEATURES = {
+    "remote control": "fanout",
+    "mingle": "fanout",
+    "gossip": "fanout",
+    "elections": "leases",
+    "leases": "leases",
+    "delayed tasks": "delayed",
+    "event log": "event_log",
+}
+
+
+@click.command("status")
+@app_option
+@broker_option
+@asking.whom_options
+@json_option
+def command(
+    app_name: str | None,
+    url: str | None,
+    destination: str | None,
+    glob: str | None,
+    regex: str | None,
+    timeout_s: float,
+    as_json: bool,
+) -> int:
+    """Show the workers that answer, what they do, and what the broker supports.
+
+    Exit code: 0 all that should have answered, 69 nobody, 75 not all.
+    """
+    to = asking.whom(destination, glob, regex, timeout_s)
+    capabilities, answers = ask_broker(app_name, lambda broker: _look(broker, to), url=url)
+    features = _features(capabilities)
+    if as_json:
+        print_json({**asking.as_data(answers), "broker": features})
+        return asking.judge(answers)
+    if answers.replies:
+        print_table(COLUMNS, [_row(node, stats) for node, stats in sorted(answers.replies.items())])
+    supported = [name for name, why in features["supports"].items() if why is True]
+    click.echo(f"umbel: {features['transport']} supports {', '.join(supported)}", err=True)
+    for name, why in features["supports"].items():
+        if why is not True:
+            click.echo(f"umbel: {name} is off: {why}", err=True)
+    return asking.judge(answers)
+
+
+async def _look(broker: Broker, to: asking.Whom) -> tuple[Capabilities, "Answers"]:
+    return broker.capabilities, await asking.ask_on(broker, to, "stats", {})
+
+
+def _features(found: Capabilities) -> dict[str, Any]:
+    supports: dict[str, Any] = {}
+    for feature, capability in FEATURES.items():
+        has = getattr(found, capability)
+        reason = found.reasons.get(capability, f"transport {found.transport} cannot do it")
+        supports[feature] = True if has else reason
+    return {"transport": found.transport, "supports": supports}
+
+
+def _row(node: str, stats: Any) -> list[object]:
+    if not isinstance(stats, dict) or "pool" not in stats:
+        return [node, *[""] * (len(COLUMNS) - 1)]
+    pool = stats["pool"]
+    ours = stats.get("umbel", {})
+    processed = ours.get("counters", {}).get("processed", sum(stats.get("total", {}).values()))
+    running = pool.get("running")
+    return [
+        node,
+        str(pool.get("implementation", "")).rpartition(".")[2],
+        pool.get("max-concurrency", ""),
+        len(running) if isinstance(running, dict) else "",
+        processed,
+        _duration(stats.get("uptime", 0)),
+        stats.get("clock", ""),
+    ]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
