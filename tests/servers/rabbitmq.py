@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.certificates import Certificates, make_certificates
 from tests.waiting import wait_until
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # the wrappers in /usr/sbin change the user
@@ -47,7 +48,8 @@ class RabbitServer:
     directory: Path
     options: Mapping[str, int] = field(default_factory=dict)
     vhosts: int = VHOSTS
-    ports: list[int] = field(default_factory=lambda: free_ports(3))
+    certificates: Certificates | None = None  # with them, it speaks TLS on another port as well
+    ports: list[int] = field(default_factory=lambda: free_ports(4))
     _process: subprocess.Popen[bytes] | None = None
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -62,6 +64,9 @@ class RabbitServer:
 
     def url(self, vhost: str = "/") -> str:
         return f"amqp://guest:guest@127.0.0.1:{self.port}/{vhost}"
+
+    def tls_url(self, vhost: str = "/", *, options: str = "", host: str = "127.0.0.1") -> str:
+        return f"amqps://guest:guest@{host}:{self.ports[3]}/{vhost}{options and '?'}{options}"
 
     def new_vhost(self) -> str:
         """A virtual host that nobody has used."""
@@ -147,6 +152,15 @@ class RabbitServer:
             "listeners.tcp.1": f"127.0.0.1:{self.port}",
             "load_definitions": str(self.directory / "definitions.json"),
         }
+        if (made := self.certificates) is not None:
+            settings |= {
+                "listeners.ssl.1": f"127.0.0.1:{self.ports[3]}",
+                "ssl_options.cacertfile": str(made.authority),
+                "ssl_options.certfile": str(made.server.certificate),
+                "ssl_options.keyfile": str(made.server.key),
+                "ssl_options.verify": "verify_peer",
+                "ssl_options.fail_if_no_peer_cert": "true",
+            }
         options = ",".join(f"{{{name},{value}}}" for name, value in self.options.items())
         (self.directory / "advanced.config").write_text(f"[{{rabbit,[{options}]}}].")
         (self.directory / "rabbitmq.conf").write_text(
@@ -163,7 +177,7 @@ def _hash(password: str) -> str:
 def shared_server() -> RabbitServer:
     """The node of this run; it ends with the process."""
     directory = Path(tempfile.mkdtemp(prefix="umbel-rabbitmq-"))
-    server = RabbitServer(directory)
+    server = RabbitServer(directory, certificates=make_certificates(directory))
 
     def end() -> None:
         server.stop()

@@ -6,7 +6,6 @@ idle is found out, and replaced, at its next use.
 """
 
 import socket
-import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -19,10 +18,10 @@ from umbel.brokers.amqp.frames import (
     Method,
     encode_method,
 )
-from umbel.brokers.amqp.handshake import Handshake
-from umbel.brokers.amqp.link import REPLY_TIMEOUT_S
+from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S, Handshake
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import channel_refusal, connection_refusal, unreachable
+from umbel.brokers.tls import nothing_to_read
 from umbel.errors import BrokerError, BrokerUnavailable
 
 RECEIVE_BYTES = 65_536
@@ -94,18 +93,10 @@ class BlockingLink:
     def is_stale(self) -> bool:
         """Whether the server has closed the connection, as far as can be told without asking."""
         try:
-            self._socket.settimeout(0.0)
-            seen = (
-                self._socket.recv(1, socket.MSG_PEEK) if not isinstance(self._socket, ssl.SSLSocket) else b"?"
-            )
-        except (BlockingIOError, ssl.SSLWantReadError):
-            return False
-        except OSError:
-            return True
-        return not seen
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
+            self._arrived += self._read(0.0)
+        except (OSError, BadFrames) as error:
+            return not nothing_to_read(error)
+        return any(incoming.method == Method.CONNECTION_CLOSE for incoming in self._arrived)
 
     def close(self) -> None:
         try:
@@ -135,12 +126,11 @@ class BlockingLink:
             _keep_alive(plain)
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             self._socket = plain
-            if self.location.tls:
-                context = ssl.create_default_context()
+            if (context := self.location.tls_context()) is not None:
                 self._socket = context.wrap_socket(plain, server_hostname=self.location.host)
             self._shake_hands(timeout_s, name)
         except (OSError, BadFrames) as error:
-            plain.close()
+            self._socket.close()
             raise unreachable(self.location, error) from None
         except BaseException:
             self._socket.close()

@@ -13,7 +13,8 @@ import msgspec
 
 from umbel.brokers.amqp.consumer import BARRIERS_MAX, Arrived, Consumer
 from umbel.brokers.amqp.frames import Incoming
-from umbel.brokers.amqp.link import REPLY_TIMEOUT_S, Link
+from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S
+from umbel.brokers.amqp.link import Link
 from umbel.brokers.interface import Delivery, Tag
 
 UNRUN_MAX = 10_000

@@ -14,27 +14,13 @@ import msgspec
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.frames import Incoming
-from umbel.brokers.amqp.outbox import Post, entry
-from umbel.brokers.amqp.records import RecorderFact, encode_record
+from umbel.brokers.amqp.outbox import entry, log_entries
+from umbel.brokers.amqp.records import LogEntry, RecorderFact, encode_record
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.amqp.streams import read_stream
 from umbel.brokers.interface import BrokerSettings, LoggedEvent
 
-
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    recorded_at: float
-    routing_key: str  # "": a recorder was registered
-    body: str
-
-
-_decoder = msgspec.json.Decoder(Entry)
-
-
-def posts(events: list[tuple[str, bytes]], now: float) -> list[Post]:
-    return [
-        entry(topology.EVENTS, msgspec.json.encode(Entry(now, key, body.decode("utf-8", "surrogateescape"))))
-        for key, body in events
-    ]
+_decoder = msgspec.json.Decoder(LogEntry)
 
 
 class EventLog:
@@ -46,7 +32,7 @@ class EventLog:
         known = session.views.facts.recorders.get(name)
         if known is not None:
             return known
-        await session.publisher.send([entry(topology.EVENTS, msgspec.json.encode(Entry(time(), "", name)))])
+        await session.publisher.send([entry(topology.EVENTS, encode_record(LogEntry(time(), "", name)))])
         start = await self._last_offset(session)
         await self._tell(session, RecorderFact(name, start))
         return start
@@ -58,7 +44,7 @@ class EventLog:
         if not session.views.facts.recorders or not events:
             return 0
         await self._ready(session)
-        await session.publisher.send(posts(events, time()))
+        await session.publisher.send(log_entries(events, time()))
         return len(events)
 
     async def read(self, session: Session, name: str, limit: int) -> list[LoggedEvent]:

@@ -10,6 +10,7 @@ from umbel.errors import BrokerUnavailable
 from umbel.version import VERSION
 
 CHANNELS_MAX = 2047
+REPLY_TIMEOUT_S = 10.0  # for every answer after the handshake
 
 # What the server may do with us: say why a login failed, name the queue whose consumer it ended.
 _CAPABILITIES = {

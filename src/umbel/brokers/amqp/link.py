@@ -8,7 +8,6 @@ send heartbeats: a link that hears nothing for two of them is dead, whatever the
 """
 
 import asyncio
-import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -23,12 +22,11 @@ from umbel.brokers.amqp.frames import (
     Method,
     encode_method,
 )
-from umbel.brokers.amqp.handshake import Handshake
+from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S, Handshake
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import ChannelClosed, channel_refusal, connection_refusal, unreachable
 from umbel.errors import BrokerError, BrokerUnavailable
 
-REPLY_TIMEOUT_S = 10.0
 CONFIRMS_PER_S = 1000  # a slow server; a large batch may take it that much longer
 _DELIVER, _ACK, _NACK = int(Method.BASIC_DELIVER), int(Method.BASIC_ACK), int(Method.BASIC_NACK)
 
@@ -116,6 +114,8 @@ class Link(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if not self._opened.done():
+            self._fail(unreachable(self.location, exc or ConnectionResetError("it closed the connection")))
         why = str(exc) if exc is not None else "the server closed it"
         self._fail(BrokerUnavailable(f"the link to RabbitMQ at {self.location} was lost: {why}"))
 
@@ -312,7 +312,7 @@ async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, n
     """Connect and log in; raises BrokerUnavailable, with one line that says what to do."""
     loop = asyncio.get_running_loop()
     handshake = Handshake(location, heartbeat_s=heartbeat_s, name=name)
-    context = ssl.create_default_context() if location.tls else None
+    context = location.tls_context()
     link = Link(location, handshake)
     try:
         async with asyncio.timeout(timeout_s):

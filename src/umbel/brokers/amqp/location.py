@@ -1,14 +1,19 @@
 """Location: which broker an address means, and how to say so without its password.
 
 `amqp://user:password@host:port/vhost`, as Celery reads it: the path is the virtual host, percent
-encoded; none, or `//` at the end, is the host `/`. `amqps://` speaks TLS. Several addresses joined
-by `;` are tried in turn.
+encoded; none, or `//` at the end, is the host `/`. `amqps://` speaks TLS, with the options of
+`brokers/tls.py` after a `?`. Several addresses joined by `;` are tried in turn.
 """
 
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote, urlsplit
 
+from umbel.brokers.tls import TLS_OPTIONS, option_problem, tls_context
 from umbel.errors import BadURL
+
+if TYPE_CHECKING:
+    import ssl
 
 SCHEMES = {"amqp": 5672, "pyamqp": 5672, "amqps": 5671}
 
@@ -21,10 +26,14 @@ class Location:
     user: str
     password: str
     tls: bool
+    tls_options: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         scheme = "amqps" if self.tls else "amqp"
         return f"{scheme}://{self.user}@{self.host}:{self.port}, virtual host {self.vhost!r}"
+
+    def tls_context(self) -> "ssl.SSLContext | None":
+        return tls_context(dict(self.tls_options), where=f"RabbitMQ at {self}") if self.tls else None
 
 
 def locations_from_url(url: str) -> list[Location]:
@@ -42,8 +51,10 @@ def _location(url: str) -> Location:
         raise BadURL(shown, "RabbitMQ's addresses begin with amqp:// or amqps://")
     if not parts.netloc:
         raise BadURL(shown, "two slashes and a host must follow the scheme, as in amqp://localhost")
-    if parts.query or parts.fragment:
-        raise BadURL(shown, "options after '?' or '#' are not known here; a '#' in a password is written %23")
+    if parts.fragment:
+        raise BadURL(shown, "it has a '#', which ends an address; in a password it is written %23")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    _check_options(shown, options, tls=parts.scheme == "amqps")
     if port == 0:
         raise BadURL(shown, "port 0 cannot be connected to")
     return Location(
@@ -53,7 +64,18 @@ def _location(url: str) -> Location:
         user=unquote(parts.username or "guest"),
         password=unquote(parts.password or "guest"),
         tls=parts.scheme == "amqps",
+        tls_options=tuple(sorted(options.items())),
     )
+
+
+def _check_options(shown: str, options: dict[str, str], *, tls: bool) -> None:
+    known = TLS_OPTIONS if tls else ()
+    for name in options:
+        if name not in known:
+            remedy = f"known here: {', '.join(known)}" if known else "amqp:// has none"
+            raise BadURL(shown, f"unknown option {name!r}; {remedy}")
+    if problem := option_problem(options):
+        raise BadURL(shown, problem)
 
 
 def _without_password(url: str) -> str:

@@ -11,6 +11,7 @@ from uuid import uuid4
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.envelope import NO_MARK, TRANSIENT, Mark, encode
 from umbel.brokers.amqp.frames import encode_publish
+from umbel.brokers.amqp.records import LogEntry, encode_record
 from umbel.brokers.amqp.table import Properties, encode_properties
 from umbel.brokers.amqp.topology import Queue
 from umbel.wire.message import Message, Outgoing, StoredResult
@@ -75,6 +76,14 @@ def result(stored: StoredResult, reply_to: str) -> Post:
 def entry(stream: str, body: bytes) -> Post:
     """One more entry of a stream."""
     return Post(stream, _STREAM_PROPERTIES, body)
+
+
+def log_entries(events: Sequence[tuple[str, bytes]], now: float) -> list[Post]:
+    """Events on their way into the event log."""
+    return [
+        entry(topology.EVENTS, encode_record(LogEntry(now, key, body.decode("utf-8", "surrogateescape"))))
+        for key, body in events
+    ]
 
 
 _task_queues: dict[str, Queue] = {}

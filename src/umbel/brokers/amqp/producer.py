@@ -13,7 +13,7 @@ from time import monotonic, sleep, time
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from umbel.brokers.amqp import envelope, event_log, outbox, topology
+from umbel.brokers.amqp import envelope, outbox, topology
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_publish
@@ -85,7 +85,7 @@ class AmqpProducer:
             if not view.recorders:
                 return 0
             self._declare(link, topology.event_stream(self._settings))
-            self._send(link, event_log.posts(list(events), time()))
+            self._send(link, outbox.log_entries(events, time()))
             return len(events)
 
     def send(self, posts: Sequence[Post]) -> None:

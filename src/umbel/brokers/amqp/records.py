@@ -141,6 +141,14 @@ class ElectionFact(msgspec.Struct, frozen=True, tag="election"):
     record: ElectionRecord
 
 
+class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One event of the event log."""
+
+    recorded_at: float
+    routing_key: str  # "": a recorder was registered
+    body: str
+
+
 Fact = QueueFact | RecorderFact | LeaseFact | ElectionFact
 
 

@@ -9,6 +9,7 @@ person can act on: a wrong password does not become right by waiting.
 """
 
 from umbel.brokers.amqp.location import Location
+from umbel.brokers.tls import tls_refusal
 from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable
 
 _ACCESS_REFUSED, _NOT_ALLOWED = 403, 530
@@ -60,14 +61,18 @@ def connection_refusal(location: Location, code: int, text: str) -> BrokerUnavai
     return refused(_remedy(location, code, text))
 
 
-def unreachable(location: Location, error: BaseException | str) -> BrokerUnavailable:
+def unreachable(location: Location, error: BaseException) -> BrokerUnavailable:
     """A connection that could not be opened."""
-    why = str(error) or type(error).__name__
+    where = f"cannot reach RabbitMQ at {location}"
     if isinstance(error, TimeoutError):
-        why = "no answer within the connect time-out"
-    return BrokerUnavailable(
-        f"cannot reach RabbitMQ at {location}: {why}; is it running, and are host and port right?"
-    )
+        why = "no answer within the connect time-out; is it running, and are host and port right?"
+    elif location.tls and (refused := tls_refusal(where, error)) is not None:
+        return refused
+    elif isinstance(error, ConnectionResetError):
+        why = "it ended the connection; is this its AMQP port? One for TLS is reached with amqps://"
+    else:
+        why = f"{str(error) or type(error).__name__}; is it running, and are host and port right?"
+    return BrokerUnavailable(f"{where}: {why}")
 
 
 def _remedy(location: Location, code: int, text: str) -> str:

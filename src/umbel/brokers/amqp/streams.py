@@ -7,11 +7,14 @@ new entries to a channel in the order in which it answers its questions.
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from umbel.brokers.amqp.frames import Incoming, Method, encode_ack
-from umbel.brokers.amqp.link import Channel, Link
 from umbel.brokers.amqp.records import View
 from umbel.brokers.amqp.table import decode_properties
+
+if TYPE_CHECKING:  # clients read streams too, and have no event loop
+    from umbel.brokers.amqp.link import Channel, Link
 
 PREFETCH = 1000
 OFFSET = "x-stream-offset"
@@ -28,7 +31,7 @@ class Followed:
 class Tails:
     """Every followed stream, on one connection."""
 
-    def __init__(self, channel: Channel, followed: Mapping[str, Followed]) -> None:
+    def __init__(self, channel: "Channel", followed: Mapping[str, Followed]) -> None:
         self._channel = channel
         self._followed = followed
         self._received = 0
@@ -73,7 +76,7 @@ class Tails:
 
 
 async def read_stream(
-    link: Link, stream: str, offset: int | str, limit: int, keep: Callable[[int, Incoming], None]
+    link: "Link", stream: str, offset: int | str, limit: int, keep: Callable[[int, Incoming], None]
 ) -> None:
     """Show `keep` up to `limit` entries from an offset, and return at the end of the stream."""
     channel = await link.channel()

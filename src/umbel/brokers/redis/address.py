@@ -4,21 +4,23 @@
     unix://[user][:password@]/path/of/the/socket?db=0
 
 Several URLs with `;` between them are tried in turn, the next one when the last one fails.
-Options after `?`: db; and with TLS ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_cert_reqs
-(required or none), ssl_check_hostname.
+Options after `?`: db; and with TLS those of `brokers/tls.py`.
 """
 
-import ssl
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from umbel.brokers.tls import TLS_OPTIONS, option_problem, tls_context
 from umbel.errors import BadURL
+
+if TYPE_CHECKING:
+    import ssl
 
 SCHEMES = ("redis", "rediss", "unix")
 DEFAULT_PORT = 6379
 
 _DATABASE_OPTIONS = ("db", "virtual_host")  # the second is Celery's name for it
-_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +45,8 @@ class Address:
         host = "localhost" if self.host in ("127.0.0.1", "::1") else self.host
         return ("", 0, self.path, self.database) if self.path else (host, self.port, "", self.database)
 
-    def tls_context(self) -> ssl.SSLContext | None:
-        if not self.tls:
-            return None
-        options = dict(self.tls_options)
-        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
-        if "ssl_certfile" in options:
-            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
-        trusts_all = options.get("ssl_cert_reqs", "required").lower() in ("none", "cert_none")
-        if trusts_all or options.get("ssl_check_hostname", "true").lower() in ("false", "0"):
-            context.check_hostname = False
-        if trusts_all:
-            context.verify_mode = ssl.CERT_NONE
-        return context
+    def tls_context(self) -> "ssl.SSLContext | None":
+        return tls_context(dict(self.tls_options), where=f"Redis at {self.shown}") if self.tls else None
 
 
 def parse_addresses(urls: str) -> tuple[Address, ...]:
@@ -94,7 +85,7 @@ def parse_address(url: str) -> Address:
         username=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
         tls=tls,
-        tls_options=tuple(sorted((name, value) for name, value in options.items() if name in _TLS_OPTIONS)),
+        tls_options=tuple(sorted((name, value) for name, value in options.items() if name in TLS_OPTIONS)),
     )
 
 
@@ -112,10 +103,12 @@ def _hidden(url: str) -> str:
 
 
 def _check_options(shown: str, options: dict[str, str], *, tls: bool) -> None:
-    known = (*_DATABASE_OPTIONS, *(_TLS_OPTIONS if tls else ()))
+    known = (*_DATABASE_OPTIONS, *(TLS_OPTIONS if tls else ()))
     for name in options:
         if name not in known:
             raise BadURL(shown, f"unknown option {name!r}; known here: {', '.join(known)}")
+    if problem := option_problem(options):
+        raise BadURL(shown, problem)
 
 
 def _database(shown: str, path: str, options: dict[str, str]) -> int:

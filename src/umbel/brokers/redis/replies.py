@@ -5,6 +5,7 @@ from typing import Any
 import hiredis
 
 from umbel.brokers.redis.address import Address
+from umbel.brokers.tls import tls_refusal
 from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable, StorageFull
 
 NO_SCRIPT = "NOSCRIPT"
@@ -56,11 +57,20 @@ def unreachable(address: Address, problem: OSError, timeout_s: float) -> BrokerU
     """Why no connection came about, in one line."""
     where = f"cannot reach Redis at {address.shown}"
     if isinstance(problem, TimeoutError):
-        return BrokerUnavailable(f"{where}: no answer within {timeout_s:g} s; check host, port and firewall")
+        tls = ", and whether it speaks TLS there" if address.tls else ""
+        return BrokerUnavailable(
+            f"{where}: no answer within {timeout_s:g} s; check host, port and firewall{tls}"
+        )
     if isinstance(problem, ConnectionRefusedError):
         return BrokerUnavailable(f"{where}: connection refused; is it running, and are host and port right?")
     if isinstance(problem, FileNotFoundError):
         return BrokerUnavailable(f"{where}: there is no such socket; is Redis running, and the path right?")
+    if isinstance(problem, ConnectionResetError) and not address.tls:
+        return BrokerUnavailable(
+            f"{where}: it ended the connection; a port for TLS is reached with rediss://"
+        )
+    if address.tls and (refused := tls_refusal(where, problem)) is not None:
+        return refused
     if type(problem).__name__ == "gaierror":
         return BrokerUnavailable(f"{where}: the host name is unknown; check its spelling")
     return BrokerUnavailable(f"{where}: {problem.strerror or problem}; check the address")

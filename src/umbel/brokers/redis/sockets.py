@@ -103,6 +103,7 @@ class SocketConnection:
 
     def _dial(self) -> socket.socket:
         address = self.address
+        context = address.tls_context()
         if address.path:
             made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         else:
@@ -113,7 +114,6 @@ class SocketConnection:
                 made.connect(address.path)
                 return made
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            context = address.tls_context()
             return made if context is None else context.wrap_socket(made, server_hostname=address.host)
         except OSError:
             made.close()
