@@ -118,6 +118,13 @@ def test_join_is_commutative_associative_and_idempotent(
     assert join(a, a) == a
 
 
+def test_events_go_on_where_another_state_was_joined() -> None:
+    heard_elsewhere, state = fold([event("started", clock=5)]), ClusterState()
+    state.absorb(heard_elsewhere)
+    state.apply(event("received", retries=1, clock=1))  # the start now counts for this attempt
+    assert state.counts == {"STARTED": 1}
+
+
 # ---- the order of events ---------------------------------------------------------------------------
 
 
@@ -209,6 +216,7 @@ def test_a_said_attempt_takes_the_place_of_one_that_was_only_read() -> None:
     assert record_of([receipt, unsaid]).state == "STARTED"
     for order in permutations([receipt, unsaid, said]):
         assert record_of(list(order)).state == "RECEIVED"
+        assert fold(list(order)).counts == {"RECEIVED": 1}
 
 
 def test_a_state_of_a_users_making_is_shown_with_what_it_carries() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import Cluster
+from tests.events_tail import EventsTail
 from umbel.brokers.interface import Broker
 from umbel.brokers.registry import open_broker
 from umbel.events.stamp import EVENT_EXCHANGE
@@ -96,3 +97,29 @@ def run_one_task(cluster: Cluster) -> None:
     cluster.start_worker("w1", "-c", "1")
     cluster.app.send_task("chaos_tasks.add", [1, 2], task_id="kept").get(timeout=20)
     cluster.stop_worker("w1")
+
+
+def test_the_events_command_shows_them_in_order(tmp_path: Path) -> None:
+    """L7. The tail has begun to listen when it hears the worker."""
+    with Cluster(tmp_path, TASKS_FILE, task_send_sent_event=True) as cluster:
+        cluster.start_worker("w1", "-c", "1")
+        broker = cluster.app.settings.broker
+        with EventsTail(tmp_path, broker, "--enable", "--window", "1") as tail:
+            tail.wait_for("a heartbeat", type="worker-heartbeat")
+            results = [cluster.app.send_task("chaos_tasks.add", [n, n], task_id=f"t{n}") for n in range(20)]
+            assert [result.get(timeout=20) for result in results] == [2 * n for n in range(20)]
+            for number in range(20):
+                tail.wait_for("the end of a task", type="task-succeeded", uuid=f"t{number}")
+            assert tail.stop() == 0
+            shown = tail.seen()
+    assert [one["order"] for one in shown] == sorted(one["order"] for one in shown)
+    for number in range(20):
+        story = [one["type"] for one in shown if one.get("uuid") == f"t{number}"]
+        story.remove("task-sent")  # a worker may be quicker than the client that tells of sending
+        assert story == ["task-received", "task-started", "task-succeeded"]
+
+
+def test_the_events_command_says_when_nothing_was_heard(tmp_path: Path) -> None:
+    with Cluster(tmp_path, TASKS_FILE) as cluster:
+        done = cluster.umbel("events", "--timeout", "0.1", check=False)
+        assert (done.returncode, done.stdout) == (3, "")

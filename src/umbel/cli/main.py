@@ -27,6 +27,7 @@ COMMANDS = {
     "members": "Show the nodes of the cluster; with --watch, who comes and goes.",
     "clock": "Show the logical clocks of the cluster.",
     "election": "Have one worker do something; see how elections ended, or watch them.",
+    "events": "Show what happens in the cluster, as it happens, in its order.",
     "health": "Say whether the workers on this machine are well.",
     "doctor": "Check this machine and the app's settings.",
     "demo": "See it work: two workers, 2,000 tasks, crashes and retries.",
