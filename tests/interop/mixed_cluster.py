@@ -116,11 +116,20 @@ class Client(Process):
 
 
 class CeleryWorker(Process):
-    def __init__(self, version: str, home: Path, *, queues: Sequence[str], **variables: str) -> None:
+    def __init__(
+        self,
+        version: str,
+        home: Path,
+        *,
+        queues: Sequence[str],
+        name: str = "",
+        level: str = "INFO",
+        **variables: str,
+    ) -> None:
         # One child: then tasks run in the order in which they were taken.
         flags = [
             "-n",
-            f"{version}@%h",
+            f"{name or version}@%h",
             "-Q",
             ",".join(queues),
             "-P",
@@ -129,10 +138,10 @@ class CeleryWorker(Process):
             "1",
             "-E",
             "-l",
-            "INFO",
+            level,
         ]
         command = [str(program_of(version, "celery")), "-A", "shared_tasks", "worker", *flags]
-        super().__init__(f"{version}-worker", command, home, **variables)
+        super().__init__(f"{name or version}-worker", command, home, **variables)
 
     def wait_until_ready(self) -> None:
         def is_ready() -> bool:
