@@ -37,11 +37,12 @@ class Asker:
         matcher: str | None = None,
         timeout_s: float = 1.0,
         limit: int | None = None,
+        unless: str = "",
     ) -> Answers:
         """Ask and collect until the deadline, or until everyone who should has answered.
 
         That is: every node of `destination`, or `limit` nodes, or all members, where the answers
-        tell who they are.
+        tell who they are; the node `unless` is not waited for.
         """
         loop = asyncio.get_running_loop()
         address = ReplyTo(REPLY_EXCHANGE, str(uuid4()))
@@ -52,7 +53,7 @@ class Asker:
             deadline=loop.time() + timeout_s,
             expected=request.destination or (),
             limit=limit,
-            matches=lambda known: is_for_member(request, known),
+            matches=lambda known: known.node != unless and is_for_member(request, known),
         )
         sent = False
         try:

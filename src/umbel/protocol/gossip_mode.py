@@ -6,6 +6,7 @@ the leases `observer-0` to `observer-2` hear heartbeats, and tell the others who
 and 40 the mode stays as it is, so that one node more or less does not turn it back and forth.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from hashlib import sha256
 
@@ -50,7 +51,7 @@ def patterns_for(mode: GossipMode, *, observer: bool) -> tuple[str, ...]:
     return (*rare, "worker.heartbeat") if observer else rare
 
 
-def is_among_lowest(text: str, node: str, nodes: list[str], count: int) -> bool:
+def is_among_lowest(text: str, node: str, nodes: Sequence[str], count: int) -> bool:
     """Whether the node is one of the `count` that everybody would choose for the text.
 
     Nodes that see the same members choose the same; where views differ a few more or fewer do.

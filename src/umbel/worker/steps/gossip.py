@@ -33,6 +33,7 @@ from umbel.protocol.gossip_events import (
     Member,
     MemberState,
     Namesake,
+    Observe,
     Probe,
     Probed,
     Refute,
@@ -40,8 +41,7 @@ from umbel.protocol.gossip_events import (
     Strained,
     Suspected,
 )
-from umbel.protocol.gossip_mode import GossipMode, patterns_for
-from umbel.protocol.pidbox import Known
+from umbel.protocol.gossip_mode import ANSWERERS, GossipMode, is_among_lowest, mode_for, patterns_for
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.event import decode_events
 from umbel.wire.gossip import LOST, SUSPECT, introduction, read_worker_event, subject_fields
@@ -49,6 +49,7 @@ from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.driver import drive
 from umbel.worker.node_hooks import NodeHooks
+from umbel.worker.observers import ObserverSeat
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.heart import Heart
@@ -80,16 +81,20 @@ class Gossip(Step):
         mingle.introduce = self._tell
         mingle.members = self._introductions
         identity = context.identity
-        self._machine = Membership(identity.node, identity.incarnation, identity.pid, uniform)
+        run = (identity.node, identity.incarnation, identity.pid)
+        self._machine = Membership(*run, uniform, observing=False)  # until it hears something
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
         self._listeners: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         self._watchers: list[Callable[[Change], None]] = []
         self._hooks = NodeHooks(context.settings.node_hooks)
         self._asking: set[asyncio.Task[None]] = set()
         self._complained_at = -COMPLAINT_EVERY_S
-        self._entered = asyncio.Event()
+        self._ears: list[asyncio.Task[None]] = []  # the last one stays
+        self._seat = ObserverSeat(
+            context.broker.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
+        )
         self.undecodable = 0
-        self.mode = GossipMode.FULL
+        self.mode = mode_for(context.settings.gossip_mode, GossipMode.FULL, 1)
 
     # -- for other steps -------------------------------------------------------------------------
 
@@ -117,7 +122,9 @@ class Gossip(Step):
 
     def should_answer(self, node: str) -> bool:
         """Whether this node answers the other's hello: all do in a small cluster, else a few."""
-        return True
+        if self.mode is GossipMode.FULL or self._seat.observes:
+            return True
+        return is_among_lowest(node, self._context.identity.node, self._names(), ANSWERERS)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -131,31 +138,25 @@ class Gossip(Step):
             return
         self._heart.on_lag = self.strained
         self._events.on_recovery(lambda: self.strained("broker reconnected"))
-        self._control.members = self._known
         self.run_in_background(drive(self._machine, self._inbox, self._perform))
-        self.run_in_background(self._listen())
+        self._listen_anew()
+        self.run_in_background(self._review())
 
     async def stop(self) -> None:
         await self.end_background()
-        for task in self._asking:
+        await self._seat.leave()
+        await self.end_listening()
+
+    async def end_listening(self) -> None:
+        tasks = [*self._asking, *self._ears]
+        for task in tasks:
             task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _introductions(self) -> list[list[Any]]:
         """Those that a newcomer is told of."""
         return [introduction(member) for member in self.members() if member.state is MemberState.ALIVE]
-
-    def _known(self) -> Sequence[Known]:
-        """What replies to control commands tell, so that a caller knows who is missing."""
-        now = time()
-        return [
-            Known(
-                member.node,
-                member.state.value,
-                max(0.0, now - member.last_heard),
-                member.software == SOFTWARE,
-            )
-            for member in self.members()
-        ]
 
     def _myself(self) -> Member:
         identity, now = self._context.identity, time()
@@ -173,14 +174,53 @@ class Gossip(Step):
 
     # -- what others say -------------------------------------------------------------------------
 
-    async def _listen(self) -> None:
+    async def _review(self) -> None:
+        """Listen in the way that suits the cluster's size, and see to it that there are observers."""
+        assert self._group is not None
+        while True:
+            setting, mode = self._context.settings.gossip_mode, self.mode
+            self.mode = self._heart.mode = mode_for(setting, mode, self._machine.nodes)
+            if self.mode is not mode:
+                log.info("gossip mode changed", extra={"mode": self.mode.value, "nodes": self._machine.nodes})
+                self._listen_anew()
+            if self.mode is GossipMode.OBSERVED:
+                await self._seat.review(self._group, self._names())
+            else:
+                await self._seat.leave()
+            await asyncio.sleep(self._context.settings.gossip_interval_s)
+
+    def _names(self) -> list[str]:
+        """Our nodes that are there; Celery's observe for themselves."""
+        return [
+            member.node
+            for member in self.members()
+            if member.software == SOFTWARE and member.state is MemberState.ALIVE
+        ]
+
+    def _listen_anew(self) -> None:
+        """Listen to what is to be heard now; what was heard until now goes on for a moment."""
+        assert self._group is not None
+        before = [ear for ear in self._ears if not ear.done()]
+        hears_beats = self.mode is GossipMode.FULL or self._seat.observes
+        patterns = patterns_for(self.mode, observer=self._seat.observes)
+        ear = self._group.create_task(
+            self._listen(patterns, before, hears_beats=hears_beats), name="umbel-gossip-listens"
+        )
+        self._ears = [*before, ear]
+
+    async def _listen(
+        self, patterns: Sequence[str], before: Sequence[asyncio.Task[None]], *, hears_beats: bool
+    ) -> None:
         failures = 0
         while True:
-            patterns = patterns_for(self.mode, observer=True)
             try:
                 async with self._context.broker.subscribe(EVENT_EXCHANGE, patterns) as subscription:
-                    failures = 0
-                    self._entered.set()
+                    if failures:
+                        log.info("hearing the others again", extra={"after_failures": failures})
+                    for ear in before:
+                        ear.cancel()
+                    failures, before = 0, ()
+                    self._tell(Observe(hears_beats))
                     async for broadcast in subscription:
                         await self._take(broadcast)
             except BrokerError as error:

@@ -72,7 +72,7 @@ class Mingle(Step):
         node = self._context.identity.node
         try:
             said = mingle.hello(node, self._revoked, time())
-            answers = await self._control.ask("hello", said, timeout_s=wait_s)
+            answers = await self._control.ask("hello", said, timeout_s=wait_s, unless=node)
             others = {peer: reply for peer, reply in answers.replies.items() if peer != node}
             mingle.adjust_clock(self._events.clock, others)
             for peer, reply in others.items():

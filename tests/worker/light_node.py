@@ -1,0 +1,109 @@
+"""LightNode: a worker that only knows others: its steps from the connection to gossip, no tasks.
+
+Many of them fit into one process, each with its own connection to the embedded broker.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.waiting import POLL_S
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.protocol.gossip_events import MemberState
+from umbel.protocol.revoked import RevokedTasks
+from umbel.worker.bootsteps import Step
+from umbel.worker.context import Identity, WorkerContext
+from umbel.worker.settings import Ending, WorkerSettings
+from umbel.worker.state import WorkerState
+from umbel.worker.steps.control import Control
+from umbel.worker.steps.events import Events
+from umbel.worker.steps.gossip import Gossip
+from umbel.worker.steps.heart import Heart
+from umbel.worker.steps.mingle import Mingle
+
+_pids = count(1)
+
+
+class LightNode:
+    def __init__(self, name: str, home: Path, **settings: Any) -> None:
+        self.name = f"{name}@x"
+        pid = next(_pids)
+        self.broker = SqliteBroker(BrokerSettings(f"sqlite:///{home / 'queue.db'}"))
+        given: dict[str, Any] = {"heartbeat_interval_s": 0.1, "gossip_interval_s": 0.1, **settings}
+        chosen = WorkerSettings(
+            node=self.name,
+            queues=(),
+            tasks={},
+            end_without_running=lambda *_: Ending(),
+            run_directory=home,
+            **given,
+        )
+        pool = SimpleNamespace(describe=lambda: {"running": {}})
+        self.context = WorkerContext(
+            chosen, Identity(self.name, pid, pid * 1000), self.broker, cast("Any", None), cast("Any", pool)
+        )
+        self.revoked = RevokedTasks()
+        tasks = cast("Any", SimpleNamespace(revoked=self.revoked, read_revokes=_nothing))
+        self.events = Events(self.context)
+        self.heart = Heart(self.context, self.events)
+        state = WorkerState(self.context, self.events, self.heart, tasks, lambda *_: None)
+        self.control = Control(self.context, self.events.clock, state)
+        self.mingle = Mingle(self.context, self.events, self.control, tasks)
+        self.gossip = Gossip(self.context, self.events, self.heart, self.control, self.mingle)
+        state.mingle, state.gossip = self.mingle, self.gossip
+        self._steps: list[Step] = [self.events, self.heart, self.control, self.mingle, self.gossip]
+
+    async def start(self, group: asyncio.TaskGroup) -> "LightNode":
+        await self.broker.open()
+        for step in self._steps:
+            step.adopt(group)
+            await step.start()
+        return self
+
+    async def stop(self) -> None:
+        for step in reversed(self._steps):
+            await step.stop()
+        await self.broker.close()
+
+    async def die(self) -> None:
+        """As if by SIGKILL: no goodbye, nothing is given back."""
+        self.gossip._seat._campaign and self.gossip._seat._campaign.cancel()
+        for step in self._steps:
+            await step.end_background()
+        await self.gossip.end_listening()
+        await self.broker.close()
+
+    def sees(self, state: MemberState = MemberState.ALIVE) -> set[str]:
+        return {member.node.removesuffix("@x") for member in self.gossip.members() if member.state is state}
+
+
+@asynccontextmanager
+async def light_nodes(
+    home: Path, *names: str, deadline_s: float = 60.0, **settings: Any
+) -> AsyncIterator[dict[str, LightNode]]:
+    """Nodes that have started; those that a test did not take out of the map stop at the end."""
+    nodes: dict[str, LightNode] = {}
+    async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as group:
+        for name in names:
+            nodes[name] = await LightNode(name, home, **settings).start(group)
+        yield nodes
+        for node in nodes.values():
+            await node.stop()
+
+
+async def until(condition: Callable[[], object], *, what: str, deadline_s: float = 20.0) -> None:
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + deadline_s
+    while not condition():
+        assert loop.time() < ends, f"waited in vain for {what}"
+        await asyncio.to_thread(Event().wait, POLL_S)
+
+
+async def _nothing() -> None:
+    return None

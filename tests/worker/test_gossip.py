@@ -1,0 +1,202 @@
+"""The shells of mingle, gossip and heart on the embedded broker: many light nodes in one process."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker.light_node import LightNode, light_nodes, until
+from umbel.brokers.interface import Broadcast
+from umbel.events.stamp import EVENT_EXCHANGE
+from umbel.protocol.gossip_events import Change, Joined, Lost, MemberState
+from umbel.protocol.gossip_mode import GossipMode
+from umbel.wire.event import encode_event
+
+LOST, LEFT = MemberState.LOST, MemberState.LEFT
+
+
+@pytest.mark.parametrize("mode", [GossipMode.FULL, GossipMode.OBSERVED])
+def test_both_modes_see_who_joins_leaves_and_is_lost(mode: GossipMode, tmp_path: Path) -> None:
+    """With six nodes in observed mode, three hear heartbeats and three do not."""
+    names = ("a", "b", "c", "d", "e", "f")
+
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, *names, gossip_mode=mode) as nodes:
+            await until(
+                lambda: all(node.sees() == set(names) for node in nodes.values()), what="all to see all"
+            )
+            if mode is GossipMode.OBSERVED:
+                await until(lambda: len(observers(nodes)) == 3, what="three observers")
+            ordinary = [name for name in nodes if name not in observers(nodes)] or ["f"]
+            lost = ordinary.pop()
+            told: list[Change] = []
+            nodes[next(name for name in nodes if name != lost)].gossip.on_change(told.append)
+            await nodes.pop(lost).die()
+            await until(
+                lambda: all(node.sees(LOST) == {lost} for node in nodes.values()), what=f"{lost} to be lost"
+            )
+            left = next(iter(nodes))
+            await nodes.pop(left).stop()
+            await until(
+                lambda: all(node.sees(LEFT) == {left} for node in nodes.values()), what=f"{left} to have left"
+            )
+            assert all(node.sees() == set(nodes) for node in nodes.values())
+            assert [one.member.node for one in told if isinstance(one, Lost)] == [f"{lost}@x"]
+
+    asyncio.run(scenario())
+
+
+def observers(nodes: dict[str, LightNode]) -> list[str]:
+    return [name for name, node in nodes.items() if node.gossip._seat.observes]
+
+
+def test_who_hears_no_heartbeats_hears_no_heartbeats(tmp_path: Path) -> None:
+    names = ("a", "b", "c", "d", "e")
+
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, *names, gossip_mode=GossipMode.OBSERVED) as nodes:
+            await until(lambda: len(observers(nodes)) == 3, what="three observers")
+            beats: dict[str, list[Any]] = {name: [] for name in names}
+            for name, node in nodes.items():
+                node.gossip.listen("worker-heartbeat", beats[name].append)
+            await until(lambda: all(len(beats[name]) > 20 for name in observers(nodes)), what="beats")
+            assert [name for name in names if not beats[name]] == [
+                name for name in names if name not in observers(nodes)
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_the_mode_follows_the_size_of_the_cluster_and_is_told_in_heartbeats(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a", "b") as nodes:
+            a, b = nodes["a"].gossip, nodes["b"].gossip
+            await until(lambda: nodes["a"].sees() == {"a", "b"}, what="them to meet")
+            for number in range(41):
+                await tell(nodes["b"], "worker-online", hostname=f"n{number}@y", pid=1, inc=1, freq=60.0)
+            await until(lambda: a.mode is b.mode is GossipMode.OBSERVED, what="both to change")
+            await until(
+                lambda: any(member.observed for member in a.members()) or not a._machine.observing,
+                what="it to be told",
+            )
+            for number in range(41):
+                await tell(nodes["b"], "worker-offline", hostname=f"n{number}@y", pid=1, inc=1, freq=60.0)
+            await until(lambda: a.mode is b.mode is GossipMode.FULL, what="both to change back")
+
+    asyncio.run(scenario())
+
+
+async def tell(by: LightNode, event_type: str, **fields: Any) -> None:
+    event = {"type": event_type, "timestamp": 1.0, "clock": 1, **fields}
+    key = event_type.replace("-", ".")
+    await by.broker.broadcast([Broadcast(EVENT_EXCHANGE, key, encode_event(event))], ttl_s=5.0)
+
+
+def test_clocks_move_past_what_is_heard_and_own_messages_only_move_them_on(tmp_path: Path) -> None:
+    """S4, L2; a clock beyond belief is passed over (poison-proof)."""
+
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a", "b", heartbeat_interval_s=60.0) as nodes:
+            a, b = nodes["a"], nodes["b"]
+            heard: list[dict[str, Any]] = []
+            b.gossip.listen("worker-test", heard.append)
+            b.gossip.listen("worker-elect", heard.append)
+            await until(lambda: b.sees() == {"a", "b"}, what="them to meet")
+            await tell(a, "worker-test", hostname="z@y", pid=1, clock=5000)
+            await until(lambda: heard, what="the event")
+            assert b.events.clock.value > 5000
+            before = b.events.clock.value
+            await tell(a, "worker-test", hostname="z@y", pid=1, clock=2**52)
+            await tell(a, "worker-test", hostname="z@y", pid=1, clock=None)
+            await tell(a, "worker-elect", hostname="z@y", pid=1, clock=before + 500)
+            await tell(
+                a, "worker-test", hostname=b.name, pid=1, inc=b.context.identity.incarnation, clock=9999
+            )
+            await until(lambda: len(heard) == 5, what="all events")
+            assert before < b.events.clock.value < before + 20
+            assert b.events.clock.rejected == 1
+            assert heard[2]["clock"] > before  # it got one (L2)
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_read_is_counted_and_nothing_else_happens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S4."""
+
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a", "b") as nodes:
+            a, b = nodes["a"], nodes["b"]
+            await until(lambda: b.sees() == {"a", "b"}, what="them to meet")
+            for body in (b"", b"{", b"[1]", b'{"no": "type"}', b"\xff"):
+                await a.broker.broadcast([Broadcast(EVENT_EXCHANGE, "worker.x", body)], ttl_s=5.0)
+            await until(lambda: b.gossip.undecodable == 5, what="all to be counted")
+            seen = len(b.gossip.members())
+            await tell(a, "worker-online", hostname="z@y", pid=1)
+            await until(lambda: len(b.gossip.members()) == seen + 1, what="it to listen on")
+
+    asyncio.run(scenario())
+    complaints = [record for record in caplog.records if record.message == "an event cannot be read"]
+    assert len(complaints) == 2  # one by each node, in a minute
+
+
+def test_a_newcomer_learns_revokes_members_and_the_clock_before_it_hears_anybody(tmp_path: Path) -> None:
+    """S2: all by hello, because nobody beats meanwhile."""
+
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a", "b", heartbeat_interval_s=60.0) as nodes:
+            nodes["a"].revoked.add("t1", 2e9, 1.9e9)
+            nodes["b"].events.clock.adjust(10_000)
+            await until(lambda: nodes["a"].sees() == {"a", "b"}, what="them to meet")
+            async with light_nodes(tmp_path, "c", heartbeat_interval_s=60.0) as more:
+                c = more["c"]
+                await until(lambda: c.sees() == {"a", "b", "c"}, what="c to know them")
+                await until(lambda: "t1" in c.revoked, what="c to know what is revoked")
+                await until(lambda: c.events.clock.value > 10_000, what="c to go by the clock")
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_is_suspected_or_given_up_refutes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a", "b", heartbeat_interval_s=60.0) as nodes:
+            a, b = nodes["a"], nodes["b"]
+            await until(lambda: b.sees() == {"a", "b"}, what="them to meet")
+            heard: list[str] = []
+            for kind in ("worker-heartbeat", "worker-online"):
+                b.gossip.listen(kind, lambda event: heard.append(event["type"]))
+            identity = a.context.identity
+            about = {"subject": a.name, "subject_inc": identity.incarnation, "subject_pid": identity.pid}
+            await tell(b, "worker-suspect", hostname="z@y", pid=1, **about)
+            await until(lambda: heard == ["worker-heartbeat"], what="a to beat")
+            await tell(b, "worker-lost", hostname="z@y", pid=1, **about)
+            await until(lambda: heard == ["worker-heartbeat", "worker-online"], what="a to come online")
+
+    asyncio.run(scenario())
+
+
+def test_another_worker_of_the_same_name_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a") as nodes:
+            await until(lambda: nodes["a"].gossip._machine.observing, what="it to listen")
+            await tell(nodes["a"], "worker-online", hostname="a@x", pid=77)
+            await until(lambda: "another process" in caplog.text, what="the report")
+
+    asyncio.run(scenario())
+
+
+def test_joins_are_told_to_whoever_asked(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a") as nodes:
+            told: list[Change] = []
+            nodes["a"].gossip.on_change(told.append)
+            async with light_nodes(tmp_path, "b"):
+                await until(lambda: told, what="b to join")
+            await until(lambda: len(told) == 2, what="b to leave")
+            assert isinstance(told[0], Joined) and told[1].member.state is LEFT
+
+    asyncio.run(scenario())
