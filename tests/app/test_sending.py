@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from umbel import App
+from umbel.app.ids import new_id
 from umbel.app.request import Request
 from umbel.app.routing import NAMES_MAX
-from umbel.app.sending import Prepared, new_id
+from umbel.app.sending import Prepared
 from umbel.errors import BadMessage, BadValue, TooLarge
 from umbel.wire.task import decode_task
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel import App, Ignore, Reject, Task
-from umbel.app.sending import SendOptions
+from umbel.app.send_options import SendOptions
 from umbel.app.tracer import Tracer
 from umbel.errors import BrokerUnavailable
 from umbel.pools.interface import ChildContext, Job, Outcome

@@ -19,12 +19,14 @@ from umbel.app.builtins import builtin_tasks
 from umbel.app.canvas import Signature, signature_from
 from umbel.app.child_logs import set_up_child_logging
 from umbel.app.eager import EagerBackend, EagerRunner
+from umbel.app.ids import new_ids
 from umbel.app.options import TaskKeywords, options_from
 from umbel.app.publishing import patiently, publish
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
 from umbel.app.routing import Router
-from umbel.app.sending import Prepared, SendOptions, Standing, check_options, origin, prepare
+from umbel.app.send_options import SendOptions, check_options
+from umbel.app.sending import Prepared, Standing, origin, prepare
 from umbel.app.sent_events import SentEvents
 from umbel.app.settings import Settings, assemble
 from umbel.app.signals import Signals
@@ -194,13 +196,21 @@ class App:
 
     def send_many(self, signatures: Iterable[Signature[Any]]) -> list[AsyncResult[Any]]:
         """Send many calls at once: one step for the broker, all of them or none."""
-        calls = [signature.clone() for signature in signatures]
+        calls, sender = list(signatures), current_request()
         prepared: list[Prepared] = []
-        for call in calls:
-            call.freeze()
-            prepared += call.prepare(sender=current_request())
+        results: list[AsyncResult[Any]] = []
+        for call, task_id in zip(calls, new_ids(len(calls)), strict=True):
+            if type(call) is Signature:  # one message, and no copy of the call is needed to make it
+                one = call.prepare_as(task_id, sender=sender)
+                prepared.append(one)
+                results.append(AsyncResult(one.task_id, app=call.app, ignored=one.ignores_result))
+            else:
+                copy = call.clone()
+                copy.freeze(task_id)
+                prepared += copy.prepare(sender=sender)
+                results.append(copy.handle())
         self.publish(prepared)
-        return [call.handle() for call in calls]
+        return results
 
     def prepare(
         self,
@@ -210,10 +220,13 @@ class App:
         options: SendOptions,
         *,
         sender: Request | None = None,
+        task_id: str = "",
     ) -> Prepared:
         known = self.tasks.get(name)
         defaults = known.options if known else None
-        prepared = prepare(self, name, args, kwargs, options, defaults=defaults, sender=sender)
+        prepared = prepare(
+            self, name, args, kwargs, options, defaults=defaults, sender=sender, task_id=task_id
+        )
         if self.signals.before_task_publish:
             self.signals.before_task_publish.send(
                 task=name, task_id=prepared.task_id, args=args, kwargs=kwargs, queue=prepared.outgoing.queue

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast
 
+from umbel.app.ids import new_id
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
-from umbel.app.sending import Prepared, SendOptions, check_options, known_options, new_id
+from umbel.app.send_options import SendOptions, check_options, known_options
+from umbel.app.sending import Prepared
 from umbel.errors import ConfigurationError, NotRegistered
 from umbel.wire.task import SignatureMap, check_signature
 
@@ -66,7 +68,8 @@ class Signature(Generic[R]):
         **options: Unpack[SendOptions],
     ) -> "Signature[R]":
         """A copy of its own, with these arguments put first and these options on top."""
-        check_options(options)
+        if options:
+            check_options(options)
         copy: Signature[R] = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__)
         # What is given now is not copied: the result of a chain's step may be large.
@@ -121,7 +124,15 @@ class Signature(Generic[R]):
 
     def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
         """The messages that sending it takes."""
-        return [_prepared(self.app, self, self.options, sender)]
+        return [self.prepare_as("", sender=sender)]
+
+    def prepare_as(self, task_id: str, *, sender: Request | None = None) -> Prepared:
+        """The message of this one call, under that id if its options name none."""
+        app = self.app
+        known = app.find_task(self.task)
+        if known is not None:
+            known.check_arguments(self.args, self.kwargs)
+        return app.prepare(self.task, self.args, self.kwargs, self.options, sender=sender, task_id=task_id)
 
     def handle(self, parent: Any = None) -> Any:
         """The result of a signature that has its id."""
@@ -307,13 +318,6 @@ def _joined(steps: Iterable[Signature[Any]]) -> list[Signature[Any]]:
         else:
             joined[-1] = merged
     return joined
-
-
-def _prepared(app: "App", call: Signature[Any], options: SendOptions, sender: Request | None) -> Prepared:
-    known = app.find_task(call.task)
-    if known is not None:
-        known.check_arguments(call.args, call.kwargs)
-    return app.prepare(call.task, call.args, call.kwargs, options, sender=sender)
 
 
 def _steps(signature: Signature[Any]) -> list[Signature[Any]]:

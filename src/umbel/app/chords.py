@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from umbel.app.canvas import Chain, Signature, register_kind, signature_from
 from umbel.app.groups import Group
 from umbel.app.request import Request
-from umbel.app.sending import Prepared, SendOptions
+from umbel.app.send_options import SendOptions
+from umbel.app.sending import Prepared
 from umbel.backends.interface import ChordPart
 from umbel.errors import ChordError
 from umbel.protocol.states import SUCCESS

@@ -12,7 +12,8 @@ from uuid import uuid4
 from umbel.app.canvas import Signature, register_kind, signature_from
 from umbel.app.request import Request
 from umbel.app.results import AsyncResult
-from umbel.app.sending import Prepared, SendOptions
+from umbel.app.send_options import SendOptions
+from umbel.app.sending import Prepared
 from umbel.errors import ResultTimeout
 from umbel.wire.task import SignatureMap
 

@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.canvas import Signature
-from umbel.app.sending import new_id, origin
+from umbel.app.ids import new_id
+from umbel.app.sending import origin
 from umbel.brokers.interface import Broker
 from umbel.brokers.registry import open_broker
 from umbel.errors import LeaseTimeout

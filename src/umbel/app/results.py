@@ -27,6 +27,8 @@ _OURS = {described: kind for kind, described in CELERY_ERRORS.items()}
 
 
 class AsyncResult(Generic[R]):
+    __slots__ = ("__weakref__", "_eager", "_final", "app", "id", "ignored", "parent")  # many are made at once
+
     def __init__(
         self, task_id: str, *, app: "App", parent: "Any | None" = None, ignored: bool = False
     ) -> None:

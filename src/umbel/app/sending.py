@@ -9,21 +9,23 @@ import socket
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from os import getpid, urandom
+from os import getpid
 from time import time
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
+from umbel.app.ids import new_id
 from umbel.app.options import TaskOptions, checked_priority
 from umbel.app.publishing import patiently
 from umbel.app.request import Request
 from umbel.app.routing import NAMES_MAX, Router
+from umbel.app.send_options import SendOptions, check_options
 from umbel.app.settings import Settings
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
-from umbel.errors import TooLarge, nearest
+from umbel.errors import TooLarge
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.task import (
     Embed,
@@ -36,53 +38,6 @@ from umbel.wire.task import (
 )
 from umbel.wire.template import CallTemplate
 
-
-class SendOptions(TypedDict, total=False):
-    """What `apply_async` and `Signature.set` take."""
-
-    task_id: str
-    countdown: float
-    eta: datetime | str | float
-    expires: datetime | str | float
-    queue: str
-    routing_key: str
-    exchange: str
-    priority: int
-    headers: Mapping[str, Any]
-    retries: int
-    link: Any
-    link_error: Any
-    serializer: str
-    compression: str
-    time_limit: float
-    soft_time_limit: float
-    ignore_result: bool
-    shadow: str
-    reply_to: str
-    root_id: str
-    parent_id: str
-    group_id: str
-    group_index: int
-    chain: list[SignatureMap]
-    chord: SignatureMap
-    stamped_headers: list[str]
-    stamps: dict[str, Any]
-
-
-_TEXT, _NUMBER, _WHOLE, _MOMENT = (str,), (int, float), (int,), (datetime, str, int, float)
-# What each option must be; None is always "not given". A header of the wrong type would be
-# refused by every worker, so it is refused here, where it was written.
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("countdown", "time_limit", "soft_time_limit"), _NUMBER),
-    **dict.fromkeys(("eta", "expires"), _MOMENT),
-    **dict.fromkeys(("retries", "group_index"), _WHOLE),
-    **dict.fromkeys(("headers", "stamps"), (Mapping,)),
-    **dict.fromkeys(("chain", "stamped_headers"), (list, tuple)),
-    **dict.fromkeys(("link", "link_error", "chord", "priority"), (object,)),  # judged where they are read
-    "ignore_result": (bool,),
-}
-_KINDS = {name: _KINDS.get(name, _TEXT) for name in SendOptions.__annotations__}
-_OPTION_NAMES = frozenset(_KINDS)
 _NO_TASK = TaskOptions()
 
 
@@ -99,7 +54,7 @@ class Sender(Protocol):
     def standing(self) -> dict[str, "Standing"]: ...
 
 
-class Prepared(msgspec.Struct, frozen=True):
+class Prepared(msgspec.Struct, frozen=True, gc=False):
     task: str
     task_id: str
     outgoing: Outgoing
@@ -119,23 +74,6 @@ class Standing(msgspec.Struct, frozen=True):
     template: CallTemplate | None  # None: another serializer than JSON
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an option nobody knows, or of the wrong type; the names of stamps count as known."""
-    for name, value in options.items():
-        kinds = _KINDS.get(name)
-        if kinds is None:
-            _refuse_unknown(name, options)
-        elif value is not None and not isinstance(value, kinds):
-            wanted = " or ".join(kind.__name__ for kind in kinds)
-            raise TypeError(f"option {name!r} for sending a task is {value!r}; it must be {wanted}")
-
-
-def known_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a signature that came from elsewhere: what only its sender knows is left out."""
-    known = _OPTION_NAMES.union(options.get("stamped_headers") or ())
-    return {name: value for name, value in options.items() if name in known}
-
-
 def prepare(
     app: Sender,
     task: str,
@@ -145,51 +83,76 @@ def prepare(
     *,
     defaults: TaskOptions | None = None,
     sender: Request | None = None,
+    task_id: str = "",
 ) -> Prepared:
+    """`task_id` is for a call whose options name none; without it such a call gets a new one."""
     if options:
         check_options(options)
+        task_id = options.get("task_id") or task_id
+    task_id = task_id or new_id()
     standing = _standing(app, task, defaults or _NO_TASK)
-    headers, due = standing.headers, 0.0
-    task_id = options.get("task_id") or new_id()
-    root_id = options.get("root_id") or (sender.root_id if sender else None) or task_id
-    parent_id = options.get("parent_id") or (sender.id if sender else None)
-    if standing.template is not None and _PLAIN.issuperset(options):
+    ignores_result = standing.headers.ignore_result
+    if standing.template is None or not _PLAIN.issuperset(options):
+        ignores_result = _first(options.get("ignore_result"), ignores_result)
+        outgoing = _encoded_in_full(app, task_id, args, kwargs, options, standing, sender)
+    elif options or sender is not None or standing.sends_results:
         message = standing.template.message(
             task_id,
             args,
             kwargs,
             origin=origin(),
-            root_id=root_id,
-            parent_id=parent_id,
+            root_id=options.get("root_id") or (sender.root_id if sender else None),
+            parent_id=options.get("parent_id") or (sender.id if sender else None),
             group=options.get("group_id"),
             group_index=options.get("group_index"),
             priority=_priority(options, standing),
-            reply_to=_reply_to(app, options, standing, wants_result=not headers.ignore_result),
+            reply_to=_reply_to(app, options, standing, wants_result=not ignores_result),
         )
-    else:
-        stated, due, expiration_ms = _stated(options, standing)
-        headers = replace(
-            headers, id=task_id, root_id=root_id, parent_id=parent_id, origin=origin(), **stated
+        outgoing = Outgoing(_queue(options, standing), message)
+    else:  # as most calls are: it says nothing but its arguments
+        message = standing.template.message(
+            task_id, args, kwargs, origin=origin(), priority=standing.priority
         )
-        wants_result = not headers.ignore_result or "chain" in options
-        reply_to = _reply_to(app, options, standing, wants_result=wants_result)
-        message = encode_task(
-            TaskCall(
-                headers=headers,
-                args=list(args),
-                kwargs=dict(kwargs),
-                embed=_embed(options, reply_to),
-                extra=dict(options.get("headers") or {}),
-                reply_to=reply_to,
-                priority=_priority(options, standing),
-            ),
-            serializer=options.get("serializer") or standing.serializer,
-            compression=options.get("compression"),
-            expiration_ms=expiration_ms,
-        )
-    check_size(message, standing.settings.message_max_bytes, task)
-    queue = options.get("queue") or options.get("routing_key") or standing.queue
-    return Prepared(task, task_id, Outgoing(queue, message, due), bool(headers.ignore_result))
+        outgoing = Outgoing(standing.queue, message)
+    check_size(outgoing.message, standing.settings.message_max_bytes, task)
+    return Prepared(task, task_id, outgoing, bool(ignores_result))
+
+
+def _encoded_in_full(
+    app: Sender,
+    task_id: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: SendOptions,
+    standing: Standing,
+    sender: Request | None,
+) -> Outgoing:
+    stated, due, expiration_ms = _stated(options, standing)
+    headers = replace(
+        standing.headers,
+        id=task_id,
+        root_id=options.get("root_id") or (sender.root_id if sender else None) or task_id,
+        parent_id=options.get("parent_id") or (sender.id if sender else None),
+        origin=origin(),
+        **stated,
+    )
+    reply_to = _reply_to(app, options, standing, wants_result=not headers.ignore_result or "chain" in options)
+    call = TaskCall(
+        headers=headers,
+        args=list(args),
+        kwargs=dict(kwargs),
+        embed=_embed(options, reply_to),
+        extra=dict(options.get("headers") or {}),
+        reply_to=reply_to,
+        priority=_priority(options, standing),
+    )
+    message = encode_task(
+        call,
+        serializer=options.get("serializer") or standing.serializer,
+        compression=options.get("compression"),
+        expiration_ms=expiration_ms,
+    )
+    return Outgoing(_queue(options, standing), message, due)
 
 
 # Options that leave the headers of a call as the task's other calls have them, but for the gaps
@@ -208,6 +171,10 @@ _PLAIN = frozenset(
         "reply_to",
     }
 )
+
+
+def _queue(options: SendOptions, standing: Standing) -> str:
+    return options.get("queue") or options.get("routing_key") or standing.queue
 
 
 def _priority(options: SendOptions, standing: Standing) -> int:
@@ -287,24 +254,6 @@ def _reply_to(app: Sender, options: SendOptions, standing: Standing, *, wants_re
     backend = app.backend
     timeout_s = standing.settings.publish_timeout_s
     return patiently(lambda: backend.reply_to if isinstance(backend, Addressed) else "", timeout_s)
-
-
-def _refuse_unknown(name: str, options: Mapping[str, Any]) -> None:
-    if name in (options.get("stamped_headers") or ()):
-        return
-    near = nearest(name, sorted(_OPTION_NAMES))
-    hint = f"; did you mean {near!r}?" if near else ""
-    raise TypeError(f"unknown option {name!r} for sending a task{hint}")
-
-
-def new_id() -> str:
-    """A random id in the form of RFC 4122, version 4: what `str(uuid4())` makes, at a third of its cost."""
-    digits = urandom(16).hex()
-    variant = _VARIANT[digits[16]]
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
-
-
-_VARIANT = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 
 def check_size(message: Message, most: int, task: str) -> None:

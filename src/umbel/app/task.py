@@ -20,7 +20,8 @@ from umbel.app.groups import Group, group
 from umbel.app.options import TaskOptions
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
-from umbel.app.sending import SendOptions, instant
+from umbel.app.send_options import SendOptions
+from umbel.app.sending import instant
 from umbel.errors import ConfigurationError, MaxRetriesExceeded, Retry
 from umbel.wire.result import encode_state
 
@@ -76,11 +77,11 @@ class Task(Generic[P, R]):
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
         """A call to be sent later. Arguments may be missing: a chain puts its result first."""
-        return Signature(self.name, list(args), dict(kwargs), app=self.app)
+        return Signature(self.name, args, kwargs, app=self.app)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature[R]:
         """The same, but immutable: it takes no result from the step before."""
-        return Signature(self.name, list(args), dict(kwargs), immutable=True, app=self.app)
+        return Signature(self.name, args, kwargs, immutable=True, app=self.app)
 
     def map(self, items: Iterable[Any]) -> Signature[list[R]]:
         """One task that calls this one for each item; the list of results."""

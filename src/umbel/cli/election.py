@@ -44,8 +44,8 @@ def start(
     as_json: bool,
 ) -> int:
     """Start an election of TOPIC; ACTION is JSON, for topic `task` a signature or a task's name."""
+    from umbel.app.ids import new_id
     from umbel.app.loading import find_app
-    from umbel.app.sending import new_id
 
     app = find_app(app_name).app
     try:
