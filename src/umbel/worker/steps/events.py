@@ -59,8 +59,10 @@ class Events(Step):
 
     def enable_task_events(self) -> bool:
         """A monitor wants them from now on; False when they were on already."""
-        was_on, self._enabled = self._asked_for or self._enabled, True
-        return not was_on
+        if self._asked_for or self._enabled:
+            return False
+        self._enabled = True
+        return True
 
     def disable_task_events(self) -> bool:
         """Take back what a monitor wanted; `-E` and recorders still count."""
