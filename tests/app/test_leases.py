@@ -72,9 +72,9 @@ def test_a_lost_lease_is_noticed_and_not_taken_again_behind_the_blocks_back(tmp_
 
 def test_a_lease_is_kept_for_longer_than_its_ttl(tmp_path: Path) -> None:
     async def scenario(app: App) -> None:
-        async with app.lease("beat", ttl=0.5) as lease:
+        async with app.lease("beat", ttl=2.0) as lease:
             with pytest.raises(LeaseTimeout):
-                async with app.lease("beat", ttl=0.5, timeout=1.5):
+                async with app.lease("beat", ttl=2.0, timeout=2.6):
                     pass
             assert lease.still_mine()
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 from typing import Any, cast
@@ -14,7 +14,7 @@ import pytest
 from tests.brokers.under_test import eventually
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
-from umbel.errors import WireError
+from umbel.errors import BrokerUnavailable, WireError
 from umbel.protocol.coordination import (
     NAMESPACE,
     ElectionRecord,
@@ -24,6 +24,7 @@ from umbel.protocol.coordination import (
     Policy,
     election_key,
 )
+from umbel.protocol.election_events import CallStart, Event, StartReplied
 from umbel.protocol.gossip_events import Member, MemberState
 from umbel.protocol.machine import Tick
 from umbel.wire.control import REQUEST_EXCHANGE, decode_request
@@ -31,6 +32,7 @@ from umbel.wire.election import request_arguments
 from umbel.wire.message import Message
 from umbel.worker.context import Counters, Identity, WorkerContext
 from umbel.worker.election_context import ElectionContext, Handler
+from umbel.worker.election_store import StoreCalls
 from umbel.worker.guarded import Guarded
 from umbel.worker.settings import Ending, WorkerSettings
 from umbel.worker.steps.events import Events
@@ -234,6 +236,57 @@ def test_a_celery_clients_election_is_entered_with_the_lowest_clock_first(tmp_pa
             assert (await here.outcome()).state is ElectionState.DONE
 
     play(scenario)
+
+
+def test_a_slow_store_is_asked_once_at_a_time_and_its_late_answer_serves() -> None:
+    async def scenario() -> None:
+        store, answers = SlowStore(), list[Event]()
+        calls = StoreCalls(cast("Any", store), 30.0, answers.append)
+        call = CallStart("e", "key", "ada@host.7.1", 5, sent_s=1.0)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            calls.make(call, group)
+            calls.make(replace(call, sent_s=2.0), group)
+            calls.make(replace(call, election_id="f"), group)
+            await eventually(lambda: _now(len(store.asked) == 2), what="the calls")
+            store.answer.set()
+        assert [cast("StartReplied", one).sent_s for one in answers] == [1.0, 1.0]
+        async with asyncio.TaskGroup() as group:
+            calls.make(replace(call, sent_s=3.0), group)
+        assert answers[-1] == StartReplied("e", 5, 3.0, ok=True)
+
+    play(scenario)
+
+
+def test_a_store_that_fails_is_complained_of_once_and_answers_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        store, answers = SlowStore(BrokerUnavailable("gone")), list[Event]()
+        store.answer.set()
+        calls = StoreCalls(cast("Any", store), 30.0, answers.append)
+        for _ in range(3):
+            async with asyncio.TaskGroup() as group:
+                calls.make(CallStart("e", "key", "ada@host.7.1", 5, sent_s=1.0), group)
+        assert (answers, calls.failed) == ([], 3)
+
+    play(scenario)
+    assert [record.message for record in caplog.records] == [
+        "the store of elections does not answer; trying on"
+    ]
+
+
+class SlowStore:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.asked: list[int] = []
+        self.answer = asyncio.Event()
+        self._error = error
+
+    async def start_election(self, key: str, holder: str, term: int) -> bool:
+        self.asked.append(term)
+        await self.answer.wait()
+        if self._error is not None:
+            raise self._error
+        return True
 
 
 def test_a_fault_of_the_machine_costs_one_input_r4() -> None:

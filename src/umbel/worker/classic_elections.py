@@ -39,7 +39,7 @@ class ClassicElectionsShell:
         self._counters = context.counters
         self._topics = frozenset(context.settings.election_handlers)
         self._machine = ClassicElections(context.identity.node, context.identity.pid)
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_MAX)
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._handlers = HandlerThreads(context.settings.election_handlers, self._handler_ended)
         self._leading: dict[tuple[str, int], RunHandler] = {}
 
@@ -66,7 +66,7 @@ class ClassicElectionsShell:
         self._put(wire.ack_from(event))
 
     def members_changed(self, ours: Sequence[Member], others: Sequence[Member]) -> None:
-        self._put(Membership(frozenset(member.node for member in (*ours, *others))))
+        self._inbox.put_nowait(Membership(frozenset(member.node for member in (*ours, *others))))
 
     def holder_gone(self, holder: str) -> None:
         """Membership says so by itself."""
@@ -81,7 +81,7 @@ class ClassicElectionsShell:
         await drive(machine, self._inbox, self._perform)
 
     def begin_stop(self) -> None:
-        self._put(Stop())
+        self._inbox.put_nowait(Stop())
 
     @property
     def busy(self) -> bool:
@@ -91,7 +91,7 @@ class ClassicElectionsShell:
         """Nothing is under way."""
 
     def _put(self, event: Event) -> None:
-        if self._inbox.full():
+        if self._inbox.qsize() >= INBOX_MAX:
             self._counters.elections_shed += 1
             return
         self._inbox.put_nowait(event)

@@ -1,7 +1,8 @@
 """The store calls of elections: made beside the machine, each with a time-out, answered as events.
 
-A call that fails or takes too long has no answer; the machine asks again by its own timer. So a
-broker that is away costs a line in the log, once a minute, and nothing else.
+The machine asks again by its own timer when an answer is late. A call that is still under way is
+not made twice: its answer, late as it is, serves as well, and a store that is merely slow is not
+buried. A broker that is away costs a line in the log, once a minute, and nothing else.
 """
 
 import asyncio
@@ -34,7 +35,10 @@ T = TypeVar("T")
 
 
 class StoreCalls:
-    """At most AT_ONCE_MAX calls run; beyond UNDER_WAY_MAX a new one is left to its timer."""
+    """At most AT_ONCE_MAX calls run; beyond UNDER_WAY_MAX a new one is left to its timer.
+
+    `timeout_s` is when a call is given up, well after the machine has asked again.
+    """
 
     def __init__(self, store: CoordinationStore, timeout_s: float, answer: Callable[[Event], None]) -> None:
         self.failed = 0
@@ -42,16 +46,19 @@ class StoreCalls:
         self._timeout_s = timeout_s
         self._answer = answer
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way: dict[tuple[type[Call], str], asyncio.Task[None]] = {}
         self._complained_at = -COMPLAIN_EVERY_S
 
     def make(self, call: Call, group: asyncio.TaskGroup) -> None:
+        same = (type(call), call.election_id)
+        if same in self._under_way:
+            return
         if len(self._under_way) >= UNDER_WAY_MAX:
             self.failed += 1
             return
         task = group.create_task(self._make(call), name="umbel-election-call")
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._under_way[same] = task
+        task.add_done_callback(lambda _: self._under_way.pop(same))
 
     async def attempt(self, call: Awaitable[T]) -> T | None:
         """What the store answers, or None where it did not in time."""
@@ -67,10 +74,11 @@ class StoreCalls:
             return None
 
     async def close(self) -> None:
-        for task in self._under_way:
+        tasks = list(self._under_way.values())
+        for task in tasks:
             task.cancel()
-        if self._under_way:
-            await asyncio.wait(self._under_way)
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _make(self, call: Call) -> None:
         async with self._turns:

@@ -28,6 +28,7 @@ from umbel.worker.driver import drive, instant
 
 log = logging.getLogger("umbel.leases")
 INBOX_MAX = 100
+CALLS_PER_TTL = 3  # a call may take so much of a ttl; meanwhile nothing else is asked
 Change = Acquired | Lost | Released
 
 
@@ -89,7 +90,7 @@ class LeaseKeeper:
 
     async def _call(self, call: CallAcquire | CallRenew | CallRelease) -> None:
         try:
-            async with asyncio.timeout(self._settings.rpc_timeout_s):
+            async with asyncio.timeout(self._settings.ttl_s / CALLS_PER_TTL):
                 await self._ask(call)
         except (BrokerError, TimeoutError) as error:  # the machine asks again, or gives up in time
             fields = {"lease": call.name, "why": str(error) or "no answer in time"}

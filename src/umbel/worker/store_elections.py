@@ -70,10 +70,11 @@ class StoreElections:
         machine_settings = ElectionSettings()
         self._machine = Elections(identity.node, identity.owner, self._topics, machine_settings, uniform)
         self._mixed = MixedElections(identity.node, settings.election_v1_compat)
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_MAX)
+        # What this node itself brings about is bounded by its records, and never refused.
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._handlers = HandlerThreads(settings.election_handlers, self._handler_ended)
         store = context.broker.coordination
-        self._calls = StoreCalls(store, machine_settings.rpc_timeout_s, self._put)
+        self._calls = StoreCalls(store, machine_settings.ttl_s, self._inbox.put_nowait)
         self._asker = Asker(context.broker)
         self._group: asyncio.TaskGroup | None = None
 
@@ -121,7 +122,7 @@ class StoreElections:
         await drive(machine, self._inbox, self._perform)
 
     def begin_stop(self) -> None:
-        self._put(Stop())
+        self._inbox.put_nowait(Stop())
 
     @property
     def busy(self) -> bool:
@@ -131,7 +132,7 @@ class StoreElections:
         await self._calls.close()
 
     def _put(self, event: Event) -> None:
-        if self._inbox.full():  # the sweep and the timers bring back what matters
+        if self._inbox.qsize() >= INBOX_MAX:  # the sweep and the timers bring back what matters
             self._counters.elections_shed += 1
             return
         self._inbox.put_nowait(event)
@@ -141,7 +142,7 @@ class StoreElections:
             self._counters.election_handlers_failed += 1
             fields = {"election": ended.election_id, "why": ended.outcome}
             log.error("an election's handler failed", extra=fields)
-        self._put(ended)
+        self._inbox.put_nowait(ended)
 
     # -- what goes out ---------------------------------------------------------------------------
 
