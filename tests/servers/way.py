@@ -12,6 +12,7 @@ class Way:
 
     def __init__(self, target_port: int) -> None:
         self.port = free_ports(1)[0]
+        self.accepted = 0  # connections, of all its time
         self._target_port = target_port
         self._flows = threading.Event()
         self._flows.set()
@@ -57,6 +58,7 @@ class Way:
                 near, _ = listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._target_port))
                 self._ends += (near, far)
+                self.accepted += 1
                 self._begin(lambda near=near, far=far: self._pump(near, far))
                 self._begin(lambda near=near, far=far: self._pump(far, near))
 
