@@ -44,8 +44,8 @@ class Signature(Generic[R]):
     ) -> None:
         self.task = task
         self.args = list(args)
-        self.kwargs = dict(kwargs or {})
-        self.options: SendOptions = cast(SendOptions, dict(options or {}))
+        self.kwargs = dict(kwargs) if kwargs else {}
+        self.options: SendOptions = {**options} if options else {}
         self.immutable = immutable
         self._app = app
 
@@ -305,6 +305,8 @@ register_kind("chain", CHAIN_TASK, _chain_from)
 
 def _copied(values: C, items: Iterable[Any]) -> C:
     """A list or map with contents of its own: `deepcopy` is needed only for items that can change."""
+    if not values:
+        return values.copy()
     return values.copy() if _UNCHANGING.issuperset(map(type, items)) else deepcopy(values)
 
 

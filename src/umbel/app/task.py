@@ -40,7 +40,7 @@ class Task(Generic[P, R]):
         self.options = options
         self.run = function
         self.is_async = inspect.iscoroutinefunction(function)
-        self._arguments = _Arguments(name, function, bound=options.bind)
+        self.check_arguments = _Arguments(name, function, bound=options.bind).check
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function here and now, as if it had not been decorated."""
@@ -70,10 +70,6 @@ class Task(Generic[P, R]):
         """Run the call here, through the same path a worker would take; return its finished result."""
         with self.app.eager():
             return self.apply_async(args, kwargs, **options)
-
-    def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise TypeError when the function could not be called like this."""
-        self._arguments.check(args, kwargs)
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
         """A call to be sent later. Arguments may be missing: a chain puts its result first."""
@@ -159,6 +155,7 @@ class _Arguments:
         self._only_positional = len(positional) == len(parameters)
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise TypeError when the function could not be called like this."""
         if not kwargs and self._only_positional and self._least <= len(args) <= self._most:
             return
         try:

@@ -22,7 +22,7 @@ SMALL_BYTES = 200
 """Arguments that take no more are short in every respect: their digits, their text, their repr."""
 
 _to_json = msgspec.json.Encoder().encode
-_NULL, _NO_KWARGS = b"null", b"{}"
+_NULL, _NO_KWARGS, _NO_KWARGS_SHOWN = b"null", b"{}", b'"{}"'
 _EMPTY = Embed()
 
 
@@ -56,8 +56,8 @@ class CallTemplate:
                 _NULL if group_index is None else _to_json(group_index),
                 _to_json(root_id) if root_id else quoted_id,
                 _NULL if parent_id is None else _to_json(parent_id),
-                _to_json(argsrepr),
-                _to_json(kwargsrepr),
+                argsrepr,
+                kwargsrepr,
                 _to_json(origin),
             )
         except (ValueError, OverflowError, TypeError) as error:
@@ -79,8 +79,8 @@ def _with_gaps(headers: TaskHeaders) -> bytes:
     return b"{%b}" % b",".join(fields)
 
 
-def _encode_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str, bytes]:
-    """Both as text to show, and the body. Small plain ones, as most are, need few looks."""
+def _encode_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, bytes, bytes]:
+    """Both as JSON text to show, and the body. Small plain ones, as most are, need few looks."""
     if are_atoms(args) and (not kwargs or is_flat(kwargs)):
         try:
             quoted = _to_json(args)
@@ -88,7 +88,10 @@ def _encode_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[s
         except ValueError:  # a number too long, or text that is no Unicode
             quoted = named = b""
         if 0 < len(quoted) + len(named) <= SMALL_BYTES:
-            shown = repr(args if type(args) is tuple else tuple(args))
-            return shown, repr(kwargs) if kwargs else "{}", b"[%b,%b,%b]" % (quoted, named, NOTHING_FOLLOWS)
+            return (
+                _to_json(repr(args if type(args) is tuple else tuple(args))),
+                _to_json(repr(kwargs)) if kwargs else _NO_KWARGS_SHOWN,
+                b"[%b,%b,%b]" % (quoted, named, NOTHING_FOLLOWS),
+            )
     body = encode_body(list(args), dict(kwargs), _EMPTY)
-    return show_args(args), show_kwargs(kwargs), body
+    return _to_json(show_args(args)), _to_json(show_kwargs(kwargs)), body

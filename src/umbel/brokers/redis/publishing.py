@@ -21,10 +21,14 @@ ARGUMENTS_MAX = 50_000  # of one command; the server's own limit is about a mill
 def push(keys: Keys, batch: Sequence[Outgoing]) -> list[Command]:
     """As Celery does: everything into the lists."""
     lists: dict[str, list[bytes]] = {}
+    places: dict[tuple[str, int], list[bytes]] = {}  # the same lists; some priorities share one
     for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
         queue, message = outgoing.queue, outgoing.message
-        envelope = seal(message, queue, tag, outgoing.not_before)
-        lists.setdefault(keys.list_of(queue, message.priority), []).append(envelope)
+        place = places.get((queue, message.priority))
+        if place is None:
+            place = lists.setdefault(keys.list_of(queue, message.priority), [])
+            places[queue, message.priority] = place
+        place.append(seal(message, queue, tag, outgoing.not_before))
     commands: list[Command] = [
         ("LPUSH", key, *envelopes[first : first + ARGUMENTS_MAX])
         for key, envelopes in lists.items()
