@@ -1,10 +1,11 @@
 """Groups, chords, maps and chunks, in eager mode: composing, results, failures, the wire form."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from umbel import App, chain, chord, group
+from umbel import App, GroupResult, chain, chord, group
 from umbel.app.canvas import signature_from
 from umbel.app.chords import Chord
 from umbel.errors import ChordError, ResultTimeout
@@ -93,6 +94,29 @@ def test_the_results_of_a_group_are_told_apart_and_together() -> None:
         result.forget()
         with pytest.raises(ResultTimeout):
             result.get(timeout=0)
+
+
+def test_the_results_of_a_group_outlive_eager_mode() -> None:
+    with app.eager():
+        result, other = (group(add.s(1, 1), add.s(2, 2)).delay() for _ in range(2))
+    assert result.get(timeout=0) == [2, 4]
+    assert asyncio.run(other.get_async(timeout=0)) == [2, 4]
+
+
+def test_a_member_whose_result_is_ignored_is_not_waited_for() -> None:
+    with app.eager():
+        result = group(add.s(1, 1).set(ignore_result=True), add.s(2, 2)).delay()
+        assert result.get(timeout=0) == [None, 4]
+
+
+def test_a_member_that_failed_is_told_before_the_others_are_waited_for() -> None:
+    with app.eager():
+        result = group(fail.si(), add.s(2, 2)).delay()
+        pending = GroupResult("g", [app.AsyncResult("never sent"), *result], app=app)  # type: ignore[misc]
+        with pytest.raises(ValueError, match="no"):
+            pending.get()
+        with pytest.raises(ResultTimeout, match="1 of 3"):
+            pending.get(propagate=False)
 
 
 def test_members_carry_the_group_and_their_place_and_parts_the_body() -> None:

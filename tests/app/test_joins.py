@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from umbel import App
+from umbel import App, GroupResult
 from umbel.app.tracer import Tracer
 from umbel.errors import JoinWouldBlock
 from umbel.pools.interface import Job, Outcome
@@ -80,6 +80,31 @@ def test_looking_without_waiting_is_always_allowed(app: App) -> None:
 def test_outside_a_task_nobody_is_hindered(app: App) -> None:
     app.backend.store([encode_success("other", 5, done_at=time())])
     assert app.AsyncResult("other").get() == 5
+
+
+def test_waiting_for_a_group_inside_a_task_is_refused_before_anything_is_waited_for(app: App) -> None:
+    never = GroupResult("g", [app.AsyncResult("never sent"), app.AsyncResult("other")], app=app)
+
+    def wait() -> Any:
+        return never.get()
+
+    async def wait_async() -> Any:
+        return await never
+
+    for function in (wait, wait_async):
+        assert JoinWouldBlock.__name__ in run_as_worker(app, function).summary
+
+
+def test_the_call_may_allow_waiting_for_a_group(app: App) -> None:
+    others = GroupResult("g", [app.AsyncResult("other")], app=app)
+
+    def wait() -> Any:
+        return others.get(allow_join=True)
+
+    async def wait_async() -> Any:
+        return await others.get_async(allow_join=True)
+
+    assert [run_as_worker(app, function).summary for function in (wait, wait_async)] == ["[5]", "[5]"]
 
 
 def test_in_eager_mode_it_is_allowed_because_it_never_waits(app: App) -> None:

@@ -5,16 +5,14 @@ group inside a group is flattened: what counts is the tasks.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Unpack, cast
 from uuid import uuid4
 
 from umbel.app.canvas import Signature, register_kind, signature_from
 from umbel.app.request import Request
-from umbel.app.results import AsyncResult
+from umbel.app.results import AsyncResult, join, join_async
 from umbel.app.send_options import SendOptions
 from umbel.app.sending import Prepared
-from umbel.errors import ResultTimeout
 from umbel.wire.task import SignatureMap
 
 if TYPE_CHECKING:
@@ -38,31 +36,16 @@ class GroupResult:
         self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
     ) -> list[Any]:
         """Wait for all; the first member that failed raises its exception here, as soon as it fails."""
-        deadline = None if timeout is None else monotonic() + timeout
-        waiting = {result.id for result in self.results}
-        while waiting:
-            left_s = None if deadline is None else deadline - monotonic()
-            if left_s is not None and left_s <= 0:
-                raise self._late(waiting, timeout)
-            found = self.app.backend.wait(waiting, left_s)
-            waiting -= found.keys()
-            self._raise_failed(found, propagate=propagate)
-        return [result.get(0, propagate=propagate, allow_join=allow_join) for result in self.results]
+        return join(self.results, timeout, propagate=propagate, allow_join=allow_join)
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return self.get_async().__await__()
 
-    async def get_async(self, timeout: float | None = None, *, propagate: bool = True) -> list[Any]:
-        deadline = None if timeout is None else monotonic() + timeout
-        waiting = {result.id for result in self.results}
-        while waiting:
-            left_s = None if deadline is None else deadline - monotonic()
-            if left_s is not None and left_s <= 0:
-                raise self._late(waiting, timeout)
-            found = await self.app.backend.wait_async(waiting, left_s)
-            waiting -= found.keys()
-            self._raise_failed(found, propagate=propagate)
-        return [await result.get_async(0, propagate=propagate) for result in self.results]
+    async def get_async(
+        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
+    ) -> list[Any]:
+        """The same as `get` for async code: the loop goes on meanwhile."""
+        return await join_async(self.results, timeout, propagate=propagate, allow_join=allow_join)
 
     def ready(self) -> bool:
         return all(result.ready() for result in self.results)
@@ -95,17 +78,6 @@ class GroupResult:
 
     def __repr__(self) -> str:
         return f"<GroupResult {self.id} of {len(self.results)}>"
-
-    def _raise_failed(self, found: Iterable[str], *, propagate: bool) -> None:
-        if not propagate:
-            return
-        ended = set(found)
-        for result in self.results:
-            if result.id in ended:
-                result.get(0, allow_join=True)
-
-    def _late(self, waiting: set[str], timeout: float | None) -> ResultTimeout:
-        return ResultTimeout(f"{len(waiting)} of {len(self.results)} tasks have no result within {timeout} s")
 
 
 class Group(Signature[list[Any]]):

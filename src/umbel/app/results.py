@@ -5,8 +5,8 @@ In async code a result can be awaited, which does not block the loop.
 """
 
 import sys
-from collections.abc import Generator, Mapping
-from time import time
+from collections.abc import Generator, Mapping, Sequence
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from umbel.app.request import current_request
@@ -158,6 +158,67 @@ class AsyncResult(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<AsyncResult {self.id}>"
+
+
+Question = tuple[Backend, set[str], float | None]
+"""Which of these tasks have a final state, waiting at most so long for one of them?"""
+
+
+def join(
+    results: Sequence[AsyncResult[Any]], timeout: float | None, *, propagate: bool, allow_join: bool | None
+) -> list[Any]:
+    """The values of all; the first that failed raises its exception here, as soon as it is known."""
+    steps = _joining(results, timeout, propagate, allow_join)
+    try:
+        backend, task_ids, left_s = next(steps)
+        while True:
+            backend, task_ids, left_s = steps.send(backend.wait(task_ids, left_s))
+    except StopIteration as end:
+        values: list[Any] = end.value
+        return values
+
+
+async def join_async(
+    results: Sequence[AsyncResult[Any]], timeout: float | None, *, propagate: bool, allow_join: bool | None
+) -> list[Any]:
+    """The same for async code."""
+    steps = _joining(results, timeout, propagate, allow_join)
+    try:
+        backend, task_ids, left_s = next(steps)
+        while True:
+            backend, task_ids, left_s = steps.send(await backend.wait_async(task_ids, left_s))
+    except StopIteration as end:
+        values: list[Any] = end.value
+        return values
+
+
+def _joining(
+    results: Sequence[AsyncResult[Any]], timeout: float | None, propagate: bool, allow_join: bool | None
+) -> Generator[Question, Mapping[str, StoredResult], list[Any]]:
+    """What `join` does, apart from how it waits: it asks, and is sent what was found."""
+    deadline = None if timeout is None else monotonic() + timeout
+    stored = [result for result in results if not result.ignored]
+    if stored:
+        stored[0]._refuse_join(allow_join)
+    while True:
+        if propagate:
+            for result in stored:
+                if result._final is not None:
+                    result._value(propagate=True)
+        waiting = [result for result in stored if result._final is None]
+        if not waiting:
+            return [None if result.ignored else result._value(propagate=propagate) for result in results]
+        backend = waiting[0]._backend
+        task_ids = {result.id for result in waiting if result._backend is backend}
+        found = yield backend, task_ids, None if deadline is None else max(0.0, deadline - monotonic())
+        if not found:
+            raise ResultTimeout(
+                f"{len(waiting)} of {len(results)} tasks have no result within {timeout} s; "
+                "is a worker consuming their queue?"
+            )
+        for result in waiting:
+            if result.id in found:
+                result._keep(found, timeout)
 
 
 _WITH_EXCEPTION = frozenset({"FAILURE", "RETRY", "REVOKED"})
