@@ -4,7 +4,8 @@ A hold (`holds.py`) says who may act: it ends with its holder's connection, and 
 process ends it when its time to live is over. The facts (`records.py`) say what happened: who
 holds under which term, how an election ended, what data a lease has. Only who has the hold
 writes, and what is written under an older term is not heard, so a holder that lost its connection
-cannot overwrite its successor.
+cannot overwrite its successor. Whoever has taken a hold reads the facts up to a mark of its own
+before it decides: what was confirmed before may still be on its way to readers of the stream.
 
 What this cannot promise: RabbitMQ checks nothing at the moment of an effect, so `start_election`
 and `fenced_publish` are as good as the holder's own look at its connection and clock; a process
@@ -16,13 +17,15 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from secrets import token_hex
 from time import time
 
 from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.holds import Holds, is_held
-from umbel.brokers.amqp.records import ElectionFact, Fact, LeaseFact, encode_record
+from umbel.brokers.amqp.records import ElectionFact, Fact, LeaseFact, MarkFact, encode_record
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.interface import BrokerSettings
+from umbel.errors import BrokerUnavailable
 from umbel.protocol import coordination as protocol
 from umbel.protocol.coordination import (
     Busy,
@@ -36,6 +39,8 @@ from umbel.protocol.coordination import (
     StoreFacts,
 )
 from umbel.wire.message import Outgoing
+
+LOOK_AGAIN_S = 0.002
 
 
 @dataclass(slots=True)
@@ -58,6 +63,7 @@ class Own:
 class AmqpCoordination:
     def __init__(self, sessions: Sessions, settings: BrokerSettings) -> None:
         self._sessions = sessions
+        self._timeout_s = settings.connect_timeout_s
         self._holds = Holds(timeout_s=settings.connect_timeout_s, name=f"umbel {os.getpid()} holds")
         self._own: dict[str, Own] = {}
         self.unproven = 0  # what RabbitMQ confirms, it has replicated
@@ -68,7 +74,9 @@ class AmqpCoordination:
     async def sweep(self) -> None:
         session = await self._current()
         session.views.facts.sweep(time())
-        await self._tell(session, *session.views.facts.fading())
+        fading = session.views.facts.fading()
+        if fading:
+            await self._tell(session, *fading)
 
     # -- leases ----------------------------------------------------------------------------------
 
@@ -84,7 +92,7 @@ class AmqpCoordination:
         self._own.pop(what, None)  # its watch must not drop what is taken now
         if not await self._holds.take(what, session.link.location):
             return await self.read_lease(name)
-        await session.catch_up()
+        await self._tell(session)
         known = facts.leases.get(name)
         term = protocol.next_term(_now(), facts.last_term)
         self._keep(what, holder, term, ttl_s)
@@ -159,7 +167,7 @@ class AmqpCoordination:
         if not await self._holds.take(what, session.link.location):
             known = elections.get(key)
             return Busy(known.holder, known.term, ttl_s) if known else Busy("", 0, ttl_s)
-        await session.catch_up()
+        await self._tell(session)
         known = elections.get(key)
         if known is not None:  # we have the hold, so whoever is written there has it no more
             known = replace(known, expires_at=0.0)
@@ -230,7 +238,7 @@ class AmqpCoordination:
     # -- holds and facts -------------------------------------------------------------------------
 
     async def _current(self) -> Session:
-        """A session whose views know everything that was confirmed until now."""
+        """A session whose views know what was confirmed until now, but for a moment's delay."""
         session = await self._sessions.get()
         await session.catch_up()
         return session
@@ -266,11 +274,24 @@ class AmqpCoordination:
         await self._tell(session, ElectionFact(key, record))
 
     async def _tell(self, session: Session, *facts: Fact) -> None:
-        if facts:
-            await session.publisher.send(
-                [outbox.entry(topology.FACTS, encode_record(fact)) for fact in facts]
-            )
-            await session.catch_up()
+        """When this returns, the facts are confirmed, and the views know all that came before them."""
+        mark, read = MarkFact(token_hex(8)), asyncio.Event()
+        awaited = session.views.facts.awaited
+        awaited[mark.nonce] = read.set
+        try:
+            entries = [outbox.entry(topology.FACTS, encode_record(fact)) for fact in (*facts, mark)]
+            await session.publisher.send(entries)
+            async with asyncio.timeout(self._timeout_s):
+                await session.catch_up()
+                while not read.is_set():
+                    await asyncio.sleep(LOOK_AGAIN_S)
+                    await session.catch_up()
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"RabbitMQ confirmed facts and did not show them within {self._timeout_s:g} s; try again"
+            ) from None
+        finally:
+            awaited.pop(mark.nonce, None)
 
     def _lease_reply(self, session: Session, name: str, own: Own, *, granted: bool) -> LeaseReply:
         return LeaseReply(granted, own.holder, own.term, own.left_s, session.views.facts.leases[name].data)

@@ -6,7 +6,7 @@ be mended and the next reader must not stop at it.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -141,6 +141,12 @@ class ElectionFact(msgspec.Struct, frozen=True, tag="election"):
     record: ElectionRecord
 
 
+class MarkFact(msgspec.Struct, frozen=True, tag="mark"):
+    """Nothing but a place in the stream: who reads its own mark has read all that came before."""
+
+    nonce: str
+
+
 class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One event of the event log."""
 
@@ -149,7 +155,7 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     body: str
 
 
-Fact = QueueFact | RecorderFact | LeaseFact | ElectionFact
+Fact = QueueFact | RecorderFact | LeaseFact | ElectionFact | MarkFact
 
 
 class FactsView:
@@ -162,6 +168,7 @@ class FactsView:
         self.leases: dict[str, LeaseFact] = {}
         self.elections: dict[str, ElectionRecord] = {}
         self.last_term = 0
+        self.awaited: dict[str, Callable[[], None]] = {}  # by mark: what to do when it is read
         self._told: dict[tuple[str, str], int] = {}
         self._offset = 0
 
@@ -188,6 +195,8 @@ class FactsView:
                 self.last_term = max(self.last_term, term)
                 if name not in self.leases or term >= self.leases[name].term:
                     self.leases[name] = fact
+            case MarkFact(nonce):
+                self.awaited.pop(nonce, lambda: None)()
             case ElectionFact(key, record):
                 self.last_term = max(self.last_term, record.term)
                 known = self.elections.get(key)
