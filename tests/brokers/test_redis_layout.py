@@ -23,6 +23,7 @@ from tests.brokers.under_test import (
 )
 from tests.servers.redis import RedisServer, redis_server, redis_url
 from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Return
+from umbel.brokers.redis import answers
 from umbel.brokers.redis.broker import CAPABILITIES
 from umbel.wire.envelope_redis import seal
 
@@ -237,6 +238,33 @@ def test_an_answer_waits_for_its_asker_and_leaves_nothing_behind(
                 async with asyncio.timeout(10):
                     assert await anext(aiter(answers)) == sent
         assert redis_server.ask("EXISTS", f"_kombu.binding.{exchange}", f"asker.{exchange}") == 0
+
+    run(scenario())
+
+
+def test_what_a_dead_asker_leaves_behind_is_swept(
+    under_test: BrokerUnderTest, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = "reply.celery.pidbox"
+    keys = (f"_kombu.binding.{exchange}", f"umbel.askers.{exchange}", f"dead.{exchange}")
+
+    async def scenario() -> None:
+        async with under_test.open() as worker:
+            with monkeypatch.context() as patch:
+                patch.setattr(answers, "ASKER_LIFE_S", -1)  # as if it had been silent for too long
+                asker = worker.subscribe(exchange, ["dead"])
+                await asker.__aenter__()
+            await worker.broadcast([Broadcast(exchange, "dead", b"{}")], ttl_s=10)
+            left = redis_server.ask("PTTL", keys[2])
+            assert isinstance(left, int) and 0 < left <= 60_000
+            assert redis_server.ask("EXISTS", *keys) == 3
+            async with worker.subscribe(exchange, ["alive"]):
+                members = redis_server.ask("SMEMBERS", keys[0])
+                assert members == [b"alive\x06\x16\x06\x16alive.reply.celery.pidbox"]
+                await worker.return_lost()  # what every worker does, time and again
+                assert redis_server.ask("SCARD", keys[0]) == 1
+            assert redis_server.ask("EXISTS", *keys) == 0
+            await asker.__aexit__(None, None, None)
 
     run(scenario())
 

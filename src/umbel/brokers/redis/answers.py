@@ -2,11 +2,14 @@
 
 Who asks by remote control names a routing key to answer to. The answers are pushed to the list of
 every queue that is bound with that key, so they wait for the asker, unlike a broadcast. The queue
-goes when the asker leaves; the list of one that died goes REPLY_QUEUE_TTL_MS after the last answer.
+goes when the asker leaves. One that died leaves nothing behind either: its list ends
+REPLY_QUEUE_TTL_MS after the last answer, and its binding, which it does not renew any more, is swept
+by the next asker or by any worker.
 """
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
@@ -14,13 +17,17 @@ from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import SEP, Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import delivery_tags
+from umbel.brokers.redis.scripts import script
 from umbel.errors import BrokerError
+from umbel.wire.control import REPLY_EXCHANGE
 from umbel.wire.envelope_redis import seal_broadcast, unseal
 
 REPLY_PREFIX, REPLY_SUFFIX = "reply.", ".pidbox"
-REPLY_QUEUE_TTL_MS = 60_000
-BINDING_LIFE_MS = 3_600_000  # how long 5.7 leaves the bindings of expiring queues alone
+REPLY_QUEUE_TTL_MS = 30_000
+ASKER_LIFE_S, RENEW_EVERY_S = 20, 5.0
 BLOCK_S = 1
+
+_ASKERS = script("askers")
 
 
 def is_direct(exchange: str) -> bool:
@@ -38,6 +45,12 @@ def answer(keys: Keys, one: Broadcast, bound: Sequence[bytes]) -> list[Sequence[
             name = keys.list_of(queue, 0)
             commands += (("LPUSH", name, envelope), ("PEXPIRE", name, REPLY_QUEUE_TTL_MS))
     return commands
+
+
+async def sweep_askers(link: Link, keys: Keys) -> int:
+    """Remove what askers that died left behind; how many there were."""
+    swept: int = await link.run(_ASKERS, "sweep", keys.prefix, REPLY_EXCHANGE, 0)
+    return swept
 
 
 class AnswerQueue:
@@ -65,38 +78,34 @@ class AnswerQueue:
         )
 
     async def enter(self) -> None:
+        await sweep_askers(self._tidy_on, self._keys)
         await self._link.connect()
 
     async def leave(self) -> None:
         # On another connection: this one may be in a blocked wait, and nobody should wait for that.
         self._link.close()
-        lists = [name for queue in self._queues.values() for name in self._keys.lists_of(queue)]
         with suppress(BrokerError):  # what cannot be removed now is swept later
-            await self._tidy_on.call_all(
-                [("SREM", self._keys.binding(self._exchange), *self._members()), ("DEL", *lists)]
-            )
+            await self._tidy_on.run(_ASKERS, *self._about("leave"))
 
     async def __aiter__(self) -> AsyncIterator[Broadcast]:
         routing_keys = {self._keys.list_of(queue, 0): key for key, queue in self._queues.items()}
+        renew_at = monotonic() + RENEW_EVERY_S
         while True:
             found = await self._link.call("BRPOP", *routing_keys, BLOCK_S)
             if found is not None:
                 message = unseal(found[1]).message
                 key = routing_keys[found[0].decode()]
                 yield Broadcast(self._exchange, key, message.body, message.headers)
+            if monotonic() > renew_at:
+                renew_at = monotonic() + RENEW_EVERY_S
+                await self._tidy_on.run(_ASKERS, *self._about("renew"))
 
     async def _bind(self) -> None:
-        link, keys = self._link, self._keys
-        seconds, _ = (await link.reply_to(link.send([("TIME",)])))[0]
-        deadline = int(seconds) * 1000 + BINDING_LIFE_MS
-        await link.reply_to(
-            link.send(
-                [
-                    ("SADD", keys.binding(self._exchange), *self._members()),
-                    ("ZADD", keys.binding_deadlines(), "GT", deadline, self._exchange),
-                ]
-            )
-        )
+        link = self._link
+        await link.reply_to(link.send([("EVAL", _ASKERS.text, 0, *self._about("enter"))]))
+
+    def _about(self, verb: str) -> list[Any]:
+        return [verb, self._keys.prefix, self._exchange, ASKER_LIFE_S, *self._members()]
 
     def _members(self) -> list[str]:
         return [f"{key}{SEP}{SEP}{queue}" for key, queue in self._queues.items()]

@@ -32,7 +32,7 @@ from umbel.brokers.interface import (
 )
 from umbel.brokers.redis import dead_letters, event_log
 from umbel.brokers.redis.address import parse_addresses, without_password
-from umbel.brokers.redis.answers import AnswerQueue, is_direct
+from umbel.brokers.redis.answers import ASKER_LIFE_S, AnswerQueue, is_direct, sweep_askers
 from umbel.brokers.redis.coordination import RedisCoordination
 from umbel.brokers.redis.holding import Group, Holding
 from umbel.brokers.redis.keys import Keys
@@ -88,6 +88,7 @@ class RedisBroker:
         self._consumed: frozenset[str] = frozenset()  # by the last claim
         self._last_queue = ""  # had the last turn in the last claim
         self._lost_checked_at = 0.0
+        self._sweep_askers_at = 0.0
 
     @property
     def url(self) -> str:
@@ -159,6 +160,9 @@ class RedisBroker:
         return bool(await self._owners("renew", owner))
 
     async def return_lost(self) -> int:
+        if time.monotonic() > self._sweep_askers_at:
+            self._sweep_askers_at = time.monotonic() + ASKER_LIFE_S
+            await sweep_askers(self._link, self._keys)
         return await self._owners("reap", "")
 
     async def leave_queue(self, owner: str, queue: str) -> None:

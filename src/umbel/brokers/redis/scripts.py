@@ -21,6 +21,7 @@ _PARTS = {
     "revoke": ("revoke",),
     "event_log": ("event_log",),
     "chord": ("chord",),
+    "askers": ("askers",),
     "election": ("coordination", "election"),
     "lease": ("marks", "coordination", "lease"),
 }

@@ -1,0 +1,37 @@
+-- Who waits for answers: the bindings of reply queues, and until when each is believed to live.
+-- ARGV: verb, prefix, exchange, life in seconds, then the members of the exchange's binding set.
+
+local verb, prefix, exchange, life_s = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local bindings, askers = prefix .. '_kombu.binding.' .. exchange, prefix .. 'umbel.askers.' .. exchange
+local SEP = '\6\22'
+local now = tonumber(redis.call('TIME')[1])
+
+local function remove(member)
+  redis.call('SREM', bindings, member)
+  redis.call('ZREM', askers, member)
+  local last = string.find(member, SEP .. SEP, 1, true)
+  local queue = prefix .. string.sub(member, last + #SEP * 2)
+  redis.call('DEL', queue, queue .. SEP .. '3', queue .. SEP .. '6', queue .. SEP .. '9')
+end
+
+if verb == 'sweep' then
+  local over = redis.call('ZRANGEBYSCORE', askers, '-inf', now, 'LIMIT', 0, 1000)
+  for _, member in ipairs(over) do
+    remove(member)
+  end
+  return #over
+end
+
+for place = 5, #ARGV do
+  if verb == 'leave' then
+    remove(ARGV[place])
+  else
+    redis.call('SADD', bindings, ARGV[place])
+    redis.call('ZADD', askers, now + life_s, ARGV[place])
+  end
+end
+if verb == 'enter' then
+  -- How long Celery 5.7 leaves the bindings of expiring queues alone, in milliseconds.
+  redis.call('ZADD', prefix .. '_kombu.binding_deadlines', 'GT', now * 1000 + 3600000, exchange)
+end
+return #ARGV - 4
