@@ -236,11 +236,17 @@ class Retry(TaskControl):
     """Try the task again later; raised by `self.retry()`."""
 
     def __init__(
-        self, message: str = "", *, exc: BaseException | None = None, when: float | None = None
+        self,
+        message: str = "",
+        *,
+        exc: BaseException | None = None,
+        when: float | None = None,
+        again: Any = None,
     ) -> None:
         super().__init__(message)
         self.exc = exc
         self.when = when
+        self.again = again  # the message to send, where it is not the same once more
 
 
 class Ignore(TaskControl):

@@ -1,9 +1,18 @@
-from typing import Any
+from time import time
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from umbel import App, Retry, Task
+from umbel.app.send_options import SendOptions
+from umbel.app.tracer import Tracer
 from umbel.errors import MaxRetriesExceeded
+from umbel.pools.interface import Job
+from umbel.wire.message import Outgoing
+from umbel.wire.task import decode_task
 
 
 class Unreachable(ConnectionError):
@@ -225,3 +234,91 @@ def test_ignored_results_are_ignored_for_retries_too(app: App) -> None:
 
     with app.eager():
         assert fetch.delay().state == "PENDING"
+
+
+def attempt_after(app: App, task: Task[..., Any], *args: Any, **options: Any) -> Outgoing:
+    """Run the task as a child does, once: what is sent for its next attempt."""
+    sent = app.prepare(task.name, args, {}, cast(SendOptions, options)).outgoing
+    tracer = Tracer(app, hostname="w@host")
+    try:
+        outcome = tracer(Job(1, task.name, sent.message.correlation_id, sent.queue, sent.message))
+    finally:
+        tracer.close()
+    assert outcome.kind == "retry", outcome.summary
+    (again,) = outcome.follow_ups
+    return again
+
+
+def test_a_retry_may_go_elsewhere_with_other_arguments_and_options(app: App) -> None:
+    @app.task(bind=True)
+    def fetch(self: Task[..., Any], url: str) -> None:
+        self.retry(args=["b"], queue="slow", priority=7, countdown=60, expires=3600, time_limit=9)
+
+    link = app.signature("note")
+    again = attempt_after(app, fetch, "a", task_id="t", root_id="r", headers={"tenant": 7}, link=link)
+    assert again.queue == "slow"
+    assert 0 < again.not_before - time() <= 60
+    call = decode_task(again.message)
+    assert (call.args, call.priority, call.extra) == (["b"], 7, {"tenant": 7})
+    headers = call.headers
+    assert (headers.id, headers.root_id, headers.parent_id, headers.retries) == ("t", "r", "t", 1)
+    assert (headers.timelimit, headers.argsrepr) == ((9, None), "('b',)")
+    assert headers.expires is not None
+    assert call.embed.callbacks is not None
+    assert call.embed.callbacks[0]["task"] == "note"
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "queue": st.just("slow"),
+            "priority": st.integers(0, 9),
+            "headers": st.just({"tenant": 7}),
+            "shadow": st.just("other"),
+            "expires": st.just("2030-01-01T00:00:00+00:00"),
+            "soft_time_limit": st.just(3),
+            "ignore_result": st.booleans(),
+            "group_id": st.just("g"),
+            "group_index": st.just(2),
+            "retries": st.just(1),
+            "reply_to": st.just("me"),
+        },
+    )
+)
+def test_a_retry_that_changes_one_thing_keeps_all_others(options: dict[str, Any]) -> None:
+    app = App("tests", broker="sqlite:////nowhere/retries.db")
+
+    @app.task(bind=True)
+    def fetch(self: Task[..., Any], changed: bool) -> None:
+        self.retry(countdown=5, args=[True] if changed else None)
+
+    plain, changed = (attempt_after(app, fetch, flag, task_id="t", **options) for flag in (False, True))
+    assert changed.queue == plain.queue
+    differ = {"argsrepr": "", "eta": None, "origin": ""}
+    one, other = (replace(decode_task(sent.message), args=[]) for sent in (plain, changed))
+    assert replace(one, headers=replace(one.headers, **differ)) == replace(
+        other, headers=replace(other.headers, **differ)
+    )
+
+
+def test_what_a_retry_cannot_send_is_refused_in_the_task(app: App) -> None:
+    @app.task(bind=True)
+    def fetch(self: Task[..., Any], how: dict[str, Any]) -> str:
+        try:
+            self.retry(**how)
+        except (TypeError, ValueError) as error:
+            return str(error)
+
+    wrong: list[dict[str, Any]] = [
+        {"quuee": "slow"},
+        {"args": []},
+        {"priority": 12},
+        {"time_limit": "long"},
+    ]
+    with app.eager():
+        said = [fetch.delay(how).get() for how in wrong]
+    assert "did you mean 'queue'" in said[0]
+    assert "missing a required argument" in said[1]
+    assert "priority 12" in said[2]
+    assert "time_limit" in said[3]

@@ -15,16 +15,13 @@ from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import msgspec
-
 from umbel.app.awaiting import run_to_end
 from umbel.app.canvas import Signature, signature_from
 from umbel.app.request import Request
 from umbel.pools.guard import Raised, call_guarded
-from umbel.wire.call import encode_headers
-from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure
-from umbel.wire.task import SignatureMap, TaskCall, TaskHeaders, format_instant
+from umbel.wire.task import SignatureMap, TaskCall, TaskHeaders
 
 if TYPE_CHECKING:
     from umbel.app.app import App
@@ -127,23 +124,6 @@ def steps_that_never_run(
         task_id = step["options"].get("task_id")
         if isinstance(task_id, str) and task_id:  # whatever a peer wrote there
             yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
-
-
-def next_attempt(message: Message, call: TaskCall, request: Request, *, due: float, queue: str) -> Outgoing:
-    """The same call once more: same id, one retry further. A task without a parent becomes its own,
-    as Celery has it.
-
-    Only the headers change; the body goes on as the bytes it came as.
-    """
-    headers = msgspec.structs.replace(
-        call.headers,
-        retries=request.retries + 1,
-        eta=format_instant(due),
-        parent_id=request.parent_id or request.id,
-        redelivered=msgspec.UNSET,  # the new message has not been delivered yet
-    )
-    again = msgspec.structs.replace(message, headers=encode_headers(headers, call.extra))
-    return Outgoing(queue, again, due)
 
 
 def _linked(app: "App", linked: Any, args: list[Any], request: Request) -> list[Outgoing]:

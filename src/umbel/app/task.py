@@ -6,7 +6,6 @@ error in the editor, and at run time before anything is sent.
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from datetime import datetime
 from functools import update_wrapper
 from random import random
 from time import time
@@ -14,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Un
 
 from msgspec.structs import replace
 
+from umbel.app.attempts import changed_attempt
 from umbel.app.builtins import MAP_TASK, STARMAP_TASK, in_parts, map_signature
 from umbel.app.canvas import Signature
 from umbel.app.groups import Group, group
 from umbel.app.options import TaskOptions
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
-from umbel.app.send_options import SendOptions
+from umbel.app.send_options import SendOptions, check_options
 from umbel.app.sending import instant
 from umbel.errors import ConfigurationError, MaxRetriesExceeded, Retry
 from umbel.wire.result import encode_state
@@ -100,11 +100,17 @@ class Task(Generic[P, R]):
         self,
         exc: BaseException | None = None,
         *,
-        countdown: float | None = None,
-        eta: datetime | str | float | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
         max_retries: int | None = None,
+        **options: Unpack[SendOptions],
     ) -> NoReturn:
-        """End this attempt and have the task tried again later."""
+        """End this attempt and have the task tried again later, as it was sent.
+
+        Other arguments replace its own, and options (`queue`, `priority`, ...) hold from then on.
+        """
+        check_options(options)
+        countdown, eta = options.pop("countdown", None), options.pop("eta", None)
         request = self.request
         policy = self.options.retry
         most = policy.max_retries if max_retries is None else max_retries
@@ -118,7 +124,13 @@ class Task(Generic[P, R]):
             due = instant(eta)
         else:
             due = time() + (policy.wait_s(request.retries, random()) if countdown is None else countdown)
-        raise Retry(f"{exc!r}" if exc else "", exc=exc, when=due) from exc
+        again = None
+        if options or args is not None or kwargs is not None:
+            self.check_arguments(
+                request.args if args is None else args, request.kwargs if kwargs is None else kwargs
+            )
+            again = changed_attempt(self.app, request, args, kwargs, options, due=due)
+        raise Retry(f"{exc!r}" if exc else "", exc=exc, when=due, again=again) from exc
 
     def update_state(self, state: str, meta: Any = None, *, task_id: str | None = None) -> None:
         """Store a state of your own while the task runs: progress, for example."""

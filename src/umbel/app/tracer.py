@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from umbel.app.attempts import next_attempt
 from umbel.app.awaiting import LastingLoop, cancelled_from_within, cancelled_type
 from umbel.app.chords import part_ended
 from umbel.app.follow_ups import (
     after_failure,
     after_success,
     keeps_result,
-    next_attempt,
     steps_that_never_run,
 )
 from umbel.app.request import Request, Running, request_of
@@ -191,7 +191,9 @@ class _Run:
         self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException, due: float
     ) -> Outcome:
         cause = error.exc or error if isinstance(error, Retry) else error
-        follow_up = next_attempt(self._job.message, call, request, due=due, queue=self._job.queue)
+        follow_up = error.again if isinstance(error, Retry) else None
+        if follow_up is None:
+            follow_up = next_attempt(self._job.message, call, request, due=due, queue=self._job.queue)
         text = _traceback_text(cause)
         if self._app.signals.task_retry:
             self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)
