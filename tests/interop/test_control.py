@@ -71,6 +71,8 @@ def form(value: Any) -> Any:
         ("terminate", {"signal": "KILL", "task_id": ["nobody's"]}),
         ("revoke", {"task_id": ["nobody's"], "terminate": True, "signal": "TERM"}),
         ("revoke", {"task_id": "only-one"}),
+        ("pool_grow", {"n": 1}),
+        ("pool_shrink", {"n": 1}),
         ("autoscale", {"max": 3, "min": 1}),
         ("pool_restart", {"modules": []}),
         ("nosuchcommand", {}),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.pools.host import make_job
 from tests.pools.recorder import Recorder, running, settings, until_waiting
-from umbel.errors import PoolError
+from umbel.errors import NotSupported, PoolError
 from umbel.pools.registry import make_pool
 
 
@@ -122,6 +122,30 @@ class PoolContract:
                 gate.touch()  # a thread cannot be ended: let it go
                 assert recorder.came_back == [1]
                 assert (recorder.lost[1].started, recorder.lost[1].ran) == (False, True)
+
+        asyncio.run(scenario())
+
+    def test_a_pool_grows_and_shrinks_or_says_that_it_cannot(self, tmp_path: Path) -> None:
+        """F4."""
+
+        async def scenario() -> None:
+            async with running(self.name, concurrency=1, **self.options) as (pool, recorder):
+                gate = tmp_path / "gate"
+                try:
+                    assert pool.resize(2) == 3
+                except NotSupported:
+                    assert pool.describe()["max-concurrency"] == 1
+                    return
+                await recorder.until(lambda: len(pool.describe()["processes"]) == 3, what="three children")
+                pool.submit([make_job(number, "wait-for", str(gate)) for number in (1, 2, 3)])
+                await recorder.until(lambda: len(pool.describe()["running"]) == 3, what="all to be busy")
+                assert pool.resize(-2) == 1 == pool.describe()["max-concurrency"]
+                with pytest.raises(PoolError, match="at least one stays"):
+                    pool.resize(-1)
+                gate.touch()
+                await recorder.until_back(1, 2, 3)
+                assert [recorder.value(number) for number in (1, 2, 3)] == ["released"] * 3
+                await recorder.until(lambda: len(pool.describe()["processes"]) == 1, what="one child")
 
         asyncio.run(scenario())
 

@@ -21,6 +21,7 @@ from umbel.protocol.slot_events import (
     Recall,
     Recalled,
     Reported,
+    Resize,
     Retire,
     Send,
     SignalSoftLimit,
@@ -343,3 +344,39 @@ def test_room_is_a_few_batches_for_quick_tasks_and_none_behind_slow_ones() -> No
     slots.step(Finished(0, ended(1, runtime_s=SLOW_S)), now=0.0)
     slots.step(Submit(jobs(2)), now=0.0)
     assert slots.room() == 0
+
+
+# ---- growing and shrinking (F4) ----------------------------------------------------------------------
+
+
+def test_a_pool_grows_by_starting_children_in_free_slots() -> None:
+    slots = make(children=1)
+    assert slots.step(Resize(3), now=0.0) == [Start(1), Start(2)]
+    slots.step(ChildReady(2), now=0.0)
+    assert set(sent(slots.step(Submit(jobs(*range(4))), now=0.0))) == {0, 2}
+
+
+def test_a_pool_shrinks_by_its_idle_children_and_nobody_takes_their_place() -> None:
+    slots = make(children=3)
+    slots.step(Submit([Job(1, "slow")]), now=0.0)  # child 0 has it
+    assert slots.step(Resize(1), now=0.0) == [Dismiss(2), Dismiss(1)]
+    assert slots.step(ChildDied(1, b"", "ended"), now=0.0) == []
+    assert slots.step(ChildDied(2, b"", "ended"), now=0.0) == []
+    assert slots.step(Resize(2), now=0.0) == [Start(1)]
+    assert Reported(0, ended(1)) in slots.step(Finished(0, ended(1)), now=0.0)
+
+
+def test_a_busy_child_that_must_go_finishes_its_job_first() -> None:
+    slots = make(children=2)
+    slots.step(Submit([Job(1, "slow"), Job(2, "slow")]), now=0.0)
+    assert slots.step(Resize(1), now=0.0) == [Dismiss(1)]
+    assert slots.step(Finished(1, ended(2)), now=9.0) == [Reported(1, ended(2))]
+    assert slots.step(ChildDied(1, b"", "ended"), now=9.0) == []
+
+
+def test_a_child_that_is_being_started_goes_before_those_that_work() -> None:
+    slots = make(children=1)
+    slots.step(Resize(2), now=0.0)
+    assert slots.step(Resize(1), now=0.0) == [Kill(1, "the pool shrinks")]
+    assert slots.step(ChildDied(1, b"", "killed"), now=0.0) == []
+    assert slots.step(Resize(1), now=0.0) == []

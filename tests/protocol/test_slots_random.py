@@ -31,6 +31,7 @@ from umbel.protocol.slot_events import (
     Recall,
     Recalled,
     Reported,
+    Resize,
     Retire,
     Send,
     SignalSoftLimit,
@@ -90,10 +91,9 @@ class World:
         self.submitted: set[int] = set()
         self.back: set[int] = set()
         self.closing = self.closed = False
+        self.wanted = self.random.randint(1, 4)
         self.slots: Slots[Job, Outcome] = Slots(
-            SlotSettings(
-                children=self.random.randint(1, 4), batch_max=self.random.randint(1, 8), start_timeout_s=30.0
-            )
+            SlotSettings(children=self.wanted, batch_max=self.random.randint(1, 8), start_timeout_s=30.0)
         )
         self.step(Open())
         self.processes[0].ready = True
@@ -274,6 +274,10 @@ class World:
         if (child := self.some_process()) is not None:
             self.step(Retire(child))
 
+    def resize(self) -> None:
+        self.wanted = self.random.randint(1, 6)
+        self.step(Resize(self.wanted))
+
     def close(self) -> None:
         self.step(Close(self.random.choice([0.0, 10.0])))
 
@@ -296,6 +300,19 @@ class World:
                     self.report(child)
         assert self.back == self.submitted, f"never came back: {self.submitted - self.back}"
 
+    def settle(self) -> None:
+        """In the end there are as many children as were wanted last."""
+        for _ in range(400):
+            self.now += 0.5
+            self.step(Tick())
+            for child, process in list(self.processes.items()):
+                if process.doomed or process.dismissed:
+                    self.bury(child, [])
+                elif not process.ready:
+                    process.ready = True
+                    self.step(ChildReady(child))
+        assert len(self.processes) == self.wanted
+
 
 _WEIGHTS = {
     "submit_some": 6,
@@ -307,6 +324,7 @@ _WEIGHTS = {
     "die": 2,
     "withdraw": 1,
     "retire": 1,
+    "resize": 1,
 }
 
 _SEEDS = 20_000 if os.environ.get("UMBEL_SOAK") else 300
@@ -322,6 +340,8 @@ def test_each_job_comes_back_once_whatever_happens(first: int) -> None:
             if seed % 4 == 0:
                 world.close()
             world.run_out()
+            if seed % 4:
+                world.settle()
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise

@@ -300,6 +300,22 @@ def test_what_is_known_of_a_worker_has_celerys_form(cluster: Cluster, broker: st
     assert ask(cluster, ONE, "report", unknown=1)["error"].startswith("TypeError(")
 
 
+def test_the_pool_grows_and_shrinks(cluster: Cluster) -> None:
+    """F4, P3: the answer comes at once, the effective state follows."""
+
+    def size() -> tuple[int, int]:
+        pool = ask(cluster, ONE, "stats")["pool"]
+        return pool["max-concurrency"], len(pool["processes"])
+
+    assert ask(cluster, ONE, "pool_grow", n=2) == {"ok": "pool will grow"}
+    wait_until(lambda: size() == (4, 4), what="four children")
+    assert ask(cluster, ONE, "pool_shrink", n="2") == {"ok": "pool will shrink"}
+    wait_until(lambda: size() == (2, 2), what="two children")
+    assert "at least one stays" in ask(cluster, ONE, "pool_shrink", n=2)["error"]
+    assert "n must be from 1" in ask(cluster, ONE, "pool_grow", n=0)["error"]
+    assert size() == (2, 2)
+
+
 def test_task_events_are_switched_on_and_off(cluster: Cluster) -> None:
     said = [
         ask(cluster, ONE, command)["ok"]

@@ -161,6 +161,13 @@ class Pool(Protocol):
         """Signal the child that runs this job; False when it is not running."""
         ...
 
+    def resize(self, by: int) -> int:
+        """More children, or fewer (F4); how many there will be.
+
+        Children that run a job end when it has. NotSupported where the size is fixed.
+        """
+        ...
+
     def describe(self) -> dict[str, Any]:
         """For `health` and `stats`: implementation, pids, running jobs."""
         ...

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from umbel.errors import PoolError
+from umbel.errors import NotSupported, PoolError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.hosting import in_one_line, load_host
 from umbel.pools.interface import (
@@ -89,6 +89,9 @@ class SoloPool:
 
     def terminate_job(self, number: int, signum: int) -> bool:
         return False
+
+    def resize(self, by: int) -> int:
+        raise NotSupported("the solo pool runs one task at a time; start the worker with -P prefork")
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -1,6 +1,6 @@
 """One child as the slots machine sees it: what it was sent, what is late, what it leaves behind."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic
@@ -108,3 +108,35 @@ class Child(Generic[WorkT]):
             return []
         finished = [Loss(job, charged=False, ran=True, reason=reason) for job in jobs[:-1]]
         return [*finished, Loss(jobs[-1], charge, ran=True, reason=reason, timed_out=self.timed_out)]
+
+
+def takers_of(children: Iterable[Child[WorkT]], now: float) -> list[Child[WorkT]]:
+    """Who can take a batch now: the idle, then those with only one in hand."""
+    idle: list[Child[WorkT]] = []
+    busy: list[Child[WorkT]] = []
+    for child in children:
+        if child.state is not State.READY:
+            continue
+        if not child.batches:
+            idle.append(child)
+        elif len(child.batches) == 1 and not (child.single or child.recalled):
+            late = child.recall_at is not None and now >= child.recall_at
+            if not late:
+                busy.append(child)
+    return idle + busy
+
+
+def holder_of(children: Iterable[Child[WorkT]], job: int) -> int | None:
+    """The child that was sent this job, whether it has started it or not."""
+    for child in children:
+        for batch in child.batches:
+            if any(held.number == job for held in batch.jobs[batch.done :]):
+                return child.number
+    return None
+
+
+def least_useful(children: Iterable[Child[WorkT]], count: int) -> list[Child[WorkT]]:
+    """Who goes when the pool shrinks: those that do not work yet, the idle, the busy; new ones first."""
+    order = {State.ABSENT: 0, State.LEAVING: 1, State.STARTING: 2, State.READY: 3}
+    ranked = sorted(children, key=lambda child: (order[child.state], child.outstanding(), -child.number))
+    return ranked[: max(0, count)]

@@ -105,6 +105,13 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
+class Resize:
+    """Have so many children: more are started, or some end as soon as their job has (F4)."""
+
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End all children; what still runs after `grace_s` is lost."""
 
@@ -208,7 +215,16 @@ class Closed:
 
 
 Event = (
-    Open | Submit[WorkT] | Finished[EndedT] | ChildReady | ChildDied | Recalled | Withdraw | Retire | Close
+    Open
+    | Submit[WorkT]
+    | Finished[EndedT]
+    | ChildReady
+    | ChildDied
+    | Recalled
+    | Withdraw
+    | Retire
+    | Resize
+    | Close
 )
 Effect = (
     Start

@@ -23,7 +23,7 @@ from typing import Generic, assert_never
 
 from umbel.protocol.machine import Tick
 from umbel.protocol.pace import Paces
-from umbel.protocol.slot_child import Child, State
+from umbel.protocol.slot_child import Child, State, holder_of, least_useful, takers_of
 from umbel.protocol.slot_events import (
     Began,
     ChildDied,
@@ -43,6 +43,7 @@ from umbel.protocol.slot_events import (
     Recall,
     Recalled,
     Reported,
+    Resize,
     Retire,
     Send,
     SignalSoftLimit,
@@ -69,6 +70,7 @@ class Slots(Generic[WorkT, EndedT]):
         self._paces = Paces(batch_target_s=settings.batch_target_s, batch_max=settings.batch_max)
         self._withdrawing: set[int] | None = None  # children whose tokens a withdrawal waits for
         self._failed_starts = 0  # in a row
+        self._going: set[int] = set()  # children that nobody follows
         self._closing = False
 
     def step(self, event: Event[WorkT, EndedT] | Tick, now: float) -> list[Effect[WorkT, EndedT]]:
@@ -91,6 +93,8 @@ class Slots(Generic[WorkT, EndedT]):
                 return self._retire(self._children[child], now)
             case Open():
                 return [self._start(child, now) for child in self._children.values()]
+            case Resize(children):
+                return self._resize(children, now)
             case Close(grace_s):
                 return self._close(grace_s, now)
             case _:
@@ -124,11 +128,7 @@ class Slots(Generic[WorkT, EndedT]):
 
     def holder_of(self, job: int) -> int | None:
         """The child that was sent this job, whether it has started it or not."""
-        for child in self._children.values():
-            for batch in child.batches:
-                if any(held.number == job for held in batch.jobs[batch.done :]):
-                    return child.number
-        return None
+        return holder_of(self._children.values(), job)
 
     # ---- jobs go out -------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Slots(Generic[WorkT, EndedT]):
         if not self._ready or self._closing or self._withdrawing is not None:
             return []
         effects: list[Effect[WorkT, EndedT]] = []
-        takers = self._takers(now)
+        takers = takers_of(self._children.values(), now)
         for position, child in enumerate(takers):
             if not self._ready:
                 break
@@ -154,21 +154,6 @@ class Slots(Generic[WorkT, EndedT]):
             if child.single:
                 effects.append(Began(child.number, jobs[0].number))
         return effects
-
-    def _takers(self, now: float) -> list[Child[WorkT]]:
-        """Who can take a batch now: the idle, then those with only one in hand."""
-        idle: list[Child[WorkT]] = []
-        busy: list[Child[WorkT]] = []
-        for child in self._children.values():
-            if child.state is not State.READY:
-                continue
-            if not child.batches:
-                idle.append(child)
-            elif len(child.batches) == 1 and not (child.single or child.recalled):
-                late = child.recall_at is not None and now >= child.recall_at
-                if not late:
-                    busy.append(child)
-        return idle + busy
 
     def _next_batch(self, *, share: int) -> list[WorkT]:
         """Take quick jobs from the front of the queue; none when the first has to go singly."""
@@ -287,6 +272,10 @@ class Slots(Generic[WorkT, EndedT]):
         losses = child.losses(child.kill_reason or reason, charge=not innocent)
         effects: list[Effect[WorkT, EndedT]] = [Lost(losses)] if losses else []
         heir = self._children[child.number] = Child(child.number)
+        if child.number in self._going and not self._closing:
+            self._going.discard(child.number)
+            del self._children[child.number]
+            return effects + self._dispatch(now)
         if self._closing:
             effects += self._give_up()
             gone = all(other.state is State.ABSENT for other in self._children.values())
@@ -319,6 +308,25 @@ class Slots(Generic[WorkT, EndedT]):
             self._rest(child, now)
         waiting = child.batches and not (child.single or child.recalled)
         return [*self._recall([child] if waiting else []), Dismiss(child.number)]
+
+    def _resize(self, wanted: int, now: float) -> list[Effect[WorkT, EndedT]]:
+        assert wanted >= 1, "a pool has at least one child"
+        staying = [child for child in self._children.values() if child.number not in self._going]
+        effects: list[Effect[WorkT, EndedT]] = []
+        for child in least_useful(staying, len(staying) - wanted):
+            if child.state is State.ABSENT:
+                del self._children[child.number]
+                continue
+            self._going.add(child.number)
+            is_new = child.state is State.STARTING
+            effects += self._kill(child, "the pool shrinks") if is_new else self._retire(child, now)
+        number = 0
+        for _ in range(0 if self._closing else wanted - len(staying)):
+            while number in self._children:
+                number += 1
+            self._children[number] = Child(number)
+            effects.append(self._start(self._children[number], now))
+        return effects
 
     def _close(self, grace_s: float, now: float) -> list[Effect[WorkT, EndedT]]:
         self._closing = True

@@ -13,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 from umbel.brokers.interface import Revoke, without_password
 from umbel.control.panel import NO_ANSWER
 from umbel.control.state import ELECTION_REFUSED, Elect
-from umbel.errors import NotSupported
 from umbel.events.stamp import SOFTWARE
 from umbel.protocol.clock import LamportClock
 from umbel.protocol.delivery import TaskRules
@@ -241,7 +240,7 @@ class WorkerState:
             await self._context.broker.leave_queue(self._context.identity.owner, name)
 
     def resize_pool(self, by: int) -> int:
-        raise NotSupported("this worker's pool has a fixed size; start another worker, or this one with -c")
+        return self._context.pool.resize(by)
 
     def stop(self) -> None:
         self._stop()

@@ -54,6 +54,7 @@ from umbel.protocol.slot_events import (
     Recall,
     Recalled,
     Reported,
+    Resize,
     Retire,
     Send,
     SignalSoftLimit,
@@ -89,6 +90,7 @@ class PreforkPool:
                 stop_grace_s=settings.stop_grace_s,
             )
         )
+        self._size = settings.concurrency
         self._server: ServerLink | None = None
         self._links: dict[int, ChildLink] = {}  # by slot
         self._by_key: dict[int, ChildLink] = {}
@@ -146,11 +148,19 @@ class PreforkPool:
         self._signal(self._links[child], signum)
         return True
 
+    def resize(self, by: int) -> int:
+        size = self._size + by
+        if size < 1:
+            raise PoolError(f"a pool of {self._size} cannot lose {-by} children: at least one stays")
+        self._size = size
+        self._step(Resize(size))
+        return size
+
     def describe(self) -> dict[str, Any]:
         running = {link.pid: self._slots.running(slot) for slot, link in sorted(self._links.items())}
         return {
             "implementation": "prefork",
-            "max-concurrency": self._settings.concurrency,
+            "max-concurrency": self._size,
             "processes": list(running),
             "fork-server": self._server.pid if self._server else None,
             "running": {pid: job.task_id for pid, job in running.items() if job is not None},
@@ -290,7 +300,7 @@ class PreforkPool:
         self._ready.add(link.child)
         self._listener.on_child("started", {"child": link.child, "pid": pid})
         self._step(ChildReady(link.child))
-        if len(self._ready) == self._settings.concurrency and not self._started.done():
+        if len(self._ready) >= self._size and not self._started.done():
             self._started.set_result(None)
 
     def _on_child_broken(self, link: ChildLink, why: str) -> None:
