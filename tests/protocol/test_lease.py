@@ -87,6 +87,13 @@ def test_a_follower_asks_when_the_holders_time_is_over_and_a_little_later() -> N
     assert lease.step(Tick(), at(7.5)) == [CallAcquire("beat", ME, 15.0, 7.5)]
 
 
+def test_a_follower_that_hears_of_nothing_asks_as_often_as_it_was_told() -> None:
+    lease = Lease("beat", ME, LeaseSettings(ask_every_s=1.0), middle)
+    lease.step(Campaign(), at(0.0))
+    lease.step(AcquireReplied(0.0, HELD), at(0.5))
+    assert lease.deadline == 1.5
+
+
 def test_a_follower_that_hears_of_a_release_asks_within_a_second() -> None:
     lease = follower()
     lease.step(ReleaseHeard(), at(1.0))

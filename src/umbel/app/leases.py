@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from umbel.app.app import App
 
 RENEWALS_PER_TTL = 3
+ASK_EVERY_S = 0.5  # who is no worker hears of no release
 
 
 class HeldLease:
     """A lease that is ours, at least it was when the block began."""
 
     def __init__(self, broker: Broker, name: str, ttl_s: float) -> None:
-        settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL)
+        settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, ask_every_s=ASK_EVERY_S)
         self.name = name
         self.data = b""  # what the last leader left with `update`
         self.term = 0

@@ -32,12 +32,16 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
-    """`wait_s`: how far followers spread their asking once the lease is free."""
+    """`wait_s`: how far followers spread their asking once the lease is free.
+
+    `ask_every_s` is for followers that hear of no release: they ask at least so often.
+    """
 
     ttl_s: float = LEASE_TTL_S
     renew_s: float = 5.0
     rpc_timeout_s: float = 1.0
     wait_s: float = 2.0
+    ask_every_s: float | None = None
 
 
 # ---- events ----------------------------------------------------------------------------------------
@@ -210,8 +214,7 @@ class Lease:
         give_up_s = sent_s + SAFE_SHARE * self._settings.ttl_s
         if not reply.granted or now.boot_s >= give_up_s:
             self.role = Role.FOLLOWER
-            left_s = 0.0 if reply.granted else reply.left_s
-            self._arm(now, left_s + self._uniform(0.0, self._settings.wait_s))
+            self._await_turn(now, 0.0 if reply.granted else reply.left_s)
             return []
         self.role, self.give_up_s = Role.LEADER, give_up_s
         self._arm_renewal(sent_s)
@@ -230,8 +233,13 @@ class Lease:
 
     def _follow(self, reason: str, now: Instant, left_s: float) -> list[Effect]:
         self.role, self.holder_seen = Role.FOLLOWER, ""
-        self._arm(now, left_s + self._uniform(0.0, self._settings.wait_s))
+        self._await_turn(now, left_s)
         return [Lost(self.term, reason)]
+
+    def _await_turn(self, now: Instant, left_s: float) -> None:
+        wait_s = left_s + self._uniform(0.0, self._settings.wait_s)
+        most_s = self._settings.ask_every_s
+        self._arm(now, wait_s if most_s is None else min(wait_s, most_s))
 
     def _stop(self) -> list[Effect]:
         led = self.role is Role.LEADER

@@ -50,6 +50,7 @@ class Counters:
     elections_shed: int = 0  # not taken because the table was full; the sweep brings them back
     elections_unfenced: int = 0  # a Celery worker may have run them too
     election_handlers_failed: int = 0
+    election_calls: int = 0  # of the store
     election_errors: int = 0
 
     @property

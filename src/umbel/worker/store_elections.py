@@ -150,6 +150,7 @@ class StoreElections:
         match effect:
             case CallClaim() | CallStart() | CallRenew() | CallFinish():
                 assert self._group is not None
+                self._counters.election_calls += 1
                 self._calls.make(effect, self._group)
             case Tell():
                 self._tell(effect)
