@@ -40,7 +40,7 @@ def test_a_killed_workers_task_runs_elsewhere(broker: str, tmp_path: Path) -> No
         Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend) as cluster,
     ):
         cluster.start_worker("w1", "-c", "1")
-        long = cluster.app.send_task("chaos_tasks.work", [str(tmp_path), 2.0])
+        long = cluster.app.send_task("chaos_tasks.work", [str(tmp_path), 5.0])
         wait_until(lambda: lines(tmp_path), what="the task to start")
         cluster.start_worker("w2", "-c", "1")
         cluster.kill_worker("w1")

@@ -264,8 +264,12 @@ class Broker(Protocol):
         """Take up to `limit` due messages, by priority, oldest first. Never waits."""
         ...
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float) -> None:
-        """Return when a message may be ready, or at the time-out; takes nothing."""
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
+        """Return when a message may be ready, or at the time-out; takes nothing.
+
+        An `owner` that claims next may have a message set aside for it meanwhile; if it does not
+        claim, the message is lost to others until the owner is forgotten or its lease ends.
+        """
         ...
 
     async def renew(self, owner: str) -> bool:

@@ -112,7 +112,7 @@ class AmqpBroker:
         deliveries = claims.deliver(owner, taken)
         return Claim(deliveries, revokes.after(revoked_after, time()), revokes.cursor)
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float) -> None:
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
         session = await self._sessions.get()
         if session.claims.watches(queues):
             await session.claims.wait(queues, timeout_s)

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 
@@ -34,6 +35,7 @@ from umbel.brokers.redis import dead_letters, event_log
 from umbel.brokers.redis.address import parse_addresses, without_password
 from umbel.brokers.redis.answers import ASKER_LIFE_S, AnswerQueue, is_direct, sweep_askers
 from umbel.brokers.redis.coordination import RedisCoordination
+from umbel.brokers.redis.handing import Adoptions
 from umbel.brokers.redis.holding import Group, Holding
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
@@ -78,11 +80,12 @@ class RedisBroker:
             reply_timeout_s=timeout_s,
             on_connect=self._greet,
         )
-        self._watch = Watch(addresses, self._keys, timeout_s=timeout_s)
+        self._watch = Watch(addresses, self._keys, timeout_s=timeout_s, unblock=self._unblock)
         self._addresses = addresses
         self._coordination_link = Link(addresses, connect_timeout_s=timeout_s, reply_timeout_s=timeout_s)
         self._coordination = RedisCoordination(self._coordination_link, self._keys)
         self._holding = Holding(self._keys)
+        self._adoptions = Adoptions(self._link, self._keys, self._holding, lease_s=settings.lease_s)
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
         self._declared: set[str] = set()
         self._consumed: frozenset[str] = frozenset()  # by the last claim
@@ -123,7 +126,11 @@ class RedisBroker:
     # -- claims ----------------------------------------------------------------------------------
 
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
+        handed, self._watch.handed = self._watch.handed, None
+        if limit > 0 and (given := self._adoptions.begin(handed, owner, revoked_after)) is not None:
+            return Claim([given], (), revoked_after)
         await self._declare(queues)
+        await self._adoptions.finish()
         self._consumed = frozenset(queues)
         await self._give_back_lost_claims()
         returned = await self.return_lost() if self._time_for_lost() else 0
@@ -153,10 +160,14 @@ class RedisBroker:
         standing = [revoke for one in revokes if (revoke := _revoke(one)).expires_at > float(now_s)]
         return Claim(deliveries, standing, int(cursor), returned)
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float) -> None:
-        await self._watch.wait(queues, timeout_s)
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
+        await self._watch.wait(queues, timeout_s, owner=owner)
 
     async def renew(self, owner: str) -> bool:
+        if self._watch.handed is not None:  # and the owner has not claimed since: it may not for long
+            self._watch.handed = None
+            await self._adoptions.finish()
+            await self._owners("unhand", owner)
         return bool(await self._owners("renew", owner))
 
     async def return_lost(self) -> int:
@@ -169,6 +180,9 @@ class RedisBroker:
         """Nothing to do: nothing is fetched ahead of a claim."""
 
     async def forget_owner(self, owner: str) -> int:
+        await self._link.connect()
+        await self._adoptions.finish()
+        self._unblock(self._watch.client_id)  # or the server might hand it something after that
         count = await self._owners("forget", owner)
         self._holding.forget(owner)
         while await self._owners("unpark", owner):
@@ -176,6 +190,7 @@ class RedisBroker:
         return count
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
+        await self._adoptions.finish()
         groups, refused = self._holding.judge(verdicts)
         applied, waiting = 0, list(groups)
         try:
@@ -313,6 +328,12 @@ class RedisBroker:
             *settle_arguments(self._keys, group.verdicts, self._ttl_ms, self._consumed),
         )
         return bool(status)
+
+    def _unblock(self, client_id: int) -> asyncio.Future[list[Any]] | None:
+        """End the wait of another connection of ours; without this it ends by itself, a little later."""
+        if not client_id or not self._link.is_connected:
+            return None
+        return self._link.send([("CLIENT", "UNBLOCK", client_id)])
 
     async def _give_back_lost_claims(self) -> None:
         lost = self._holding.lost_tickets

@@ -17,6 +17,7 @@ if generation and tonumber(generation) > tonumber(ARGV[5]) then
 end
 even_when_full(prefix)
 note_contact(prefix, now, lease)
+unhand(prefix, owner, false)
 redis.call('ZADD', prefix .. 'umbel.owners', string.format('%.6f', now + lease), owner)
 local epoch = redis.call('HGET', inflight, 'epoch')
 if not epoch then

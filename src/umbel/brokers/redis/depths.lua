@@ -10,6 +10,11 @@ for _, owner in ipairs(redis.call('ZRANGE', prefix .. 'umbel.owners', 0, -1)) do
     end
   end
 end
+local handing = redis.call('HGETALL', prefix .. 'umbel.handing')
+for i = 1, #handing, 2 do
+  local queue = delayed_of(prefix, handing[i + 1])
+  claimed[queue] = (claimed[queue] or 0) + redis.call('LLEN', prefix .. 'umbel.handed.' .. handing[i])
+end
 local reply = {}
 for _, queue in ipairs(redis.call('SMEMBERS', prefix .. 'umbel.queues')) do
   local ready, delayed = 0, prefix .. 'umbel.delayed.' .. queue

@@ -72,6 +72,22 @@ class Holding:
                 deliveries.append(Delivery(tag, queue, opened.message, opened.starts, opened.redelivered))
         return deliveries
 
+    def hand_in(self, owner: str, list_key: str, envelope: bytes) -> tuple[Delivery, bytes] | None:
+        """A message that the server handed over, under the epoch of the owner's last claim."""
+        hold = self._holds.get(owner)
+        if hold is None or owner in self.lost_tickets:
+            return None
+        tag = f"{self.ticket()}:1:{list_key}"
+        self._held[tag] = hold
+        opened = unseal(envelope)
+        queue = self._keys.queue_of(list_key)
+        return Delivery(tag, queue, opened.message, opened.starts, opened.redelivered), hold.epoch
+
+    def lose(self, tag: Tag) -> None:
+        """Others have it."""
+        self._held.pop(tag, None)
+        self._doubtful.discard(tag)
+
     def judge(self, verdicts: Iterable[Verdict]) -> tuple[list[Group], set[Tag]]:
         """Sort verdicts into groups to be settled together, and those on claims not held here.
 

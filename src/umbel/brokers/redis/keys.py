@@ -22,6 +22,8 @@ Ours, which Celery does not know:
     umbel.queues                 set     every queue that was published to or consumed by us
     umbel.inflight.<owner>       hash    what an owner holds: "<ticket>:<place>:<list>" -> envelope, and
                                          "epoch" -> the ticket that began this life of the hash
+    umbel.handed.<owner>         list    a message that the server gave to an idle owner, until it is adopted
+    umbel.handing                hash    owner -> the list that it is given messages from
     umbel.owners                 zset    owner -> when its lease ends (server's seconds)
     umbel.generations            hash    owner -> the least generation of connections it may claim on
     umbel.contact                string  when any owner last spoke to the server
@@ -68,6 +70,8 @@ class Keys:
         self._channel = f"{prefix}/{database}."
         self.queues = f"{prefix}umbel.queues"
         self.owners = f"{prefix}umbel.owners"
+        self.handing = f"{prefix}umbel.handing"
+        self.revokes_cursor = f"{prefix}umbel.revokes.cursor"
         self.dead = f"{prefix}umbel.dead"
         self.recorders = f"{prefix}umbel.recorders"
         self.events = f"{prefix}umbel.events"
@@ -90,6 +94,9 @@ class Keys:
 
     def inflight(self, owner: str) -> str:
         return f"{self.prefix}umbel.inflight.{owner}"
+
+    def handed(self, owner: str) -> str:
+        return f"{self.prefix}umbel.handed.{owner}"
 
     def mark(self, node: str) -> str:
         return f"{self.prefix}{{coord}}:m:{node}"

@@ -18,7 +18,7 @@ from typing import Any
 import hiredis
 
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.replies import NO_SCRIPT, checked, handshake, not_redis, unreachable
+from umbel.brokers.redis.replies import checked, handshake, is_missing_script, not_redis, unreachable
 from umbel.brokers.redis.scripts import Script
 from umbel.errors import BrokerUnavailable
 
@@ -88,7 +88,7 @@ class Link:
 
     async def finish_run(self, sent: asyncio.Future[list[Any]], script: Script, *args: Any) -> Any:
         (reply,) = await self.reply_to(sent)
-        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT):
+        if is_missing_script(reply):
             return await self.call("EVAL", script.text, 0, *args)
         return checked([reply], self.address)[0]
 

@@ -97,6 +97,19 @@ local function release(delayed, now)
   return #due
 end
 
+-- What the server handed to an owner and the owner has not adopted goes back, first in line.
+local function unhand(prefix, owner, ran)
+  local list = redis.call('HGET', prefix .. 'umbel.handing', owner)
+  local handed, count = prefix .. 'umbel.handed.' .. owner, 0
+  local envelope = list and redis.call('RPOP', handed)
+  while envelope do
+    redis.call('RPUSH', list, remember(envelope, 0, ran))
+    count = count + 1
+    envelope = redis.call('RPOP', handed)
+  end
+  return count
+end
+
 -- Put parked messages back into their lists with their time as a mark: how many, at most `limit`.
 local function unpark(delayed, limit)
   local parked = redis.call('ZRANGE', delayed, 0, limit - 1, 'WITHSCORES')

@@ -2,6 +2,7 @@
 --   renew   1 if the lease stood (whoever comes late but before others noticed has lost nothing), else 0
 --   reap    return what owners hold whose lease has ended, marked as redelivered: how many
 --   forget  the same for one owner, at once
+--   unhand  what the server handed to an owner that does not claim it goes back: how many
 --   unpark  if no owner is left, some of what waits until it is due goes back into the lists, as clients
 --           send it, where Celery finds it and so does the next worker of ours: how many
 -- The reaper also makes ready what is due in queues that no worker of ours consumes.
@@ -15,7 +16,8 @@ even_when_full(prefix)
 
 local function forget(name)
   local inflight = prefix .. 'umbel.inflight.' .. name
-  local count = put_back(inflight, redis.call('HKEYS', inflight), true)
+  local count = unhand(prefix, name, true) + put_back(inflight, redis.call('HKEYS', inflight), true)
+  redis.call('HDEL', prefix .. 'umbel.handing', name)
   redis.call('DEL', inflight)
   redis.call('ZREM', owners, name)
   return count
@@ -23,9 +25,13 @@ end
 
 if ARGV[1] == 'forget' then
   redis.call('HDEL', prefix .. 'umbel.generations', owner)
-  return forget(owner)
+  local unrun = unhand(prefix, owner, false)
+  return unrun + forget(owner)
 end
 
+if ARGV[1] == 'unhand' then
+  return unhand(prefix, owner, false)
+end
 if ARGV[1] == 'unpark' then
   local left = UNPARKED_MAX
   if redis.call('ZCOUNT', owners, string.format('(%.6f', now), '+inf') > 0 then
@@ -53,6 +59,11 @@ if redis.call('EXISTS', prefix .. 'umbel.grace') == 1 then
   return 0
 end
 local count = 0
+for _, name in ipairs(redis.call('HKEYS', prefix .. 'umbel.handing')) do
+  if not redis.call('ZSCORE', owners, name) then -- given up before the server handed it something
+    count = count + forget(name)
+  end
+end
 for _, name in ipairs(redis.call('ZRANGE', owners, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, 100)) do
   count = count + forget(name)
 end

@@ -43,6 +43,11 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
     return ServerRefused(f"{where} refused: {text}")
 
 
+def is_missing_script(reply: Any) -> bool:
+    """The server does not know the script of this digest: it is new, or was told to forget."""
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT)
+
+
 def checked(replies: list[Any], address: Address) -> list[Any]:
     """The replies, if none of them is an error."""
     for reply in replies:

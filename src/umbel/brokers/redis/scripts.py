@@ -15,6 +15,7 @@ _PARTS = {
     "settle": ("marks", "results", "settle"),
     "store": ("results", "store"),
     "abandon": ("marks", "abandon"),
+    "adopt": ("marks", "adopt"),
     "owners": ("marks", "owners"),
     "depths": ("marks", "depths"),
     "publish": ("marks", "publish"),

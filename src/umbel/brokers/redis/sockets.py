@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import hiredis
 
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.replies import NO_SCRIPT, checked, handshake, not_redis, unreachable
+from umbel.brokers.redis.replies import checked, handshake, is_missing_script, not_redis, unreachable
 from umbel.brokers.redis.scripts import Script
 from umbel.errors import AccessRefused, BrokerUnavailable
 from umbel.protocol.retry import reconnect_wait_s
@@ -56,7 +56,7 @@ class SocketConnection:
 
     def run(self, script: Script, *args: Any) -> Any:
         (reply,) = self.exchange([("EVALSHA", script.digest, 0, *args)])
-        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT):
+        if is_missing_script(reply):
             return self.call("EVAL", script.text, 0, *args)
         return checked([reply], self.address)[0]
 

@@ -6,25 +6,48 @@ serves any number of queues and priorities, nothing is popped, and Celery's cons
 lists notice nothing. A blocked `BLMOVE list list RIGHT RIGHT` takes nothing either, but needs one
 connection for each list.
 
+A worker with one queue goes further and is handed its next message (`handing.py`).
+
 Where tracking is not to be had (some proxies), the lengths are asked for every POLL_S.
 """
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import hiredis
+
 from umbel.brokers.redis.address import Address
+from umbel.brokers.redis.handing import Handed
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 
 POLL_S = 0.25
+UNBLOCK_AGAIN_S = 0.005
+REFUSED_S = 5.0  # a server that cannot hand over (it is full, it does not know how) is not asked for so long
 
 
 class Watch:
-    def __init__(self, addresses: Sequence[Address], keys: Keys, *, timeout_s: float) -> None:
+    """`unblock` ends, by the server's number of it, the wait of a connection."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        keys: Keys,
+        *,
+        timeout_s: float,
+        unblock: Callable[[int], asyncio.Future[list[Any]] | None],
+    ) -> None:
         self._keys = keys
+        self._unblock = unblock
+        self._block_max_s = timeout_s / 2  # below the time after which a reply is overdue
+        self._is_blocked = False
+        self._refused_until = 0.0
+        self.client_id = 0  # 0: not to be unblocked, so not to be handed anything
+        self.handed: Handed | None = None
         self._rings = 0
+        self._revoked_cursor = 0
         self._waiting: set[asyncio.Future[bool]] = set()
         self._recheck_s = math.inf
         self._link = Link(
@@ -34,39 +57,79 @@ class Watch:
             resp3=True,
             on_push=self._changed,
             on_connect=self._track,
-            on_lost=self._ring,
+            on_lost=self._lost,
         )
 
-    async def wait(self, queues: Sequence[str], timeout_s: float) -> None:
+    async def wait(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
         """Return when one of the queues may have a message that is due, or at the time-out."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        self.handed = None
         while True:
+            await self._link.connect()
             seen = self._rings
-            due_s = await self._due_s(queues)
+            hands = bool(owner) and len(queues) == 1 and self._can_hand(loop.time())
+            lists = [key for queue in queues for key in self._keys.lists_of(queue)]
+            due_s = await self._due_s(queues, lists[1:] if hands else lists)
             left_s = deadline - loop.time()
             # Who was rung for claims at once: to ask again first would cost an idle worker a round trip.
             if due_s <= 0.0 or left_s <= 0.0 or self._rings != seen:
                 return
-            if await self._is_rung_within(min(left_s, due_s, self._recheck_s)):
+            wait_s = min(left_s, due_s, self._recheck_s)
+            if hands:
+                is_handed = await self._take_next(queues[0], owner, min(wait_s, self._block_max_s), seen)
+                if is_handed or self._rings != seen:
+                    return
+            elif await self._is_rung_within(wait_s):
                 return
+
+    def _can_hand(self, now: float) -> bool:
+        return bool(self.client_id) and now >= self._refused_until
+
+    async def _take_next(self, queue: str, owner: str, timeout_s: float, seen: int) -> bool:
+        """Have the server hand over the next message: whether it did. A ring ends the wait for it."""
+        keys, link, asked_at = self._keys, self._link, asyncio.get_running_loop().time()
+        list_key = keys.list_of(queue, 0)
+        sent = link.send(
+            [
+                ("HSET", keys.handing, owner, list_key),
+                ("BLMOVE", list_key, keys.handed(owner), "RIGHT", "LEFT", max(0.001, timeout_s)),
+            ]
+        )
+        self._is_blocked = True
+        try:
+            *_, envelope = replies = await link.reply_to(sent)
+        except asyncio.CancelledError:
+            self._interrupt()  # what it was handed goes back with its next claim
+            raise
+        finally:
+            self._is_blocked = False
+        if any(isinstance(reply, hiredis.ReplyError) for reply in replies):
+            self._refused_until = asked_at + REFUSED_S
+            return False
+        if envelope is None:
+            return False
+        undisturbed = self._rings == seen
+        self.handed = Handed(owner, list_key, envelope, self._revoked_cursor, asked_at, undisturbed)
+        return True
 
     def close(self) -> None:
         self._link.close()
 
-    async def _due_s(self, queues: Sequence[str]) -> float:
-        """The seconds until one of the queues has a message, as far as one can know now.
+    async def _due_s(self, queues: Sequence[str], watched: Sequence[str]) -> float:
+        """The seconds until one of these lists has a message, as far as one can know now.
 
         Asking is also what arms the server to tell of the next change.
         """
-        lists = [("LLEN", key) for queue in queues for key in self._keys.lists_of(queue)]
+        lists = [("LLEN", key) for key in watched]
         delayed = [("ZRANGE", self._keys.delayed(queue), 0, 0, "WITHSCORES") for queue in queues]
-        replies = await self._link.call_all([("TIME",), *lists, *delayed])
-        if any(replies[1 : 1 + len(lists)]):
+        commands = [("TIME",), ("GET", self._keys.revokes_cursor), *lists, *delayed]
+        now, cursor, *replies = await self._link.call_all(commands)
+        self._revoked_cursor = int(cursor or 0)
+        if any(replies[: len(lists)]):
             return 0.0
-        seconds, microseconds = replies[0]
-        now_s = int(seconds) + int(microseconds) / 1e6
-        firsts = [first[0][1] for first in replies[1 + len(lists) :] if first]
+        now_s = int(now[0]) + int(now[1]) / 1e6
+        firsts = [first[0][1] for first in replies[len(lists) :] if first]
         return min(firsts) - now_s if firsts else math.inf
 
     async def _is_rung_within(self, timeout_s: float) -> bool:
@@ -82,14 +145,32 @@ class Watch:
 
     async def _track(self) -> None:
         # Straight to the connection: this is part of making it.
-        (reply,) = await self._link.reply_to(self._link.send([("CLIENT", "TRACKING", "ON")]))
-        self._recheck_s = math.inf if reply == b"OK" else POLL_S
+        commands = [("CLIENT", "TRACKING", "ON"), ("CLIENT", "ID")]
+        tracking, number = await self._link.reply_to(self._link.send(commands))
+        is_tracked = tracking == b"OK"
+        self._recheck_s = math.inf if is_tracked else POLL_S
+        self.client_id = number if is_tracked and isinstance(number, int) else 0
 
     def _changed(self, pushed: list[Any]) -> None:
         self._ring()
 
+    def _lost(self) -> None:
+        self.client_id = 0  # the number may be another's after a restart of the server
+        self._ring()
+
+    def _interrupt(self) -> None:
+        sent = self._unblock(self.client_id) if self._is_blocked else None
+        if sent is not None:
+            sent.add_done_callback(self._check_unblocked)
+
+    def _check_unblocked(self, sent: asyncio.Future[list[Any]]) -> None:
+        """The order of two connections is anybody's guess: maybe it was not blocked yet."""
+        if not sent.cancelled() and sent.exception() is None and sent.result() == [0]:
+            asyncio.get_running_loop().call_later(UNBLOCK_AGAIN_S, self._interrupt)
+
     def _ring(self) -> None:
         self._rings += 1
+        self._interrupt()
         for ring in self._waiting:
             _settle(ring, True)
 

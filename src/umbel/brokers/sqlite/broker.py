@@ -91,7 +91,7 @@ class SqliteBroker:
             self._give_back, self._store.claim, owner, queues, limit, revoked_after
         )
 
-    async def wait_ready(self, queues: Sequence[str], timeout_s: float) -> None:
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
         bell = self._messages_bell
         assert bell is not None, "the broker is open"
         loop = asyncio.get_running_loop()

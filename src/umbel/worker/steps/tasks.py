@@ -177,7 +177,7 @@ class Tasks(Step):
         if claim.deliveries:
             await self._take_in(claim.deliveries)
         else:
-            await self._broker.wait_ready(queues, IDLE_WAIT_S)
+            await self._broker.wait_ready(queues, IDLE_WAIT_S, owner=owner)
 
     async def _nothing_to_consume(self) -> None:
         """Every queue was cancelled; one may be added again."""

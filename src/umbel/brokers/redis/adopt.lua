@@ -1,0 +1,23 @@
+-- Take a message that the server handed to an owner among those that it holds.
+-- ARGV: prefix, owner, lease, epoch, field.   Reply: 1 it is held, also when asked again; 0 the claim no
+-- longer stands, and the message goes on as if it had never been handed over.
+
+local prefix, owner, field = ARGV[1], ARGV[2], ARGV[5]
+local inflight = prefix .. 'umbel.inflight.' .. owner
+even_when_full(prefix)
+if redis.call('HEXISTS', inflight, field) == 1 then
+  return 1
+end
+if redis.call('HGET', inflight, 'epoch') ~= ARGV[4] then
+  unhand(prefix, owner, true)
+  return 0
+end
+local envelope = redis.call('RPOP', prefix .. 'umbel.handed.' .. owner)
+if not envelope then
+  return 0
+end
+local now, lease = server_time(), tonumber(ARGV[3])
+note_contact(prefix, now, lease)
+redis.call('ZADD', prefix .. 'umbel.owners', string.format('%.6f', now + lease), owner)
+redis.call('HSET', inflight, field, envelope)
+return 1

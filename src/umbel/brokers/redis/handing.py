@@ -1,0 +1,107 @@
+"""Handing over: an idle worker is given the next message by the server itself.
+
+Who waits for news and then claims has its message two trips later. So an idle worker that consumes
+one queue waits with `BLMOVE`: the server moves the next message into the worker's own list
+(`umbel.handed.<owner>`) and wakes nobody else. The worker runs it at once and, meanwhile, adopts it
+(`adopt.lua`) among those that it holds, which a settle waits for. A message that is still in that
+list goes back to its queue with the owner's next claim, or when the owner is given up.
+
+A claim also brings the revokes. Here the server tells of them: the waiting connection tracks their
+cursor, and what it is told comes before the message, in the order in which it happened. Then, and
+whenever else the message may not simply run (it is not due, or its owner slept for long), it is
+claimed in the ordinary way, which puts it back first.
+"""
+
+import asyncio
+from typing import Any, NamedTuple
+
+from umbel.brokers.interface import Delivery, Tag
+from umbel.brokers.redis.holding import Holding
+from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.replies import is_missing_script
+from umbel.brokers.redis.scripts import script
+from umbel.wire.envelope_redis import MARK
+
+FRESH_OF_LEASE = 0.3  # a message may be run that was asked for within this part of the lease
+
+_ADOPT = script("adopt")
+
+Pending = tuple[Tag, tuple[object, ...]]
+"""The tag of a message, and the arguments of its adoption."""
+
+
+class Handed(NamedTuple):
+    """A message in the list of its owner, and what was known when it was asked for."""
+
+    owner: str
+    list_key: str
+    envelope: bytes
+    revoked_cursor: int
+    asked_at: float  # on the loop's clock
+    is_undisturbed: bool  # nothing was told between the asking and the answer
+
+
+class Adoptions:
+    """What was handed over and is not yet known to be held; one at a time."""
+
+    def __init__(self, link: Link, keys: Keys, holding: Holding, *, lease_s: float) -> None:
+        self._link = link
+        self._keys = keys
+        self._holding = holding
+        self._lease_s = lease_s
+        self._pending: Pending | None = None
+        self._sent: asyncio.Future[list[Any]] | None = None
+        self._is_asked = False
+
+    def begin(self, handed: Handed | None, owner: str, revoked_after: int) -> Delivery | None:
+        """The message, to be run now; None: claim in the ordinary way."""
+        if handed is None or self._pending is not None or not self._link.is_connected:
+            return None
+        age_s = asyncio.get_running_loop().time() - handed.asked_at
+        if (
+            handed.owner != owner
+            or not handed.is_undisturbed
+            or handed.revoked_cursor != revoked_after
+            or age_s > FRESH_OF_LEASE * self._lease_s
+            or handed.envelope.startswith(MARK)
+        ):
+            return None
+        found = self._holding.hand_in(owner, handed.list_key, handed.envelope)
+        if found is None:
+            return None
+        delivery, epoch = found
+        args = (self._keys.prefix, owner, self._lease_s, epoch, delivery.tag)
+        self._pending = pending = (delivery.tag, args)
+        # Not before the message is on its way to whoever runs it: to send takes as long as that.
+        asyncio.get_running_loop().call_soon(self._send, pending)
+        return delivery
+
+    def _send(self, pending: Pending) -> None:
+        if self._pending is pending and not self._is_asked and self._link.is_connected:
+            self._is_asked = True
+            self._sent = self._link.send_run(_ADOPT, *pending[1])
+            self._sent.add_done_callback(lambda sent: self._answered(sent, pending))
+
+    def _answered(self, sent: asyncio.Future[list[Any]], pending: Pending) -> None:
+        """It may be long until somebody asks for the end of it, so a script that is not there is sent."""
+        if self._sent is not sent or sent.cancelled() or sent.exception() is not None:
+            return
+        if is_missing_script(sent.result()[0]) and self._link.is_connected:
+            self._sent = self._link.send([("EVAL", _ADOPT.text, 0, *pending[1])])
+
+    async def finish(self) -> None:
+        """Return when what was handed over is held, or known not to be; BrokerError: ask again."""
+        pending = self._pending
+        if pending is None:
+            return
+        tag, args = pending
+        sent, self._sent, self._is_asked = self._sent, None, True
+        if sent is not None:
+            is_held = await self._link.finish_run(sent, _ADOPT, *args)
+        else:
+            is_held = await self._link.run(_ADOPT, *args)
+        if self._pending is pending:
+            self._pending, self._is_asked = None, False
+        if not is_held:
+            self._holding.lose(tag)
