@@ -1,6 +1,7 @@
 """Tasks for the scenarios of remote control, and a command of the app's own."""
 
 import os
+import signal
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -27,6 +28,14 @@ def waits_for(gate: str, started: str = "") -> str:
             return "went on"
         pause.wait(0.02)
     return "gave up"
+
+
+@app.task
+def stubborn(started: str) -> None:
+    """Does not end when it is asked to."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(started).touch()
+    Event().wait(WAIT_MAX_S)
 
 
 @app.panel.inspect_command(alias="whoami", args=[("greeting", str)])

@@ -2,10 +2,12 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 from umbel.app.workers import node_name
 from umbel.errors import TaskRevoked, TimeLimitExceeded
+from umbel.pools.guard import Returned, call_guarded
 
 TASKS_FILE = Path(__file__).with_name("control_tasks.py")
 ONE, TWO = node_name("one"), node_name("two")
@@ -36,6 +39,23 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     else:
         shared = shared_server()
         yield shared.url(shared.new_vhost())
+
+
+@pytest.fixture
+def cut_connections(broker: str) -> Callable[[], None]:
+    """Have the server end every connection there is."""
+
+    def cut() -> None:
+        if broker.startswith("redis"):
+            address = urlsplit(broker)
+            with socket.create_connection((address.hostname or "", address.port or 0), 10) as link:
+                for kind in ("pubsub", "normal"):
+                    link.sendall(f"CLIENT KILL TYPE {kind}\r\n".encode())
+                    assert link.recv(100).startswith(b":")
+        else:
+            shared_server().control("close_all_connections", "--vhost", broker.rpartition("/")[2], "a test")
+
+    return cut
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +236,9 @@ def test_limits_are_changed_while_it_runs(cluster: Cluster) -> None:
     told = ask(cluster, ONE, "time_limit", task_name=task, soft=5, hard=10.0)
     assert told == {"ok": "time limits set successfully"}
     assert shown() == f"{task} [rate_limit=100/m time_limit=10.0 soft_time_limit=5.0]"
-    assert ask(cluster, TWO, "registered") == sorted([task, "control_tasks.waits_for"])
+    assert ask(cluster, TWO, "registered") == sorted(
+        [task, "control_tasks.stubborn", "control_tasks.waits_for"]
+    )
     told = ask(cluster, ONE, "rate_limit", task_name=task, rate_limit=0)
     assert told == {"ok": "rate limit disabled successfully"}
     assert ask(cluster, ONE, "time_limit", task_name=task) == {"ok": "time limits set successfully"}
@@ -342,6 +364,76 @@ def test_the_answers_tell_who_is_a_member(cluster: Cluster) -> None:
     assert monotonic() - began < ENOUGH_S  # it did not wait for its deadline
 
 
+@ON_SQLITE
+def test_a_task_that_catches_the_signal_is_ended_all_the_same(cluster: Cluster, tmp_path: Path) -> None:
+    one = ask_for_queue(cluster, ONE, "stubborn")
+    sent = cluster.app.send_task("control_tasks.stubborn", [str(tmp_path / "started")], queue="stubborn")
+    wait_until((tmp_path / "started").exists, what="it to run")
+    assert one("revoke", task_id=sent.id, terminate=True) == {"ok": f"terminate: {sent.id}"}
+    with pytest.raises(TaskRevoked, match="terminated"):
+        sent.get(timeout=ENOUGH_S)
+    one("cancel_consumer", queue="stubborn")
+
+
+@ON_SQLITE
+def test_commands_by_pattern_reach_exactly_their_part(cluster: Cluster) -> None:
+    """P1: what is told by glob and by regular expression changes those workers and no others."""
+
+    def seen(node: str) -> dict[str, Any]:
+        limits = ["rate_limit", "time_limit"]
+        return {
+            "limits": ask(cluster, node, "registered", taskinfoitems=limits)[0],
+            "queues": [queue["name"] for queue in ask(cluster, node, "active_queues")],
+            "children": ask(cluster, node, "stats")["pool"]["max-concurrency"],
+            "revoked": "by-pattern" in ask(cluster, node, "revoked"),
+        }
+
+    add, before = "control_tasks.add", {node: seen(node) for node in (ONE, TWO)}
+    ways: dict[str, dict[str, Any]] = {ONE: {"pattern": "on?@*"}, TWO: {"pattern": "t.*@", "matcher": "pcre"}}
+    for node, other in ((ONE, TWO), (TWO, ONE)):
+
+        def tell(command: str, node: str = node, **arguments: Any) -> None:
+            answers = cluster.app.control.ask(command, arguments, timeout=ENOUGH_S, limit=1, **ways[node])
+            assert list(answers.replies) == [node] and "ok" in answers.replies[node]
+
+        tell("rate_limit", task_name=add, rate_limit="7/m")
+        tell("time_limit", task_name=add, hard=70)
+        tell("add_consumer", queue="by-pattern")
+        tell("pool_grow", n=1)
+        tell("revoke", task_id="by-pattern")
+        assert seen(other) == before[other]
+        assert seen(node) == {
+            "limits": f"{add} [rate_limit=7/m time_limit=70.0]",
+            "queues": ["celery", "by-pattern"],
+            "children": 3,
+            "revoked": True,
+        }
+        tell("rate_limit", task_name=add, rate_limit=0)
+        tell("time_limit", task_name=add)
+        tell("cancel_consumer", queue="by-pattern")
+        tell("pool_shrink", n=1)
+        before[node] = seen(node)
+    cluster.start_worker("third", "-c", "1")
+    cluster.app.control.shutdown(pattern="thir*")
+    assert cluster.workers.pop("third").wait(30) == 0
+    assert ask(cluster, ONE, "ping") == ask(cluster, TWO, "ping") == {"ok": "pong"}
+
+
+@pytest.mark.parametrize("broker", ["redis", "amqp"], indirect=True)
+def test_a_mailbox_whose_connection_is_cut_is_made_anew(
+    cluster: Cluster, cut_connections: Callable[[], None]
+) -> None:
+    """P5: the workers go on, and answer again."""
+    pids = {node: ask(cluster, node, "stats")["pid"] for node in (ONE, TWO)}
+    cut_connections()
+
+    def answered() -> bool:
+        asked = cluster.app.control.ask("stats", destination=[ONE, TWO], timeout=1.0)
+        return {node: stats["pid"] for node, stats in asked.replies.items()} == pids
+
+    wait_until(lambda: call_guarded(answered) == Returned(True), what="both to answer", deadline_s=30.0)
+
+
 # -- the command line (P7) -------------------------------------------------------------------------
 
 
@@ -350,7 +442,9 @@ def test_the_command_line_asks_and_tells(cluster: Cluster) -> None:
     pinged = cluster.umbel("ping", "-d", f"{ONE},{TWO}", "--timeout", "20")
     assert pinged.stdout == f"{ONE}: pong\n{TWO}: pong\n"
     seen = cluster.umbel_json("inspect", "registered", "rate_limit", "-d", ONE, "--timeout", "20")
-    assert seen["replies"] == {ONE: ["control_tasks.add", "control_tasks.waits_for"]}
+    assert seen["replies"] == {
+        ONE: ["control_tasks.add", "control_tasks.stubborn", "control_tasks.waits_for"]
+    }
     told = cluster.umbel("control", "rate_limit", "control_tasks.add", "10/s", "--glob", "one@*")
     assert told.stdout == f"{ONE}: ok\n    new rate limit set successfully\n"
     cluster.umbel("control", "rate_limit", "control_tasks.add", "0", "-d", ONE)

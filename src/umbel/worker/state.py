@@ -1,5 +1,6 @@
 """WorkerState: what control commands see and change of this worker (`control.state.ControlState`)."""
 
+import asyncio
 import platform
 import resource
 from collections import deque
@@ -20,6 +21,7 @@ from umbel.protocol.pidbox import Known
 from umbel.version import VERSION
 from umbel.wire.gossip import describe
 from umbel.worker.context import WorkerContext
+from umbel.worker.held import Held
 from umbel.worker.requests import Requests
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
@@ -29,6 +31,7 @@ from umbel.worker.steps.tasks import Tasks
 
 REVOKE_RETENTION_S = 7 * 86_400.0
 SAMPLES_MAX = 100
+TERMINATE_GRACE_S = 5.0
 SETTLED_BEATS = 4
 
 
@@ -110,13 +113,20 @@ class WorkerState:
 
     def terminate(self, task_ids: Sequence[str], signal: str) -> Sequence[str]:
         ended: list[str] = []
+        loop = asyncio.get_running_loop()
         for held in self._requests.running(task_ids):
             held.terminated_by = signal
             if self._context.pool.terminate_job(held.number, Signals[signal]):
                 ended.append(held.headers.id)
+                loop.call_later(TERMINATE_GRACE_S, self._kill_if_running, held)
             else:
                 held.terminated_by = ""
         return ended
+
+    def _kill_if_running(self, held: Held) -> None:
+        """A task may catch the signal that was to end it; this one cannot be caught."""
+        if self._tasks.is_holding(held):
+            self._context.pool.terminate_job(held.number, Signals.SIGKILL)
 
     def known(self) -> Sequence[Known]:
         """The members as a caller of remote control wants them; none while this node is too new.

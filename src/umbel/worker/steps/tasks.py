@@ -114,6 +114,9 @@ class Tasks(Step):
         """Every message that was taken to run here and has not ended."""
         return list(self._held.values())
 
+    def is_holding(self, held: Held) -> bool:
+        return self._held.get(held.number) is held
+
     def drop_revoked(self) -> None:
         """What has been revoked since it was taken, and has not started, must not start."""
         if not any(map(self._is_revoked, self._held.values())):
