@@ -220,3 +220,17 @@ def test_many_calls_are_sent_at_once(app: App, shop: Shop) -> None:
     with app.eager():
         results = app.send_many([shop.add.s(1, 2), shop.add.s(3) | shop.add.s(4), shop.add.si(5, 6)])
     assert [result.get() for result in results] == [3, 7, 11]
+
+
+def test_many_calls_are_sent_under_the_ids_they_name_and_stay_as_they_were(app: App, shop: Shop) -> None:
+    call, steps = (
+        shop.add.s(1, 2).set(task_id="call"),
+        (shop.add.s(3, 3) | shop.add.s(4)).set(task_id="steps"),
+    )
+    unnamed = shop.add.s(5, 6)
+    with app.eager():
+        results = app.send_many([call, steps, unnamed, unnamed])
+        assert [result.get() for result in results] == [3, 10, 11, 11]
+    assert [result.id for result in results[:2]] == ["call", "steps"]
+    assert len({result.id for result in results}) == 4
+    assert "task_id" not in unnamed.options

@@ -206,7 +206,7 @@ class App:
                 results.append(AsyncResult(one.task_id, app=call.app, ignored=one.ignores_result))
             else:
                 copy = call.clone()
-                copy.freeze(task_id)
+                copy.freeze()
                 prepared += copy.prepare(sender=sender)
                 results.append(copy.handle())
         self.publish(prepared)

@@ -72,13 +72,17 @@ class Signature(Generic[R]):
             check_options(options)
         copy: Signature[R] = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__)
-        # What is given now is not copied: the result of a chain's step may be large.
-        copy.args = [*(() if self.immutable else args), *_copied(self.args, self.args)]
-        copy.kwargs = _copied(self.kwargs, self.kwargs.values()) | (
-            dict(kwargs or {}) if not self.immutable else {}
-        )
+        copy.args = _copied(self.args, self.args)
+        copy.kwargs = _copied(self.kwargs, self.kwargs.values()) if self.kwargs else {}
         own = cast(dict[str, Any], self.options)
-        copy.options = cast(SendOptions, {**_copied(own, own.values()), **options})
+        copy.options = cast(SendOptions, _copied(own, own.values())) if own else {}
+        # What is given now is not copied: the result of a chain's step may be large.
+        if args and not self.immutable:
+            copy.args = [*args, *copy.args]
+        if kwargs and not self.immutable:
+            copy.kwargs.update(kwargs)
+        if options:
+            copy.options.update(options)
         return copy
 
     def link(self, callback: "Signature[Any]") -> "Signature[Any]":
@@ -169,7 +173,9 @@ class Signature(Generic[R]):
 
     def freeze(self, task_id: str | None = None) -> str:
         """Fix the id it will be sent under, and return it."""
-        fixed: str = self.options.setdefault("task_id", task_id or new_id())
+        fixed = self.options.get("task_id")
+        if fixed is None:
+            fixed = self.options["task_id"] = task_id or new_id()
         return fixed
 
     def to_map(self) -> SignatureMap:
@@ -305,8 +311,6 @@ register_kind("chain", CHAIN_TASK, _chain_from)
 
 def _copied(values: C, items: Iterable[Any]) -> C:
     """A list or map with contents of its own: `deepcopy` is needed only for items that can change."""
-    if not values:
-        return values.copy()
     return values.copy() if _UNCHANGING.issuperset(map(type, items)) else deepcopy(values)
 
 

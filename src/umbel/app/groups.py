@@ -6,9 +6,9 @@ group inside a group is flattened: what counts is the tasks.
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast
-from uuid import uuid4
 
 from umbel.app.canvas import Signature, register_kind, signature_from
+from umbel.app.ids import new_id
 from umbel.app.request import Request
 from umbel.app.results import AsyncResult, join, join_async
 from umbel.app.send_options import SendOptions
@@ -104,7 +104,7 @@ class Group(Signature[list[Any]]):
         return Group(members, app=self._app, options=cast(SendOptions, {**self.options, **options}))
 
     def freeze(self, task_id: str | None = None) -> str:
-        group_id: str = self.options.setdefault("task_id", task_id or str(uuid4()))
+        group_id: str = self.options.setdefault("task_id", task_id or new_id())
         for member in self.members:
             member.freeze()
         return group_id
@@ -115,7 +115,8 @@ class Group(Signature[list[Any]]):
         shared = {name: value for name, value in self.options.items() if name not in _OF_THE_GROUP}
         prepared: list[Prepared] = []
         for place, member in enumerate(self.members):
-            member.options = cast(SendOptions, {**shared, **member.options})
+            if shared:
+                member.options = cast(SendOptions, {**shared, **member.options})
             member.join_group(group_id, place)
             prepared += member.prepare(sender=sender)
         return prepared
