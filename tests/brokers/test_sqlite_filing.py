@@ -1,5 +1,10 @@
-"""The embedded broker's messages between their row and their slip: none lost, none out of turn."""
+"""The embedded broker's way of sending: messages between their row and their slip, and the log's flush.
 
+None is lost, and none is out of turn.
+"""
+
+import errno
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -22,6 +27,7 @@ from tests.brokers.under_test import OWNER, message
 from umbel.brokers.interface import Ack, BrokerSettings, Delivery, Return
 from umbel.brokers.sqlite import messages, schema
 from umbel.brokers.sqlite.store import Store
+from umbel.errors import BrokerUnavailable
 from umbel.wire.message import Outgoing
 
 QUEUES = ("a", "b")
@@ -154,3 +160,39 @@ def test_a_file_of_the_first_version_keeps_its_messages_and_its_order(tmp_path: 
         store.publish([sent(3, "a", 0)])
         claimed = store.claim(OWNER, ["a"], 10, 0).deliveries
         assert [one.message.body for one in claimed] == [b"1", b"2", b"3"]
+
+
+def test_who_closes_the_file_does_not_disturb_another_threads_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush = os.fdatasync
+    with opened(tmp_path / "umbel.db") as store:
+
+        def close_meanwhile(descriptor: int) -> None:
+            store.close()
+            assert os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{store.database.path}-wal")
+            flush(descriptor)
+
+        monkeypatch.setattr(os, "fdatasync", close_meanwhile)
+        for number in range(3):
+            store.publish([sent(number, "a", 0)])
+        assert [one.message.body for one in store.claim(OWNER, ["a"], 9, 0).deliveries] == [b"0", b"1", b"2"]
+
+
+def test_a_log_that_cannot_be_opened_is_one_clear_error_and_nothing_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = os.open
+
+    def refuse(path: str, *how: int) -> int:
+        if str(path).endswith("-wal"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_file(path, *how)
+
+    with opened(tmp_path / "umbel.db") as store:
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(BrokerUnavailable, match="-wal to flush it: Too many open files"):
+            store.publish([sent(1, "a", 0)])
+        monkeypatch.undo()
+        store.publish([sent(2, "a", 0)])
+        assert [one.message.body for one in store.peek("a", 9)] == [b"2"]

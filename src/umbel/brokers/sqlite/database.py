@@ -55,10 +55,18 @@ class _Log:
     __slots__ = ("file",)
 
     def __init__(self, path: str) -> None:
-        self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            self.file = -1
+            raise BrokerUnavailable(
+                f"cannot open {path} to flush it: {error.strerror}; make it readable for this user, "
+                "or raise the limit of open files"
+            ) from None
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.file)
+        if self.file >= 0:
+            close(self.file)
 
 
 class Database:
