@@ -2,27 +2,32 @@
 
 A hold (`holds.py`) says who may act: it ends with its holder's connection, and the holder's own
 process ends it when its time to live is over. The facts (`records.py`) say what happened: who
-holds under which term, how an election ended, what data a lease has. Only who has the hold
-writes, and what is written under an older term is not heard, so a holder that lost its connection
-cannot overwrite its successor. Whoever has taken a hold reads the facts up to a mark of its own
-before it decides: what was confirmed before may still be on its way to readers of the stream.
+holds under which term, how an election ended, what data a lease has. They are a log that all read
+in one order, and an entry counts only if its writer knew the last one that counted. So a holder that
+lost its connection cannot overwrite its successor, and of a start and a claim that cross each
+other only the first counts: at most one start under AT_MOST_ONCE holds whatever becomes of holds
+and clocks.
 
-What this cannot promise: RabbitMQ checks nothing at the moment of an effect, so `start_election`
-and `fenced_publish` are as good as the holder's own look at its connection and clock; a process
-that stands still between that look and the effect may act late. In a cluster of RabbitMQ nodes
+What this cannot promise: RabbitMQ has no conditional publish, so `fenced_publish` is as good as the
+holder's look at its connection, its clock and the log; a process that stands still between that
+look and the effect may act late. In a cluster of RabbitMQ nodes
 that splits without `pause_minority` both sides may hold. A lost facts stream is not noticed.
 """
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from secrets import token_hex
 from time import time
+from weakref import WeakValueDictionary
+
+from msgspec.structs import replace as replace_fact
 
 from umbel.brokers.amqp import outbox, topology
-from umbel.brokers.amqp.holds import Holds, is_held
-from umbel.brokers.amqp.records import ElectionFact, Fact, LeaseFact, MarkFact, encode_record
+from umbel.brokers.amqp.facts import change, tell
+from umbel.brokers.amqp.holds import Holds, boot_time, heartbeat_for, is_held
+from umbel.brokers.amqp.records import ElectionFact, LeaseFact
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BrokerUnavailable
@@ -40,89 +45,89 @@ from umbel.protocol.coordination import (
 )
 from umbel.wire.message import Outgoing
 
-LOOK_AGAIN_S = 0.002
+WRITES_MAX = 5  # of one change; each but the last found that somebody else was faster
 
 
 @dataclass(slots=True)
 class Own:
     """What this process holds: under which term, and until when on its own clock."""
 
+    holds: Holds
     holder: str
     term: int
     ttl_s: float
-    deadline: float
+    deadline: float = 0.0
 
     @property
     def left_s(self) -> float:
-        return self.deadline - asyncio.get_running_loop().time()
+        return self.deadline - boot_time()
 
-    def prolong(self) -> None:
-        self.deadline = asyncio.get_running_loop().time() + self.ttl_s
+    def prolong(self, proven_at: float) -> None:
+        self.deadline = proven_at + min(self.ttl_s, self.holds.proof_s)
 
 
 class AmqpCoordination:
     def __init__(self, sessions: Sessions, settings: BrokerSettings) -> None:
         self._sessions = sessions
         self._timeout_s = settings.connect_timeout_s
-        self._holds = Holds(timeout_s=settings.connect_timeout_s, name=f"umbel {os.getpid()} holds")
+        self._holds: dict[int, Holds] = {}  # by their connection's heartbeat
         self._own: dict[str, Own] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.unproven = 0  # what RabbitMQ confirms, it has replicated
 
     async def close(self) -> None:
-        await self._holds.close()
+        for holds in self._holds.values():
+            await holds.close()
 
     async def sweep(self) -> None:
         session = await self._current()
         session.views.facts.sweep(time())
         fading = session.views.facts.fading()
         if fading:
-            await self._tell(session, *fading)
+            await tell(session, *fading, timeout_s=self._timeout_s)
 
     # -- leases ----------------------------------------------------------------------------------
 
     async def acquire_lease(self, name: str, holder: str, *, ttl_s: float) -> LeaseReply:
-        session, what = await self._current(), f"lease.{name}"
-        facts = session.views.facts
-        own = self._valid(what)
-        if own is not None:
-            if own.holder == holder:
-                own.ttl_s = ttl_s
-                own.prolong()
-            return self._lease_reply(session, name, own, granted=own.holder == holder)
-        self._own.pop(what, None)  # its watch must not drop what is taken now
-        if not await self._holds.take(what, session.link.location):
-            return await self.read_lease(name)
-        await self._tell(session)
-        known = facts.leases.get(name)
-        term = protocol.next_term(_now(), facts.last_term)
-        self._keep(what, holder, term, ttl_s)
-        await self._tell(session, LeaseFact(name, holder, term, ttl_s, b"" if known is None else known.data))
-        return self._lease_reply(session, name, self._own[what], granted=True)
+        what = f"lease.{name}"
+        async with self._one_at_a_time(what):
+            session = await self._current()
+            own = self._valid(what)
+            if own is not None and own.holder != holder:
+                return self._lease_reply(session, name, own, granted=False)
+            if own is not None and await self._renew(what, own, ttl_s):
+                return self._lease_reply(session, name, own, granted=True)
+            async with self._taken(what, ttl_s, session) as hold:
+                if hold is None:
+                    return await self.read_lease(name)
+                term = 0
+                for _ in range(WRITES_MAX):
+                    known = session.views.facts.leases.get(name)
+                    term = protocol.next_term(_now(), session.views.facts.last_term)
+                    data = b"" if known is None else known.data
+                    if await self._write_lease(session, LeaseFact(name, holder, term, ttl_s, data, 0)):
+                        self._keep(what, hold, holder, term, ttl_s)
+                        break
+            own = self._mine(what, holder, term)
+            if own is None:  # its connection ended meanwhile
+                return await self.read_lease(name)
+            return self._lease_reply(session, name, own, granted=True)
 
     async def renew_lease(self, name: str, holder: str, term: int, *, ttl_s: float) -> bool:
         own = self._mine(f"lease.{name}", holder, term)
         if own is None:
             return False
-        own.ttl_s = ttl_s
-        own.prolong()
-        return True
+        session = await self._current()
+        return self._leads(session, name, holder, term) and await self._renew(f"lease.{name}", own, ttl_s)
 
     async def release_lease(self, name: str, holder: str, term: int) -> bool:
-        what = f"lease.{name}"
-        if self._mine(what, holder, term) is None:
+        if not await self._change_lease(name, holder, term, lambda known: replace_fact(known, holder="")):
             return False
-        session = await self._current()
-        known = session.views.facts.leases[name]
-        await self._tell(session, LeaseFact(name, "", term, known.ttl_s, known.data))
-        await self._drop(what)
+        await self._drop(f"lease.{name}")
         return True
 
     async def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool:
-        own = self._mine(f"lease.{name}", holder, term)
-        if own is None:
-            return False
-        await self._tell(await self._current(), LeaseFact(name, holder, term, own.ttl_s, data))
-        return True
+        return await self._change_lease(name, holder, term, lambda known: replace_fact(known, data=data))
 
     async def read_lease(self, name: str) -> LeaseReply:
         session = await self._current()
@@ -137,75 +142,113 @@ class AmqpCoordination:
         return LeaseReply(False, "", known.term, 0.0, known.data)
 
     async def fenced_publish(self, name: str, holder: str, term: int, batch: Sequence[Outgoing]) -> bool:
-        session = await self._sessions.get()
-        if self._mine(f"lease.{name}", holder, term) is None:
+        session = await self._current()
+        if not self._leads(session, name, holder, term):
             return False
         await session.send(outbox.tasks(batch, time()))
         return True
 
+    async def _change_lease(
+        self, name: str, holder: str, term: int, edit: Callable[[LeaseFact], LeaseFact]
+    ) -> bool:
+        async with self._one_at_a_time(f"lease.{name}"):
+            session = await self._current()
+            for _ in range(WRITES_MAX):
+                if not self._leads(session, name, holder, term):
+                    return False
+                if await self._write_lease(session, edit(session.views.facts.leases[name])):
+                    return True
+        return False
+
+    def _leads(self, session: Session, name: str, holder: str, term: int) -> bool:
+        """Whether it is ours by our connection and clock, and nobody was heard to take it since."""
+        known = session.views.facts.leases.get(name)
+        is_heard = known is not None and (known.holder, known.term) == (holder, term)
+        return is_heard and self._mine(f"lease.{name}", holder, term) is not None
+
     # -- elections -------------------------------------------------------------------------------
 
     async def open_election(self, key: str, request: ElectionRequest) -> ElectionRecord:
-        session = await self._current()
-        known = session.views.facts.elections.get(key)
-        record = protocol.open_election(known, request, _now())
-        if record is not known:
-            await self._write(session, key, record)
-        return session.views.facts.elections[key]
+        async with self._one_at_a_time(f"election.{key}"):
+            session = await self._current()
+            elections = session.views.facts.elections
+            record = protocol.open_election(elections.get(key), request, _now())
+            if key not in elections:
+                await self._write_election(session, key, record)
+            return elections[key]
 
     async def claim_election(
         self, key: str, holder: str, request: ElectionRequest, *, ttl_s: float
     ) -> ElectionReply:
-        session, what = await self._current(), f"election.{key}"
-        elections = session.views.facts.elections
-        own = self._valid(what)
-        if own is not None:
-            if own.holder == holder:
-                return Granted(own.term, elections[key].attempt)
-            return Busy(own.holder, own.term, own.left_s)
-        self._own.pop(what, None)  # its watch must not drop what is taken now
-        if not await self._holds.take(what, session.link.location):
-            known = elections.get(key)
-            return Busy(known.holder, known.term, ttl_s) if known else Busy("", 0, ttl_s)
-        await self._tell(session)
-        known = elections.get(key)
-        if known is not None:  # we have the hold, so whoever is written there has it no more
-            known = replace(known, expires_at=0.0)
-        facts = StoreFacts(born=0.0, last_term=session.views.facts.last_term)
-        record, reply = protocol.claim_election(known, holder, request, ttl_s=ttl_s, now=_now(), store=facts)
-        assert record is not None, "a store without a birth never holds an election back"
-        if isinstance(reply, Granted):
-            self._keep(what, holder, reply.term, ttl_s)
-        if record != known:
-            await self._write(session, key, record)
-        if not isinstance(reply, Granted):
-            await self._drop(what)
-        return reply
+        what = f"election.{key}"
+        async with self._one_at_a_time(what):
+            session = await self._current()
+            elections = session.views.facts.elections
+            own = self._valid(what)
+            if own is not None:
+                if own.holder == holder and self._heads(session, key, holder, own.term):
+                    return Granted(own.term, elections[key].attempt)
+                return Busy(own.holder, own.term, own.left_s)
+            async with self._taken(what, ttl_s, session) as hold:
+                if hold is None:
+                    known = elections.get(key)
+                    return Busy(known.holder, known.term, ttl_s) if known else Busy("", 0, ttl_s)
+                reply = await self._claim(session, key, holder, request, ttl_s)
+                if isinstance(reply, Granted):
+                    self._keep(what, hold, holder, reply.term, ttl_s)
+            if isinstance(reply, Granted) and self._mine(what, holder, reply.term) is None:
+                return Busy(holder, reply.term, ttl_s)  # its connection ended meanwhile
+            return reply
+
+    async def _claim(
+        self, session: Session, key: str, holder: str, request: ElectionRequest, ttl_s: float
+    ) -> ElectionReply:
+        """Decide while we have the hold: whoever is written there as the holder has it no more."""
+        facts = session.views.facts
+        for _ in range(WRITES_MAX):
+            known = facts.elections.get(key)
+            if known is not None:
+                known = replace(known, expires_at=0.0)
+            store = StoreFacts(born=0.0, last_term=facts.last_term)
+            now = _now()
+            record, reply = protocol.claim_election(known, holder, request, ttl_s=ttl_s, now=now, store=store)
+            assert record is not None, "a store without a birth never holds an election back"
+            if record == known or await self._write_election(session, key, record):
+                return reply
+        return Busy("", 0, ttl_s)
 
     async def start_election(self, key: str, holder: str, term: int) -> bool:
-        session, own = await self._current(), self._mine(f"election.{key}", holder, term)
-        if own is None:
-            return False
-        record = replace(session.views.facts.elections[key], started=True, changed_at=time())
-        await self._write(session, key, record)
-        own.prolong()
-        return self._mine(f"election.{key}", holder, term) is not None
+        """Yes only if this very entry counted: whoever claims next has read that it has started."""
+        what = f"election.{key}"
+        async with self._one_at_a_time(what):
+            own = self._mine(what, holder, term)
+            if own is None:
+                return False
+            session = await self._current()
+            if not self._heads(session, key, holder, term):
+                return False
+            record = replace(session.views.facts.elections[key], started=True, changed_at=time())
+            return await self._write_election(session, key, record) and await self._renew(what, own)
 
     async def renew_election(self, key: str, holder: str, term: int) -> bool:
         own = self._mine(f"election.{key}", holder, term)
-        if own is not None:
-            own.prolong()
-        return own is not None
+        if own is None:
+            return False
+        session = await self._current()
+        return self._heads(session, key, holder, term) and await self._renew(f"election.{key}", own)
 
     async def finish_election(self, key: str, holder: str, term: int, outcome: str) -> bool:
-        session = await self._current()
-        known = session.views.facts.elections.get(key)
-        record = protocol.finish_election(known, holder, term, outcome, _now())
-        if record is None:
-            return False
-        await self._write(session, key, record)
-        await self._drop(f"election.{key}")
-        return True
+        async with self._one_at_a_time(f"election.{key}"):
+            session = await self._current()
+            for _ in range(WRITES_MAX):
+                known = session.views.facts.elections.get(key)
+                record = protocol.finish_election(known, holder, term, outcome, _now())
+                if record is None:
+                    return False
+                if await self._write_election(session, key, record):
+                    await self._drop(f"election.{key}")
+                    return True
+        return False
 
     async def read_election(self, key: str) -> ElectionRecord | None:
         return (await self._current()).views.facts.elections.get(key)
@@ -225,6 +268,14 @@ class AmqpCoordination:
                 found.append((key, record))
         return found
 
+    def _heads(self, session: Session, key: str, holder: str, term: int) -> bool:
+        """Whether it is ours by our connection and clock, and nobody was heard to claim it since."""
+        known = session.views.facts.elections.get(key)
+        if known is None or known.state is not ElectionState.HELD:
+            return False
+        is_heard = (known.holder, known.term) == (holder, term)
+        return is_heard and self._mine(f"election.{key}", holder, term) is not None
+
     # -- the clock -------------------------------------------------------------------------------
 
     async def raise_clock(self, value: int) -> int:
@@ -243,18 +294,60 @@ class AmqpCoordination:
         await session.catch_up()
         return session
 
+    def _one_at_a_time(self, what: str) -> asyncio.Lock:
+        """For all of this process who want the same; a lock lasts while somebody wants it."""
+        lock = self._locks.get(what)
+        if lock is None:
+            lock = self._locks[what] = asyncio.Lock()
+        return lock
+
+    @asynccontextmanager
+    async def _taken(
+        self, what: str, ttl_s: float, session: Session
+    ) -> AsyncIterator[tuple[Holds, float] | None]:
+        """The hold, or None if it is another's. Unless it was kept inside, it is given up at the end."""
+        self._forget(what)
+        heartbeat_s = heartbeat_for(ttl_s)
+        holds = self._holds.get(heartbeat_s)
+        if holds is None:
+            name = f"umbel {os.getpid()} holds {heartbeat_s}"
+            holds = Holds(timeout_s=self._timeout_s, heartbeat_s=heartbeat_s, name=name)
+            self._holds[heartbeat_s] = holds
+        taken_at = await holds.take(what, session.link.location)
+        if taken_at is None:
+            yield None
+            return
+        try:
+            await session.catch_up()  # with what the last holder wrote
+            yield holds, taken_at
+        finally:
+            if what not in self._own:
+                holds.drop(what)
+
     def _valid(self, what: str) -> Own | None:
         own = self._own.get(what)
-        return own if own is not None and own.left_s > 0 and self._holds.has(what) else None
+        return own if own is not None and own.left_s > 0 and own.holds.has(what) else None
 
     def _mine(self, what: str, holder: str, term: int) -> Own | None:
         own = self._valid(what)
         return own if own is not None and (own.holder, own.term) == (holder, term) else None
 
-    def _keep(self, what: str, holder: str, term: int, ttl_s: float) -> None:
-        own = self._own[what] = Own(holder, term, ttl_s, 0.0)
-        own.prolong()
+    def _keep(self, what: str, hold: tuple[Holds, float], holder: str, term: int, ttl_s: float) -> None:
+        holds, taken_at = hold
+        own = self._own[what] = Own(holds, holder, term, ttl_s)
+        own.prolong(taken_at)
         self._watch(what, own)
+
+    async def _renew(self, what: str, own: Own, ttl_s: float | None = None) -> bool:
+        try:
+            proven_at = await own.holds.prove()
+        except BrokerUnavailable:  # its connection has ended, and the hold with it
+            return False
+        if self._valid(what) is not own:
+            return False
+        own.ttl_s = own.ttl_s if ttl_s is None else ttl_s
+        own.prolong(proven_at)
+        return True
 
     def _watch(self, what: str, own: Own) -> None:
         """A holder that does not renew gives the hold up, though its connection lives."""
@@ -263,35 +356,25 @@ class AmqpCoordination:
         if own.left_s > 0:
             asyncio.get_running_loop().call_later(own.left_s, self._watch, what, own)
         else:
-            del self._own[what]
-            self._holds.drop_soon(what)
+            self._forget(what)
+
+    def _forget(self, what: str) -> None:
+        own = self._own.pop(what, None)
+        if own is not None:
+            own.holds.drop(what)
 
     async def _drop(self, what: str) -> None:
-        self._own.pop(what, None)
-        await self._holds.drop(what)
+        own = self._own.pop(what, None)
+        if own is not None:
+            await own.holds.drop_now(what)
 
-    async def _write(self, session: Session, key: str, record: ElectionRecord) -> None:
-        await self._tell(session, ElectionFact(key, record))
+    async def _write_election(self, session: Session, key: str, record: ElectionRecord) -> bool:
+        version = session.views.facts.next_version("election", key)
+        return await change(session, ElectionFact(key, record, version), timeout_s=self._timeout_s)
 
-    async def _tell(self, session: Session, *facts: Fact) -> None:
-        """When this returns, the facts are confirmed, and the views know all that came before them."""
-        mark, read = MarkFact(token_hex(8)), asyncio.Event()
-        awaited = session.views.facts.awaited
-        awaited[mark.nonce] = read.set
-        try:
-            entries = [outbox.entry(topology.FACTS, encode_record(fact)) for fact in (*facts, mark)]
-            await session.publisher.send(entries)
-            async with asyncio.timeout(self._timeout_s):
-                await session.catch_up()
-                while not read.is_set():
-                    await asyncio.sleep(LOOK_AGAIN_S)
-                    await session.catch_up()
-        except TimeoutError:
-            raise BrokerUnavailable(
-                f"RabbitMQ confirmed facts and did not show them within {self._timeout_s:g} s; try again"
-            ) from None
-        finally:
-            awaited.pop(mark.nonce, None)
+    async def _write_lease(self, session: Session, fact: LeaseFact) -> bool:
+        version = session.views.facts.next_version("lease", fact.name)
+        return await change(session, replace_fact(fact, version=version), timeout_s=self._timeout_s)
 
     def _lease_reply(self, session: Session, name: str, own: Own, *, granted: bool) -> LeaseReply:
         return LeaseReply(granted, own.holder, own.term, own.left_s, session.views.facts.leases[name].data)

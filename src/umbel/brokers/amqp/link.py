@@ -50,6 +50,11 @@ class Link(asyncio.Protocol):
         self._silent_beats = 0
         self._beat: asyncio.TimerHandle | None = None
 
+    @property
+    def heartbeat_s(self) -> int:
+        """As agreed: the server lets go of a link after two to three of them without a word from us."""
+        return self._handshake.heartbeat_s
+
     async def opened(self) -> None:
         await self._opened
 

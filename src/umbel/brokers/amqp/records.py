@@ -6,14 +6,15 @@ be mended and the next reader must not stop at it.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import msgspec
 
 from umbel.brokers.interface import Revoke
 from umbel.errors import RevokesFull
-from umbel.protocol.coordination import RETENTION_S, ElectionRecord, ElectionState
+from umbel.protocol.coordination import RETENTION_S, ElectionRecord
 
 STARTS_MAX = 100_000
 TELL_AGAIN_AFTER = 5_000  # entries of the facts; the stream keeps many times as many
@@ -131,7 +132,8 @@ class LeaseFact(msgspec.Struct, frozen=True, tag="lease"):
     holder: str
     term: int
     ttl_s: float
-    data: bytes = b""
+    data: bytes
+    version: int
 
 
 class ElectionFact(msgspec.Struct, frozen=True, tag="election"):
@@ -139,6 +141,7 @@ class ElectionFact(msgspec.Struct, frozen=True, tag="election"):
 
     key: str
     record: ElectionRecord
+    version: int
 
 
 class MarkFact(msgspec.Struct, frozen=True, tag="mark"):
@@ -156,10 +159,17 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Fact = QueueFact | RecorderFact | LeaseFact | ElectionFact | MarkFact
+Changed = LeaseFact | ElectionFact
 
 
 class FactsView:
-    """The last word on each thing. A word under an older term than one already heard is not heard."""
+    """The last word on each thing.
+
+    A lease or an election is changed by who knows its last version: the entry names the next one,
+    and of two that name the same, the first in the stream counts. All readers see one order, so
+    all agree which one that was, and its writer learns it by reading on: a comparison and a
+    change in one step, which RabbitMQ itself does not have.
+    """
 
     def __init__(self) -> None:
         self.queues: set[str] = set()
@@ -171,6 +181,8 @@ class FactsView:
         self.awaited: dict[str, Callable[[], None]] = {}  # by mark: what to do when it is read
         self._told: dict[tuple[str, str], int] = {}
         self._offset = 0
+        self._versions: dict[tuple[str, str], int] = {}
+        self._attempts: dict[Changed, bool] = {}
 
     def apply(self, offset: int, body: bytes) -> None:
         self._offset = offset
@@ -191,17 +203,28 @@ class FactsView:
                 else:
                     self.recorders[name] = max(acknowledged, self.recorders.get(name, 0))
             case LeaseFact(name, _, term):
-                self._told["lease", name] = offset
                 self.last_term = max(self.last_term, term)
-                if name not in self.leases or term >= self.leases[name].term:
+                if self._is_next(fact):
+                    self._told["lease", name] = offset
                     self.leases[name] = fact
             case MarkFact(nonce):
                 self.awaited.pop(nonce, lambda: None)()
             case ElectionFact(key, record):
                 self.last_term = max(self.last_term, record.term)
-                known = self.elections.get(key)
-                if known is None or (record.term >= known.term and record.state is not ElectionState.OPEN):
+                if self._is_next(fact):
                     self.elections[key] = record
+
+    def next_version(self, kind: str, name: str) -> int:
+        return self._versions.get((kind, name), 0) + 1
+
+    @contextmanager
+    def attempt(self, fact: "Changed") -> Iterator[Callable[[], bool]]:
+        """While it is written and read again; what is given tells whether it counted."""
+        self._attempts[fact] = False
+        try:
+            yield lambda: self._attempts[fact]
+        finally:
+            del self._attempts[fact]
 
     def fading(self) -> list[Fact]:
         """What was told so long ago that it should be told again. Elections may fade."""
@@ -213,13 +236,33 @@ class FactsView:
             elif kind == "recorder":
                 facts.append(RecorderFact(name, self.recorders[name]))
             else:
-                facts.append(self.leases[name])
+                lease = self.leases[name]
+                facts.append(msgspec.structs.replace(lease, version=lease.version + 1))
         return facts
 
     def sweep(self, now: float) -> None:
         ended = [key for key, record in self.elections.items() if record.changed_at <= now - RETENTION_S]
         for key in ended:
             del self.elections[key]
+            del self._versions["election", key]
+
+    def _is_next(self, fact: "Changed") -> bool:
+        """Whether it counts. Of what fell off the stream's end, or was swept, any version is the next."""
+        place = ("lease", fact.name) if isinstance(fact, LeaseFact) else ("election", fact.key)
+        known = self._versions.get(place)
+        if known is not None and fact.version != known + 1 and not self._is_anew(fact):
+            return False
+        self._versions[place] = fact.version
+        if fact in self._attempts:
+            self._attempts[fact] = True
+        return True
+
+    def _is_anew(self, fact: "Changed") -> bool:
+        """Written by one who has forgotten an election that we still know; time tells, as it told him."""
+        if isinstance(fact, LeaseFact):
+            return False
+        known = self.elections[fact.key]
+        return fact.record.changed_at >= known.changed_at + RETENTION_S
 
 
 _revoke_decoder = msgspec.json.Decoder(Revoke)
