@@ -74,7 +74,7 @@ def _arguments() -> argparse.Namespace:
 
 def _measure(library: str, nodes: int, url: str, home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     with Listener(url) as listener, _cluster(library, nodes, url, home) as workers:
-        _wait(lambda: listener.seen()["worker-heartbeat"] >= 3 * nodes, workers, "heartbeats of all")
+        _wait(lambda: listener.seen()["worker-heartbeat"] >= 2 * nodes, workers, "heartbeats of all")
         listener.take()
         _listen_for(arguments.idle)
         idle = listener.take()
