@@ -20,6 +20,7 @@ PUBLIC = [
     "chord",
     "AsyncResult",
     "GroupResult",
+    "ElectionContext",
     "Ignore",
     "Reject",
     "Retry",

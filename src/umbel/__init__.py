@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from umbel.app.results import AsyncResult
     from umbel.app.task import Task
     from umbel.errors import Ignore, Reject, Retry
+    from umbel.worker.election_context import ElectionContext
 
 _HOMES = {
     "App": "umbel.app.app",
@@ -29,6 +30,7 @@ _HOMES = {
     "chord": "umbel.app.chords",
     "AsyncResult": "umbel.app.results",
     "GroupResult": "umbel.app.groups",
+    "ElectionContext": "umbel.worker.election_context",
     "Ignore": "umbel.errors",
     "Reject": "umbel.errors",
     "Retry": "umbel.errors",
@@ -43,6 +45,7 @@ __all__ = [
     "chord",
     "AsyncResult",
     "GroupResult",
+    "ElectionContext",
     "Ignore",
     "Reject",
     "Retry",

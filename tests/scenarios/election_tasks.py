@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from umbel import App
+from umbel import App, ElectionContext
 
 app = App("elections")
 
@@ -25,18 +25,18 @@ def report(journal: str, name: str) -> str:
 
 
 @app.election_handler("write")
-def write(action: dict[str, str], context: Any) -> str:
+def write(action: dict[str, str], context: ElectionContext) -> str:
     note(action["journal"], f"{context.election_id} {context.term} {context.attempt}")
     return f"wrote in {Path(action['journal']).name}"
 
 
 @app.election_handler("fail")
-def fail(action: Any, context: Any) -> None:
+def fail(action: Any, context: ElectionContext) -> None:
     raise RuntimeError(f"cannot do {action}")
 
 
 @app.election_handler("again", policy="at_least_once")
-def again(action: dict[str, str], context: Any) -> None:
+def again(action: dict[str, str], context: ElectionContext) -> None:
     """The first worker to get it dies of it."""
     note(action["journal"], f"{context.attempt} {context.term}")
     if context.attempt == 1:
