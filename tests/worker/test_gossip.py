@@ -1,17 +1,21 @@
 """The shells of mingle, gossip and heart on the embedded broker: many light nodes in one process."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from tests.worker.light_node import LightNode, light_nodes, until
-from umbel.brokers.interface import Broadcast
+from umbel.brokers.interface import Broadcast, BrokerSettings
+from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.protocol.gossip_events import Change, Joined, Lost, MemberState
 from umbel.protocol.gossip_mode import GossipMode
 from umbel.wire.event import encode_event
+from umbel.worker.node_hooks import WAITING_MAX, NodeHooks
 
 LOST, LEFT = MemberState.LOST, MemberState.LEFT
 
@@ -159,6 +163,18 @@ def test_a_newcomer_learns_revokes_members_and_the_clock_before_it_hears_anybody
     asyncio.run(scenario())
 
 
+def test_the_cluster_has_a_clock_that_outlives_its_nodes(tmp_path: Path) -> None:
+    """S2: whoever starts, starts past what the cluster has seen, although nobody is there to tell."""
+
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a") as nodes:
+            nodes["a"].events.clock.adjust(10_000)
+        async with light_nodes(tmp_path, "b") as nodes:
+            assert nodes["b"].events.clock.value > 10_000
+
+    asyncio.run(scenario())
+
+
 def test_a_node_that_is_suspected_or_given_up_refutes(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with light_nodes(tmp_path, "a", "b", heartbeat_interval_s=60.0) as nodes:
@@ -200,3 +216,63 @@ def test_joins_are_told_to_whoever_asked(tmp_path: Path) -> None:
             assert isinstance(told[0], Joined) and told[1].member.state is LEFT
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("part", ["mingle", "gossip", "heartbeat"])
+def test_each_part_can_be_off_alone(part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """S6: the others see a node without gossip or mingle; one without heartbeats is heard of by hello."""
+    caplog.set_level("INFO")
+
+    async def scenario() -> None:
+        async with (
+            light_nodes(tmp_path, "a") as nodes,
+            light_nodes(tmp_path, "b", **{f"without_{part}": True}) as others,
+        ):
+            if part != "heartbeat":
+                await until(lambda: nodes["a"].sees() == {"a", "b"}, what="a to see b")
+            if part != "gossip":
+                await until(lambda: others["b"].sees() == {"a", "b"}, what="b to see a")
+
+    asyncio.run(scenario())
+    assert f"'without_{part}'" in caplog.text
+
+
+def test_without_fan_out_the_parts_say_so_and_the_worker_runs_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7."""
+    fanless = replace(SqliteBroker(BrokerSettings("sqlite:///x.db")).capabilities, fanout=False)
+    monkeypatch.setattr(SqliteBroker, "capabilities", property(lambda _: fanless))
+
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a") as nodes:
+            assert nodes["a"].sees() == {"a"}
+
+    asyncio.run(scenario())
+    for part in ("mingle", "gossip", "control"):
+        assert f"{part} is off: transport sqlite has no fan-out" in caplog.text
+
+
+def test_hooks_are_called_in_order_off_the_loop_and_a_hanging_one_holds_up_only_hooks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    called: list[int] = []
+    done, go_on = Event(), Event()
+
+    def hang(number: int) -> None:
+        called.append(number)
+        if number == 2:
+            done.set()
+            go_on.wait(30)
+        if number == 1:
+            raise LookupError("no")
+
+    hooks = NodeHooks({"on_node_join": hang})
+    hooks.call("on_node_lost", number=0)  # nobody asked
+    for number in range(1, WAITING_MAX + 3):
+        hooks.call("on_node_join", number=number)
+        assert number != 2 or done.wait(30)
+    hooks.call("on_node_join", number=-1)
+    assert called == [1, 2] and hooks.dropped == 1
+    assert "a node hook raised" in caplog.text and "does not return" in caplog.text
+    go_on.set()

@@ -79,6 +79,7 @@ class Gossip(Step):
         self._control = control
         self._mingle = mingle
         mingle.introduce = self._tell
+        mingle.cut_off = self.strained
         mingle.members = self._introductions
         identity = context.identity
         run = (identity.node, identity.incarnation, identity.pid)
@@ -137,7 +138,6 @@ class Gossip(Step):
             log.warning("gossip is off: transport %s has no fan-out", capabilities.transport)
             return
         self._heart.on_lag = self.strained
-        self._events.on_recovery(lambda: self.strained("broker reconnected"))
         self.run_in_background(drive(self._machine, self._inbox, self._perform))
         self._listen_anew()
         self.run_in_background(self._review())

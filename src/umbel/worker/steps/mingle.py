@@ -42,6 +42,7 @@ class Mingle(Step):
         self._tasks = tasks
         self._revoked = tasks.revoked
         self._saying = False
+        self.cut_off: Callable[[str], None] = lambda _: None
         self.introduce: Callable[[Introduced], None] = lambda _: None
         self.members: Callable[[], list[list[Any]]] = list
 
@@ -54,6 +55,7 @@ class Mingle(Step):
             log.warning("mingle is off: transport %s has no fan-out", capabilities.transport)
             return
         self._events.on_recovery(self._say_again)
+        self._tasks.on_return = self._say_again
         await self._tasks.read_revokes()
         if capabilities.transport in ONLY_OURS:
             self.run_in_background(self._say_hello(BACKGROUND_WAIT_S))
@@ -64,6 +66,7 @@ class Mingle(Step):
 
     def _say_again(self) -> None:
         """What was said while this node was cut off is missed: ask for it."""
+        self.cut_off("broker reconnected")
         if not self._saying:
             self.run_in_background(self._say_hello(BACKGROUND_WAIT_S))
 

@@ -7,7 +7,7 @@ pool can use, so that what one worker cannot start stays with the broker for the
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from random import random
 from time import time
@@ -55,6 +55,7 @@ class Tasks(Step):
         self.revoked = RevokedTasks()
         self.scheduled = Scheduled()
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
+        self.on_return: Callable[[], None] = lambda: None  # the broker was away and is there again
         self._revoked_cursor = 0
         self._held: dict[int, Held] = {}
         self._numbers = count(1)
@@ -155,6 +156,7 @@ class Tasks(Step):
                 continue
             if failures:
                 log.info("taking messages again", extra={"after_failures": failures})
+                self.on_return()
             failures, self._claim_problem = 0, ""
 
     async def _fail_with_the_pool(self) -> None:
