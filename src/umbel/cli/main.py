@@ -30,6 +30,7 @@ COMMANDS = {
     "events": "Show what happens in the cluster, as it happens, in its order.",
     "health": "Say whether the workers on this machine are well.",
     "doctor": "Check this machine and the app's settings.",
+    "simulate": "Simulate elections under faults, and check every promise.",
     "demo": "See it work: two workers, 2,000 tasks, crashes and retries.",
 }
 

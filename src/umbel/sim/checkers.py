@@ -86,6 +86,7 @@ class Checkers:
         self._nodes = nodes
         self._last_term = 0
         self._reset_at = -1.0
+        self._dead: set[str] = set()
 
     # ---- what the store does -----------------------------------------------------------------------
 
@@ -140,6 +141,7 @@ class Checkers:
         case.attempts += 1
         if case.attempts > ATTEMPTS_MAX * (1 + self.resets):
             self._report("KC1", case, f"attempt {case.attempts} of {ATTEMPTS_MAX}")
+        case.crashes += after.holder in self._dead  # it died while its claim was on the way
         case.holder = after.holder
         case.held_until = now + after.ttl_s
         if case.opened_at is None:
@@ -229,6 +231,7 @@ class Checkers:
         self.cases[election_id].resent += 1
 
     def crashed(self, holder: str) -> None:
+        self._dead.add(holder)
         for election_id in self.open:
             case = self.cases[election_id]
             case.crashes += case.holder == holder and self._world.now < case.held_until

@@ -162,10 +162,17 @@ def _faults(chance: Random, nodes: int, kinds: Collection[str]) -> list[Fault]:
                 amount = _skew if kind == "skew" else _rate
                 made += [Fault(0.0, kind, node, 0.0, amount(chance)) for node in range(nodes)]
             continue
-        # A round meets some kinds of fault, often several at a time, rarely all.
-        for _ in range(chance.choice((0, 0, 0, 1, 1, 2, 3)) if len(scripted) > 3 else chance.randint(1, 4)):
-            made.append(_fault(chance, kind, nodes))
+        made += [_fault(chance, kind, nodes) for _ in range(_times(chance, kind, alone=len(scripted) <= 3))]
     return made
+
+
+def _times(chance: Random, kind: str, *, alone: bool) -> int:
+    """How often a kind of fault comes: a round meets some, often several at a time, rarely all."""
+    if alone:
+        return chance.randint(1, 4)
+    if kind == "amnesia":  # it ends most of what is going on, and with it what other faults could show
+        return chance.choice((0, 0, 0, 0, 1))
+    return chance.choice((0, 0, 0, 1, 1, 2, 3))
 
 
 def _fault(chance: Random, kind: str, nodes: int) -> Fault:

@@ -1,7 +1,8 @@
 """Rounds: run one plan to its end; run many of them and add up what they saw."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from umbel.protocol.coordination import TTL_S
@@ -89,14 +90,21 @@ def rounds(
 ) -> Iterator[Outcome]:
     """Run rounds until `elections` were asked for or a promise was broken."""
     number = 0
-    while elections > 0:
-        size = min(ROUND_ELECTIONS, elections)
+    while size := round_size(elections, number):
         outcome = run_plan(make_plan(f"{seed}:{number}", nodes, size, faults), variant)
         yield outcome
         if outcome.violation is not None:
             return
         number += 1
-        elections -= size
+
+
+def round_size(elections: int, number: int) -> int:
+    """How many of so many elections belong to the round of this number."""
+    return max(0, min(ROUND_ELECTIONS, elections - number * ROUND_ELECTIONS))
+
+
+def hash_of_hashes(hashes: Iterable[str]) -> str:
+    return hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest()
 
 
 def _tally(cluster: Cluster) -> Tally:
