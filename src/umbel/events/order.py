@@ -30,7 +30,7 @@ class OrderIndex:
         self.live = 0
         self._is_alive = is_alive
         self._blocks: list[list[Key]] = []
-        self._tops: list[Key] = []  # the last key of each block
+        self._tops: list[Key] = []  # the last key of each block; higher ones go into the last block
         self._size = 0
         self._swept = 0
 
@@ -86,7 +86,6 @@ class OrderIndex:
     def _settle(self, at: int) -> None:
         """After a block has grown: clean it if it is too long, cut it if it is still too long."""
         block = self._blocks[at]
-        self._tops[at] = block[-1]
         if len(block) > BLOCK_MAX:
             self._replace(at, list(filter(self._is_alive, block)))
 

@@ -66,12 +66,10 @@ def attempt_of(event: TaskEvent, received: TaskReceived | None) -> int:
 
 
 def rank(event: TaskEvent, received: TaskReceived | None) -> int:
-    slot = event.slot
+    slot, attempt = event.slot, event.retries
     if slot in ENDINGS:
         return ENDED + STRENGTHS[slot]
-    attempt = event.retries
     if attempt is None:
         attempt = attempt_of(event, received)
-    if slot == "retried":
-        attempt += 1
-    return ATTEMPT_STEP * attempt + STRENGTHS[slot]
+    epoch = attempt + 1 if slot == "retried" else attempt
+    return ATTEMPT_STEP * epoch + STRENGTHS[slot]

@@ -9,7 +9,7 @@ events share one text. It remembers so many and then begins anew: that costs mem
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from umbel.events.types import (
     KNOWN_TYPES,
     LOCAL_FIELDS,
     TASK_PREFIX,
+    TASK_TYPES,
     Event,
     OtherEvent,
     TaskCustom,
@@ -28,6 +29,7 @@ from umbel.events.types import (
 )
 
 SHARED_MAX = 20_000
+EventT = TypeVar("EventT", bound=Event)
 
 
 class HasId(Protocol):
@@ -46,43 +48,63 @@ class EventReader:
         type_name = event.get("type")
         if type(type_name) is not str:
             return None
-        record_type = KNOWN_TYPES.get(type_name)
+        task_type = _TASK_TYPES.get(type_name)
+        if task_type is None:
+            return self._read_other(event, type_name)
+        try:
+            record = msgspec.convert(event, task_type)
+        except msgspec.ValidationError:
+            loose = _read_loosely(event, task_type)
+            if loose is None:
+                return None
+            record = loose
+        self._settle_task(record)
+        return record
+
+    def _read_other(self, event: Mapping[str, Any], type_name: str) -> Event | None:
+        """Events of workers, which are few, and those of unknown types."""
+        if type_name.startswith(TASK_PREFIX):
+            subject = type_name.removeprefix(TASK_PREFIX)
+            custom = _read_loosely(event, TaskCustom, subject=subject) if subject else None
+            if custom is not None:
+                self._settle_task(custom)
+            return custom
         record: Event | None
-        if record_type is None:
-            record = _read_unknown(event, type_name)
+        known = KNOWN_TYPES.get(type_name)
+        if known is None:
+            record = _read_loosely(event, OtherEvent, told_type=type_name)
         else:
-            try:
-                record = msgspec.convert(event, record_type)
-            except msgspec.ValidationError:
-                record = _read_loosely(event, record_type)
+            record = _read_loosely(event, known)
         if record is not None:
             self._settle(record)
         return record
 
     def _settle(self, record: Event) -> None:
-        """Make the record comparable and small: whole microseconds, no client's clock, shared texts."""
-        texts = self._texts
+        """Make the record comparable, and small: texts that repeat are shared."""
+        record.timestamp = round(record.timestamp * 1_000_000) / 1_000_000
         hostname = record.hostname
-        record.hostname = texts.get(hostname) or self._remember(hostname)
-        record.timestamp = record.at_us / 1_000_000
-        if isinstance(record, TaskEvent):
-            known = self._tasks.get(record.uuid)
-            if known is not None:
-                record.uuid = known.uuid
-            if isinstance(record, _DESCRIPTIONS):
-                self._settle_description(record)
+        record.hostname = self._texts.get(hostname) or self._remember(hostname)
+
+    def _settle_task(self, record: TaskEvent) -> None:
+        self._settle(record)
+        known = self._tasks.get(record.uuid)
+        if known is not None:
+            record.uuid = known.uuid
+        if type(record) is TaskReceived or type(record) is TaskSent:
+            self._settle_description(record)
 
     def _settle_description(self, record: TaskReceived | TaskSent) -> None:
-        texts = self._texts
-        if (name := record.name) is not None:
+        texts, name = self._texts, record.name
+        if name is not None:
             record.name = texts.get(name) or self._remember(name)
         if record.root_id == record.uuid:
             record.root_id = record.uuid
-        if isinstance(record, TaskSent):
+        if type(record) is TaskSent:
             record.clock = 0
-            for field in ("queue", "exchange", "routing_key"):
-                if (text := getattr(record, field)) is not None:
-                    setattr(record, field, texts.get(text) or self._remember(text))
+            queue, exchange, key = record.queue, record.exchange, record.routing_key
+            record.queue = queue and (texts.get(queue) or self._remember(queue))
+            record.exchange = exchange and (texts.get(exchange) or self._remember(exchange))
+            record.routing_key = key and (texts.get(key) or self._remember(key))
 
     def _remember(self, text: str) -> str:
         if len(self._texts) >= SHARED_MAX:
@@ -90,14 +112,7 @@ class EventReader:
         return self._texts.setdefault(text, text)
 
 
-def _read_unknown(event: Mapping[str, Any], type_name: str) -> Event | None:
-    if not type_name.startswith(TASK_PREFIX):
-        return _read_loosely(event, OtherEvent, told_type=type_name)
-    subject = type_name.removeprefix(TASK_PREFIX)
-    return _read_loosely(event, TaskCustom, subject=subject) if subject else None
-
-
-def _read_loosely(event: Mapping[str, Any], record_type: type[Event], **given: str) -> Event | None:
+def _read_loosely(event: Mapping[str, Any], record_type: type[EventT], **given: str) -> EventT | None:
     """Take what the record has fields for; the rest goes to `extra`, except what is a receiver's."""
     hints = _HINTS[record_type]
     taken = {name: value for name, value in event.items() if name in hints and value is not None}
@@ -126,8 +141,8 @@ def _is_right(value: object, hint: Any) -> bool:
     return True
 
 
-_DESCRIPTIONS = (TaskReceived, TaskSent)
+_TASK_TYPES = {tag_of(record): record for record in TASK_TYPES}
 _ALL_TYPES: tuple[type[Event], ...] = (*KNOWN_TYPES.values(), TaskCustom, OtherEvent)
-_HINTS = {record: fields_of(record) for record in _ALL_TYPES}
+_HINTS: Mapping[type[Event], dict[str, Any]] = {record: fields_of(record) for record in _ALL_TYPES}
 _ENVELOPE = frozenset(_HINTS[TaskCustom])
 _NO_EXTRA = LOCAL_FIELDS | {"type"}

@@ -14,10 +14,11 @@ while, so that a late event neither counts it again nor moves it back; its recor
 partial. Here two monitors may differ: what is dropped depends on what each heard by then.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import merge as merged
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from umbel.events.memory import Endings
@@ -32,6 +33,8 @@ from umbel.events.workers import Workers
 TASKS_MAX = 10_000
 BATCH_MAX = 4096
 NO_RANK = -1
+NO_KEY: Key = (0, 0, "", 0, "")
+_DESCRIBING = frozenset({"sent", "received"})
 
 
 class Tracked(Registers, gc=False):
@@ -41,7 +44,7 @@ class Tracked(Registers, gc=False):
     rank: int = NO_RANK
     unsaid: bool = False  # some event came without its attempt, so a receipt may change ranks
     waiting: bool = False  # for its place in the indices
-    key: Key | None = None
+    key: Key = NO_KEY
     name: str | None = None
     worker: str | None = None
     finished: bool = False
@@ -73,16 +76,11 @@ class ClusterState:
         self, events: dict[str, Any] | Sequence[dict[str, Any]], *, heard_at: float | None = None
     ) -> None:
         """Take in an event as it is on the wire, or a list of them, received at that time."""
-        read = self._reader.read
-        for event in [events] if isinstance(events, dict) else events:
-            self.heard += 1
-            record = read(event)
-            if isinstance(record, TaskEvent):
-                self._apply_task(record)
-            elif record is None:
-                self.unreadable += 1
-            else:
-                self.workers.put(record, heard_at)
+        if isinstance(events, dict):
+            self._apply(events, heard_at)
+        else:
+            for event in events:
+                self._apply(event, heard_at)
 
     def absorb(self, other: "ClusterState") -> None:
         """Join what another state knows. It is not changed."""
@@ -144,25 +142,35 @@ class ClusterState:
 
     # ---- one event ---------------------------------------------------------------------------------
 
+    def _apply(self, event: dict[str, Any], heard_at: float | None) -> None:
+        self.heard += 1
+        record = self._reader.read(event)
+        if isinstance(record, TaskEvent):
+            self._apply_task(record)
+        elif record is None:
+            self.unreadable += 1
+        else:
+            self.workers.put(record, heard_at)
+
     def _apply_task(self, event: TaskEvent) -> None:
         task = self._tasks.get(event.uuid) or self._begin(event.uuid)
         if not put(task, event):
             return
-        slot = event.slot
-        if event.retries is None:
+        slot, received = event.slot, task.received
+        if event.retries is None and not task.unsaid:
             task.unsaid = True
-        if slot == "received" and task.unsaid:
+        if task.unsaid and slot == "received":
             self._judge(task)
             return
-        of_event = rank(event, task.received)
-        if of_event < task.rank:
-            if task.best is not None and task.best.slot == slot:
-                self._judge(task)
-            elif slot in ("sent", "received"):
+        of_event = rank(event, received)
+        if of_event >= task.rank:
+            task.best, task.rank = event, of_event
+            if not task.waiting:
                 self._place(task)
-            return
-        task.best, task.rank = event, of_event
-        self._place(task)
+        elif task.best is not None and task.best.slot == slot:
+            self._judge(task)
+        elif slot in _DESCRIBING:
+            self._place(task)
 
     def _begin(self, uuid: str) -> Tracked:
         task = self._tasks[uuid] = Tracked(uuid)
@@ -180,6 +188,7 @@ class ClusterState:
         self._place(task)
 
     def _place(self, task: Tracked) -> None:
+        """Have the task get its new place with the next batch."""
         if task.waiting:
             return
         task.waiting = True
@@ -198,11 +207,20 @@ class ClusterState:
         for task in waiting:
             self._mark(task)
             self._count(task)
-        waiting.sort(key=_key)
-        self._finished.add([_key(task) for task in waiting if task.finished])
-        self._unfinished.add([_key(task) for task in waiting if not task.finished])
-        _put_in(self._by_name, _grouped((task.name, _key(task)) for task in waiting), self._is_alive)
-        _put_in(self._by_worker, _grouped((task.worker, _key(task)) for task in waiting), self._is_alive)
+        waiting.sort(key=attrgetter("key"))
+        endings = list[Key](), list[Key]()
+        names, workers = defaultdict[str, list[Key]](list), defaultdict[str, list[Key]](list)
+        for task in waiting:
+            key = task.key
+            endings[task.finished].append(key)
+            if task.name is not None:
+                names[task.name].append(key)
+            if task.worker is not None:
+                workers[task.worker].append(key)
+        self._unfinished.add(endings[False])
+        self._finished.add(endings[True])
+        _put_in(self._by_name, names, self._is_alive)
+        _put_in(self._by_worker, workers, self._is_alive)
         self._evict(len(self._tasks) - self.tasks_max)
 
     def _mark(self, task: Tracked) -> None:
@@ -227,9 +245,9 @@ class ClusterState:
 
     def _take_out(self, tasks: Iterable[Tracked]) -> None:
         """The keys of these die, in all indices that have them."""
-        indexed = [task for task in tasks if task.key is not None]
+        indexed = [task for task in tasks if task.key is not NO_KEY]
         for task in indexed:
-            task.key = None
+            task.key = NO_KEY
         finished = sum(task.finished for task in indexed)
         self._finished.forget(finished)
         self._unfinished.forget(len(indexed) - finished)
@@ -273,19 +291,6 @@ class ClusterState:
     def _is_alive(self, key: Key) -> bool:
         task = self._tasks.get(key[4])
         return task is not None and task.key is key
-
-
-def _key(task: Tracked) -> Key:
-    assert task.key is not None
-    return task.key
-
-
-def _grouped(pairs: Iterable[tuple[str | None, Key]]) -> dict[str, list[Key]]:
-    groups: dict[str, list[Key]] = {}
-    for name, key in pairs:
-        if name is not None:
-            groups.setdefault(name, []).append(key)
-    return groups
 
 
 def _put_in(
