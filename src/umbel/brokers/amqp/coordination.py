@@ -11,7 +11,7 @@ and clocks.
 What this cannot promise: RabbitMQ has no conditional publish, so `fenced_publish` is as good as the
 holder's look at its connection, its clock and the log; a process that stands still between that
 look and the effect may act late. In a cluster of RabbitMQ nodes
-that splits without `pause_minority` both sides may hold. A lost facts stream is not noticed.
+that splits without `pause_minority` both sides may hold. With a lost facts stream, elections begin anew.
 """
 
 import asyncio

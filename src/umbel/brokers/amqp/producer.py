@@ -140,6 +140,9 @@ class AmqpProducer:
     def _drop(self) -> None:
         link, self._link = self._link, None
         self._declared = set()
+        # The next server may not have the same streams.
+        self._revokes, self._facts = Followed(RevokeView()), Followed(FactsView())
+        self._facts_read_at = float("-inf")
         if link is not None:
             link.abandon()
 
@@ -204,10 +207,7 @@ class AmqpProducer:
             link.call(Method.BASIC_QOS, 0, PREFETCH, False)
             is_new = bool(link.deliveries)
             for incoming in link.deliveries:
-                offset = offset_of(incoming)
-                if offset >= followed.next_offset:
-                    followed.view.apply(offset, incoming.body)
-                    followed.next_offset = offset + 1
+                followed.read(offset_of(incoming), incoming.body)
                 link.send(encode_ack(1, incoming.fields[1]))
             link.deliveries = []
         link.call(Method.BASIC_CANCEL, "f", False)

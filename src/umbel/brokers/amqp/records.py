@@ -25,23 +25,32 @@ class View(Protocol):
 
     def apply(self, offset: int, body: bytes) -> None: ...
 
+    def begin_anew(self) -> None:
+        """The stream was lost, and another one of its name begins: keep what is true all the same."""
+        ...
+
 
 class RevokeView:
     """Every revoke that has not expired, by the offset of its newest entry."""
 
     def __init__(self) -> None:
         self.cursor = 0
+        self._before = 0  # entries of streams that were lost
         self._entries: dict[tuple[str, str], tuple[int, Revoke]] = {}
         self._order: list[tuple[int, Revoke]] = []
 
     def apply(self, offset: int, body: bytes) -> None:
-        self.cursor = offset + 1
+        self.cursor = self._before + offset + 1
         try:
             revoke = _revoke_decoder.decode(body)
         except msgspec.MsgspecError:
             return
         self._entries[revoke.task_id, revoke.header] = (self.cursor, revoke)
         self._order.append((self.cursor, revoke))
+
+    def begin_anew(self) -> None:
+        """What was revoked stays revoked, and the cursor goes on rising."""
+        self._before = self.cursor
 
     def after(self, cursor: int, now: float) -> list[Revoke]:
         if cursor >= self.cursor:
@@ -96,6 +105,9 @@ class StartsView:
             if len(self._starts) > STARTS_MAX:  # the oldest suspect gets a fresh chance
                 del self._starts[next(iter(self._starts))]
 
+    def begin_anew(self) -> None:
+        """A count that is lost elsewhere is not lost here."""
+
     def count(self, queue: str, message: str) -> int:
         return self._starts.get((queue, message), 0)
 
@@ -109,6 +121,9 @@ class ClockView:
     def apply(self, offset: int, body: bytes) -> None:
         if body.isdigit():
             self.mark = max(self.mark, int(body))
+
+    def begin_anew(self) -> None:
+        """Time does not go back."""
 
 
 class QueueFact(msgspec.Struct, frozen=True, tag="queue"):
@@ -213,6 +228,18 @@ class FactsView:
                 self.last_term = max(self.last_term, record.term)
                 if self._is_next(fact):
                     self.elections[key] = record
+
+    def begin_anew(self) -> None:
+        """Nobody else knows any of it any more; terms go on rising all the same."""
+        for forgotten in (
+            self.queues,
+            self.recorders,
+            self.leases,
+            self.elections,
+            self._told,
+            self._versions,
+        ):
+            forgotten.clear()
 
     def next_version(self, kind: str, name: str) -> int:
         return self._versions.get((kind, name), 0) + 1

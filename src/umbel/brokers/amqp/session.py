@@ -5,6 +5,7 @@ the old connection is then RabbitMQ's again, and the views go on reading where t
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
@@ -28,7 +29,9 @@ from umbel.brokers.amqp.streams import Followed, Tails
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BrokerUnavailable
 
+log = logging.getLogger("umbel.brokers.amqp")
 PROBES_AT_ONCE = 8
+RECOGNISE_S, LOOK_AGAIN_S = 1.0, 0.01
 # A quorum queue that looks like any other (the virtual host's default), or RabbitMQ after 4.
 _LIMIT_REFUSED = "global qos"
 
@@ -69,14 +72,21 @@ class Session:
         self._beginning = asyncio.Lock()
 
     async def begin(self) -> None:
-        for stream in topology.streams(self._settings):
-            await self.publisher.declare(stream)
-        await self._begin_tails()
+        async with self._beginning:
+            if self._tails is not None and not self._tails.ended:
+                return
+            for stream in topology.streams(self._settings):
+                await self.publisher.declare(stream)
+            tails = await self._new_tails()
+            if tails.strange:
+                await tails.close()
+                tails = await self._anew(tails.strange)
+            self._tails = tails
 
     async def catch_up(self) -> None:
         assert self._tails is not None
-        if self._tails.ended:  # a stream changed its leader: the link and the claims on it live on
-            await self._begin_tails()
+        if self._tails.ended:  # a stream was deleted or changed its leader: the claims on the link live on
+            await self.begin()
         await self._tails.catch_up()
 
     async def send(self, posts: Sequence[Post]) -> None:
@@ -114,12 +124,22 @@ class Session:
         await channel.close()
         return count
 
-    async def _begin_tails(self) -> None:
-        async with self._beginning:
-            if self._tails is None or self._tails.ended:
-                tails = Tails(await self.link.channel(), self.views.followed)
-                await tails.begin()
-                self._tails = tails
+    async def _new_tails(self) -> Tails:
+        tails = Tails(await self.link.channel(), self.views.followed)
+        await tails.begin()
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + RECOGNISE_S
+        while tails.strange and loop.time() < ends:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            await tails.catch_up()
+        return tails
+
+    async def _anew(self, lost: Sequence[str]) -> Tails:
+        """The server lost what it had, as one does whose disk was not kept: read from the beginning."""
+        log.warning("RabbitMQ lost records of the cluster; reading anew", extra={"streams": ",".join(lost)})
+        for stream in lost:
+            self.views.followed[stream].begin_anew()
+        return await self._new_tails()
 
     def _announcements(self, posts: Sequence[Post]) -> list[Post]:
         known, declared = self.views.facts.queues, self.publisher.declared

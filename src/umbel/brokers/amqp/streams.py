@@ -26,6 +26,16 @@ class Followed:
 
     view: View
     next_offset: int = 0
+    last_entry: int = 0  # its hash
+
+    def read(self, offset: int, body: bytes) -> None:
+        if offset >= self.next_offset:
+            self.view.apply(offset, body)
+            self.next_offset, self.last_entry = offset + 1, hash(body)
+
+    def begin_anew(self) -> None:
+        self.view.begin_anew()
+        self.next_offset = 0
 
 
 class Tails:
@@ -35,16 +45,26 @@ class Tails:
         self._channel = channel
         self._followed = followed
         self._received = 0
+        self._last_read = {
+            stream: (one.next_offset - 1, one.last_entry)
+            for stream, one in followed.items()
+            if one.next_offset
+        }
         channel.on_delivery = self._receive
 
     @property
     def ended(self) -> bool:
         return self._channel.error is not None
 
+    @property
+    def strange(self) -> list[str]:
+        """Streams that have not shown again the entry that was read last: they may be new ones."""
+        return list(self._last_read)
+
     async def begin(self) -> None:
         await self._question()
         for stream, followed in self._followed.items():
-            start = {OFFSET: followed.next_offset or "first"}
+            start = {OFFSET: max(0, followed.next_offset - 1) or "first"}
             await self._channel.call(
                 Method.BASIC_CONSUME, 0, stream, stream, False, False, False, False, start
             )
@@ -62,16 +82,19 @@ class Tails:
             await self._question()
             await self._question()
 
+    async def close(self) -> None:
+        await self._channel.close()
+
     async def _question(self) -> None:
         await self._channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
 
     def _receive(self, incoming: Incoming) -> None:
         stream, tag, _, _ = incoming.fields
         self._received += 1
-        followed, offset = self._followed[stream], offset_of(incoming)
-        if offset >= followed.next_offset:
-            followed.view.apply(offset, incoming.body)
-            followed.next_offset = offset + 1
+        offset = offset_of(incoming)
+        if stream in self._last_read and self._last_read[stream] == (offset, hash(incoming.body)):
+            del self._last_read[stream]
+        self._followed[stream].read(offset, incoming.body)
         self._channel.send(encode_ack(self._channel.number, tag))
 
 
