@@ -1,6 +1,7 @@
 """Elections with real workers, on every broker, while workers are killed (E1 to E5)."""
 
 import asyncio
+import json
 import os
 import random
 from collections import Counter
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from time import time
 
 import pytest
 
@@ -16,14 +18,15 @@ from tests.scenarios.places import Place, place
 from tests.servers.rabbitmq import shared_server
 from tests.waiting import wait_until
 from umbel.app.app import App
+from umbel.brokers.registry import open_broker
 from umbel.errors import ElectionTimeout, LeaseTimeout, UnknownTopic
+from umbel.protocol.coordination import NAMESPACE, ElectionRequest, Policy, election_key
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 ELECTIONS = 200 if SOAK else 40
 KILLS = 8 if SOAK else 1
 CLASSIC_ELECTIONS = 200 if SOAK else 15
-WORKERS = ("w1", "w2", "w3", "w4", "w5")
-CLASSIC_WORKERS = WORKERS if SOAK else WORKERS[:3]
+WORKERS = ("w1", "w2", "w3", "w4", "w5") if SOAK else ("w1", "w2", "w3")
 AT_ONCE = 8
 TASKS_FILE = Path(__file__).with_name("election_tasks.py")
 FLAGS = ("-c", "1", "-P", "solo", "-l", "INFO")
@@ -123,17 +126,33 @@ def elections_tell_how_they_ended(here: Field) -> None:
     elect, write = here.cluster.app.control.election, {"journal": str(here.journal)}
     with pytest.raises(ElectionTimeout, match="still open"):
         elect("early", "write", write, timeout=0.2)
+    elect("stale", "write", write, expires=0.01, timeout=0)
+    asyncio.run(open_and_tell_nobody(here, "unheard"))
     here.start(WORKERS[0])
+    wait_until(lambda: any("unheard" in line for line in here.lines()), deadline_s=30, what="the sweep")
+    assert elect("stale", "write", write, timeout=30).state == "expired"
     outcome = elect("early", "write", write, timeout=30)
     assert (outcome.state, outcome.outcome) == ("done", "ok: wrote in journal")
     assert elect("early", "write", write, timeout=30) == outcome
-    assert len(here.lines()) == 1
+    assert sorted(line.split()[0] for line in here.lines()) == ["early", "unheard"]
     failed = elect("bad", "fail", "it", timeout=30)
     assert (failed.state, failed.ok) == ("failed", False) and "cannot do it" in failed.outcome
     with pytest.raises(UnknownTopic, match=r"'nothing'.*it has again, fail, task, write"):
         elect("odd", "nothing", timeout=30)
     result = here.cluster.app.tasks["election_tasks.report"].s(str(here.journal), "sent").election()
     assert result.get(timeout=30) == "sent"
+
+
+async def open_and_tell_nobody(here: Field, election_id: str) -> None:
+    """As if the message to the workers were lost."""
+    action = json.dumps({"journal": str(here.journal)}).encode()
+    request = ElectionRequest(election_id, "write", action, Policy.AT_MOST_ONCE, asked_at=time())
+    broker = open_broker(here.cluster.app.settings.for_broker())
+    await broker.open()
+    try:
+        await broker.coordination.open_election(election_key(NAMESPACE, election_id), request)
+    finally:
+        await broker.close()
 
 
 def commands_show_them(here: Field) -> None:
@@ -181,7 +200,7 @@ def wait_for_some(held: Sequence[Future[str]], count: int) -> None:
 
 def test_the_classic_rules_elect_one_worker_e1_e2(where: Place, tmp_path: Path) -> None:
     with field(where, tmp_path, election_protocol="v1") as here:
-        here.start(*CLASSIC_WORKERS)
+        here.start(*WORKERS)
         here.wait_until_acquainted()
         names = [f"e{number}" for number in range(CLASSIC_ELECTIONS)]
         for first in range(0, len(names), AT_ONCE):

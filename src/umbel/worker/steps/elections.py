@@ -9,6 +9,7 @@ same.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from random import uniform
 from time import monotonic
 from typing import Any, Protocol
@@ -73,6 +74,7 @@ class ElectionsStep(Step):
         self._state = state
         self._rules: Rules | None = None
         self._sweeper: LeaseKeeper | None = None
+        self._acquired = asyncio.Event()
         self._complained_at = -COMPLAIN_EVERY_S
         self._counted_at = -COUNT_EVERY_S
 
@@ -164,7 +166,10 @@ class ElectionsStep(Step):
 
     async def _sweep(self, rules: Rules, lease: LeaseKeeper) -> None:
         while True:
-            await asyncio.sleep(SWEEP_EVERY_S + uniform(0.0, 1.0))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_EVERY_S + uniform(0.0, 1.0)):
+                    await self._acquired.wait()  # a new sweeper sweeps at once
+            self._acquired.clear()
             if lease.still_mine():
                 await rules.sweep()
 
@@ -174,6 +179,8 @@ class ElectionsStep(Step):
             self._sweeper.release_heard()
 
     def _tell_leader(self, change: LeaseChange) -> None:
+        if isinstance(change, Acquired):
+            self._acquired.set()
         phase = {Acquired: "acquired", Lost: "lost", Released: "released"}[type(change)]
         freq_s = self._context.settings.heartbeat_interval_s
         leader = self._context.identity.owner
