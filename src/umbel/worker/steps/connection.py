@@ -1,8 +1,9 @@
 """Connection: the link to the broker, and this worker's lease on what it claims.
 
-The lease is renewed three times per lease, so two renewals may fail before messages are lost to
-others. While the broker cannot be reached the worker tries on, waiting longer each time; it says
-so once when it begins and once when it ends.
+The lease is renewed four times per lease, so three renewals may fail before messages are lost to
+others, and one that comes late is not taken for an outage of the server. While the broker cannot
+be reached the worker tries on, waiting longer each time; it says so once when it begins and once
+when it ends.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from umbel.worker.context import WorkerContext
 
 log = logging.getLogger("umbel.worker.connection")
 SWEEP_EVERY_S = 60.0
+RENEWALS_PER_LEASE, LOST_CHECKS_PER_LEASE = 4, 3
 RETURNED_TEXT = "returned the messages of workers that died"
 
 
@@ -35,8 +37,8 @@ class Connection(Step):
         self._opened = True
         await self._broker.renew(self._owner)
         lease_s = self._context.settings.lease_s
-        self.run_in_background(self._repeat(self._renew, every_s=lease_s / 3))
-        self.run_in_background(self._repeat(self._return_lost, every_s=lease_s / 3))
+        self.run_in_background(self._repeat(self._renew, every_s=lease_s / RENEWALS_PER_LEASE))
+        self.run_in_background(self._repeat(self._return_lost, every_s=lease_s / LOST_CHECKS_PER_LEASE))
         self.run_in_background(self._repeat(self._broker.sweep, every_s=SWEEP_EVERY_S))
 
     async def stop(self) -> None:
