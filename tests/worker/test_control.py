@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import random
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -370,3 +372,57 @@ def test_a_request_is_carried_out_once_and_not_after_its_time(tmp_path: Path) ->
             assert state.revoked == ["one", "two"]
 
     play(tmp_path, scenario)
+
+
+FUZZED = 200_000 if os.environ.get("UMBEL_SOAK") else 300
+
+
+@pytest.mark.timeout(600)
+def test_random_requests_hurt_nobody(tmp_path: Path) -> None:
+    """Whatever arrives is answered, refused or dropped, and counted; the mailbox goes on (P5)."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.node("a@x", allow=("read-only", "revoke", "enable_events")) as control:
+            for number in range(0, FUZZED, 100):
+                batch = [_odd_request(chance) for _ in range(min(100, FUZZED - number))]
+                await cluster.broker.broadcast(batch, ttl_s=ENOUGH_S)
+                assert (await cluster.asker.ask("ping", timeout_s=ENOUGH_S, limit=1)).replies
+            box = control.mailbox
+            assert box.received == FUZZED + FUZZED // 100
+            assert box.malformed and box.refused and box.handled and control.resets == 0
+
+    play(tmp_path, scenario)
+
+
+def _odd_request(chance: random.Random) -> Broadcast:
+    def odd(depth: int = 3) -> Any:
+        kinds: list[Callable[[], Any]] = [
+            lambda: None,
+            lambda: chance.randint(-(2**60), 2**60),
+            lambda: chance.random() * 1e300,
+            lambda: "".join(chance.choices("aZ0*([{\\\x00é@", k=chance.randint(0, 12))),
+            lambda: chance.random() < 0.5,
+        ]
+        if depth:
+            kinds += [lambda: [odd(depth - 1) for _ in range(chance.randint(0, 3))]]
+            kinds += [lambda: {str(odd(0)): odd(depth - 1) for _ in range(chance.randint(0, 3))}]
+        return chance.choice(kinds)()
+
+    methods = ("ping", "stats", "hello", "revoke", "registered", "query_task", "shutdown", "enable_events")
+    request: dict[str, Any] = {
+        "method": chance.choice(methods),
+        "arguments": {chance.choice(("task_id", "ids", "n", "x")): odd()},
+        "ticket": str(odd(0)),
+        "reply_to": {"exchange": REPLY_EXCHANGE, "routing_key": "nobody"},
+    }
+    for name in ("method", "arguments", "destination", "pattern", "matcher", "ticket", "reply_to"):
+        if chance.random() < 0.15:
+            request[name] = odd()
+    body = bytearray(json.dumps(request).encode())
+    for _ in range(chance.choice((0, 0, 0, 1, 5))):
+        body[chance.randrange(len(body))] = chance.randrange(256)
+    headers = json.dumps({"clock": odd(1), "expires": chance.choice((0, None, time(), time() - 60, "soon"))})
+    return Broadcast(REQUEST_EXCHANGE, "", bytes(body), headers.encode())

@@ -59,9 +59,11 @@ class GroupResult:
     def completed_count(self) -> int:
         return sum(result.successful() for result in self.results)
 
-    def revoke(self) -> None:
-        for result in self.results:
-            result.revoke()
+    def revoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
+        """See to it that none of its tasks starts; `terminate` also ends those that run."""
+        if self.results:
+            app = self.results[0].app
+            app.control.revoke([result.id for result in self.results], terminate=terminate, signal=signal)
 
     def forget(self) -> None:
         for result in self.results:

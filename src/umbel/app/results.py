@@ -6,7 +6,7 @@ In async code a result can be awaited, which does not block the loop.
 
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from time import monotonic, time
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from umbel.app.request import current_request
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from umbel.app.app import App
 
 R = TypeVar("R")
-REVOKE_RETENTION_S = 7 * 86_400.0
 
 _OURS = {described: kind for kind, described in CELERY_ERRORS.items()}
 
@@ -99,9 +98,12 @@ class AsyncResult(Generic[R]):
         self._final = None
         self._backend.forget([self.id])
 
-    def revoke(self) -> None:
-        """See to it that the task never starts; one that runs already is not stopped."""
-        self.app.revoke([self.id], expires_at=time() + REVOKE_RETENTION_S)
+    def revoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
+        """See to it that the task never starts; `terminate` also ends it where it runs.
+
+        It holds although no worker is up now; those that are up are told at once.
+        """
+        self.app.control.revoke(self.id, terminate=terminate, signal=signal)
 
     @property
     def _backend(self) -> Backend:
