@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test soak bench lock format clean
+.PHONY: help setup demo check test soak sim bench lock format clean
 
 BIN := .venv/bin
 CODE := src tests $(if $(wildcard benchmarks/*.py),benchmarks)
@@ -31,6 +31,9 @@ soak: check ## the same scenarios at full counts
 	@scripts/setup servers
 	@scripts/setup interop
 	@UMBEL_SOAK=1 $(BIN)/pytest $(ARGS)
+
+sim: setup ## the full set of simulations: 200,000 elections under faults, mutants, every course of one
+	@$(BIN)/python -m tests.sim.full
 
 # Peers run in .venv-bench, so that their dependencies never mix with ours.
 bench: ## every benchmark, beside its peers (ARGS=--json for machines)

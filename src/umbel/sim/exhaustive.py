@@ -72,9 +72,8 @@ def explore(
             endings += courses.record(state.record).state in CLOSED_STATES
             whole = sum(left)
             for following in courses.successors(state):
-                if following.budget == left:
-                    waiting.append(following)
-                else:
+                known = seen.get(_packed(following))
+                if known is None or not any(_covers(more, following.budget) for more in known):
                     spending[spent + whole - sum(following.budget)].append(following)
     complete = not any(spending)
     assert courses.numbers < 2**NUMBER_BITS, "a number stands for one thing"
