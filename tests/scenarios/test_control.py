@@ -376,6 +376,22 @@ def test_a_task_that_catches_the_signal_is_ended_all_the_same(cluster: Cluster, 
 
 
 @ON_SQLITE
+def test_a_stuck_child_shows_where_it_is(cluster: Cluster, tmp_path: Path) -> None:
+    one = ask_for_queue(cluster, ONE, "stuck")
+    gate, started = tmp_path / "gate", tmp_path / "started"
+    sent = cluster.app.send_task("control_tasks.waits_for", [str(gate), str(started)], queue="stuck")
+    wait_until(started.exists, what="it to run")
+    for _ in range(2):  # the second look is not longer for the first
+        seen = one("stacks")
+        (stuck,) = [child for child in seen.values() if child["task_id"] == sent.id]
+        assert stuck["stack"].count("in waits_for") == 1 and "control_tasks.py" in stuck["stack"]
+        assert len(seen) == 2 and all(child["stack"] for child in seen.values())
+    gate.touch()
+    assert sent.get(timeout=ENOUGH_S) == "went on"
+    one("cancel_consumer", queue="stuck")
+
+
+@ON_SQLITE
 def test_commands_by_pattern_reach_exactly_their_part(cluster: Cluster) -> None:
     """P1: what is told by glob and by regular expression changes those workers and no others."""
 

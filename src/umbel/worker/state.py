@@ -15,6 +15,7 @@ from umbel.brokers.interface import Revoke, without_password
 from umbel.control.panel import NO_ANSWER
 from umbel.control.state import ELECTION_REFUSED, Elect
 from umbel.events.stamp import SOFTWARE
+from umbel.pools.stacks import stacks_of
 from umbel.protocol.clock import LamportClock
 from umbel.protocol.delivery import TaskRules
 from umbel.protocol.pidbox import Known
@@ -214,6 +215,14 @@ class WorkerState:
             return ()
         self._samples.append(pages * resource.getpagesize() / 2**20)
         return list(self._samples)[-count:]
+
+    async def stacks(self) -> dict[str, dict[str, str]]:
+        pool = self._context.pool.describe()
+        found = await asyncio.gather(*map(stacks_of, pool["processes"]))
+        return {
+            str(pid): {"task_id": pool["running"].get(pid, ""), "stack": stack}
+            for pid, stack in zip(pool["processes"], found, strict=True)
+        }
 
     def active(self, *, safe: bool) -> list[dict[str, Any]]:
         return self._requests.active(safe=safe)

@@ -43,6 +43,12 @@ def shutdown(state: ControlState, msg: str = "", **_: Any) -> None:  # noqa: ARG
 
 
 @panel.inspect_command
+async def stacks(state: ControlState, **_: Any) -> dict[str, dict[str, str]]:
+    """What each child is at, for a task that is stuck."""
+    return await state.stacks()
+
+
+@panel.inspect_command
 def memsample(state: ControlState, **_: Any) -> str | None:
     """How much memory the main process holds."""
     samples = state.memory_samples(1)

@@ -33,6 +33,7 @@ from umbel.pools.hosting import in_one_line, load_host
 from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Outcome, Runner
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.messages import Setup, ToChild
+from umbel.pools.stacks import offer_stacks
 from umbel.wire.frames import (
     Armed,
     FrameReader,
@@ -96,6 +97,7 @@ def _settle_in(setup: Setup, number: int, parent: int) -> None:
     for signum in _DEFAULT_SIGNALS:
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    offer_stacks()
     setproctitle(f"umbel: {setup.node} child {number}")
     random.seed()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from random import random
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
@@ -47,6 +47,7 @@ REPLIES_MAX = 1000
 REPLY_TTL_S = 60.0
 REPLY_TRIES_S = 10.0
 HANDLED_MAX = 100
+COMPLAIN_EVERY_S = 10.0
 MEMBERS_TOLD_MAX = 100  # in a larger cluster only the first few nodes tell who is a member
 MEMBERS_TOLD_BY = 3
 
@@ -67,6 +68,7 @@ class Control(Step):
         self.members: Callable[[], Sequence[Known]] = tuple  # set by whoever knows the members
         self.resets = 0
         self.replies_dropped = 0
+        self._complained_at = -COMPLAIN_EVERY_S
         self.mailbox = Mailbox(self._node, clock, refusal_of=self._refusal_of)
         self._asker = Asker(context.broker)
         self._replies: deque[tuple[Broadcast, float]] = deque()
@@ -154,10 +156,18 @@ class Control(Step):
                 case Handle(request):
                     self._handle(request)
                 case Refused(request, why):
-                    log.warning("command refused", extra={"command": request.method[:100], "why": why})
+                    self._complain(request, why)
                     self._answer(request, {"error": why})
                 case PassedOver(why):
                     log.debug("command passed over", extra={"why": why})
+
+    def _complain(self, request: Request, why: str) -> None:
+        """Say so, but not for each one of a flood."""
+        is_time = monotonic() - self._complained_at >= COMPLAIN_EVERY_S
+        if is_time:
+            self._complained_at = monotonic()
+        fields = {"command": request.method[:100], "why": why, "refused": self.mailbox.refused}
+        log.log(logging.WARNING if is_time else logging.DEBUG, "command refused", extra=fields)
 
     def _refusal_of(self, method: str) -> str:
         return refusal(self.panel, method, self._context.settings.control_allow)
