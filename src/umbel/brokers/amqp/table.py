@@ -17,6 +17,8 @@ Table = dict[str, Any]
 NAMES_MAX = 1000
 _SHORT_MAX = 255
 _names: dict[str, bytes] = {}
+_read_names: dict[bytes, str] = {}
+_openings: dict[tuple[str, str], bytes] = {}
 _unpack_long = struct.Struct(">L").unpack_from
 _pack_long = struct.Struct(">L").pack
 _FIXED = {
@@ -79,10 +81,10 @@ def encode_table(table: Table) -> bytes:
 def encode_properties(properties: Properties) -> bytes:
     """Flags, then the properties that are set, in the order of the flags' bits."""
     flags, parts = 0, []
-    for bit, text in ((15, properties.content_type), (14, properties.content_encoding)):
-        if text:
-            flags |= 1 << bit
-            parts.append(encode_short(text))
+    content = (properties.content_type, properties.content_encoding)
+    if content[0] or content[1]:
+        flags = (0x8000 if content[0] else 0) | (0x4000 if content[1] else 0)
+        parts.append(_openings.get(content) or _encode_opening(content))
     if properties.headers is not None:
         flags |= 1 << 13
         parts.append(encode_table(properties.headers))
@@ -92,17 +94,30 @@ def encode_properties(properties: Properties) -> bytes:
     if properties.priority is not None:
         flags |= 1 << 11
         parts.append(bytes((properties.priority,)))
-    for bit, text in (
-        (10, properties.correlation_id),
-        (9, properties.reply_to),
-        (8, properties.expiration),
-        (7, properties.message_id),
-        (5, properties.type),
-    ):
-        if text:
-            flags |= 1 << bit
-            parts.append(encode_short(text))
+    if properties.correlation_id:
+        flags |= 1 << 10
+        parts.append(encode_short(properties.correlation_id))
+    if properties.reply_to:
+        flags |= 1 << 9
+        parts.append(encode_short(properties.reply_to))
+    if properties.expiration:
+        flags |= 1 << 8
+        parts.append(encode_short(properties.expiration))
+    if properties.message_id:
+        flags |= 1 << 7
+        parts.append(encode_short(properties.message_id))
+    if properties.type:
+        flags |= 1 << 5
+        parts.append(encode_short(properties.type))
     return flags.to_bytes(2) + b"".join(parts)
+
+
+def _encode_opening(content: tuple[str, str]) -> bytes:
+    """What a message is written in: hardly ever anything but JSON in UTF-8."""
+    if len(_openings) >= NAMES_MAX:
+        _openings.clear()
+    data = _openings[content] = b"".join(encode_short(text) for text in content if text)
+    return data
 
 
 def _encode_name(name: str) -> bytes:
@@ -151,7 +166,7 @@ def decode_table(data: bytes, at: int) -> tuple[Table, int]:
     table: Table = {}
     while at < end:
         name_end = at + 1 + data[at]
-        name = data[at + 1 : name_end].decode()
+        name = _read_names.get(data[at:name_end]) or _decode_name(data[at:name_end])
         # The two commonest kinds of a Celery header are read in place.
         kind = data[name_end]
         at = name_end + 1
@@ -164,6 +179,14 @@ def decode_table(data: bytes, at: int) -> tuple[Table, int]:
         else:
             table[name], at = _decode_value(kind, data, at)
     return table, end
+
+
+def _decode_name(short: bytes) -> str:
+    """As for encoding: the same few names come with every message, and strangers' names are few too."""
+    if len(_read_names) >= NAMES_MAX:
+        _read_names.clear()
+    name = _read_names[short] = short[1:].decode()
+    return name
 
 
 def decode_properties(data: bytes) -> Properties:
