@@ -46,11 +46,11 @@ class StoreCalls:
         self._timeout_s = timeout_s
         self._answer = answer
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
-        self._under_way: dict[tuple[type[Call], str], asyncio.Task[None]] = {}
+        self._under_way: dict[tuple[type[Call], str, int], asyncio.Task[None]] = {}
         self._complained_at = -COMPLAIN_EVERY_S
 
     def make(self, call: Call, group: asyncio.TaskGroup) -> None:
-        same = (type(call), call.election_id)
+        same = (type(call), call.election_id, 0 if isinstance(call, CallClaim) else call.term)
         if same in self._under_way:
             return
         if len(self._under_way) >= UNDER_WAY_MAX:
