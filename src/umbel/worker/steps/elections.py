@@ -107,7 +107,7 @@ class ElectionsStep(Step):
             if not rules.busy:
                 break
             await asyncio.sleep(STOP_POLL_S)
-        else:
+        if rules.busy:
             log.warning("an election's handler did not end; its election is left to others or fails")
         await self.end_background()
         await rules.close()
