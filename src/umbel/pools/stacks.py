@@ -6,7 +6,6 @@ to know finds the place among the child's open files, so nothing has to be agree
 other systems children offer nothing, and are sent nothing.
 """
 
-import asyncio
 import faulthandler
 import fcntl
 import os
@@ -46,6 +45,8 @@ async def stacks_of(pid: int) -> str:
 
 
 async def _written(descriptor: int) -> str:
+    import asyncio  # who asks has a loop; the children, who import this too, have none
+
     size, waited_s = 0, 0.0
     while waited_s < WAIT_S:
         await asyncio.sleep(LOOK_EVERY_S)
