@@ -211,7 +211,7 @@ def test_what_is_handed_to_a_worker_that_ends_goes_to_another(
             assert (held.message.body, held.redelivered) == (b"a", not is_orderly)
 
     run(scenario())
-    assert redis_server.ask("HEXISTS", "umbel.handing", OWNER) == 0
+    assert redis_server.ask("EXISTS", HANDED) == 0
 
 
 def test_a_cancelled_wait_takes_nothing_with_it(

@@ -80,7 +80,13 @@ class RedisBroker:
             reply_timeout_s=timeout_s,
             on_connect=self._greet,
         )
-        self._watch = Watch(addresses, self._keys, timeout_s=timeout_s, unblock=self._unblock)
+        self._watch = Watch(
+            addresses,
+            self._keys,
+            timeout_s=timeout_s,
+            unblock=self._unblock,
+            claims_at=lambda: self._link.address,
+        )
         self._addresses = addresses
         self._coordination_link = Link(addresses, connect_timeout_s=timeout_s, reply_timeout_s=timeout_s)
         self._coordination = RedisCoordination(self._coordination_link, self._keys)
@@ -127,7 +133,7 @@ class RedisBroker:
 
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
         handed, self._watch.handed = self._watch.handed, None
-        if limit > 0 and (given := self._adoptions.begin(handed, owner, revoked_after)) is not None:
+        if limit > 0 and (given := self._adoptions.begin(handed, owner, queues, revoked_after)) is not None:
             return Claim([given], (), revoked_after)
         await self._declare(queues)
         await self._adoptions.finish()
@@ -177,7 +183,8 @@ class RedisBroker:
         return await self._owners("reap", "")
 
     async def leave_queue(self, owner: str, queue: str) -> None:
-        """Nothing to do: nothing is fetched ahead of a claim."""
+        """Nothing is fetched ahead of a claim, but the server might hand over what comes next."""
+        self._watch.leave()
 
     async def forget_owner(self, owner: str) -> int:
         await self._link.connect()

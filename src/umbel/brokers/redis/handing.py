@@ -13,6 +13,7 @@ claimed in the ordinary way, which puts it back first.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from umbel.brokers.interface import Delivery, Tag
@@ -23,6 +24,7 @@ from umbel.brokers.redis.replies import is_missing_script
 from umbel.brokers.redis.scripts import script
 from umbel.wire.envelope_redis import MARK
 
+ENDING_BYTES = 256  # more than the properties of a message take, which end it
 FRESH_OF_LEASE = 0.3  # a message may be run that was asked for within this part of the lease
 
 _ADOPT = script("adopt")
@@ -54,13 +56,16 @@ class Adoptions:
         self._sent: asyncio.Future[list[Any]] | None = None
         self._is_asked = False
 
-    def begin(self, handed: Handed | None, owner: str, revoked_after: int) -> Delivery | None:
+    def begin(
+        self, handed: Handed | None, owner: str, queues: Sequence[str], revoked_after: int
+    ) -> Delivery | None:
         """The message, to be run now; None: claim in the ordinary way."""
         if handed is None or self._pending is not None or not self._link.is_connected:
             return None
         age_s = asyncio.get_running_loop().time() - handed.asked_at
         if (
             handed.owner != owner
+            or self._keys.queue_of(handed.list_key) not in queues
             or not handed.is_undisturbed
             or handed.revoked_cursor != revoked_after
             or age_s > FRESH_OF_LEASE * self._lease_s
@@ -71,7 +76,8 @@ class Adoptions:
         if found is None:
             return None
         delivery, epoch = found
-        args = (self._keys.prefix, owner, self._lease_s, epoch, delivery.tag)
+        known_by = (len(handed.envelope), handed.envelope[-ENDING_BYTES:])
+        args = (self._keys.prefix, owner, self._lease_s, epoch, delivery.tag, *known_by)
         self._pending = pending = (delivery.tag, args)
         # Not before the message is on its way to whoever runs it: to send takes as long as that.
         asyncio.get_running_loop().call_soon(self._send, pending)

@@ -24,6 +24,7 @@ Ours, which Celery does not know:
                                          "epoch" -> the ticket that began this life of the hash
     umbel.handed.<owner>         list    a message that the server gave to an idle owner, until it is adopted
     umbel.handing                hash    owner -> the list that it is given messages from
+    umbel.handing.given_up       zset    those of them that were given up -> since when; kept for a minute
     umbel.owners                 zset    owner -> when its lease ends (server's seconds)
     umbel.generations            hash    owner -> the least generation of connections it may claim on
     umbel.contact                string  when any owner last spoke to the server

@@ -8,6 +8,8 @@
 -- The reaper also makes ready what is due in queues that no worker of ours consumes.
 
 local UNPARKED_MAX = 1000
+-- A connection of an owner that was given up may stay blocked, and be handed something, for less than this.
+local BLOCKED_MAX_S = 60
 
 local prefix, lease, owner = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local owners = prefix .. 'umbel.owners'
@@ -17,7 +19,6 @@ even_when_full(prefix)
 local function forget(name)
   local inflight = prefix .. 'umbel.inflight.' .. name
   local count = unhand(prefix, name, true) + put_back(inflight, redis.call('HKEYS', inflight), true)
-  redis.call('HDEL', prefix .. 'umbel.handing', name)
   redis.call('DEL', inflight)
   redis.call('ZREM', owners, name)
   return count
@@ -59,10 +60,18 @@ if redis.call('EXISTS', prefix .. 'umbel.grace') == 1 then
   return 0
 end
 local count = 0
-for _, name in ipairs(redis.call('HKEYS', prefix .. 'umbel.handing')) do
-  if not redis.call('ZSCORE', owners, name) then -- given up before the server handed it something
+local handing, given_up = prefix .. 'umbel.handing', prefix .. 'umbel.handing.given_up'
+for _, name in ipairs(redis.call('HKEYS', handing)) do
+  if not redis.call('ZSCORE', owners, name) then -- maybe given up before the server handed it something
     count = count + forget(name)
+    redis.call('ZADD', given_up, 'NX', string.format('%.6f', now), name)
   end
+end
+for _, name in ipairs(redis.call('ZRANGE', given_up, '-inf', string.format('%.6f', now - BLOCKED_MAX_S), 'BYSCORE')) do
+  if not redis.call('ZSCORE', owners, name) then
+    redis.call('HDEL', handing, name)
+  end
+  redis.call('ZREM', given_up, name)
 end
 for _, name in ipairs(redis.call('ZRANGE', owners, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, 100)) do
   count = count + forget(name)

@@ -25,11 +25,12 @@ from umbel.brokers.redis.link import Link
 
 POLL_S = 0.25
 UNBLOCK_AGAIN_S = 0.005
+BLOCK_MAX_S = 20.0  # well below the time for which owners.lua looks after an owner that was given up
 REFUSED_S = 5.0  # a server that cannot hand over (it is full, it does not know how) is not asked for so long
 
 
 class Watch:
-    """`unblock` ends, by the server's number of it, the wait of a connection."""
+    """`unblock` ends, by the server's number of it, the wait of a connection at the address `claims_at`."""
 
     def __init__(
         self,
@@ -38,11 +39,13 @@ class Watch:
         *,
         timeout_s: float,
         unblock: Callable[[int], asyncio.Future[list[Any]] | None],
+        claims_at: Callable[[], Address],
     ) -> None:
         self._keys = keys
         self._unblock = unblock
-        self._block_max_s = timeout_s / 2  # below the time after which a reply is overdue
-        self._is_blocked = False
+        self._claims_at = claims_at
+        self._block_max_s = min(BLOCK_MAX_S, timeout_s / 2)  # below the time after which a reply is overdue
+        self._blocked: asyncio.Future[list[Any]] | None = None  # the reply that ends the wait
         self._refused_until = 0.0
         self.client_id = 0  # 0: not to be unblocked, so not to be handed anything
         self.handed: Handed | None = None
@@ -84,7 +87,10 @@ class Watch:
                 return
 
     def _can_hand(self, now: float) -> bool:
-        return bool(self.client_id) and now >= self._refused_until
+        # Of several servers each connection may have found another, and what one of them hands over
+        # the other cannot keep.
+        is_same = self._link.address == self._claims_at()
+        return bool(self.client_id) and is_same and now >= self._refused_until
 
     async def _take_next(self, queue: str, owner: str, timeout_s: float, seen: int) -> bool:
         """Have the server hand over the next message: whether it did. A ring ends the wait for it."""
@@ -96,14 +102,12 @@ class Watch:
                 ("BLMOVE", list_key, keys.handed(owner), "RIGHT", "LEFT", max(0.001, timeout_s)),
             ]
         )
-        self._is_blocked = True
+        self._blocked = sent
         try:
-            *_, envelope = replies = await link.reply_to(sent)
+            *_, envelope = replies = await link.reply_to(asyncio.shield(sent))
         except asyncio.CancelledError:
             self._interrupt()  # what it was handed goes back with its next claim
             raise
-        finally:
-            self._is_blocked = False
         if any(isinstance(reply, hiredis.ReplyError) for reply in replies):
             self._refused_until = asked_at + REFUSED_S
             return False
@@ -112,6 +116,10 @@ class Watch:
         undisturbed = self._rings == seen
         self.handed = Handed(owner, list_key, envelope, self._revoked_cursor, asked_at, undisturbed)
         return True
+
+    def leave(self) -> None:
+        """End the wait: whoever waits is to look again at what it waits for."""
+        self._ring()
 
     def close(self) -> None:
         self._link.close()
@@ -145,11 +153,12 @@ class Watch:
 
     async def _track(self) -> None:
         # Straight to the connection: this is part of making it.
-        commands = [("CLIENT", "TRACKING", "ON"), ("CLIENT", "ID")]
-        tracking, number = await self._link.reply_to(self._link.send(commands))
+        # To end the wait of nobody changes nothing, and shows whether this user may.
+        commands = [("CLIENT", "TRACKING", "ON"), ("CLIENT", "ID"), ("CLIENT", "UNBLOCK", 0)]
+        tracking, number, unblocked = await self._link.reply_to(self._link.send(commands))
         is_tracked = tracking == b"OK"
         self._recheck_s = math.inf if is_tracked else POLL_S
-        self.client_id = number if is_tracked and isinstance(number, int) else 0
+        self.client_id = number if is_tracked and isinstance(number, int) and unblocked == 0 else 0
 
     def _changed(self, pushed: list[Any]) -> None:
         self._ring()
@@ -159,8 +168,9 @@ class Watch:
         self._ring()
 
     def _interrupt(self) -> None:
-        sent = self._unblock(self.client_id) if self._is_blocked else None
-        if sent is not None:
+        if self._blocked is None or self._blocked.done():
+            return
+        if (sent := self._unblock(self.client_id)) is not None:
             sent.add_done_callback(self._check_unblocked)
 
     def _check_unblocked(self, sent: asyncio.Future[list[Any]]) -> None:

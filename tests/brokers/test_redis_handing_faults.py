@@ -1,0 +1,175 @@
+"""What the server hands over while waits are cut off, leases end and servers refuse: nothing is lost."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.brokers.test_redis_handing import HANDED, is_blocked, waiting
+from tests.brokers.under_test import (
+    LONG_S,
+    OWNER,
+    PEER,
+    QUEUE,
+    SHORT_LEASE_S,
+    BrokerUnderTest,
+    eventually,
+    outgoing,
+    run,
+    take,
+    texts,
+)
+from tests.servers.redis import RedisServer, redis_server, redis_url
+from umbel.brokers.interface import Ack, BrokerSettings, Claim, Depth, Settled
+from umbel.brokers.redis.broker import CAPABILITIES
+
+__all__ = ["redis_server", "redis_url"]  # fixtures
+OTHER = "other"
+
+
+@pytest.fixture
+def under_test(redis_url: str) -> Iterator[BrokerUnderTest]:
+    under_test = BrokerUnderTest(BrokerSettings(redis_url), CAPABILITIES)
+    yield under_test
+    under_test.close()
+
+
+def test_the_message_that_runs_is_the_one_that_is_adopted(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    """A wait that was given up may have been handed something too."""
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            idle = await waiting(broker, redis_server)
+            under_test.producer().publish(outgoing("stray", queue=OTHER))
+            redis_server.ask("LMOVE", OTHER, HANDED, "RIGHT", "LEFT")
+            under_test.producer().publish(outgoing("a"))
+            (held,) = (await idle).deliveries
+            assert held.message.body == b"a"
+            assert await broker.settle([Ack(held.tag)]) == Settled(1)
+            assert texts((await take(broker)).deliveries) == ["stray"]
+
+    run(scenario())
+
+
+def test_what_is_handed_to_an_owner_that_was_given_up_is_found(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    """Its connection may still be blocked when its lease has ended, and it may never claim again."""
+
+    async def scenario() -> None:
+        async with under_test.open(lease_s=SHORT_LEASE_S) as peer:
+            async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
+                await take(broker)
+                idle = asyncio.create_task(broker.wait_ready([QUEUE], LONG_S, owner=OWNER))
+                await eventually(lambda: is_blocked(redis_server), what="a blocked connection")
+
+                async def given_up() -> bool:
+                    await peer.renew(PEER)
+                    await peer.return_lost()
+                    return redis_server.ask("ZSCORE", "umbel.owners", OWNER) is None
+
+                await eventually(given_up, what="the end of the lease")
+                under_test.producer().publish(outgoing("a"))
+                await idle
+                assert redis_server.ask("LLEN", HANDED) == 1
+
+            async def taken() -> Claim | None:
+                claim = await take(peer, owner=PEER)
+                return claim if claim.deliveries else None
+
+            (held,) = (await eventually(taken, what="the message")).deliveries
+            assert (held.message.body, held.redelivered) == (b"a", True)
+
+            assert redis_server.ask("HEXISTS", "umbel.handing", OWNER) == 1
+            redis_server.ask("ZADD", "umbel.handing.given_up", 0, OWNER)  # by now it is long ago
+            await peer.return_lost()
+
+    run(scenario())
+    assert redis_server.ask("EXISTS", "umbel.handing", "umbel.handing.given_up") == 0
+
+
+def test_nothing_is_handed_over_from_a_queue_that_was_left(
+    under_test: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await take(broker)
+            idle = asyncio.create_task(broker.wait_ready([QUEUE], LONG_S, owner=OWNER))
+            await eventually(lambda: is_blocked(redis_server), what="a blocked connection")
+            under_test.producer().publish(outgoing("a"))
+            await idle
+            assert not (await broker.claim(OWNER, [OTHER], 1)).deliveries
+            assert await broker.queues() == {QUEUE: Depth(1, 0, 0)}
+
+            await take(broker)
+            idle = asyncio.create_task(broker.wait_ready([QUEUE], LONG_S, owner=OWNER))
+            await eventually(lambda: is_blocked(redis_server), what="a blocked connection")
+            await broker.leave_queue(OWNER, QUEUE)
+            await idle
+            under_test.producer().publish(outgoing("b"))
+            assert redis_server.ask("LLEN", QUEUE) == 1
+
+    run(scenario())
+
+
+def test_where_a_wait_cannot_be_ended_nothing_is_handed_over(tmp_path: Path) -> None:
+    """`CLIENT UNBLOCK` is among the dangerous commands that users are often denied."""
+    server = RedisServer(tmp_path)
+    server.start()
+    try:
+        server.ask("ACL", "SETUSER", "worker", "on", ">word", "~*", "&*", "+@all", "-client|unblock")
+        settings = BrokerSettings(server.url.replace("//", "//worker:word@"))
+        under_test = BrokerUnderTest(settings, CAPABILITIES)
+
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                idle = asyncio.create_task(broker.wait_ready([QUEUE], LONG_S, owner=OWNER))
+
+                async def tracked() -> bool:
+                    found = server.ask("CLIENT", "LIST")
+                    assert isinstance(found, bytes)
+                    return b"flags=t" in found
+
+                await eventually(tracked, what="a connection that is told of changes")
+                under_test.producer().publish(outgoing("a", priority=3))
+                await idle
+                assert b"cmdstat_blmove" not in commands_of(server)
+                assert texts((await take(broker)).deliveries) == ["a"]
+
+        run(scenario())
+        under_test.close()
+    finally:
+        server.stop()
+
+
+def test_another_server_than_the_one_claimed_from_hands_over_nothing(
+    under_test: BrokerUnderTest, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """Of two servers in one address each connection may have found another."""
+    first = RedisServer(tmp_path)
+    first.start()
+    settings = BrokerSettings(f"{first.url};{redis_server.url}", connect_timeout_s=0.5)
+    torn = BrokerUnderTest(settings, CAPABILITIES)
+
+    async def scenario() -> None:
+        async with torn.open() as broker:
+            assert not (await take(broker)).deliveries
+            first.pause()  # the connection that claims stays, and none can be made
+            under_test.producer().publish(outgoing("a"))
+            await broker.wait_ready([QUEUE], LONG_S, owner=OWNER)
+            assert redis_server.ask("LLEN", QUEUE) == 1
+
+    try:
+        run(scenario())
+    finally:
+        first.resume()
+        first.stop()
+
+
+def commands_of(server: RedisServer) -> bytes:
+    found = server.ask("INFO", "commandstats")
+    assert isinstance(found, bytes)
+    return found
