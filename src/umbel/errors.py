@@ -15,7 +15,7 @@ UmbelError
 │   └── TooLarge               over a size, depth or number limit
 ├── BrokerError                the broker did not do what was asked
 │   ├── BrokerUnavailable      cannot be reached or opened
-│   │   ├── AccessRefused      wrong user, password or database: trying again does not help
+│   │   ├── AccessRefused      wrong user, password, database or file: trying again does not help
 │   │   └── BufferFull         too much is kept for a broker that is away
 │   ├── StorageFull            no room left; nothing was changed
 │   ├── NotSupported           this broker declares that it cannot do this

@@ -30,7 +30,7 @@ from typing import Any
 
 from umbel.brokers.sqlite import location, schema
 from umbel.brokers.sqlite.gate import WriteGate
-from umbel.errors import BrokerError, BrokerUnavailable, StorageFull
+from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable, StorageFull
 
 CHECKPOINT_PAGES = 1000  # a log that grows costs each flush more: 4,000 took a quarter of the rate of sends
 LOG_BYTES_MAX = 64 * 2**20  # what a burst leaves of the log; smaller logs are written over
@@ -179,7 +179,7 @@ class Database:
                 return self._connection
             _refused.add(self.path)
         if self.path in _refused:
-            raise BrokerUnavailable(
+            raise AccessRefused(
                 f"{self.path} was in use while this process was forked, so it cannot be used here; "
                 "create the App, or send the first message, after the fork"
             )
@@ -281,12 +281,12 @@ def explain(error: sqlite3.Error, path: Path, timeout_s: float) -> BrokerError |
             "find who holds it (fuser lists its users), or raise connect_timeout"
         )
     if code in _FORBIDDEN:
-        return BrokerUnavailable(
+        return AccessRefused(
             f"cannot write to {path}: {error}; make the file and its directory writable for this user, "
             "or choose another path"
         )
     if code in _DAMAGED:
-        return BrokerUnavailable(
+        return AccessRefused(
             f"{path} is not a usable database: {error}; move it away to start with an empty one"
         )
     return error
@@ -304,7 +304,7 @@ def _switch_to_wal(db: sqlite3.Connection, timeout_s: float) -> None:
             if error.sqlite_errorcode & 0xFF not in _LOCKED or time.monotonic() > deadline:
                 raise
         if time.monotonic() > deadline:
-            raise BrokerUnavailable("SQLite cannot keep a write-ahead log there; choose another path")
+            raise AccessRefused("SQLite cannot keep a write-ahead log there; choose another path")
         time.sleep(RETRY_S)
 
 

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from umbel.errors import BrokerUnavailable
+from umbel.errors import AccessRefused, BrokerUnavailable
 
 _SUPPORTED = sys.platform == "linux"
 _GATE, _TURNSTILE, _BOTH = 0, 1, 2
@@ -67,7 +67,7 @@ class WriteGate:
         try:
             return os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise BrokerUnavailable(
+            raise AccessRefused(
                 f"cannot write to {self._path}: {error.strerror}; make its directory writable for this user, "
                 "or choose another path"
             ) from None

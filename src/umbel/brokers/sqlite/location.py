@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from umbel.errors import BadURL, BrokerUnavailable
+from umbel.errors import AccessRefused, BadURL
 
 SCHEME = "sqlite"
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -62,13 +62,13 @@ def prepare(path: Path) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise BrokerUnavailable(
+        raise AccessRefused(
             f"cannot make the directory {path.parent} for the database: {error.strerror}; "
             "create it, or choose another path"
         ) from None
     kind = network_file_system(_MOUNTS.read_text() if _MOUNTS.exists() else "", path.parent.resolve())
     if kind is not None:
-        raise BrokerUnavailable(
+        raise AccessRefused(
             f"{path} lies on a network file system ({kind}), where SQLite's locks do not hold; "
             "choose a path on a local disk"
         )
@@ -78,9 +78,9 @@ def prepare(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except FileExistsError:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise BrokerUnavailable(f"{path} is not a file; choose another path for the database") from None
+            raise AccessRefused(f"{path} is not a file; choose another path for the database") from None
     except OSError as error:
-        raise BrokerUnavailable(
+        raise AccessRefused(
             f"cannot create the database {path}: {error.strerror}; choose a path that this user may write to"
         ) from None
 

@@ -20,7 +20,7 @@ gives the next row the highest id there is and one more.
 import sqlite3
 from pathlib import Path
 
-from umbel.errors import BrokerUnavailable
+from umbel.errors import AccessRefused
 
 APPLICATION_ID = 0x756D626C  # "umbl": tells our files from those of other programs
 
@@ -129,12 +129,12 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> 
     """Bring the file up to date, inside the caller's transaction; the version it had before."""
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version > len(migrations):
-        raise BrokerUnavailable(
+        raise AccessRefused(
             f"{path} was written by a newer Umbel (schema {version}, this one knows {len(migrations)}); "
             "upgrade Umbel here, or choose another file"
         )
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise BrokerUnavailable(f"{path} is the database of another program; choose another file")
+        raise AccessRefused(f"{path} is the database of another program; choose another file")
     for step in migrations[version:]:
         for statement in filter(str.strip, step.split(";\n")):
             db.execute(statement)
