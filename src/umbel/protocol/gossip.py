@@ -89,6 +89,7 @@ class Membership:
         self._members = Members(self._due_s, members_max=members_max)
         self._guard = QuorumGuard()
         self._held_until: float | None = None
+        self._now_s = 0.0
         self._namesakes: set[tuple[int, int]] = set()
 
     # -- what others ask -------------------------------------------------------------------------
@@ -117,6 +118,7 @@ class Membership:
         return record.member if record else None
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
+        self._now_s = now.boot_s
         match event:
             case Heard():
                 return self._hear(event, now)
@@ -240,13 +242,13 @@ class Membership:
 
     def _tick(self, now: Instant) -> list[Effect]:
         effects: list[Effect] = []
+        if self._overslept(now):
+            return effects
         if self.health.recover(now.boot_s):
             self._members.all_changed()
         if self._held_until is not None and now.boot_s >= self._held_until:
             self._held_until = None
             effects.append(Restored())
-        if self._overslept(now):
-            return effects
         while (record := self._members.pop_due(now.boot_s)) is not None:
             if record.is_gone:
                 self._members.forget(record.node)
@@ -261,17 +263,21 @@ class Membership:
         return effects
 
     def _overslept(self, now: Instant) -> bool:
-        """A Tick that comes late: this node stood still, and could not have heard anybody."""
+        """A Tick that comes late: this node stood still, and could not have heard anybody.
+
+        Everybody gets that time again, and an interval more: what was sent meanwhile is still to
+        be read.
+        """
         slept_s = now.boot_s - self._members.deadline
         record = self._members.first()
-        if record is None or slept_s <= LAG_MAX * record.member.freq_s:
+        if record is None or record.is_gone or slept_s <= LAG_MAX * record.member.freq_s:
             return False
         self.health.strain(now.boot_s)
         for one in self._members:
             if not one.is_gone:
-                one.heard_s += slept_s
-                one.changed_s += slept_s
-                one.wait_s += slept_s
+                one.heard_s = min(now.boot_s, one.heard_s + slept_s + one.member.freq_s)
+                one.wait_s += slept_s + one.member.freq_s
+                one.probe_s = max(one.probe_s, now.boot_s + one.member.freq_s)
         self._members.all_changed()
         return True
 
@@ -363,7 +369,13 @@ class Membership:
         self._members.changed(record)
 
     def _due_s(self, record: Record) -> float:
-        """When something is to be decided about the node."""
+        """When something is to be decided about the node: now, or later, but never in the past.
+
+        A timer in the past would look as if this node had slept.
+        """
+        return max(self._judged_s(record), self._now_s)
+
+    def _judged_s(self, record: Record) -> float:
         if record.is_gone:
             return record.changed_s + GONE_KEPT_S
         if record.state is MemberState.SUSPECT:

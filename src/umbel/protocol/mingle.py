@@ -8,9 +8,9 @@ members they know, which Celery's pass over.
 Stamps of other machines mean little here: clocks differ by hours, and older Celery sends the time
 since its machine was started. So ages travel, and a stamp is judged by what it can be:
 
-* within ten years of now it is a wall clock; one that lies ahead was set now, and one that is past
-  its time although its owner still holds it comes from a clock that is behind: it was set now;
-* anything else is the uptime of another machine: it was set now.
+* one of the last three hours is a wall clock like ours;
+* one that lies ahead, or is past its time although its owner still holds it, comes from a wall clock
+  that is wrong, or is the uptime of another machine: it was set now.
 
 "Now" is said once: the set never takes a later stamp for an id that it has, or had.
 
@@ -25,7 +25,6 @@ from typing import Any
 from umbel.protocol.clock import LamportClock
 from umbel.protocol.revoked import HEARSAY_MAX, HEARSAY_S, RevokedTasks
 
-TEN_YEARS_S = 10 * 365.25 * 86_400.0
 TASK_ID_MAX = 1000  # characters
 TOLD_MAX = 10_000  # ids in one hello
 TOLD_CHARACTERS_MAX = 400_000
@@ -103,8 +102,7 @@ def _age_of_stamp(stamp: Any, now: float) -> float | None:
     if not _is_number(stamp):
         return None
     age_s = now - stamp
-    is_wall_clock = abs(age_s) <= TEN_YEARS_S
-    return age_s if is_wall_clock and 0.0 <= age_s < HEARSAY_S else 0.0
+    return age_s if 0.0 <= age_s < HEARSAY_S else 0.0
 
 
 def _is_number(value: Any) -> bool:

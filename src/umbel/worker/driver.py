@@ -38,6 +38,8 @@ async def drive(
         event = await _next_event(machine, inbox, now)
         for effect in machine.step(event, now()):
             await perform(effect)
+        if isinstance(event, Tick):
+            await asyncio.sleep(0)  # a machine that is always due must not stop the loop
 
 
 async def _next_event(
