@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
@@ -28,6 +28,7 @@ from umbel.brokers.sqlite.store import Store
 from umbel.brokers.sqlite.subscription import SqliteSubscription
 from umbel.brokers.sqlite.thread import StoreThread
 from umbel.brokers.sqlite.wakeup import AsyncBell
+from umbel.errors import BrokerError
 from umbel.wire.message import Outgoing
 
 CAPABILITIES = Capabilities(
@@ -152,7 +153,9 @@ class SqliteBroker:
         try:
             yield subscription
         finally:
-            await subscription.leave()
+            # Failing here would hide why the listener leaves, a cancellation above all.
+            with suppress(BrokerError):
+                await subscription.leave()
 
     async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
         await self._thread.call(self._cluster.mark_alive, node, incarnation, ttl_s)
