@@ -1,7 +1,10 @@
 """What the server hands over while waits are cut off, leases end and servers refuse: nothing is lost."""
 
 import asyncio
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,11 +24,13 @@ from tests.brokers.under_test import (
     texts,
 )
 from tests.servers.redis import RedisServer, redis_server, redis_url
+from tests.waiting import wait_until
 from umbel.brokers.interface import Ack, BrokerSettings, Claim, Depth, Settled
 from umbel.brokers.redis.broker import CAPABILITIES
 
 __all__ = ["redis_server", "redis_url"]  # fixtures
 OTHER = "other"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -167,6 +172,51 @@ def test_another_server_than_the_one_claimed_from_hands_over_nothing(
     finally:
         first.resume()
         first.stop()
+
+
+def test_consumers_that_are_killed_at_any_moment_lose_nothing(
+    under_test: BrokerUnderTest, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """S1: one message at a time arrives where idle consumers are handed it, and die at any moment."""
+    log = tmp_path / "log"
+    log.touch()
+    sent = [f"m{number}" for number in range(1500 if os.environ.get("UMBEL_SOAK") else 100)]
+    command = [sys.executable, "-m", "tests.brokers.mortals", redis_server.url, str(log)]
+    mortals = [subprocess.Popen([*command, name, "1.0"], cwd=ROOT) for name in ("ada", "bob", "eve")]
+
+    def runs() -> list[tuple[str, bool]]:
+        lines = [line.split() for line in log.read_text().splitlines()]
+        return [(text, again == "1") for text, again in lines]
+
+    def is_quiet() -> bool:
+        return not asyncio.run(depths())
+
+    async def depths() -> Mapping[str, Depth]:
+        async with under_test.open() as broker:
+            return await broker.queues()
+
+    try:
+        producer = under_test.producer()
+        for text in sent:
+            wait_until(lambda: blocked_on(redis_server) > 0, what="an idle consumer")
+            producer.publish(outgoing(text))
+        wait_until(lambda: {text for text, _ in runs()} == set(sent), deadline_s=LONG_S, what="every message")
+        wait_until(is_quiet, deadline_s=LONG_S, what="the end of every message")
+    finally:
+        for one in mortals:
+            one.terminate()
+        for one in mortals:
+            one.wait(10)
+    first_runs = [text for text, again in runs() if not again]
+    assert len(set(first_runs)) == len(first_runs), "a second run says that it is one"
+    assert len(runs()) > len(sent), "some died with a message that they had run"
+    assert redis_server.ask("KEYS", "umbel.handed.*") == []
+
+
+def blocked_on(server: RedisServer) -> int:
+    found = server.ask("INFO", "clients")
+    assert isinstance(found, bytes)
+    return int(found.partition(b"blocked_clients:")[2].partition(b"\r")[0])
 
 
 def commands_of(server: RedisServer) -> bytes:
