@@ -7,32 +7,22 @@ from umbel.sim.rounds import Outcome, rounds, run_plan
 
 EVERY_FAULT = frozenset(FAULTS)
 
-# Rounds that broke a promise once, as (seed, nodes, elections, faults); what was wrong is in git.
-ONCE_BROKEN = [
-    ("1:1", 5, 200, EVERY_FAULT),  # a clock a day ahead hid that an election was older than the store (KS4)
-]
-
 
 def assert_kept(outcome: Outcome) -> None:
     assert outcome.violation is None, f"seed {outcome.plan.seed}: {outcome.violation}"
 
 
-@pytest.mark.parametrize(("seed", "nodes", "elections", "faults"), ONCE_BROKEN)
-def test_what_broke_a_promise_once_does_so_no_more(
-    seed: str, nodes: int, elections: int, faults: frozenset[str]
-) -> None:
-    assert_kept(run_plan(make_plan(seed, nodes, elections, faults)))
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 9])
-def test_every_promise_holds_under_every_fault(nodes: int) -> None:
-    for outcome in rounds(nodes, 800, EVERY_FAULT, f"slice {nodes}"):
+@pytest.mark.parametrize(
+    ("nodes", "elections"), [(1, 1000), (2, 1000), (3, 1000), (5, 800), (9, 600), (50, 100)]
+)
+def test_every_promise_holds_under_every_fault(nodes: int, elections: int) -> None:
+    for outcome in rounds(nodes, elections, EVERY_FAULT, f"slice {nodes}"):
         assert_kept(outcome)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_promise_holds_under_each_fault_alone(fault: str) -> None:
-    for outcome in rounds(4, 400, frozenset({fault}), f"alone {fault}"):
+    for outcome in rounds(4, 300, frozenset({fault}), f"alone {fault}"):
         assert_kept(outcome)
 
 

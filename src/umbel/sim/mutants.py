@@ -22,6 +22,7 @@ from umbel.protocol.coordination import (
 )
 from umbel.protocol.election import Elections
 from umbel.protocol.election_events import (
+    Dropped,
     Effect,
     ElectedHeard,
     Event,
@@ -182,6 +183,18 @@ class TellsTwice(Elections):
         return [effects[0], *effects]
 
 
+class TrustsItsWallClock(Elections):
+    """Takes what looks expired by its own clock for expired, without asking the store."""
+
+    def _admit(self, request: ElectionRequest, now: Instant) -> Record | list[Effect]:
+        if now.wall_s > request.asked_at + request.expires_s:
+            return [Dropped(request.election_id, "expired")]
+        return super()._admit(request, now)
+
+    def _swept(self, request: ElectionRequest, now: Instant) -> list[Effect]:
+        return [] if now.wall_s > request.asked_at + request.expires_s else super()._swept(request, now)
+
+
 class LeadsOn(Lease):
     """Never looks whether its time is over."""
 
@@ -270,6 +283,16 @@ def _hide_birth(
     return real(record, holder, request, ttl_s, now, replace(facts, born=0.0))
 
 
+class TrustsTheAsker(Store):
+    """Keeps an election under its asker's time, which hides that it is older than the store."""
+
+    def open(self, key: str, request: ElectionRequest) -> ElectionRecord:
+        kept = super().open(key, request)
+        if kept.state is ElectionState.OPEN:
+            kept = self.elections[key] = replace(kept, request=request)
+        return kept
+
+
 class StartsAnyone(Store):
     """No fence: every start is answered with yes."""
 
@@ -331,6 +354,7 @@ MUTANTS = (
     _machine("tells the store once", "KL1 KM1", "store-loss", TellsTheStoreOnce),
     _machine("takes any number of records", "KM1", "flood", TakesAnyNumber, elections=200),
     _machine("tells its win twice", "KC1", "none", TellsTwice),
+    _machine("trusts its wall clock", "KL1 KS2", "skew", TrustsItsWallClock),
     _lease("leads beyond its time", LeadsOn, "pause,store-outage"),
     _lease("leads from the answer on", LeadsFromTheAnswer, "store-delay"),
     _claims("overwrites what is held", "KS2", "duplicate", _overwrite),
@@ -339,6 +363,7 @@ MUTANTS = (
     _claims("reopens what is over", "KS1 KS2 KS3", "client-repeat,delay,loss", _reopen_done),
     _claims("repeats terms", "KS2", "none", _repeat_terms),
     _claims("hides that it was emptied", "KS4 KS2", f"amnesia,{SLOW}", _hide_birth),
+    _store("trusts the asker's clock", "KS4 KS2 KL1", "amnesia,skew,slow-handlers", TrustsTheAsker),
     _store("starts anyone", "KS1 KS2", f"{SLOW},{CRASHES}", StartsAnyone),
     _store("finishes for anyone", "KS2 KS3", f"{SLOW},partition", FinishesForAnyone),
     _store("starts what is over", "KS2", SLOW, RenewsTheExpired),
