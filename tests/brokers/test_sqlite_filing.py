@@ -7,7 +7,7 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ from tests.brokers.under_test import OWNER, message
 from umbel.brokers.interface import Ack, BrokerSettings, Delivery, Return
 from umbel.brokers.sqlite import messages, schema
 from umbel.brokers.sqlite.store import Store
-from umbel.errors import BrokerUnavailable
+from umbel.errors import BrokerUnavailable, StorageFull
 from umbel.wire.message import Outgoing
 
 QUEUES = ("a", "b")
@@ -196,3 +196,44 @@ def test_a_log_that_cannot_be_opened_is_one_clear_error_and_nothing_is_sent(
         monkeypatch.undo()
         store.publish([sent(2, "a", 0)])
         assert [one.message.body for one in store.peek("a", 9)] == [b"2"]
+
+
+def fill(store: Store, sizes: Sequence[int]) -> int:
+    """Send messages one by one until there is no room for the smallest: how many were confirmed."""
+    confirmed = 0
+    for size_bytes in sizes:
+        with pytest.raises(StorageFull):
+            while True:
+                store.publish([Outgoing("a", message("x" * size_bytes))])
+                confirmed += 1
+    return confirmed
+
+
+@pytest.mark.parametrize("is_purged", [True, False])
+def test_a_full_file_is_emptied_although_its_messages_were_not_filed(
+    tmp_path: Path, is_purged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What makes room has some left for it; what was confirmed is there, and nothing else."""
+    monkeypatch.setattr(messages, "FILE_EVERY", 1024)
+    settings = BrokerSettings(f"sqlite:///{tmp_path}/umbel.db", storage_max_bytes=2**19)
+    with closing(Store(settings)) as store:
+        store.publish([sent(number, "a", 0) for number in range(900)])
+        confirmed, found = 900 + fill(store, (20_000, 3000, 1)), 0
+        if is_purged:
+            found = store.purge("a")
+        while deliveries := store.claim(OWNER, ["a"], 100, 0).deliveries:
+            found += store.settle([Ack(one.tag) for one in deliveries]).applied
+        assert found == confirmed
+        store.publish([sent(0, "a", 0)])
+
+
+def test_a_message_that_is_stored_is_sent_although_it_cannot_be_filed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "FILE_EVERY", 16)
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)  # no power cut is in this
+    for size_bytes in range(304_096, 345_056, 4096):
+        url = f"sqlite:///{tmp_path}/{size_bytes}.db"
+        with closing(Store(BrokerSettings(url, storage_max_bytes=size_bytes))) as store:
+            confirmed = fill(store, (1,))
+            assert store.depths()["a"].ready == confirmed

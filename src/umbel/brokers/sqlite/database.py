@@ -35,6 +35,7 @@ from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable, StorageF
 CHECKPOINT_PAGES = 1000  # a log that grows costs each flush more: 4,000 took a quarter of the rate of sends
 LOG_BYTES_MAX = 64 * 2**20  # what a burst leaves of the log; smaller logs are written over
 CACHE_KIB = 16_384
+RESERVE_BYTES = 2**20  # beyond the limit of the file, for what makes room: claims, returns, purges
 STATEMENTS_CACHED = 256
 FORK_WAIT_S = 5.0
 RETRY_S = 0.005
@@ -94,8 +95,10 @@ class Database:
             _databases.add(self)
 
     @contextmanager
-    def write(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+    def write(self, *, durable: bool = False, makes_room: bool = False) -> Iterator[sqlite3.Connection]:
         """One transaction: all of the block, or nothing of it.
+
+        One that makes room may go a little beyond the limit of the file, or a full one stayed full.
 
         One flat generator, because every message pays for it: built of parts that are context
         managers themselves, it cost as much again as BEGIN, COMMIT and the gate together.
@@ -105,6 +108,8 @@ class Database:
             db = self._open()
             try:
                 self._gate.enter(self._timeout_s)
+                if makes_room:
+                    self._limit(db, beyond_bytes=RESERVE_BYTES)
                 db.execute("BEGIN IMMEDIATE")
                 yield db
                 db.execute("COMMIT")
@@ -113,6 +118,8 @@ class Database:
                 self._roll_back()
                 raise
             finally:
+                if makes_room:
+                    self._limit(db)
                 self._gate.leave()
         except sqlite3.Error as error:
             raise explain(error, self.path, self._timeout_s) from error
@@ -214,9 +221,13 @@ class Database:
         if self._on_open is not None:
             self._on_open(db)
         db.execute("COMMIT")
+        self._limit(db)
+
+    def _limit(self, db: sqlite3.Connection, *, beyond_bytes: int = 0) -> None:
         if self._max_bytes is not None:
             page_bytes = db.execute("PRAGMA page_size").fetchone()[0]
-            db.execute(f"PRAGMA max_page_count = {max(1, self._max_bytes // page_bytes)}")
+            pages = max(1, (self._max_bytes + beyond_bytes) // page_bytes)
+            db.execute(f"PRAGMA max_page_count = {pages}")  # or as many as there are
 
     def _roll_back(self) -> None:
         """Undo what was not committed; SQLite may have done so itself, when the disk was full."""

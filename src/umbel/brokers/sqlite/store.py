@@ -6,6 +6,7 @@ the thread of their caller. After a commit it pokes those who wait for what chan
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 
 from umbel.brokers.interface import (
@@ -23,6 +24,7 @@ from umbel.brokers.sqlite.clock import Clock
 from umbel.brokers.sqlite.database import Database
 from umbel.brokers.sqlite.location import path_from_url
 from umbel.brokers.sqlite.wakeup import poke
+from umbel.errors import BrokerError
 from umbel.wire.message import Outgoing, StoredResult
 
 LOST_CHECKS_PER_LEASE = 3
@@ -64,7 +66,8 @@ class Store:
         """Publish one message that is due, as most are, by the shortest way."""
         number, somebody_waits = self.database.append(messages.APPEND, messages.row(one), waiters.ANYBODY)
         if messages.many_unfiled(number, number):
-            with self.database.write() as db:
+            # It is sent, whatever comes of this; what cannot be filed now is filed by the next claim.
+            with suppress(BrokerError), self.database.write() as db:
                 messages.file(db)
         if somebody_waits:
             with self.database.read() as db:
@@ -78,7 +81,7 @@ class Store:
             return Claim((), news, cursor)
         awake: set[bytes] = set()
         returned = 0
-        with self.database.write() as db:
+        with self.database.write(makes_room=True) as db:
             now = self.clock.now()
             claims.lease(db, owner, now.boot_s + self.settings.lease_s)
             if self._time_for_lost(now.boot_s):
@@ -115,18 +118,18 @@ class Store:
         return None if due is None else max(0.0, due - now_s)
 
     def renew(self, owner: str) -> bool:
-        with self.database.write() as db:
+        with self.database.write(makes_room=True) as db:
             return claims.lease(db, owner, self.clock.now().boot_s + self.settings.lease_s)
 
     def return_lost(self) -> int:
-        with self.database.write() as db:
+        with self.database.write(makes_room=True) as db:
             count, queues = claims.return_lost(db, self.clock.now().boot_s)
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self.poke(awake)
         return count
 
     def forget_owner(self, owner: str) -> int:
-        with self.database.write() as db:
+        with self.database.write(makes_room=True) as db:
             count, queues = claims.forget(db, owner)
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self.poke(awake)
@@ -175,7 +178,7 @@ class Store:
         """Remove what waits now, in portions: others wait while a transaction runs."""
         removed = 0
         while True:
-            with self.database.write() as db:
+            with self.database.write(makes_room=True) as db:
                 portion = messages.purge(db, queue, PURGE_ROWS_MAX)
             removed += portion
             if not portion:
