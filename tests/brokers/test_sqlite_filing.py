@@ -202,10 +202,12 @@ def fill(store: Store, sizes: Sequence[int]) -> int:
     """Send messages one by one until there is no room for the smallest: how many were confirmed."""
     confirmed = 0
     for size_bytes in sizes:
-        with pytest.raises(StorageFull):
+        try:
             while True:
                 store.publish([Outgoing("a", message("x" * size_bytes))])
                 confirmed += 1
+        except StorageFull:
+            continue
     return confirmed
 
 
