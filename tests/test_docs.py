@@ -1,0 +1,81 @@
+"""The documents name what there is: every setting, every command with its options, every part."""
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from umbel.app.settings import Settings
+from umbel.cli.main import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SAID_FOR_ALL = {"--app", "--json", "--help", "--broker", "--run-dir"}  # above and below the table of commands
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def rows_of_settings() -> list[tuple[str, str]]:
+    """Setting and default, as the guide's table has them."""
+    table = text("docs/guide.md").split("| setting | default |")[1].split("\n\n")[0]
+    return re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE)
+
+
+def test_the_guide_lists_every_setting_once() -> None:
+    listed = [name for name, _ in rows_of_settings()]
+    assert sorted(listed) == sorted(field.name for field in msgspec.structs.fields(Settings))
+
+
+def test_the_guide_gives_the_defaults() -> None:
+    defaults = Settings()
+    for name, cell in rows_of_settings():
+        default, said = getattr(defaults, name), cell.strip("` ")
+        if re.fullmatch(r"\d+", said):
+            assert default == int(said), name
+        elif said in {"true", "false"}:
+            assert default is (said == "true"), name
+        elif said == "none":
+            assert not default, name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_listed_with_its_options(name: str) -> None:
+    table, asking = text("docs/commands.md").split("## Asking workers")
+    rows = "\n".join(re.findall(rf"^\| `umbel {name}\b.*$", table, re.MULTILINE))
+    assert rows, f"docs/commands.md has no row for 'umbel {name}'"
+    for spellings in options_of(import_module(f"umbel.cli.{name}").command):
+        named = any(re.search(rf"`{spelling}\b", rows + asking) for spelling in spellings)
+        assert named or not SAID_FOR_ALL.isdisjoint(spellings), f"umbel {name} {spellings}"
+
+
+def options_of(command: click.Command) -> Iterator[list[str]]:
+    """The spellings of each option, those of its sub-commands included."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            yield parameter.opts
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            yield from options_of(below)
+
+
+def test_the_architecture_names_every_part() -> None:
+    parts = {path.parent.name for path in (ROOT / "src/umbel").glob("*/__init__.py")}
+    named = re.findall(r"^\| `(\w+)/` \|", text("docs/architecture.md"), re.MULTILINE)
+    assert sorted(named) == sorted(parts)
+
+
+def test_the_architecture_names_every_step() -> None:
+    steps = {path.stem for path in (ROOT / "src/umbel/worker/steps").glob("[!_]*.py")}
+    assert steps <= set(re.findall(r"\*\*(\w+)\*\*", text("docs/architecture.md")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
