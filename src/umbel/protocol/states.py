@@ -14,6 +14,3 @@ REVOKED = "REVOKED"
 
 READY_STATES = frozenset({SUCCESS, FAILURE, REVOKED})
 """States that a task does not leave: whoever waits for it may stop waiting."""
-
-EXCEPTION_STATES = frozenset({RETRY, FAILURE, REVOKED})
-"""States whose stored result is an exception map."""

@@ -81,7 +81,6 @@ class Checkers:
         self.open: set[str] = set()
         self.resets = 0
         self.extra_runs = 0
-        self.reopened = 0
         self._world = world
         self._nodes = nodes
         self._last_term = 0
@@ -118,8 +117,6 @@ class Checkers:
     def _opened(self, case: Case) -> None:
         if case.runs or case.resets != self.resets:
             # A client that opens again after the loss has asked for a new election: a known limit.
-            if case.runs or case.opened_at is not None:
-                self.reopened += 1
             case.runs.clear()
             case.acting.clear()
             case.done_at = None

@@ -44,7 +44,6 @@ class Store:
 
     def __init__(self, world: World, network: Network, observer: Observer) -> None:
         self.down = False
-        self.slow_s = 0.0
         self.elections: dict[str, ElectionRecord] = {}
         self.leases: dict[str, LeaseRecord] = {}
         self.calls: Counter[str] = Counter()

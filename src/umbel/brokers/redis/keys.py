@@ -93,9 +93,6 @@ class Keys:
     def delayed(self, queue: str) -> str:
         return f"{self.prefix}umbel.delayed.{queue}"
 
-    def inflight(self, owner: str) -> str:
-        return f"{self.prefix}umbel.inflight.{owner}"
-
     def handed(self, owner: str) -> str:
         return f"{self.prefix}umbel.handed.{owner}"
 
@@ -114,9 +111,6 @@ class Keys:
 
     def permanent_binding(self, exchange: str) -> str:
         return f"{self.prefix}_kombu.binding_permanent.{exchange}"
-
-    def binding_deadlines(self) -> str:
-        return f"{self.prefix}_kombu.binding_deadlines"
 
     def channel(self, exchange: str, routing_key: str = "") -> str:
         return f"{self._channel}{exchange}/{routing_key}" if routing_key else f"{self._channel}{exchange}"

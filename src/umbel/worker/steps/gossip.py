@@ -77,7 +77,6 @@ class Gossip(Step):
         self._events = events
         self._heart = heart
         self._control = control
-        self._mingle = mingle
         mingle.introduce = self._tell
         mingle.cut_off = self.strained
         mingle.members = self._introductions
