@@ -48,6 +48,10 @@ def complain(task_id: str) -> None:
         (lambda: add.s(1, 2) | group(add.s(10), add.s(20)) | total.s(), 36),
         (lambda: chord([add.s(1, 1) | add.s(5), add.s(2, 2)], total.s()), 11),
         (lambda: chord([chord([add.s(1, 1), add.s(2, 2)], total.s()), add.s(3, 3)], total.s()), 12),
+        (
+            lambda: group(add.s(1, 1), add.s(1, 2) | group(add.s(10), add.s(20)), add.s(2, 2)),
+            [2, [13, 23], 4],
+        ),
         (lambda: chord([], total.s()), 0),
         (lambda: chain(chord([add.s(1, 1)], total.s()), add.s(1)), 3),
         (lambda: add.starmap([(1, 2), (3, 4)]), [3, 7]),

@@ -5,6 +5,7 @@ group inside a group is flattened: what counts is the tasks.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from umbel.app.canvas import Signature, register_kind, signature_from
@@ -22,10 +23,18 @@ GROUP_TASK = "celery.group"
 
 
 class GroupResult:
-    """The results of tasks that were sent together, in their order."""
+    """The results of tasks that were sent together, in their order.
+
+    A member that ends in a group has the results of that group in its place.
+    """
 
     def __init__(
-        self, group_id: str, results: Sequence[AsyncResult[Any]], *, app: "App", parent: Any = None
+        self,
+        group_id: str,
+        results: "Sequence[AsyncResult[Any] | GroupResult]",
+        *,
+        app: "App",
+        parent: Any = None,
     ) -> None:
         self.id = group_id
         self.results = list(results)
@@ -36,7 +45,7 @@ class GroupResult:
         self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
     ) -> list[Any]:
         """Wait for all; the first member that failed raises its exception here, as soon as it fails."""
-        return join(self.results, timeout, propagate=propagate, allow_join=allow_join)
+        return self._nested(join(self._flat(), timeout, propagate=propagate, allow_join=allow_join))
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return self.get_async().__await__()
@@ -45,7 +54,8 @@ class GroupResult:
         self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
     ) -> list[Any]:
         """The same as `get` for async code: the loop goes on meanwhile."""
-        return await join_async(self.results, timeout, propagate=propagate, allow_join=allow_join)
+        values = await join_async(self._flat(), timeout, propagate=propagate, allow_join=allow_join)
+        return self._nested(values)
 
     def ready(self) -> bool:
         return all(result.ready() for result in self.results)
@@ -63,23 +73,36 @@ class GroupResult:
         """See to it that none of its tasks starts; `terminate` also ends those that run."""
         if self.results:
             app = self.results[0].app
-            app.control.revoke([result.id for result in self.results], terminate=terminate, signal=signal)
+            app.control.revoke([result.id for result in self._flat()], terminate=terminate, signal=signal)
 
     def forget(self) -> None:
         for result in self.results:
             result.forget()
 
-    def __iter__(self) -> Iterator[AsyncResult[Any]]:
+    def __iter__(self) -> "Iterator[AsyncResult[Any] | GroupResult]":
         return iter(self.results)
 
     def __len__(self) -> int:
         return len(self.results)
 
-    def __getitem__(self, place: int) -> AsyncResult[Any]:
+    def __getitem__(self, place: int) -> "AsyncResult[Any] | GroupResult":
         return self.results[place]
 
     def __repr__(self) -> str:
         return f"<GroupResult {self.id} of {len(self.results)}>"
+
+    def _flat(self) -> list[AsyncResult[Any]]:
+        return [
+            task for one in self.results for task in (one._flat() if isinstance(one, GroupResult) else (one,))
+        ]
+
+    def _nested(self, values: Iterable[Any]) -> list[Any]:
+        """The values of all tasks, each in the place of its result."""
+        left = iter(values)
+        return [
+            one._nested(islice(left, len(one._flat()))) if isinstance(one, GroupResult) else next(left)
+            for one in self.results
+        ]
 
 
 class Group(Signature[list[Any]]):
