@@ -254,6 +254,19 @@ def test_a_request_that_expired_meanwhile_is_not_run() -> None:
     assert node.record.stage is Stage.WATCH
 
 
+@pytest.mark.parametrize("asked", [ONCE, AGAIN])
+def test_answers_that_come_twice_run_it_once_even_when_the_sweep_has_made_it_anew(
+    asked: ElectionRequest,
+) -> None:
+    node = acting(asked)
+    node.do(HandlerEnded("e", 7, ok=True))
+    node.do(FinishReplied("e", 7, ok=True))
+    node.do(Swept(asked))
+    node.do(ClaimReplied("e", 0.0, Granted(7, 1)))
+    assert node.record.stage is Stage.START
+    assert node.do(StartReplied("e", 7, 0.1, ok=True)) == []
+
+
 # ---- acting ----------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,11 @@ def test_every_promise_holds_under_every_fault(nodes: int, elections: int) -> No
         assert_kept(outcome)
 
 
+def test_answers_that_come_twice_and_a_late_sweep_run_nothing_twice() -> None:
+    """The round in which they once did (KS2)."""
+    assert_kept(run_plan(make_plan("full 9 20000:0", 9, 200, EVERY_FAULT)))
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_promise_holds_under_each_fault_alone(fault: str) -> None:
     for outcome in rounds(4, 300, frozenset({fault}), f"alone {fault}"):

@@ -267,7 +267,9 @@ class Elections:
         match event:
             case ClaimReplied(sent_s=sent_s, reply=reply):
                 return self._claimed(record, reply, sent_s, now)
-            case StartReplied(term=term) if record.stage is Stage.START and term == record.term:
+            case StartReplied(term=term) if (
+                record.stage is Stage.START and record.acted < term == record.term
+            ):
                 return self._started(record, event, now)
             case _ if record.stage is not Stage.ACT or event.term != record.term:
                 return []  # of another term or stage: stale
@@ -317,7 +319,7 @@ class Elections:
         in_time = alone or now.boot_s < record.deadline_s
         if not in_time or now.boot_s > record.over_s:
             return self._watch(record, now, ttl_s)
-        record.stage, record.lost, record.ended = Stage.ACT, False, None
+        record.stage, record.lost, record.ended, record.acted = Stage.ACT, False, None, record.term
         self._arm(record, now, ttl_s / 3)
         return [RunHandler(record.request, record.key, record.term, record.attempt, record.deadline_s)]
 

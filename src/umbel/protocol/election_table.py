@@ -37,7 +37,8 @@ class Record:
     """One election here. `deadline_s`: until when a grant is believed; at the end, until when to tell.
 
     `over_s`: when the request expires if it was new when this node saw it first. The store knows
-    better; a wall clock, which may be wrong by days, does not.
+    better; a wall clock, which may be wrong by days, does not. `acted`: the last term in which the
+    handler ran here; a record that takes the place of a tombstone remembers it.
     """
 
     election_id: str
@@ -49,6 +50,7 @@ class Record:
     stage: Stage = Stage.WAIT
     term: int = 0
     attempt: int = 0
+    acted: int = 0
     winner: str = ""
     deadline_s: float = 0.0
     unheard: int = 0  # claims in a row without an answer
@@ -84,6 +86,7 @@ class Table:
             return None
         key = election_key(self._namespace, request.election_id)
         record = Record(request.election_id, key, request, size, eligible, now_s + request.expires_s)
+        record.acted = 0 if known is None else known.acted
         self.records[record.election_id] = record
         self._request_bytes += size
         return record
