@@ -24,6 +24,11 @@ def total(numbers: list[int]) -> int:
 
 
 @app.task
+def same(values: list[int]) -> list[int]:
+    return values
+
+
+@app.task
 def fail() -> None:
     raise ValueError("no")
 
@@ -51,6 +56,10 @@ def complain(task_id: str) -> None:
         (
             lambda: group(add.s(1, 1), add.s(1, 2) | group(add.s(10), add.s(20)), add.s(2, 2)),
             [2, [13, 23], 4],
+        ),
+        (
+            lambda: chord([add.s(1, 1), add.s(1, 2) | group(add.s(10), add.s(20)), add.s(2, 2)], same.s()),
+            [2, 13, 23, 4],
         ),
         (lambda: chord([], total.s()), 0),
         (lambda: chain(chord([add.s(1, 1)], total.s()), add.s(1)), 3),
@@ -177,3 +186,19 @@ def test_a_chord_sent_by_celery_is_understood() -> None:
 def test_chunks_of_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         add.chunks([(1, 2)], 0)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda: fail.si() | group(add.si(1, 1), add.si(2, 2)),
+        lambda: fail.si() | group(add.si(1, 1) | add.s(1), add.si(2, 2)),
+        lambda: add.s(1, 1) | group(fail.si(), add.s(2)),
+        lambda: fail.si() | group(add.si(1, 1), add.si(2, 2)) | total.s(),
+    ],
+)
+def test_a_chord_fails_with_a_part_that_is_a_chain_to_several_tasks(part: Any) -> None:
+    with app.eager():
+        result = chord([add.s(1, 1), part()], total.s()).delay()
+        with pytest.raises(ChordError, match="ended as FAILURE"):
+            result.get(timeout=1)

@@ -157,6 +157,10 @@ class Signature(Generic[R]):
         """Be a part of a chord: the task whose result counts carries the body."""
         self.options["chord"] = body
 
+    def parts(self) -> int:
+        """How many results a chord gets of it, once it has joined one."""
+        return 1
+
     def apply(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> AsyncResult[R]:
         """Run it here, through the path a worker would take."""
         with self.app.eager():
@@ -252,6 +256,9 @@ class Chain(Signature[Any]):
 
     def join_chord(self, body: SignatureMap) -> None:
         self.steps[-1].join_chord(body)
+
+    def parts(self) -> int:
+        return self.steps[-1].parts()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         first, *rest = self.steps

@@ -73,7 +73,7 @@ class Chord(Signature[Any]):
         body = self.body.to_map()
         for member in self.header.members:
             member.join_chord(body)
-        self.app.backend.start_chord(group_id, len(self.header.members))
+        self.app.backend.start_chord(group_id, sum(member.parts() for member in self.header.members))
         return self.header.prepare(sender=sender)
 
     def handle(self, parent: Any = None) -> Any:
@@ -87,6 +87,9 @@ class Chord(Signature[Any]):
 
     def join_chord(self, body: SignatureMap) -> None:
         self.body.join_chord(body)
+
+    def parts(self) -> int:
+        return self.body.parts()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.body(self.header(*args, **kwargs))
@@ -141,37 +144,61 @@ _NOTHING = BodyOutcome()
 
 def part_ended(app: "App", call: TaskCall, request: Request, status: str, value: object) -> BodyOutcome:
     """A task has its final state: if it is a part of a chord count it, and after the last send the body."""
-    part = _part_of(call, request, status, value)
-    if part is None:
+    ended, body_map = _parts_of(call, request, status, value)
+    parts: Sequence[ChordPart] | None = None
+    for part in ended:
+        parts = app.backend.add_chord_part(part)
+    if parts is None or not app.backend.claim_chord(part.group_id, part.task_id):
         return _NOTHING
-    body = signature_from(part[1], app)
-    parts = app.backend.add_chord_part(part[0])
-    if parts is None or not app.backend.claim_chord(part[0].group_id, part[0].task_id):
-        return _NOTHING
+    body = signature_from(body_map, app)
     failed = next((one for one in parts if one.status != SUCCESS), None)
     if failed is not None:
-        app.backend.end_chord(part[0].group_id, ())
+        app.backend.end_chord(part.group_id, ())
         return _failed_body(app, body, request, failed)
     results = [decode_json(one.payload) for one in parts]
     prepared = body.clone([results]).prepare(sender=request)
     request.children.extend(one.task_id for one in prepared)
-    return _send_once(app, part[0].group_id, [one.outgoing for one in prepared])
+    return _send_once(app, part.group_id, [one.outgoing for one in prepared])
 
 
-def _part_of(
+def _parts_of(
     call: TaskCall, request: Request, status: str, value: object
-) -> tuple[ChordPart, SignatureMap] | None:
-    """The part that this task is, or, when it failed, the part that the end of its chain would be."""
+) -> tuple[list[ChordPart], SignatureMap | None]:
+    """The part that this task is, or, when it failed, those that the end of its chain would be; the body."""
     payload = encode_json(value)
     if call.embed.chord is not None and request.group:
-        return ChordPart(request.group, request.group_index, request.id, status, payload), call.embed.chord
-    if status != SUCCESS and call.embed.chain:
-        options = call.embed.chain[0]["options"]
-        if options.get("chord") and options.get("group_id") and options.get("task_id"):
-            place = options.get("group_index")
-            part = ChordPart(options["group_id"], place, options["task_id"], status, payload)
-            return part, options["chord"]
-    return None
+        return [ChordPart(request.group, request.group_index, request.id, status, payload)], call.embed.chord
+    if status == SUCCESS or not call.embed.chain:
+        return [], None
+    found = _ends_of(call.embed.chain[0])
+    ends = [options for options in found if options.get("group_id") and options.get("task_id")]
+    parts = [
+        ChordPart(options["group_id"], options.get("group_index"), options["task_id"], status, payload)
+        for options in ends
+    ]
+    return parts, ends[0]["chord"] if ends else None
+
+
+def _ends_of(step: object) -> list[Mapping[str, Any]]:
+    """The options of the tasks at the end of a step that belong to a chord: of a group, those of all.
+
+    What a peer wrote in another form has none.
+    """
+    whole = step if isinstance(step, dict) else {}
+    kwargs, options, kind = whole.get("kwargs"), whole.get("options"), whole.get("subtask_type")
+    contents = kwargs if isinstance(kwargs, dict) else {}
+    tasks = contents.get("tasks")
+    inner = tasks if isinstance(tasks, list) else []
+    match kind:
+        case "chain":
+            inner = inner[-1:]
+        case "chord":
+            inner = [contents.get("body")]
+        case "group":
+            pass
+        case _:
+            return [options] if isinstance(options, dict) and options.get("chord") else []
+    return [found for one in inner for found in _ends_of(one)]
 
 
 def _send_once(app: "App", group_id: str, batch: Sequence[Outgoing]) -> BodyOutcome:

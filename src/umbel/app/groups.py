@@ -139,12 +139,36 @@ class Group(Signature[list[Any]]):
         group_id = self.freeze()
         shared = {name: value for name, value in self.options.items() if name not in _OF_THE_GROUP}
         prepared: list[Prepared] = []
-        for place, member in enumerate(self.members):
+        if not self._is_part:
+            self._number(group_id, 0)
+        for member in self.members:
             if shared:
                 member.options = cast(SendOptions, {**shared, **member.options})
-            member.join_group(group_id, place)
             prepared += member.prepare(sender=sender)
         return prepared
+
+    def join_group(self, group_id: str, place: int | None) -> None:
+        super().join_group(group_id, place)
+        if self._is_part and place is not None:
+            self._number(group_id, place)
+
+    def join_chord(self, body: SignatureMap) -> None:
+        """Each of its tasks is a part: the chord is given all their results."""
+        super().join_chord(body)
+        for member in self.members:
+            member.join_chord(body)
+
+    def parts(self) -> int:
+        return sum(member.parts() for member in self.members) if self._is_part else 1
+
+    @property
+    def _is_part(self) -> bool:
+        return "chord" in self.options
+
+    def _number(self, group_id: str, place: int) -> None:
+        for member in self.members:
+            member.join_group(group_id, place)
+            place += member.parts()
 
     def handle(self, parent: Any = None) -> Any:
         results = [member.handle() for member in self.members]
