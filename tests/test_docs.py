@@ -14,6 +14,7 @@ from umbel.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOPS = [ROOT, ROOT / "docs", ROOT / "src/umbel", ROOT / "src/umbel/brokers"]
 SAID_FOR_ALL = {"--app", "--json", "--help", "--broker", "--run-dir"}  # above and below the table of commands
 
 
@@ -79,3 +80,10 @@ def test_the_architecture_names_every_step() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    """`worker/driver.py`, from wherever one looks; `./tasks.py` is the reader's own."""
+    for name in re.findall(r"`(?!\./)([\w./-]+/[\w.-]+\.(?:py|lua|md))`", page.read_text()):
+        assert any(found.is_file() for top in TOPS for found in top.glob(name)), f"{page.name} names {name}"
