@@ -8,7 +8,6 @@ from umbel.wire.limits import DEFAULT_LIMITS, Limits
 from umbel.wire.show import brief
 from umbel.wire.values import decode_json, encode_json
 
-EXCHANGE = "celeryev"
 EVENTS_MAX = 10_000
 """In one message. Celery sends at most 24; a longer list than this is a mistake or an attack."""
 
