@@ -28,8 +28,8 @@ async def first(count: int, heard: AsyncIterator[Broadcast]) -> list[bytes]:
         return [(await anext(heard)).body for _ in range(count)]
 
 
-async def request(broker: Broker, body: bytes) -> None:
-    await broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body)], ttl_s=LONG_S)
+async def request(broker: Broker, body: bytes) -> int | None:
+    return await broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body)], ttl_s=LONG_S)
 
 
 class ControlContract:
@@ -53,6 +53,20 @@ class ControlContract:
                     heard = aiter(mailbox)
                     assert await first(1, heard) == [b"first"]
                     assert [await anext(heard)] == sent
+
+        run(scenario())
+
+    @needs("fanout")
+    def test_who_asks_learns_how_many_heard_it_or_nothing(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                counts = broker.capabilities.transport == "redis"
+                assert await request(broker, b"anybody?") == (0 if counts else None)
+                async with (
+                    broker.subscribe(REQUEST_EXCHANGE, ["a@x"]),
+                    broker.subscribe(REQUEST_EXCHANGE, ["b@x"]),
+                ):
+                    assert await request(broker, b"both?") == (2 if counts else None)
 
         run(scenario())
 

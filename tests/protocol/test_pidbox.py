@@ -211,6 +211,18 @@ def test_a_collection_without_any_knowledge_waits_for_its_deadline() -> None:
     assert not asked.is_complete() and asked.answers().unknown == ()
 
 
+def test_a_collection_ends_when_all_that_heard_the_request_have_answered() -> None:
+    asked = Collection(deadline=1.0)
+    asked.heard_by(2)
+    asked.take(Reply("a@x", 1))
+    assert not asked.is_complete()
+    asked.take(Reply("b@x", 1))
+    assert asked.is_complete()
+    nobody = Collection(deadline=1.0)
+    nobody.heard_by(0)
+    assert nobody.is_complete()
+
+
 def test_a_limit_ends_a_collection() -> None:
     asked = Collection(deadline=1.0, limit=2)
     asked.take(Reply("a@x", 1))

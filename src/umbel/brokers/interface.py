@@ -308,7 +308,10 @@ class Broker(Protocol):
         """Give dead letters back to their queues with their starts counted from zero."""
         ...
 
-    async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None: ...
+    async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
+        """How many subscriptions heard it, where the broker counts them; else None."""
+        ...
+
     def subscribe(self, exchange: str, patterns: Sequence[str]) -> AbstractAsyncContextManager[Subscription]:
         """Listen on routing keys; `*` is one word, `#` any number, as AMQP has it.
 

@@ -42,7 +42,8 @@ class Asker:
         """Ask and collect until the deadline, or until everyone who should has answered.
 
         That is: every node of `destination`, or `limit` nodes, or all members, where the answers
-        tell who they are; the node `unless` is not waited for.
+        tell who they are, or as many as heard it, where the broker counts them. Of the
+        members, the node `unless` is not waited for: one that starts knows of itself alone.
         """
         loop = asyncio.get_running_loop()
         address = ReplyTo(REPLY_EXCHANGE, str(uuid4()))
@@ -62,12 +63,15 @@ class Asker:
                 self._turns,
                 self._broker.subscribe(REPLY_EXCHANGE, [address.routing_key]) as replies,
             ):
-                await self._send(request, timeout_s)
+                heard = await self._send(request, timeout_s)
                 sent = True
-                async for broadcast in replies:
-                    self._take(broadcast, request.ticket, collection)
-                    if collection.is_complete():
-                        break
+                if heard is not None and request.destination is None and request.pattern is None:
+                    collection.heard_by(heard)
+                if not collection.is_complete():
+                    async for broadcast in replies:
+                        self._take(broadcast, request.ticket, collection)
+                        if collection.is_complete():
+                            break
         except TimeoutError:
             if not sent:
                 raise BrokerUnavailable(
@@ -88,10 +92,10 @@ class Asker:
         request = make_request(method, arguments, destination, pattern, matcher)
         await self._send(request, UNANSWERED_TTL_S)
 
-    async def _send(self, request: Request, ttl_s: float) -> None:
+    async def _send(self, request: Request, ttl_s: float) -> int | None:
         self._clock += 1
         headers, body = encode_request(request, self._clock)
-        await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=ttl_s)
+        return await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=ttl_s)
 
     def _take(self, broadcast: Broadcast, ticket: str, collection: Collection) -> None:
         try:

@@ -227,8 +227,8 @@ class Collection:
     """The replies to one request, until its deadline or until everyone has answered.
 
     A `limit` ends it at so many replies. Without one it waits for `expected`, the nodes that were
-    named, or for whoever the replies say is a member. `deadline` is on the clock that the caller
-    keeps.
+    named, or for whoever the replies say is a member, or, where the broker counts who heard a
+    request to all, for so many. `deadline` is on the clock that the caller keeps.
     """
 
     def __init__(
@@ -245,6 +245,11 @@ class Collection:
         self._limit = limit
         self._matches = matches
         self._members: dict[str, Known] = {}
+        self._heard: int | None = None
+
+    def heard_by(self, count: int) -> None:
+        """So many nodes heard the request and may answer: nobody else is waited for."""
+        self._heard = count
 
     def take(self, reply: Reply) -> None:
         self.replies[reply.node] = reply.value
@@ -256,6 +261,8 @@ class Collection:
     def is_complete(self) -> bool:
         if self._limit is not None:
             return len(self.replies) >= self._limit
+        if self._heard is not None and len(self.replies) >= self._heard:
+            return True
         awaited = self._awaited()
         return bool(awaited) and awaited <= self.replies.keys()
 

@@ -102,7 +102,9 @@ class WorkerState:
     async def hello(self, said: Mapping[str, Any]) -> Any:
         assert self.mingle is not None, "a worker has its steps before it answers"
         asker = str(said.get("from_node"))
-        if asker == self.node or (self.gossip is not None and not self.gossip.should_answer(asker)):
+        if asker == self.node:
+            return None  # as Celery's nodes do: who has heard itself knows that its mailbox works
+        if self.gossip is not None and not self.gossip.should_answer(asker):
             return NO_ANSWER
         return await self.mingle.answer(said)
 

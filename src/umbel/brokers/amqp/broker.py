@@ -209,9 +209,9 @@ class AmqpBroker:
 
     # -- what a cluster shares -------------------------------------------------------------------
 
-    async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
+    async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
         if ttl_s <= 0:  # RabbitMQ would still hand it to whoever waits for it
-            return
+            return None
         session = await self._sessions.get()
         for name in {broadcast.exchange for broadcast in batch}:
             if name not in session.publisher.exchanges:
@@ -221,6 +221,7 @@ class AmqpBroker:
             for one in batch
         ]
         await session.publisher.send(posts)
+        return None
 
     @asynccontextmanager
     async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:

@@ -249,9 +249,8 @@ class RedisBroker:
 
     # -- what a cluster shares -------------------------------------------------------------------
 
-    async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
-        if batch and ttl_s > 0:
-            await broadcast(self._link, self._keys, batch)
+    async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
+        return await broadcast(self._link, self._keys, batch) if batch and ttl_s > 0 else 0
 
     @asynccontextmanager
     async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:

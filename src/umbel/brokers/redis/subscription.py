@@ -32,14 +32,16 @@ BUFFERED_MAX = 50_000
 KEEP_ALIVE_S = 5.0
 
 
-async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> None:
+async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> int:
+    """Send the batch: how many connections heard of what goes to everybody."""
     commands = fan_out(keys, [one for one in batch if not is_direct(one.exchange)])
+    to_all = len(commands)
     for one in batch:
         if is_direct(one.exchange):
             bound = await link.call("SMEMBERS", keys.binding(one.exchange))
             commands += answer(keys, one, bound)
-    if commands:
-        await link.call_all(commands)
+    replies = await link.call_all(commands) if commands else []
+    return sum(heard for heard in replies[:to_all] if isinstance(heard, int))
 
 
 class RedisSubscription:

@@ -3,8 +3,9 @@
 It starts after the broker's record of revoked tasks was read and before any task is taken. The
 embedded broker's nodes share that record and the cluster's clock, so there nobody is waited for.
 Celery's nodes know no record: where they can be, a node waits for its peers' answers up to
-`mingle_wait_s`, and less as soon as all have answered that anybody knows of. What Celery's nodes
-know to be revoked goes into the record, and so reaches the nodes that are down.
+`mingle_wait_s`, and less as soon as all have answered that anybody knows of, or that heard it,
+which Redis counts. What Celery's nodes know to be revoked goes into the record, and so reaches
+the nodes that are down.
 """
 
 import logging
