@@ -30,32 +30,22 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 
 def patiently(work: Callable[[], T], timeout_s: float) -> T:
     """Do it, again while the broker is away and time is left; an attempt itself may take longer."""
-    ends = monotonic() + timeout_s
-    try:
-        return work()
-    except AccessRefused:
-        raise
-    except BrokerUnavailable as error:
-        return _again(work, ends, error)
-
-
-def _again(work: Callable[[], T], ends: float, error: BrokerUnavailable) -> T:
-    failures = 0
+    ends, failures = monotonic() + timeout_s, 0
     while True:
-        failures += 1
-        pause_s = reconnect_wait_s(failures, random(), first_s=FIRST_PAUSE_S, most_s=LONGEST_PAUSE_S)
-        left_s = ends - monotonic()
-        if pause_s >= left_s:
-            raise error
-        if failures == 1:
-            log.warning("the broker is away: waiting", extra={"up_to_s": round(left_s, 1), "why": str(error)})
-        sleep(pause_s)
         try:
             return work()
         except AccessRefused:
             raise
-        except BrokerUnavailable as newer:
-            error = newer
+        except BrokerUnavailable as error:
+            failures += 1
+            pause_s = reconnect_wait_s(failures, random(), first_s=FIRST_PAUSE_S, most_s=LONGEST_PAUSE_S)
+            left_s = ends - monotonic()
+            if pause_s >= left_s:
+                raise
+            if failures == 1:
+                fields = {"up_to_s": round(left_s, 1), "why": str(error)}
+                log.warning("the broker is away: waiting", extra=fields)
+        sleep(pause_s)
 
 
 def publish(
