@@ -1,4 +1,4 @@
-"""Machine, ClusterMachine and Tick: what every machine looks like from outside.
+"""ClusterMachine and Tick: what a machine looks like from outside.
 
 A machine decides and does nothing else: an event and the time go in, effects come out, in the
 order in which they are to be performed. The shell around it owns the clock, the sockets and the
@@ -17,17 +17,6 @@ EffectT = TypeVar("EffectT")
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. Sent when a machine's deadline is due; an early or a second one is harmless."""
-
-
-class Machine(Protocol[EventT_contra, EffectT]):
-    @property
-    def deadline(self) -> float | None:
-        """When the machine wants a Tick, on the clock that step() is given; None for never."""
-        ...
-
-    def step(self, event: EventT_contra | Tick, now: float) -> list[EffectT]:
-        """Take one event and return what is to be done, in order. Never blocks, never raises."""
-        ...
 
 
 class ClusterMachine(Protocol[EventT_contra, EffectT]):
