@@ -62,6 +62,7 @@ CAPABILITIES = Capabilities(
 LOST_CHECKS_PER_LEASE = 3
 REVOKES_PAGE = 5000
 SWEEP_MAX = 5000
+UNPARK_MAX_S = 5.0
 
 _CLAIM, _SETTLE, _ABANDON = script("claim"), script("settle"), script("abandon")
 _OWNERS, _PUBLISH, _DEPTHS, _REVOKE = script("owners"), script("publish"), script("depths"), script("revoke")
@@ -192,9 +193,18 @@ class RedisBroker:
         self._unblock(self._watch.client_id)  # or the server might hand it something after that
         count = await self._owners("forget", owner)
         self._holding.forget(owner)
-        while await self._owners("unpark", owner):
-            continue
+        await self._unpark(owner)
         return count
+
+    async def _unpark(self, owner: str) -> None:
+        """Give Celery what the last worker of ours leaves parked, for as long as stopping may take.
+
+        What is not reached stays parked; that loses nothing, since the next worker of ours has it due
+        in time, but Celery's workers do not see it.
+        """
+        until = time.monotonic() + UNPARK_MAX_S
+        while await self._owners("unpark", owner) and time.monotonic() < until:
+            continue
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         await self._adoptions.finish()
