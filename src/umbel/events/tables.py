@@ -1,0 +1,283 @@
+"""Tables: what the pipeline makes of the lake, table by table and column by column.
+
+The lists are data, like the lake's own (`columns.py`): the pipeline makes its Spark schemas from
+them, readers their queries, the documentation its tables. Columns are only ever added.
+
+A task's row is the view of its registers (`view.py`) with times as instants, and two durations. An
+attempt's is the same view of what was told of that attempt. Everything else is counted from those
+two, or from what workers say of themselves, so an event that is in the lake twice changes nothing.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from umbel.events.columns import Kind
+from umbel.events.view import TIMED, TaskRecord
+
+TABLES_VERSION = 1
+
+
+class TableColumn(msgspec.Struct, frozen=True):
+    name: str
+    kind: Kind
+    doc: str
+    nullable: bool = True
+
+
+class Table(msgspec.Struct, frozen=True):
+    name: str
+    doc: str
+    key: tuple[str, ...]
+    """What tells one row from another."""
+    columns: tuple[TableColumn, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+
+def _sure(name: str, kind: Kind, doc: str) -> TableColumn:
+    """A column that is never null."""
+    return TableColumn(name, kind, doc, nullable=False)
+
+
+_TASK_DOCS: Mapping[str, tuple[Kind, str]] = {
+    "uuid": ("text", "the task's id"),
+    "state": (
+        "text",
+        "SUCCESS, FAILURE, REVOKED, STARTED, RECEIVED, REJECTED, RETRY, PENDING, or a user's own",
+    ),
+    "state_at": ("instant", "when it came into that state"),
+    "clock": ("int", "Lamport time of that"),
+    "worker": ("text", "who said so; null while nobody is known to have the task"),
+    "name": ("text", "the task's name"),
+    "args": ("text", "its positional arguments as text, cut"),
+    "kwargs": ("text", "its named arguments as text, cut"),
+    "root_id": ("text", "the first task of its workflow"),
+    "parent_id": ("text", "the task that sent it"),
+    "eta": ("text", "not to run before this, ISO 8601"),
+    "expires": ("text", "not to run after this, ISO 8601"),
+    "retries": ("int", "the highest attempt that was told of, from 0"),
+    "client": ("text", "who sent it"),
+    "queue": ("text", "where it was sent to"),
+    "exchange": ("text", "the exchange it was sent to"),
+    "routing_key": ("text", "the routing key it was sent with"),
+    "result": ("text", "what it returned, as text, cut"),
+    "runtime": ("float", "seconds it ran, by the worker's own measure"),
+    "exception": ("text", "what it raised; of a task that succeeded, the last error on its way"),
+    "traceback": ("text", "where it raised it"),
+    "terminated": ("bool", "whether it was running when it was revoked"),
+    "signum": ("json", "the signal that ended it, a number or a name"),
+    "expired": ("bool", "whether it was revoked because it came too late"),
+    "requeue": ("bool", "whether it went back into its queue when it was rejected"),
+    "n_deliveries": ("int", "different deliveries to workers, at most 1024 are counted"),
+    "n_terminal": ("int", "different endings; more than one: it ended twice"),
+    "extra": ("json", "fields without a column, of the event that gave the state"),
+}
+_SURE = frozenset({"uuid", "state", "clock", "retries", "n_deliveries", "n_terminal"})
+
+
+def _task_column(name: str) -> TableColumn:
+    slot = name.removeprefix("first_").removesuffix("_at")
+    if slot in TIMED and name.endswith("_at"):
+        doc = f"when an attempt was first {slot}" if name.startswith("first_") else f"when it was last {slot}"
+        return TableColumn(name, "instant", doc)
+    kind, doc = _TASK_DOCS[name]
+    return TableColumn(name, kind, doc, nullable=name not in _SURE)
+
+
+_WAIT = TableColumn("wait_s", "float", "seconds from being sent (else received) to its start; at least 0")
+_RUN = TableColumn("run_s", "float", "seconds it ran: `runtime`, else from its start to its end; at least 0")
+
+TASKS = Table(
+    "tasks",
+    "One row a task: how it ended or where it is, and when it got there.",
+    ("uuid",),
+    (*(_task_column(name) for name in TaskRecord.__struct_fields__ if name != "partial"), _WAIT, _RUN),
+)
+
+ATTEMPTS = Table(
+    "attempts",
+    "One row for each attempt of each task.",
+    ("uuid", "attempt"),
+    (
+        _sure("uuid", "text", "the task's id"),
+        _sure("attempt", "int", "the attempt, from 0; read from the receipts where a sender did not say"),
+        _sure("state", "text", "as of a task, from what was told of this attempt"),
+        TableColumn("state_at", "instant", "when it came into that state"),
+        _sure("clock", "int", "Lamport time of that"),
+        TableColumn("worker", "text", "who said so; null while nobody is known to have it"),
+        TableColumn("pid", "int", "the process of that worker"),
+        TableColumn("name", "text", "the task's name"),
+        TableColumn(
+            "queue", "text", "where it was sent to; that of the task's newest sending where not told"
+        ),
+        TableColumn("root_id", "text", "the first task of its workflow"),
+        TableColumn("parent_id", "text", "the task that sent it"),
+        TableColumn("client", "text", "who sent it"),
+        TableColumn("sent_at", "instant", "when it was sent"),
+        TableColumn("received_at", "instant", "when a worker last took it"),
+        TableColumn("started_at", "instant", "when it last started"),
+        TableColumn("ended_at", "instant", "when it ended, whichever way; null while it has not"),
+        TableColumn(
+            "outcome", "text", "SUCCESS, FAILURE, REVOKED, RETRY or REJECTED; null while it has none"
+        ),
+        TableColumn("received_clock", "int", "Lamport time of its receipt"),
+        TableColumn("started_clock", "int", "Lamport time of its start"),
+        TableColumn("ended_clock", "int", "Lamport time of its end"),
+        TableColumn("runtime", "float", "seconds it ran, by the worker's own measure"),
+        TableColumn("exception", "text", "what it raised"),
+        _sure("n_deliveries", "int", "different deliveries of this attempt, at most 1024 are counted"),
+        _sure("n_terminal", "int", "different endings of this attempt"),
+        _sure(
+            "out_of_order",
+            "bool",
+            "whether one process told its receipt, start and end against its own clock",
+        ),
+        _WAIT,
+        _RUN,
+    ),
+)
+
+TIMELINE = Table(
+    "timeline",
+    "Every event once, in the order of the merge: of a task by attempt and clock, of a node by clock.",
+    ("subject", "rank"),
+    (
+        _sure("subject", "text", "the task's id; of an event without a task the node's name"),
+        _sure("rank", "int", "its place among the subject's events, from 1, in causal order"),
+        TableColumn("uuid", "text", "the task's id"),
+        TableColumn("attempt", "int", "the attempt, as the sender said it"),
+        _sure("type", "text", "task-received, worker-heartbeat, …"),
+        TableColumn("timestamp", "instant", "when it happened, by its sender's clock"),
+        _sure("clock", "int", "Lamport time; 0 where it was not told"),
+        TableColumn("hostname", "text", "who said it"),
+        TableColumn("pid", "int", "its process"),
+        TableColumn("inc", "int", "the sender's incarnation"),
+        TableColumn("seq", "int", "the sender's events counted"),
+        _sure("digest", "int", "what tells it from any other event"),
+        TableColumn("detail", "text", "what it says: the name, result, exception, outcome or queue"),
+        TableColumn("extra", "json", "fields without a column"),
+        TableColumn("recorded_at", "instant", "when the broker's log first took it"),
+    ),
+)
+
+WORKERS = Table(
+    "workers",
+    "One row a session of a node: from its coming, or its first sign of life, to its going.",
+    ("hostname", "pid", "inc", "session"),
+    (
+        _sure("hostname", "text", "the node"),
+        _sure("pid", "int", "its process"),
+        TableColumn("inc", "int", "its incarnation; Umbel only"),
+        _sure("session", "int", "counts the sessions of this process from 1: silence ends one"),
+        TableColumn("online_at", "instant", "its first sign of life"),
+        TableColumn("last_at", "instant", "its last sign of life"),
+        TableColumn("ended_at", "instant", "when it said goodbye, or when two heartbeats were missing"),
+        _sure(
+            "ending",
+            "text",
+            "offline: it said goodbye; lost: it fell silent; alive: at the lake's end it was there",
+        ),
+        TableColumn("up_s", "float", "seconds from its first to its last sign of life"),
+        _sure("clock_min", "int", "its lowest Lamport time"),
+        _sure("clock_max", "int", "its highest Lamport time"),
+        _sure("n_beats", "int", "its different signs of life"),
+        TableColumn("freq", "float", "seconds between heartbeats, as it last said"),
+        TableColumn("active_max", "int", "most tasks it was running at once, as it said"),
+        TableColumn("processed", "int", "tasks it had ended, as it last said"),
+        TableColumn("sw_ident", "text", "which software it is"),
+        TableColumn("sw_ver", "text", "of which version"),
+        TableColumn("sw_sys", "text", "on which system"),
+    ),
+)
+
+ELECTIONS = Table(
+    "elections",
+    "One row an election: classic ones by their candidates, others by what the store decided.",
+    ("election_id", "protocol"),
+    (
+        _sure("election_id", "text", "its id"),
+        _sure("protocol", "text", "v1: by the candidates' clocks; v2: by the store"),
+        TableColumn("topic", "text", "what it is about"),
+        TableColumn("winner", "text", "who leads; of v2 the last winner that was told"),
+        TableColumn("term", "int", "the fencing token of the winner; v2 only"),
+        TableColumn("outcome", "text", "elected, done, failed or expired; of v1 elected"),
+        TableColumn("policy", "text", "what was to be done when a winner dies; v2 only"),
+        _sure("n_candidates", "int", "how many stood (v1) or won (v2)"),
+        _sure("candidates", "json", "them, in order: name, process and clock"),
+        _sure("n_acks", "int", "different nodes that answered; v1 only"),
+        _sure("attempts", "int", "how often it was taken up"),
+        TableColumn("first_at", "instant", "the first event that tells of it"),
+        TableColumn("last_at", "instant", "the last"),
+        TableColumn("duration_s", "float", "seconds between them"),
+        _sure("violations", "json", "promises that were broken, as a list of texts; [] if none"),
+    ),
+)
+
+_SHARES = (("p50", "half"), ("p95", "95 %"), ("p99", "99 %"))
+
+METRICS = Table(
+    "metrics",
+    "Per minute, task name, queue and worker: how many attempts ended how, and how long they took.",
+    ("minute", "name", "queue", "worker"),
+    (
+        TableColumn("minute", "instant", "the minute in which the attempts ended, else were last heard of"),
+        TableColumn("name", "text", "the task's name"),
+        TableColumn("queue", "text", "the queue"),
+        TableColumn("worker", "text", "the node; null: nobody had it yet"),
+        _sure("n_attempts", "int", "attempts in this row"),
+        _sure("n_succeeded", "int", "of them succeeded"),
+        _sure("n_failed", "int", "failed"),
+        _sure("n_retried", "int", "asked to be tried again"),
+        _sure("n_revoked", "int", "were revoked"),
+        _sure("n_rejected", "int", "were rejected"),
+        _sure("n_open", "int", "had no end"),
+        _sure("per_s", "float", "attempts that ended, per second of the minute"),
+        TableColumn("failure_rate", "float", "failed of those that succeeded or failed; null if neither"),
+        *(TableColumn(f"wait_{p}_s", "float", f"{share} waited at most so long") for p, share in _SHARES),
+        *(TableColumn(f"run_{p}_s", "float", f"{share} ran at most so long") for p, share in _SHARES),
+    ),
+)
+
+ANOMALY_KINDS: Mapping[str, str] = {
+    "causality": "one process told an attempt's receipt, start and end against its own clock",
+    "run_twice": "one attempt ended more than once",
+    "delivered_twice": "a task was delivered more often than it was sent",
+    "lost": "a task was with a node that is gone, and nothing was heard of it since",
+    "stuck": "a task has no end and nothing was heard of it for long",
+    "received_without_sent": "a task came that nobody told of sending, though senders of such tasks do tell",
+    "seq_gap": "events of a node are missing from the lake",
+    "clock_reset": "a node's Lamport clock went back",
+    "clock_jump": "a node's Lamport clock leapt ahead",
+    "time_skew": "a node's time differs from the broker's",
+    "election": "an election broke a promise",
+    "recorder_gap": "the recorder saw that events are missing",
+    "recorder_lost": "the recorder could not keep events",
+}
+
+ANOMALIES = Table(
+    "anomalies",
+    "What should not have been, one row each.",
+    ("kind", "subject", "at", "detail"),
+    (
+        _sure("kind", "text", "one of: " + ", ".join(ANOMALY_KINDS)),
+        TableColumn("subject", "text", "whom it is about: a task's id, a node's name or an election's id"),
+        TableColumn("at", "instant", "when"),
+        TableColumn("uuid", "text", "the task's id"),
+        TableColumn("attempt", "int", "the attempt"),
+        TableColumn("name", "text", "the task's name"),
+        TableColumn("worker", "text", "the node"),
+        TableColumn("pid", "int", "its process"),
+        TableColumn("inc", "int", "its incarnation"),
+        TableColumn("clock", "int", "Lamport time"),
+        _sure("n", "int", "how many: endings, missing events, deliveries; else 1"),
+        TableColumn("detail", "text", "what exactly, for people"),
+    ),
+)
+
+TABLES: Mapping[str, Table] = {
+    table.name: table for table in (TASKS, ATTEMPTS, TIMELINE, WORKERS, ELECTIONS, METRICS, ANOMALIES)
+}
+"""Every table that is built, in the order of building."""
