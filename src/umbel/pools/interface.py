@@ -137,6 +137,15 @@ class PoolListener(Protocol):
 
 class Pool(Protocol):
     @property
+    def is_green(self) -> bool:
+        """Whether many jobs share a loop that each must give back of its own will.
+
+        Such a pool in the main process can hold it up, so remote control gets a loop, a thread
+        and a connection of its own (P6).
+        """
+        ...
+
+    @property
     def supports_time_limits(self) -> bool:
         """Whether it can end a job at its limit; the worker refuses such settings otherwise."""
         ...

@@ -35,6 +35,7 @@ _AHEAD_S, _AHEAD_MAX = 0.05, 64
 
 
 class SoloPool:
+    is_green = False
     supports_time_limits = False
 
     def __init__(self, settings: PoolSettings) -> None:

@@ -76,6 +76,7 @@ _END_S = 2.0  # how long a child whose connection has ended may take to be gone
 
 
 class PreforkPool:
+    is_green = False
     supports_time_limits = True
 
     def __init__(self, settings: PoolSettings) -> None:
