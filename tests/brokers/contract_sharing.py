@@ -192,6 +192,57 @@ class EventLogContract:
         run(scenario())
 
     @needs("event_log")
+    def test_a_recorder_reads_ahead_of_what_it_acknowledged(self, under_test: BrokerUnderTest) -> None:
+        """D1: what is read waits for its file; meanwhile the recorder reads on."""
+
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                start = await broker.register_recorder("lake")
+                await broker.log_events([("k", b"%d" % number) for number in range(5)])
+                first = await broker.read_events("lake", 2)
+                second = await broker.read_events("lake", 2, after=first[-1].offset)
+                third = await broker.read_events("lake", 2, after=second[-1].offset)
+                assert [one.body for one in [*first, *second, *third]] == [b"0", b"1", b"2", b"3", b"4"]
+                assert not await broker.read_events("lake", 2, after=third[-1].offset)
+                await broker.acknowledge_events("lake", first[-1].offset)
+                state = await broker.event_log()
+                assert (state.last_offset - start, state.lost) == (5, 0)
+                assert state.acknowledged == {"lake": start + 2}
+
+        run(scenario())
+
+    @needs("event_log")
+    def test_events_of_others_are_in_the_log_where_the_broker_says_so(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        """D1: Celery's nodes broadcast and log nothing; what says that it is logged is not taken twice."""
+
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                if broker.capabilities.events_of_others != "log":
+                    return
+                await broker.register_recorder("lake")
+                told = [
+                    Broadcast("celeryev", "task.multi", b"[1]", b'{"hostname":"w@x"}'),
+                    Broadcast("celeryev", "task.multi", b"[2]", b'{"hostname":"w@x","logged":true}'),
+                    Broadcast("celeryev", "worker.heartbeat", b"3", b"{}"),
+                ]
+                await broker.broadcast(told, ttl_s=5.0)
+
+                async def heard() -> list[tuple[str, bytes]]:
+                    found = await broker.read_events("lake", 10)
+                    return [(one.routing_key, one.body) for one in found if len(found) == 2]
+
+                found = await eventually(heard, what="both events in the log")
+                assert found == [("task.multi", b"[1]"), ("worker.heartbeat", b"3")]
+                await broker.forget_recorder("lake")
+                await broker.broadcast(told, ttl_s=5.0)
+                last = await broker.register_recorder("other")
+                assert (await broker.event_log()).last_offset == last
+
+        run(scenario())
+
+    @needs("event_log")
     def test_the_log_is_bounded_and_counts_what_it_dropped(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open(event_log_max=10) as broker:

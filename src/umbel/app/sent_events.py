@@ -18,7 +18,7 @@ from umbel.brokers.interface import Broadcast, Producer
 from umbel.errors import BrokerError
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, EventStamper
 from umbel.protocol.clock import LamportClock
-from umbel.wire.event import encode_event, routing_key
+from umbel.wire.event import LOGGED, encode_event, routing_key
 from umbel.wire.message import Outgoing
 from umbel.wire.task import read_headers
 
@@ -34,6 +34,7 @@ class SentEvents:
             hostname=hostname, pid=self.pid, incarnation=time_ns() // 1000, clock=clock
         )
         self._headers = encode_event({"hostname": hostname})
+        self._logged_headers = encode_event({"hostname": hostname, LOGGED: True})
         self._in_order = Lock()  # an app may send from several threads
 
     def tell(self, producer: Producer, batch: Iterable[Outgoing]) -> None:
@@ -42,9 +43,10 @@ class SentEvents:
         try:
             with self._in_order:
                 bodies = [encode_event(self._stamper.stamp(TASK_SENT, one, at=time())) for one in told]
-                messages = [Broadcast(EVENT_EXCHANGE, key, body, self._headers) for body in bodies]
+                logged = producer.log_events([(key, body) for body in bodies])
+                headers = self._logged_headers if logged else self._headers
+                messages = [Broadcast(EVENT_EXCHANGE, key, body, headers) for body in bodies]
                 producer.broadcast(messages, ttl_s=EVENT_TTL_S)
-                producer.log_events([(key, body) for body in bodies])
         except BrokerError as error:
             log.warning("sent, but not told: %s", TASK_SENT, extra={"count": len(told), "why": str(error)})
 

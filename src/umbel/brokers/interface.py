@@ -76,6 +76,9 @@ class Capabilities:
     delayed: bool
     event_log: bool
     priorities: str  # "0 first" or "9 first"
+    # How events of workers that keep no log of their own (Celery's) come into the event log: "log":
+    # the broker puts them there; "fan-out": somebody has to listen and write them; "none": there are none.
+    events_of_others: str = "none"
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -194,6 +197,15 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
     recorded_at: float
     routing_key: str
     body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EventLogState:
+    """The event log as a whole: its last offset, and how far each recorder has acknowledged it."""
+
+    last_offset: int
+    acknowledged: Mapping[str, int]
+    lost: int
 
 
 class Evidence(Enum):
@@ -348,11 +360,19 @@ class Broker(Protocol):
         """Append (routing key, body) while a recorder is registered; how many were kept."""
         ...
 
-    async def read_events(self, name: str, limit: int) -> Sequence[LoggedEvent]: ...
+    async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
+        """The next events that this recorder has not acknowledged, and after that offset.
+
+        An entry without a routing key has nothing to read, but moves the reader's place.
+        """
+        ...
+
     async def acknowledge_events(self, name: str, offset: int) -> None: ...
     async def lost_events(self) -> int:
         """How many events the log dropped at its limit since it was made."""
         ...
+
+    async def event_log(self) -> EventLogState: ...
 
     async def sweep(self) -> None:
         """Remove what is past its retention: results, broadcasts, events, revokes."""

@@ -23,6 +23,10 @@ class EventStamper:
         self._incarnation = incarnation
         self._sequence = 0
 
+    def skip(self) -> None:
+        """An event that cannot be told: its number is missing, so that readers know of it."""
+        self._sequence += 1
+
     def stamp(self, event_type: str, fields: dict[str, Any], *, at: float) -> dict[str, Any]:
         self._sequence += 1
         return {

@@ -29,6 +29,7 @@ TASK_PREFIX = "task-"
 
 Clock = Annotated[int, msgspec.Meta(ge=0, le=CLOCK_MAX)]
 Attempt = Annotated[int, msgspec.Meta(ge=0, le=RETRIES_MAX)]
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what a column of the lake can hold
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=TIME_MAX_S)]
 Id = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -37,12 +38,12 @@ class Event(msgspec.Struct, kw_only=True, gc=False, forbid_unknown_fields=True, 
     """What all events have. `inc` (the incarnation) and `seq` (its events, counted) are Umbel's."""
 
     hostname: str = ""
-    pid: int = 0
+    pid: Int = 0
     clock: Clock = 0
     timestamp: Seconds = 0.0
     utcoffset: float | None = None
-    inc: int | None = None
-    seq: int | None = None
+    inc: Int | None = None
+    seq: Int | None = None
     extra: dict[str, Any] | None = msgspec.field(default=None, name="*")  # on no wire
 
     @property
@@ -113,7 +114,7 @@ class TaskRetried(TaskEvent, tag="task-retried"):
 class TaskRevoked(TaskEvent, tag="task-revoked"):
     slot: ClassVar[str] = "revoked"
     terminated: bool | None = None
-    signum: int | str | None = None
+    signum: Int | str | None = None
     expired: bool | None = None
 
 
@@ -137,8 +138,8 @@ class WorkerBeat(Event):
     """What a worker says of itself when it comes, while it is there, and when it goes."""
 
     freq: float | None = None
-    active: int | None = None
-    processed: int | None = None
+    active: Int | None = None
+    processed: Int | None = None
     loadavg: list[Any] | None = None
     sw_ident: str | None = None
     sw_ver: str | None = None
@@ -163,7 +164,7 @@ class WorkerElect(Event, tag="worker-elect"):
     id: str | None = None
     topic: str | None = None
     action: dict[str, Any] | None = None
-    cver: int | None = None
+    cver: Int | None = None
 
 
 class WorkerElectAck(Event, tag="worker-elect-ack"):
@@ -177,11 +178,11 @@ class WorkerElected(Event, tag="worker-elected"):
     topic: str | None = None
     phase: str | None = None
     winner: str | None = None
-    term: int | None = None
-    attempt: int | None = None
+    term: Int | None = None
+    attempt: Int | None = None
     policy: str | None = None
     outcome: str | None = None
-    cver: int | None = None
+    cver: Int | None = None
 
 
 class OtherEvent(Event, kw_only=True):

@@ -8,6 +8,9 @@ from umbel.wire.limits import DEFAULT_LIMITS, Limits
 from umbel.wire.show import brief
 from umbel.wire.values import decode_json, encode_json
 
+LOGGED = "logged"
+"""Header of a broadcast whose events are in the broker's event log too: who records reads them there."""
+
 EVENTS_MAX = 10_000
 """In one message. Celery sends at most 24; a longer list than this is a mistake or an attack."""
 

@@ -31,6 +31,7 @@ from umbel.brokers.interface import (
     DeadLetter,
     Delivery,
     Depth,
+    EventLogState,
     Evidence,
     LoggedEvent,
     Revoke,
@@ -258,14 +259,17 @@ class AmqpBroker:
     async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
         return await self._event_log.append(await self._sessions.get(), list(events))
 
-    async def read_events(self, name: str, limit: int) -> Sequence[LoggedEvent]:
-        return await self._event_log.read(await self._sessions.get(), name, limit)
+    async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
+        return await self._event_log.read(await self._sessions.get(), name, limit, after)
 
     async def acknowledge_events(self, name: str, offset: int) -> None:
         await self._event_log.acknowledge(await self._sessions.get(), name, offset)
 
     async def lost_events(self) -> int:
         return await self._event_log.lost(await self._sessions.get())
+
+    async def event_log(self) -> EventLogState:
+        return await self._event_log.state(await self._sessions.get())
 
     async def sweep(self) -> None:
         session = await self._sessions.get()

@@ -11,6 +11,7 @@ CAPABILITIES = Capabilities(
     delayed=True,
     event_log=True,
     priorities="9 first",
+    events_of_others="log",
     reasons={
         "atomic_settle": "RabbitMQ cannot publish and acknowledge in one step: it is done in that order",
         "atomic_publish": "a batch is sent in one piece and confirmed as a whole; of a batch too large for "

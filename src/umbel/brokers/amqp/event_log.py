@@ -4,10 +4,15 @@ Entries are written while a recorder is registered, which the facts tell. Rabbit
 by bytes and age; the bound by number is kept here, by the reader: of what a recorder has not
 acknowledged it gets the newest `event_log_max`, and what was passed over is counted as lost.
 
+While a recorder is registered the stream is also bound to the exchange of events, so what Celery's
+nodes tell is in it as they sent it. Our own workers say of what they broadcast whether it is in the
+log by itself; that is passed over.
+
 Offsets are the stream's, from 1. A recorder's registration is an entry too, so that it knows
 where it begins: offsets grow, but not always by one.
 """
 
+import struct
 from time import time
 
 import msgspec
@@ -18,7 +23,9 @@ from umbel.brokers.amqp.outbox import entry, log_entries
 from umbel.brokers.amqp.records import LogEntry, RecorderFact, encode_record
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.amqp.streams import read_stream
-from umbel.brokers.interface import BrokerSettings, LoggedEvent
+from umbel.brokers.amqp.table import decode_properties
+from umbel.brokers.interface import BrokerSettings, EventLogState, LoggedEvent
+from umbel.wire.event import LOGGED
 
 _decoder = msgspec.json.Decoder(LogEntry)
 
@@ -29,6 +36,7 @@ class EventLog:
 
     async def register(self, session: Session, name: str) -> int:
         await self._ready(session)
+        await self._bind(session, topology.event_binding())
         known = session.views.facts.recorders.get(name)
         if known is not None:
             return known
@@ -38,6 +46,9 @@ class EventLog:
         return start
 
     async def forget(self, session: Session, name: str) -> None:
+        await self._ready(session)
+        if not session.views.facts.recorders.keys() - {name}:
+            await self._bind(session, topology.event_unbinding())
         await self._tell(session, RecorderFact(name, None))
 
     async def append(self, session: Session, events: list[tuple[str, bytes]]) -> int:
@@ -47,24 +58,31 @@ class EventLog:
         await session.publisher.send(log_entries(events, time()))
         return len(events)
 
-    async def read(self, session: Session, name: str, limit: int) -> list[LoggedEvent]:
+    async def read(self, session: Session, name: str, limit: int, after: int) -> list[LoggedEvent]:
         await self._ready(session)
         acknowledged = session.views.facts.recorders.get(name)
         if acknowledged is None:
             return []
-        first = max(acknowledged, await self._last_offset(session) - self._settings.event_log_max)
+        last = await self._last_offset(session)
+        first = max(acknowledged, after, last - self._settings.event_log_max)
+        if first >= last:
+            return []
         found: list[LoggedEvent] = []
+        passed = 0
 
         def keep(offset: int, incoming: Incoming) -> None:
-            try:
-                logged = _decoder.decode(incoming.body)
-            except msgspec.MsgspecError:
+            nonlocal passed
+            if len(found) >= limit:
                 return
-            if logged.routing_key and len(found) < limit:
-                body = logged.body.encode("utf-8", "surrogateescape")
-                found.append(LoggedEvent(offset + 1, logged.recorded_at, logged.routing_key, body))
+            logged = _logged_event(offset + 1, incoming)
+            if logged is None:
+                passed = offset + 1
+            else:
+                found.append(logged)
 
         await read_stream(session.link, topology.EVENTS, first, limit, keep)
+        if not found and passed > first:  # nothing to read so far, but there may be more behind it
+            return [LoggedEvent(passed, time(), "", b"")]
         return found
 
     async def acknowledge(self, session: Session, name: str, offset: int) -> None:
@@ -84,6 +102,16 @@ class EventLog:
         kept_from = await self._last_offset(session) - self._settings.event_log_max
         return facts.lost + max(0, kept_from - min(facts.recorders.values()))
 
+    async def state(self, session: Session) -> EventLogState:
+        lost = await self.lost(session)
+        return EventLogState(await self._last_offset(session), dict(session.views.facts.recorders), lost)
+
+    async def _bind(self, session: Session, calls: list[topology.Call]) -> None:
+        channel = await session.link.channel()
+        for method, fields in calls:
+            await channel.call(method, *fields)
+        await channel.close()
+
     async def _ready(self, session: Session) -> None:
         if topology.EVENTS not in session.publisher.declared:
             await session.publisher.declare(topology.event_stream(self._settings))
@@ -102,3 +130,25 @@ class EventLog:
 
         await read_stream(session.link, topology.EVENTS, "last", 1_000_000, keep)
         return last
+
+
+def _logged_event(offset: int, incoming: Incoming) -> LoggedEvent | None:
+    """What a recorder is to read; None for a recorder's registration, or what is in the log anyway."""
+    routing_key = incoming.fields[3]
+    if routing_key != topology.EVENTS:  # from the exchange of events, as it was broadcast
+        return None if _is_logged(incoming) else LoggedEvent(offset, time(), routing_key, incoming.body)
+    try:
+        logged = _decoder.decode(incoming.body)
+    except msgspec.MsgspecError:
+        return LoggedEvent(offset, time(), "unknown", incoming.body)
+    if not logged.routing_key:
+        return None
+    body = logged.body.encode("utf-8", "surrogateescape")
+    return LoggedEvent(offset, logged.recorded_at, logged.routing_key, body)
+
+
+def _is_logged(incoming: Incoming) -> bool:
+    try:
+        return bool((decode_properties(incoming.properties).headers or {}).get(LOGGED))
+    except (ValueError, IndexError, struct.error):
+        return False

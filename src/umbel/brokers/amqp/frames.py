@@ -60,6 +60,8 @@ class Method(IntEnum):
     QUEUE_DECLARE_OK = 0x0032000B
     QUEUE_BIND = 0x00320014
     QUEUE_BIND_OK = 0x00320015
+    QUEUE_UNBIND = 0x00320032
+    QUEUE_UNBIND_OK = 0x00320033
     QUEUE_PURGE = 0x0032001E
     QUEUE_PURGE_OK = 0x0032001F
     QUEUE_DELETE = 0x00320028
@@ -106,6 +108,8 @@ _FIELDS: dict[int, str] = {
     Method.QUEUE_DECLARE_OK: "sLL",
     Method.QUEUE_BIND: "HsssbF",
     Method.QUEUE_BIND_OK: "",
+    Method.QUEUE_UNBIND: "HsssF",
+    Method.QUEUE_UNBIND_OK: "",
     Method.QUEUE_PURGE: "Hsb",
     Method.QUEUE_PURGE_OK: "L",
     Method.QUEUE_DELETE: "Hsbbb",

@@ -14,7 +14,8 @@ closes the channel of whoever differs. What is ours begins with `umbel.` and Cel
     umbel.starts               stream: starts counted against suspect messages
     umbel.facts                stream: queues, recorders, leases and elections
     umbel.clock                stream: the clock mark; short, because only the highest counts
-    umbel.events               stream: the durable event log, written while a recorder is registered
+    umbel.events               stream: the durable event log, written while a recorder is registered;
+                               for as long it is bound to celeryev too, so that Celery's events are in it
     umbel.hold.<what>          exclusive queue: somebody's connection holds this
 
 A stream is a queue that is read without taking anything from it, by everyone, from any place.
@@ -185,6 +186,16 @@ def event_stream(settings: BrokerSettings) -> Queue:
         max_bytes=max(settings.event_log_max * EVENT_BYTES, 10_000_000),
         max_age_s=max(settings.event_log_retention_s, 3600.0),
     )
+
+
+def event_binding() -> list[Call]:
+    """What puts into the event log whatever is told on the exchange of events, by Celery's nodes too."""
+    bind: Call = (Method.QUEUE_BIND, (0, EVENTS, EVENT_EXCHANGE, "#", False, {}))
+    return [*exchange(EVENT_EXCHANGE).calls(), bind]
+
+
+def event_unbinding() -> list[Call]:
+    return [(Method.QUEUE_UNBIND, (0, EVENTS, EVENT_EXCHANGE, "#", {}))]
 
 
 def hold_queue(what: str) -> Queue:

@@ -22,6 +22,7 @@ from umbel.brokers.interface import (
     DeadLetter,
     Delivery,
     Depth,
+    EventLogState,
     Evidence,
     LoggedEvent,
     Revoke,
@@ -58,6 +59,7 @@ CAPABILITIES = Capabilities(
     delayed=True,
     event_log=True,
     priorities="0 first",
+    events_of_others="fan-out",
 )
 LOST_CHECKS_PER_LEASE = 3
 REVOKES_PAGE = 5000
@@ -299,14 +301,17 @@ class RedisBroker:
     async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
         return await event_log.append(self._link, self._keys, events, self._settings.event_log_max)
 
-    async def read_events(self, name: str, limit: int) -> Sequence[LoggedEvent]:
-        return await event_log.read(self._link, self._keys, name, limit)
+    async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
+        return await event_log.read(self._link, self._keys, name, limit, after)
 
     async def acknowledge_events(self, name: str, offset: int) -> None:
         await event_log.acknowledge(self._link, self._keys, name, offset)
 
     async def lost_events(self) -> int:
-        return int(await self._link.call("GET", self._keys.events_lost) or 0)
+        return await event_log.lost(self._link, self._keys)
+
+    async def event_log(self) -> EventLogState:
+        return await event_log.state(self._link, self._keys)
 
     async def sweep(self) -> None:
         """Results and elections end by themselves; events and revokes do not."""

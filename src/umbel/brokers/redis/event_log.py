@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from umbel.brokers.interface import LoggedEvent
+from umbel.brokers.interface import EventLogState, LoggedEvent
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.scripts import script
@@ -26,12 +26,13 @@ def append_arguments(keys: Keys, events: Sequence[tuple[str, bytes]], most: int)
     return ["append", keys.prefix, most, *(part for event in events for part in event)]
 
 
-async def read(link: Link, keys: Keys, name: str, limit: int) -> list[LoggedEvent]:
+async def read(link: Link, keys: Keys, name: str, limit: int, after: int) -> list[LoggedEvent]:
     """The events after what the recorder has acknowledged, oldest first."""
     acknowledged = await link.call("HGET", keys.recorders, name)
     if acknowledged is None:
         return []
-    found = await link.call("XRANGE", keys.events, f"{int(acknowledged) + 1}-0", "+", "COUNT", limit)
+    first = max(int(acknowledged), after) + 1
+    found = await link.call("XRANGE", keys.events, f"{first}-0", "+", "COUNT", limit)
     return [
         LoggedEvent(int(stream_id.partition(b"-")[0]), float(fields[1]), fields[3].decode(), fields[5])
         for stream_id, fields in found
@@ -40,6 +41,21 @@ async def read(link: Link, keys: Keys, name: str, limit: int) -> list[LoggedEven
 
 async def acknowledge(link: Link, keys: Keys, name: str, offset: int) -> None:
     await link.run(_LOG, "acknowledge", keys.prefix, name, offset)
+
+
+async def lost(link: Link, keys: Keys) -> int:
+    return int(await link.call("GET", keys.events_lost) or 0)
+
+
+async def state(link: Link, keys: Keys) -> EventLogState:
+    last, recorders = await link.call_all([("GET", keys.events_offset), ("HGETALL", keys.recorders)])
+    pairs = (
+        recorders.items()
+        if isinstance(recorders, dict)
+        else zip(recorders[::2], recorders[1::2], strict=True)
+    )
+    acknowledged = {name.decode(): int(offset) for name, offset in pairs}
+    return EventLogState(int(last or 0), acknowledged, await lost(link, keys))
 
 
 async def sweep(link: Link, keys: Keys, older_than: float, most: int) -> int:

@@ -76,6 +76,7 @@ class Keys:
         self.dead = f"{prefix}umbel.dead"
         self.recorders = f"{prefix}umbel.recorders"
         self.events = f"{prefix}umbel.events"
+        self.events_offset = f"{prefix}umbel.events.offset"
         self.events_lost = f"{prefix}umbel.events.lost"
         self.clock = f"{prefix}umbel.clock"
 

@@ -13,6 +13,7 @@ from umbel.brokers.interface import (
     DeadLetter,
     Delivery,
     Depth,
+    EventLogState,
     Evidence,
     LoggedEvent,
     Return,
@@ -179,14 +180,17 @@ class SqliteBroker:
     async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
         return await self._thread.call(self._cluster.log_events, events)
 
-    async def read_events(self, name: str, limit: int) -> Sequence[LoggedEvent]:
-        return await self._thread.call(self._cluster.read_events, name, limit)
+    async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
+        return await self._thread.call(self._cluster.read_events, name, limit, after)
 
     async def acknowledge_events(self, name: str, offset: int) -> None:
         await self._thread.call(self._cluster.acknowledge_events, name, offset)
 
     async def lost_events(self) -> int:
         return await self._thread.call(self._cluster.lost_events)
+
+    async def event_log(self) -> EventLogState:
+        return await self._thread.call(self._cluster.event_log)
 
     async def sweep(self) -> None:
         await self._thread.call(self._cluster.sweep)

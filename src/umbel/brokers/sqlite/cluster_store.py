@@ -7,7 +7,7 @@ past its retention. Like `store.py`: synchronous, and each operation is one tran
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from umbel.brokers.interface import Broadcast, LoggedEvent
+from umbel.brokers.interface import Broadcast, EventLogState, LoggedEvent
 from umbel.brokers.sqlite import (
     chords,
     coordination,
@@ -106,9 +106,9 @@ class ClusterStore:
             event_log.append(db, events, self._settings.event_log_max, self._clock.now().wall_s)
         return len(events)
 
-    def read_events(self, name: str, limit: int) -> Sequence[LoggedEvent]:
+    def read_events(self, name: str, limit: int, after: int) -> Sequence[LoggedEvent]:
         with self._database.read() as db:
-            return event_log.read(db, name, limit)
+            return event_log.read(db, name, limit, after)
 
     def acknowledge_events(self, name: str, offset: int) -> None:
         with self._database.write() as db:
@@ -117,6 +117,10 @@ class ClusterStore:
     def lost_events(self) -> int:
         with self._database.read() as db:
             return event_log.lost(db)
+
+    def event_log(self) -> EventLogState:
+        with self._database.read() as db:
+            return event_log.state(db)
 
     # -- elections -------------------------------------------------------------------------------
 

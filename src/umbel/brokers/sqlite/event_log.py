@@ -8,7 +8,7 @@ not acknowledged are counted as lost.
 import sqlite3
 from collections.abc import Sequence
 
-from umbel.brokers.interface import LoggedEvent
+from umbel.brokers.interface import EventLogState, LoggedEvent
 from umbel.brokers.sqlite import meta, rows
 
 LOST = "events_lost"
@@ -44,12 +44,13 @@ def append(db: sqlite3.Connection, events: Sequence[tuple[str, bytes]], limit: i
     meta.add(db, LOST, unread)
 
 
-def read(db: sqlite3.Connection, name: str, limit: int) -> list[LoggedEvent]:
+def read(db: sqlite3.Connection, name: str, limit: int, after: int) -> list[LoggedEvent]:
     """The events after what the recorder has acknowledged, oldest first."""
     found = db.execute(
         """SELECT offset, recorded_at, routing_key, body FROM events
-           WHERE offset > (SELECT acknowledged FROM recorders WHERE name = ?) ORDER BY offset LIMIT ?""",
-        (name, limit),
+           WHERE offset > (SELECT max(acknowledged, ?) FROM recorders WHERE name = ?)
+           ORDER BY offset LIMIT ?""",
+        (after, name, limit),
     )
     return [LoggedEvent(*row) for row in found]
 
@@ -60,6 +61,11 @@ def acknowledge(db: sqlite3.Connection, name: str, offset: int) -> None:
 
 def lost(db: sqlite3.Connection) -> int:
     return int(meta.number(db, LOST))
+
+
+def state(db: sqlite3.Connection) -> EventLogState:
+    acknowledged = dict(db.execute("SELECT name, acknowledged FROM recorders"))
+    return EventLogState(_last_offset(db), acknowledged, lost(db))
 
 
 def sweep(db: sqlite3.Connection, older_than: float, limit: int) -> int:

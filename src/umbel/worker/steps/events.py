@@ -2,7 +2,9 @@
 
 Worker events go out one by one, task events in batches. Task events are sent only when somebody
 asked for them: by `-E`, or by a recorder registered with the broker. Nothing waits for events:
-they are queued, and when the queue is full the newest is dropped and counted.
+they are queued, and when the queue is full the newest is dropped and counted; its number is
+missing then, which tells whoever records. While somebody does, every event goes to the broker's
+log first and is broadcast after that.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ from umbel.brokers.interface import Broadcast
 from umbel.errors import BrokerError
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, TASK_GROUP, EventStamper
 from umbel.protocol.clock import LamportClock
-from umbel.wire.event import encode_event, encode_events, group_of, routing_key, routing_key_of_list
+from umbel.wire.event import LOGGED, encode_event, encode_events, group_of, routing_key, routing_key_of_list
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 
@@ -94,6 +96,7 @@ class Events(Step):
         """Queue one event; never blocks."""
         if len(self._waiting) >= QUEUE_MAX:
             self._context.counters.events_dropped += 1
+            self._stamper.skip()
             return
         self._waiting.append(self._stamper.stamp(event_type, fields, at=time() if at is None else at))
         self._arrived.set()
@@ -132,14 +135,26 @@ class Events(Step):
     async def _send_waiting(self) -> None:
         while self._waiting:
             batch = self._waiting[:BATCH_MAX]
-            await self._context.broker.broadcast(self._messages(batch), ttl_s=EVENT_TTL_S)
-            if self._recorded:
-                logged = [(routing_key(event["type"]), encode_event(event)) for event in batch]
-                await self._context.broker.log_events(logged)
+            failed: BrokerError | None = None
+            logged = 0
+            try:
+                logged = await self._log(batch)
+            except BrokerError as error:  # who listens must hear us all the same
+                failed = error
+            await self._context.broker.broadcast(self._messages(batch, logged=logged > 0), ttl_s=EVENT_TTL_S)
+            if failed is not None:
+                raise failed
             del self._waiting[: len(batch)]
 
-    def _messages(self, batch: list[dict[str, Any]]) -> list[Broadcast]:
-        headers = encode_event({"hostname": self._stamper.hostname})
+    async def _log(self, batch: list[dict[str, Any]]) -> int:
+        """Before they are broadcast, so that what says it is in the log is."""
+        if not self._recorded:
+            return 0
+        logged = [(routing_key(event["type"]), encode_event(event)) for event in batch]
+        return await self._context.broker.log_events(logged)
+
+    def _messages(self, batch: list[dict[str, Any]], *, logged: bool) -> list[Broadcast]:
+        headers = encode_event({"hostname": self._stamper.hostname} | ({LOGGED: True} if logged else {}))
         of_tasks = [event for event in batch if group_of(event["type"]) == TASK_GROUP]
         messages = [
             Broadcast(EVENT_EXCHANGE, routing_key(event["type"]), encode_event(event), headers)
