@@ -62,7 +62,12 @@ class Cluster:
         ]
         with self.log_file(name).open("ab") as log:
             process = subprocess.Popen(
-                [*command, *flags], cwd=self.home, env=environment, stdin=subprocess.DEVNULL, stderr=log
+                [*command, *flags],
+                cwd=self.home,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                process_group=0,  # so that a test can signal the whole group, as a terminal does
             )
         self.workers[name] = process
         if wait:

@@ -65,6 +65,23 @@ def options_of(command: click.Command) -> Iterator[list[str]]:
             yield from options_of(below)
 
 
+def test_operating_names_commands_and_options_that_exist() -> None:
+    """In running text, in a unit file and in the arrays of a manifest."""
+    page = re.sub(r"[\"',\[\]]+", " ", text("docs/operating.md"))
+    calls = re.findall(r"umbel +([a-z]+)((?: +(?:-{1,2}[a-z][a-z-]*|[\w:@%./]+))*)", page)
+    named = [
+        (name, set(re.findall(r"(?<= )-{1,2}[a-z][a-z-]*", rest))) for name, rest in calls if name in COMMANDS
+    ]
+    assert {"worker", "health"} <= {name for name, _ in named}
+    for name, options in named:
+        known = {
+            spelling
+            for spellings in options_of(import_module(f"umbel.cli.{name}").command)
+            for spelling in spellings
+        }
+        assert options <= known, f"docs/operating.md: umbel {name} {options - known}"
+
+
 def test_the_architecture_names_every_part() -> None:
     parts = {path.parent.name for path in (ROOT / "src/umbel").glob("*/__init__.py")}
     named = re.findall(r"^\| `(\w+)/` \|", text("docs/architecture.md"), re.MULTILINE)

@@ -25,6 +25,7 @@ UmbelError
 │   ├── WorkerLost             the process running the task died
 │   ├── TimeLimitExceeded      the hard limit ended the task
 │   ├── SoftTimeLimitExceeded  raised inside the task at the soft limit
+│   │   └── WorkerStopping     raised inside the task when its worker is told to stop a second time
 │   ├── TaskRevoked            the task was revoked before it ran
 │   ├── MaxRetriesExceeded     retry() was called once too often
 │   ├── ChordError             a part of a chord failed, so its body cannot run
@@ -156,6 +157,10 @@ class TimeLimitExceeded(TaskError):
 
 class SoftTimeLimitExceeded(TaskError):
     pass
+
+
+class WorkerStopping(SoftTimeLimitExceeded):
+    """The worker was told twice to stop. Tidy up and let it pass: the message goes back to its queue."""
 
 
 class TaskRevoked(TaskError):

@@ -8,6 +8,7 @@ from threading import Event
 from typing import Any
 
 from umbel import App, Reject, Task
+from umbel.errors import SoftTimeLimitExceeded
 
 app = App("chaos")
 
@@ -31,6 +32,20 @@ def work(self: Task[..., Any], directory: str, seconds: float) -> int:
     write_line(journal_of(directory), f"{self.request.id} {redelivered} {os.getpid()}")
     Event().wait(seconds)
     return os.getpid()
+
+
+@app.task(bind=True)
+def tidies_up(self: Task[..., Any], directory: str, how: str) -> str:
+    """Runs until it is interrupted, and says so; what then becomes of it is up to the caller."""
+    write_line(journal_of(directory), self.request.id)
+    try:
+        Event().wait(60)
+    except SoftTimeLimitExceeded:
+        write_line(Path(directory) / "tidied.txt", self.request.id)
+        if how == "return":
+            return "tidied"
+        raise
+    return "was not interrupted"
 
 
 @app.task

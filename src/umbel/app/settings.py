@@ -55,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_queues: tuple[str, ...] = ()  # (): the default queue
     worker_prefetch_max: int = 1000
     worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs
+    worker_soft_grace_s: float = 5.0  # told twice, it interrupts what runs and waits so long
     worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
     control_allow: tuple[str, ...] = ("all",)  # or "read-only" and names of commands
     heartbeat_interval_s: float = 2.0  # at least; it grows with the cluster
@@ -111,6 +112,7 @@ _AT_LEAST: Mapping[str, float] = {
     "mingle_wait_s": 0.01,
     "result_expires_s": 0,
     "worker_grace_s": 0,
+    "worker_soft_grace_s": 0,
     "event_log_max": 1,
     "event_log_retention_s": 0,
     "task_default_priority": 0,

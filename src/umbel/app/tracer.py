@@ -34,6 +34,7 @@ from umbel.errors import (
     Retry,
     UmbelError,
     WireError,
+    WorkerStopping,
 )
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import Job, Outcome
@@ -178,6 +179,8 @@ class _Run:
                 return self.failed(task, call, request, error.exc or spent)
             due = time() + policy.wait_s(request.retries, random())
             return self._retried(task, call, request, error, due)
+        if isinstance(error, WorkerStopping):
+            return self._outcome("requeued", summary="the worker stops")
         if isinstance(error, Ignore):
             return self._outcome("ignored")
         if isinstance(error, Reject):

@@ -79,6 +79,7 @@ def make_worker(
         gossip_interval_s=settings.gossip_interval_s,
         gossip_mode=GossipMode(settings.gossip_mode),
         grace_s=settings.worker_grace_s,
+        soft_grace_s=settings.worker_soft_grace_s,
         send_task_events=settings.task_send_events,
         control_allow=settings.control_allow,
         control_commands=app.panel,

@@ -8,11 +8,12 @@ from umbel.brokers.interface import Broker, Capabilities
 from umbel.cli import asking
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, broker_option, json_option, print_json, print_table
+from umbel.cli.phases import phase_text
 
 if TYPE_CHECKING:
     from umbel.protocol.pidbox import Answers
 
-COLUMNS = ("node", "pool", "children", "running", "processed", "uptime", "clock")
+COLUMNS = ("node", "state", "pool", "children", "running", "processed", "uptime", "clock")
 # What a cluster does together, and the capability that it needs.
 FEATURES = {
     "remote control": "fanout",
@@ -81,6 +82,7 @@ def _row(node: str, stats: Any) -> list[object]:
     running = pool.get("running")
     return [
         node,
+        phase_text(ours.get("stopping", {})),
         str(pool.get("implementation", "")).rpartition(".")[2],
         pool.get("max-concurrency", ""),
         len(running) if isinstance(running, dict) else "",

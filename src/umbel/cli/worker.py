@@ -57,7 +57,8 @@ def command(
 ) -> int:
     """Run a worker: take tasks from the broker and run them in child processes.
 
-    SIGTERM or Ctrl-C: finish what runs, return the rest, exit 0. Twice: return what runs, too.
+    SIGTERM or Ctrl-C: finish what runs, return the rest, exit 0. Twice: interrupt what runs, too.
+    Three times, or SIGQUIT: return what runs, at once.
     """
     from umbel.app.loading import find_app
     from umbel.app.settings import override

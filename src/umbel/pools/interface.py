@@ -170,6 +170,13 @@ class Pool(Protocol):
         """Signal the child that runs this job; False when it is not running."""
         ...
 
+    def interrupt(self) -> int:
+        """The worker stops: raise `WorkerStopping` in every job that runs; how many will hear it.
+
+        0 where code cannot be interrupted from outside: then the jobs run on until the pool is stopped.
+        """
+        ...
+
     def resize(self, by: int) -> int:
         """More children, or fewer (F4); how many there will be.
 

@@ -91,6 +91,9 @@ class SoloPool:
     def terminate_job(self, number: int, signum: int) -> bool:
         return False
 
+    def interrupt(self) -> int:
+        return 0  # what runs in a thread cannot be interrupted from outside
+
     def resize(self, by: int) -> int:
         raise NotSupported("the solo pool runs one task at a time; start the worker with -P prefork")
 

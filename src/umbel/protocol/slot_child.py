@@ -43,10 +43,18 @@ class Child(Generic[WorkT]):
     recall_at: float | None = None
     soft_at: float | None = None
     soft_repeats: int = 0
+    stopping: bool = False  # the soft limit is that of the worker
     hard_at: float | None = None
 
     def outstanding(self) -> int:
         return sum(len(batch.jobs) - batch.done for batch in self.batches)
+
+    def running(self) -> WorkT | None:
+        """The job it is at: exact when nothing waits behind it, else what is known."""
+        if not self.batches:
+            return None
+        first = self.batches[0]
+        return self.batches[-1].jobs[-1] if self.recalled else first.jobs[first.done]
 
     def due(self) -> float | None:
         times = (self.start_at, self.kill_at, self.recall_at, self.soft_at, self.hard_at)
@@ -54,7 +62,7 @@ class Child(Generic[WorkT]):
 
     def calm(self) -> None:
         """It has nothing to do, so nothing about its jobs can be late."""
-        self.single = self.recalled = False
+        self.single = self.recalled = self.stopping = False
         self.recall_at = self.soft_at = self.hard_at = None
 
     def add(self, jobs: list[WorkT]) -> Batch[WorkT]:

@@ -98,6 +98,11 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Raise in every job that runs: the worker stops."""
+
+
+@dataclass(frozen=True, slots=True)
 class Retire:
     """Let the child finish the job it is at and end; another takes its slot."""
 
@@ -146,6 +151,7 @@ class Recall:
 class SignalSoftLimit:
     child: int
     job: int
+    stopping: bool = False  # not because of its limit, but because the worker stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +228,7 @@ Event = (
     | ChildDied
     | Recalled
     | Withdraw
+    | Interrupt
     | Retire
     | Resize
     | Close

@@ -36,6 +36,7 @@ from umbel.protocol.slot_events import (
     Event,
     Failed,
     Finished,
+    Interrupt,
     Kill,
     Loss,
     Lost,
@@ -89,6 +90,8 @@ class Slots(Generic[WorkT, EndedT]):
                 return self._bury(self._children[child], tokens, reason, now)
             case Withdraw():
                 return self._withdraw()
+            case Interrupt():
+                return self._interrupt(now)
             case Retire(child):
                 return self._retire(self._children[child], now)
             case Open():
@@ -120,11 +123,7 @@ class Slots(Generic[WorkT, EndedT]):
 
     def running(self, child: int) -> WorkT | None:
         """The job that the child is at: exact when nothing waits behind it, else what is known."""
-        batches = self._children[child].batches
-        if not batches:
-            return None
-        recalled = self._children[child].recalled
-        return batches[-1].jobs[-1] if recalled else batches[0].jobs[batches[0].done]
+        return self._children[child].running()
 
     def holder_of(self, job: int) -> int | None:
         """The child that was sent this job, whether it has started it or not."""
@@ -348,6 +347,12 @@ class Slots(Generic[WorkT, EndedT]):
             effects.append(Closed())
         return effects
 
+    def _interrupt(self, now: float) -> list[Effect[WorkT, EndedT]]:
+        for child in self._children.values():
+            if child.batches and not child.kill_reason:
+                child.soft_at, child.soft_repeats, child.stopping = now, _SOFT_REPEATS, True
+        return self._expire(now)
+
     # ---- time passes -------------------------------------------------------------------------------
 
     def _watch(self, child: Child[WorkT]) -> None:
@@ -385,7 +390,8 @@ class Slots(Generic[WorkT, EndedT]):
             )
         effects: list[Effect[WorkT, EndedT]] = []
         if passed(child.soft_at):
-            effects.append(SignalSoftLimit(child.number, child.batches[0].jobs[0].number))
+            if (job := child.running()) is not None:
+                effects.append(SignalSoftLimit(child.number, job.number, child.stopping))
             child.soft_repeats -= 1
             child.soft_at = now + _SOFT_REPEAT_S if child.soft_repeats else None
         if passed(child.recall_at):

@@ -35,9 +35,10 @@ class JobBatch(msgspec.Struct, Generic[JobT], frozen=True, array_like=True, gc=F
 
 
 class SoftLimit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
-    """To a child: this job has reached its soft limit. A signal follows."""
+    """To a child: this job has reached its soft limit, or the worker stops. A signal follows."""
 
     job: int
+    stopping: bool = False
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):

@@ -6,6 +6,7 @@ from typing import Any
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker
 from umbel.pools.interface import Pool
+from umbel.protocol.shutdown import Shutdown
 from umbel.worker.settings import WorkerSettings
 
 
@@ -39,6 +40,7 @@ class Counters:
     buried: int = 0
     repeated: int = 0  # runs of messages that may have run before
     lost: int = 0  # runs that ended with their process
+    cut: int = 0  # runs that were cut off because the worker had to stop
     refused: int = 0  # settled after the claim had ended: not applied
     children_died: int = 0
     events_dropped: int = 0
@@ -70,6 +72,7 @@ class WorkerContext:
     pool: Pool
     counters: Counters = field(default_factory=Counters)
     queues: list[str] = field(default_factory=list)  # those consumed now; remote control changes them
+    shutdown: Shutdown = field(default_factory=lambda: Shutdown(grace_s=30.0, soft_s=5.0))
 
     def log_fields(self, **fields: Any) -> dict[str, Any]:
         return {"node": self.identity.node, **fields}

@@ -56,6 +56,7 @@ class Endings:
         self._end_without_running = context.settings.end_without_running
         self._sends_results = sends_results(context.backend.url)
         self._counters = context.counters
+        self._shutdown = context.shutdown
         self._desk = desk
         self._settler = settler
         self._events = events
@@ -96,7 +97,8 @@ class Endings:
         results = self._addressed(held, outcome.results)
         if outcome.kind == "requeued":
             self._settler.report((), outcome.follow_ups)
-            self.give_back(held, ran=True, not_before=time() + REQUEUE_PAUSE_S)
+            pause_s = 0.0 if self._shutdown.is_stopping else REQUEUE_PAUSE_S
+            self.give_back(held, ran=True, not_before=time() + pause_s)
         elif held.run.rules.acks_early:
             self._settler.report(results, outcome.follow_ups)
         elif outcome.kind == "rejected":

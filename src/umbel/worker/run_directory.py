@@ -79,6 +79,8 @@ class NodeState:
     healthy: bool  # and it reports, and has no problem
     problem: str
     fields: dict[str, Any]
+    live: bool = False  # its process is there and its loop turns: starting it again would not help
+    ready: bool = False  # and it takes tasks: it has a queue, a broker, and was not told to stop
 
 
 def read_states(directory: Path) -> list[NodeState]:
@@ -103,7 +105,8 @@ def _read(path: Path) -> NodeState:
     if not 0 <= silent_s <= STALE_AFTER_S:
         return NodeState(node, True, False, f"process {pid} has not reported for {silent_s:.0f} s", fields)
     problem = str(fields.get("problem") or "")
-    return NodeState(node, True, not problem, problem, fields)
+    is_ready = not problem and fields.get("ready") is True
+    return NodeState(node, True, not problem, problem, fields, live=True, ready=is_ready)
 
 
 def _is_alive(pid: int) -> bool:

@@ -49,6 +49,7 @@ class WorkerSettings:
     gossip_interval_s: float = 5.0
     gossip_mode: GossipMode = GossipMode.AUTO
     grace_s: float = 30.0
+    soft_grace_s: float = 5.0
     send_task_events: bool = False
     control_allow: tuple[str, ...] = (EVERYTHING,)
     shown_settings: Mapping[str, Any] = field(default_factory=dict)  # as they may be told to others

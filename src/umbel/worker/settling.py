@@ -55,6 +55,10 @@ class Settler:
     async def drained(self) -> None:
         await self._idle.wait()
 
+    async def flush(self) -> None:
+        """Try once to settle what has gathered, when `run` does not go on."""
+        await self._settle_gathered()
+
     async def run(self) -> None:
         failures = 0
         while True:

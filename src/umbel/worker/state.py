@@ -184,6 +184,7 @@ class WorkerState:
             "umbel": {
                 "incarnation": self._context.identity.incarnation,
                 "counters": self._context.counters.as_dict(),
+                "stopping": self._context.shutdown.describe(asyncio.get_running_loop().time()),
             },
         }
 
@@ -191,6 +192,7 @@ class WorkerState:
         return {
             "problem": self._tasks.problem,
             "held": self._tasks.held,
+            "stopping": self._context.shutdown.describe(asyncio.get_running_loop().time()),
             "queues": list(self._context.queues),
             "uptime_s": round(self.uptime_s, 1),
             "counters": self._context.counters.as_dict(),

@@ -7,15 +7,13 @@ happened and exits non-zero. A worker is never half alive.
 import asyncio
 import logging
 import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker, without_password
 from umbel.errors import UmbelError
 from umbel.pools.interface import Pool
+from umbel.protocol.shutdown import Shutdown
 from umbel.worker.bootsteps import Step, starting_order
 from umbel.worker.context import Counters, Identity, WorkerContext
 from umbel.worker.run_directory import refuse_second
@@ -34,10 +32,10 @@ from umbel.worker.steps.pool import PoolStep
 from umbel.worker.steps.state_store import StateStore
 from umbel.worker.steps.tasks import Tasks
 from umbel.worker.steps.watchdog import Watchdog
+from umbel.worker.stopping import Stopping
 from umbel.worker.task_events import TaskEvents
 
 log = logging.getLogger("umbel.worker")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Worker:
@@ -45,13 +43,20 @@ class Worker:
         saved = read_saved(saved_file(settings.run_directory, settings.node, broker.url))
         incarnation = next_incarnation(saved, time.time_ns() // 1000)
         identity = Identity(settings.node, os.getpid(), incarnation)
-        self._context = WorkerContext(settings, identity, broker, backend, pool, queues=list(settings.queues))
-        self._stop_requests = 0
-        self._stop = asyncio.Event()
+        self._context = WorkerContext(
+            settings,
+            identity,
+            broker,
+            backend,
+            pool,
+            queues=list(settings.queues),
+            shutdown=Shutdown(grace_s=settings.grace_s, soft_s=settings.soft_grace_s),
+        )
         events = Events(self._context)
         heart = Heart(self._context, events)
         self._tasks = Tasks(self._context, TaskEvents(events))
-        self._state = WorkerState(self._context, events, heart, self._tasks, self.request_stop)
+        self._stopping = Stopping(self._context, self._tasks)
+        self._state = WorkerState(self._context, events, heart, self._tasks, self._stopping.ask)
         self._control = Control(self._context, events.clock, self._state)
         mingle = Mingle(self._context, events, self._control, self._tasks)
         gossip = Gossip(self._context, events, heart, self._control, mingle)
@@ -88,28 +93,25 @@ class Worker:
             raise _first_cause(several) from several
 
     def request_stop(self) -> None:
-        """Once: finish what runs. Twice: do not wait for it."""
-        self._stop_requests += 1
-        if self._stop_requests > 1:
-            log.warning("asked to stop again: what runs is returned to its queue")
-            self._tasks.hurry()
-        self._stop.set()
+        """Once: finish what runs. Twice: tell the tasks that run. Three times: return what runs."""
+        self._stopping.ask()
 
     async def _run_steps(self, order: list[Step], group: asyncio.TaskGroup) -> None:
         started: list[Step] = []
-        with self._stop_on_signals():
+        with self._stopping.on_signals():
             try:
                 for step in order:
                     step.adopt(group)
                     started.append(step)
                     await step.start()
                 await self._ready()
-                await self._stop.wait()
+                await self._stopping.asked()
+                await asyncio.to_thread(self._context.settings.on_shutdown)
+                await self._stopping.drain()  # while every step goes on
             finally:
                 await self._put_down(started)
 
     async def _put_down(self, started: list[Step]) -> None:
-        await asyncio.to_thread(self._context.settings.on_shutdown)
         for step in reversed(started):
             try:
                 await step.stop()
@@ -129,17 +131,6 @@ class Worker:
         )
         log.info("worker ready", extra=fields)
         await asyncio.to_thread(settings.on_ready)  # users' code runs off the loop
-
-    @contextmanager
-    def _stop_on_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for signum in STOP_SIGNALS:
-            loop.add_signal_handler(signum, self.request_stop)
-        try:
-            yield
-        finally:
-            for signum in STOP_SIGNALS:
-                loop.remove_signal_handler(signum)
 
 
 def _first_cause(several: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -11,6 +11,9 @@ a frame that names the running job has arrived, so a late signal cannot hit anot
 inside a guarded call, where what it raises is caught, so it cannot break the code around the task.
 A signal that comes too early for that is repeated. The handler is installed at the first job with
 a soft limit (the main process sends no signal before it was told) and stays.
+
+A worker that stops interrupts any job the same way, by another signal: SIGURG, because where nobody
+handles it, it does nothing.
 """
 
 import contextlib
@@ -27,10 +30,10 @@ from typing import NoReturn
 import msgspec
 from setproctitle import setproctitle
 
-from umbel.errors import SoftTimeLimitExceeded
+from umbel.errors import SoftTimeLimitExceeded, WorkerStopping
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.hosting import in_one_line, load_host
-from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Outcome, Runner
+from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Runner
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.messages import Setup, ToChild
 from umbel.pools.stacks import offer_stacks
@@ -48,6 +51,7 @@ from umbel.wire.frames import (
 
 STATUS_BROKEN = 70  # something went wrong in the child itself; EX_SOFTWARE of sysexits.h
 
+INTERRUPT = signal.SIGURG
 _READ_BYTES = 64 * 1024  # below the size from which malloc asks the kernel each time
 _DEFAULT_SIGNALS = (
     signal.SIGTERM,
@@ -114,10 +118,11 @@ class Child:
         self._pid = os.getpid()
         self._handles_soft_limits = False
         self._armed: int | None = None  # the running job, while the handler may raise
-        self._soft_limit_reached: int | None = None  # the last job that a SoftLimit named
+        self._soft_limit: SoftLimit | None = None  # the last that came
 
     def serve(self, runner: Runner) -> None:
         """Run jobs until told to stop, or until the main process is gone."""
+        signal.signal(INTERRUPT, self._on_soft_limit)
         self._channel.sendall(encode_frame(Ready(self._pid)))
         while True:
             while self._inbox:
@@ -136,7 +141,7 @@ class Child:
     def _note(self, data: bytes) -> None:
         for message in self._reader.feed(data):
             if isinstance(message, SoftLimit):
-                self._soft_limit_reached = message.job
+                self._soft_limit = message
             else:
                 self._inbox.append(message)
 
@@ -144,7 +149,11 @@ class Child:
         for job in batch.jobs:
             if not self._take_token(batch.number):
                 return
-            outcome = runner(job) if job.soft_limit_s is None else self._run_limited(job, runner)
+            if job.soft_limit_s is not None and not self._handles_soft_limits:
+                self._handle_soft_limits()
+            self._armed = job.number
+            outcome = runner(job)
+            self._armed = None
             if os.getpid() != self._pid:
                 # The task forked and its copy came back here. The channel belongs to the original.
                 os._exit(0)
@@ -164,16 +173,10 @@ class Child:
         self._kept_token = None if mine else token
         return mine
 
-    def _run_limited(self, job: Job, runner: Runner) -> Outcome:
-        if not self._handles_soft_limits:
-            self._handles_soft_limits = True
-            signal.signal(signal.SIGUSR1, self._on_soft_limit)
-            self._channel.sendall(encode_frame(Armed()))
-        self._armed = job.number
-        try:
-            return runner(job)
-        finally:
-            self._armed = None
+    def _handle_soft_limits(self) -> None:
+        self._handles_soft_limits = True
+        signal.signal(signal.SIGUSR1, self._on_soft_limit)
+        self._channel.sendall(encode_frame(Armed()))
 
     def _on_soft_limit(self, signum: int, frame: FrameType | None) -> None:
         job, self._armed = self._armed, None  # disarmed, so that a second signal changes nothing
@@ -181,7 +184,10 @@ class Child:
             return
         with contextlib.suppress(OSError):  # nothing there, or nobody
             self._note(self._channel.recv(_READ_BYTES, socket.MSG_DONTWAIT))
-        if self._soft_limit_reached == job and _is_guarded(frame):
+        limit = self._soft_limit
+        if limit is not None and limit.job == job and _is_guarded(frame):
+            if limit.stopping:
+                raise WorkerStopping("the worker stops; the task goes back to its queue")
             raise SoftTimeLimitExceeded("the soft time limit passed")
         self._armed = job
 

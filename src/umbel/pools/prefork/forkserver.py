@@ -227,7 +227,7 @@ class ForkServer:
 
 def _ignore_signals() -> None:
     """It ends when the main process ends, not before."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
 
 

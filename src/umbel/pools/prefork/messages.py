@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from umbel.errors import BadFrame
-from umbel.pools.interface import Job, Outcome
+from umbel.pools.interface import Job, Outcome, PoolSettings
 from umbel.wire.frames import (
     FRAME_MAX_BYTES,
     Armed,
@@ -39,6 +39,20 @@ class Setup(msgspec.Struct, frozen=True):
     logfile: str | None
     log_json: bool
     child_start: Literal["auto", "fork", "spawn"]
+
+
+def setup_of(settings: PoolSettings) -> Setup:
+    host = settings.host
+    return Setup(
+        loader=host.loader,
+        target=host.target,
+        search_path=host.search_path,
+        node=settings.node,
+        loglevel=settings.loglevel,
+        logfile=settings.logfile,
+        log_json=settings.log_json,
+        child_start=settings.child_start,
+    )
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag=1):

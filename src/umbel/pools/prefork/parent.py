@@ -21,6 +21,7 @@ from typing import Any, assert_never
 
 from umbel.errors import PoolError
 from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings
+from umbel.pools.prefork.child import INTERRUPT
 from umbel.pools.prefork.child_link import ChildLink
 from umbel.pools.prefork.exits import exit_reason
 from umbel.pools.prefork.messages import (
@@ -31,9 +32,9 @@ from umbel.pools.prefork.messages import (
     FromServer,
     Loaded,
     NotForked,
-    Setup,
     Signal,
     batch_frames,
+    setup_of,
 )
 from umbel.pools.prefork.server_link import ServerLink
 from umbel.protocol.machine import Tick
@@ -48,6 +49,7 @@ from umbel.protocol.slot_events import (
     Event,
     Failed,
     Finished,
+    Interrupt,
     Kill,
     Lost,
     Open,
@@ -149,6 +151,10 @@ class PreforkPool:
         self._signal(self._links[child], signum)
         return True
 
+    def interrupt(self) -> int:
+        self._step(Interrupt())
+        return len(self.describe()["running"])
+
     def resize(self, by: int) -> int:
         size = self._size + by
         if size < 1:
@@ -219,8 +225,8 @@ class PreforkPool:
                 )
             case Withdrawn(jobs):
                 self._withdrawn += jobs
-            case SignalSoftLimit(child, job):
-                self._signal_soft_limit(self._links[child], job)
+            case SignalSoftLimit(child, job, stopping):
+                self._signal_soft_limit(self._links[child], SoftLimit(job, stopping))
             case Start(child):
                 self._start_child(child)
             case Dismiss(child):
@@ -236,9 +242,11 @@ class PreforkPool:
             case _:
                 assert_never(effect)
 
-    def _signal_soft_limit(self, link: ChildLink, job: int) -> None:
-        link.send(encode_frame(SoftLimit(job)))
-        if link.armed:
+    def _signal_soft_limit(self, link: ChildLink, limit: SoftLimit) -> None:
+        link.send(encode_frame(limit))
+        if limit.stopping:
+            self._signal(link, INTERRUPT)
+        elif link.armed:
             self._signal(link, signal.SIGUSR1)
 
     def _kill_child(self, child: int, reason: str) -> None:
@@ -335,18 +343,7 @@ class PreforkPool:
     # ---- the fork server ---------------------------------------------------------------------------
 
     def _open_server(self) -> ServerLink:
-        settings, host = self._settings, self._settings.host
-        setup = Setup(
-            loader=host.loader,
-            target=host.target,
-            search_path=host.search_path,
-            node=settings.node,
-            loglevel=settings.loglevel,
-            logfile=settings.logfile,
-            log_json=settings.log_json,
-            child_start=settings.child_start,
-        )
-        return ServerLink(setup, on_messages=self._on_server, on_lost=self._on_server_lost)
+        return ServerLink(setup_of(self._settings), on_messages=self._on_server, on_lost=self._on_server_lost)
 
     def _on_server(self, server: ServerLink, messages: Sequence[FromServer]) -> None:
         for message in messages:

@@ -1,4 +1,7 @@
-"""Health: leaves word in the run directory about once a second, for `umbel health`."""
+"""Health: leaves word in the run directory about once a second, for `umbel health`.
+
+A service manager that waits for word (systemd, `Type=notify`) gets it at the same time.
+"""
 
 import asyncio
 import logging
@@ -6,6 +9,7 @@ import logging
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.run_directory import REFRESH_S, remove_state, write_state
+from umbel.worker.service import tell_manager
 from umbel.worker.steps.tasks import Tasks
 
 log = logging.getLogger("umbel.worker.health")
@@ -24,6 +28,7 @@ class Health(Step):
 
     async def start(self) -> None:
         self._write()
+        tell_manager("READY=1")
         self.run_in_background(self._write_on())
 
     async def stop(self) -> None:
@@ -34,9 +39,11 @@ class Health(Step):
         while True:
             await asyncio.sleep(REFRESH_S)
             self._write()
+            tell_manager("WATCHDOG=1", *(["STOPPING=1"] if self._context.shutdown.is_stopping else []))
 
     def _write(self) -> None:
-        identity = self._context.identity
+        identity, shutdown = self._context.identity, self._context.shutdown
+        is_consuming = bool(self._context.queues) and not self._tasks.problem
         state = {
             "node": identity.node,
             "pid": identity.pid,
@@ -45,6 +52,8 @@ class Health(Step):
             "pool": self._context.pool.describe(),
             "held": self._tasks.held,
             "problem": self._tasks.problem,
+            "ready": is_consuming and not shutdown.is_stopping,
+            "stopping": shutdown.describe(asyncio.get_running_loop().time()),
             "counters": self._context.counters.as_dict(),
         }
         try:

@@ -61,7 +61,6 @@ class Tasks(Step):
         self._numbers = count(1)
         self._room = asyncio.Event()
         self._stopping = False
-        self._hurried = asyncio.Event()
         self._pool_failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._claim_problem = ""
         together = context.broker.capabilities.stores_results and context.backend.shares_settle(
@@ -85,24 +84,47 @@ class Tasks(Step):
         self.run_in_background(self._fail_with_the_pool())
 
     async def stop(self) -> None:
-        """Take nothing more, finish what runs, return the rest."""
-        self._stopping = True
+        """Settle everything. What runs has ended before (`worker/stopping.py`), or is cut off here."""
         if not self._background:
+            self._stopping = True
             return
-        for job in self._pool.withdraw():
-            self._endings.give_back(self._held.pop(job.number), ran=False)
+        self.stop_taking()
         if self._held:
-            log.info("waiting for running tasks", extra={"count": len(self._held)})
-        await self._wait_for_running(self._context.settings.grace_s)
-        if self._held:
-            log.warning("still running after the grace period: returned", extra={"count": len(self._held)})
-            await self._pool.stop(grace_s=0.0)
+            await self.cut()
         await self._finish_settling()
         await self.end_background()
 
-    def hurry(self) -> None:
-        """Do not wait for what runs."""
-        self._hurried.set()
+    # -- stopping: what `worker/stopping.py` asks for ----------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """How many messages the pool has and will not give back."""
+        return len(self._held)
+
+    def stop_taking(self) -> None:
+        """Claim nothing more, and return what has not started."""
+        self._stopping = True
+        self._room.set()
+        if self._background:
+            for job in self._pool.withdraw():
+                self._endings.give_back(self._held.pop(job.number), ran=False)
+
+    def interrupt(self) -> int:
+        """Tell the tasks that run that the worker stops; how many heard it."""
+        self._room.set()
+        return self._pool.interrupt() if self._background else 0
+
+    async def cut(self) -> None:
+        """End the children; what they ran goes back to its queue."""
+        self._counters.cut += len(self._held)
+        await self._pool.stop(grace_s=0.0)
+
+    async def changed(self) -> None:
+        """Return when a task may have ended since the last time, or somebody noted a change."""
+        self._room.clear()
+        await self._room.wait()
+
+    def note_change(self) -> None:
         self._room.set()
 
     # -- for remote control ----------------------------------------------------------------------
@@ -158,6 +180,15 @@ class Tasks(Step):
                 log.info("taking messages again", extra={"after_failures": failures})
                 self.on_return()
             failures, self._claim_problem = 0, ""
+        await self._leave_queues()
+
+    async def _leave_queues(self) -> None:
+        """What was fetched ahead is for the others, from now on and not when the last task has ended."""
+        try:
+            for queue in tuple(self._context.queues):
+                await self._broker.leave_queue(self._context.identity.owner, queue)
+        except BrokerError as error:  # then the broker returns it when the worker is gone
+            log.warning("cannot leave the queues yet", extra={"why": str(error)})
 
     async def _fail_with_the_pool(self) -> None:
         """A worker whose children cannot be started any more must not go on claiming."""
@@ -322,20 +353,10 @@ class Tasks(Step):
         log.log(level, "child %s", what, extra=fields)
         self._room.set()
 
-    # -- stopping --------------------------------------------------------------------------------
-
-    async def _wait_for_running(self, grace_s: float) -> None:
-        try:
-            async with asyncio.timeout(grace_s):
-                while self._held and not self._hurried.is_set():
-                    self._room.clear()
-                    await self._room.wait()
-        except TimeoutError:
-            pass
-
     async def _finish_settling(self) -> None:
+        is_cancelled = all(task.done() for task in self._background)  # because something went wrong
         try:
             async with asyncio.timeout(self._context.settings.lease_s):
-                await self._settler.drained()
-        except TimeoutError:
+                await (self._settler.flush() if is_cancelled else self._settler.drained())
+        except (TimeoutError, BrokerError):
             log.error("could not settle in time", extra={"count": self._settler.pending})

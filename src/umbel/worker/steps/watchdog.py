@@ -31,6 +31,8 @@ class Watchdog(Step):
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
+            if self._context.shutdown.is_stopping:  # it takes nothing, and means to
+                return
             received, room = self._context.counters.received, self._context.pool.room()
             if not self._watch.is_idle(received=received, room=room):
                 continue
