@@ -18,8 +18,9 @@ from time import time
 import msgspec
 
 from umbel.brokers.amqp import topology
-from umbel.brokers.amqp.envelope import Mark, decode
+from umbel.brokers.amqp.envelope import Mark
 from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_method
+from umbel.brokers.amqp.layouts import Layouts
 from umbel.brokers.amqp.link import Channel, Link
 from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.errors import BrokerError
@@ -58,6 +59,7 @@ class Consumer:
         self._on_arrival = on_arrival
         self._buffers: dict[int, deque[Arrived]] = {}
         self._outstanding: dict[int, None] = {}
+        self._layouts = Layouts()
         self._per_consumer = per_consumer
         self._generation = 0
 
@@ -194,7 +196,7 @@ class Consumer:
     def _receive(self, incoming: Incoming) -> None:
         _, tag, redelivered, _ = incoming.fields
         self._outstanding[tag] = None
-        message, mark, _ = decode(incoming)
+        message, mark = self._layouts.read(incoming)
         arrived = Arrived(message, tag, redelivered, mark)
         if mark.due and (wait_s := mark.due - time()) > 0:
             if wait_s > HOLD_S:

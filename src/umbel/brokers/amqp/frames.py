@@ -133,6 +133,7 @@ _FIELDS: dict[int, str] = {
     Method.CONFIRM_SELECT_OK: "",
 }
 _DELIVER = int(Method.BASIC_DELIVER)
+_DELIVER_BYTES = _DELIVER.to_bytes(4)
 _WITH_CONTENT = frozenset({_DELIVER, int(Method.BASIC_GET_OK), int(Method.BASIC_RETURN)})
 
 
@@ -230,6 +231,7 @@ class FrameReader:
         self._rest = b""
         self._contents: dict[int, _Content] = {}
         self._message_max_bytes = message_max_bytes
+        self._whole_max_bytes = min(message_max_bytes, FRAME_MAX)
 
     def feed(self, data: bytes) -> list[Incoming]:
         incoming: list[Incoming] = []
@@ -251,6 +253,11 @@ class FrameReader:
             if data[end] != _END:
                 raise BadFrames("a frame without its end mark (is this an AMQP port?)")
             if kind == _METHOD:
+                if data.startswith(_DELIVER_BYTES, start) and (
+                    after := self._delivery(channel, data, start, end + 1, incoming)
+                ):
+                    at = after
+                    continue
                 self._method(channel, data, start, incoming)
             elif kind == _HEADER:
                 self._header(channel, data, start, end, incoming)
@@ -260,6 +267,31 @@ class FrameReader:
                 raise BadFrames(f"a frame of the unknown kind {kind}")
             at = end + 1
         self._rest = data[at:]
+
+    def _delivery(self, channel: int, data: bytes, start: int, head: int, incoming: list[Incoming]) -> int:
+        """Read three frames at once, as they come for most messages, and say where they end.
+
+        0 when they are not all here or not so: then each is read by itself.
+        """
+        size = len(data)
+        if size - head < _content_head.size:
+            return 0
+        kind, of, length, _, _, body_bytes = _content_head.unpack_from(data, head)
+        body = head + FRAME_OVERHEAD + length
+        end: int = body + 7 + body_bytes
+        if (
+            (kind, of) != (_HEADER, channel)
+            or not 0 < body_bytes <= self._whole_max_bytes
+            or end >= size
+            or data[body - 1] != _END
+            or data[end] != _END
+            or _frame_head.unpack_from(data, body) != (_BODY, channel, body_bytes)
+        ):
+            return 0
+        properties = data[head + _content_head.size : body - 1]
+        fields = _deliver_fields(data, start + 4)
+        incoming.append(Incoming(channel, _DELIVER, fields, properties, data[body + 7 : end]))
+        return end + 1
 
     def _method(self, channel: int, data: bytes, start: int, incoming: list[Incoming]) -> None:
         method = int.from_bytes(data[start : start + 4])

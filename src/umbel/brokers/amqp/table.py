@@ -177,7 +177,7 @@ def decode_table(data: bytes, at: int) -> tuple[Table, int]:
         elif kind == _VOID:
             table[name] = None
         else:
-            table[name], at = _decode_value(kind, data, at)
+            table[name], at = decode_value(kind, data, at)
     return table, end
 
 
@@ -217,7 +217,7 @@ def decode_properties(data: bytes) -> Properties:
     return found
 
 
-def _decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
+def decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
     if (fixed := _FIXED.get(kind)) is not None:
         return fixed.unpack_from(data, at)[0], at + fixed.size
     if kind == _BOOL:
@@ -237,6 +237,6 @@ def _decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
         raise ValueError(f"no AMQP value has the kind {chr(kind)!r}")
     items = []
     while at < end:
-        item, at = _decode_value(data[at], data, at + 1)
+        item, at = decode_value(data[at], data, at + 1)
         items.append(item)
     return items, end
