@@ -24,11 +24,13 @@ check: setup ## static: format, lint, types, who may import whom
 
 test: check ## check, then every test, with the scenarios at reduced counts
 	@scripts/setup servers
+	@scripts/setup browser
 	@scripts/setup interop
 	@$(BIN)/pytest $(ARGS)
 
 soak: check ## the same scenarios at full counts
 	@scripts/setup servers
+	@scripts/setup browser
 	@scripts/setup interop
 	@UMBEL_SOAK=1 $(BIN)/pytest $(ARGS)
 

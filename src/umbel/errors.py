@@ -34,6 +34,9 @@ UmbelError
 │   ├── UnknownTopic           no worker has a handler for its topic
 │   └── ElectionTimeout        it was not decided in time (also a TimeoutError)
 ├── LeaseTimeout               somebody else held the lease for longer (also a TimeoutError)
+├── HistoryError               what was recorded cannot be read
+│   ├── NothingBuilt           there is no history to read yet
+│   └── BadQuery               SQL that cannot be run, or took too long
 ├── ResultTimeout              get() waited long enough (also a TimeoutError)
 ├── JoinWouldBlock             a task waits for another task's result
 ├── WorkerStalled              a worker had work and room and took nothing
@@ -215,6 +218,22 @@ class LeaseTimeout(UmbelError, TimeoutError):
         return cls(
             f"the lease {name!r} was not free within {timeout_s:g} s; {leader or 'nobody known'} holds it"
         )
+
+
+class HistoryError(UmbelError):
+    pass
+
+
+class NothingBuilt(HistoryError):
+    def __init__(self, lake: object) -> None:
+        super().__init__(
+            f"no tables in the lake {str(lake)!r}; build them with `umbel history build`, or name"
+            " another lake with --lake"
+        )
+
+
+class BadQuery(HistoryError):
+    pass
 
 
 class ResultTimeout(UmbelError, TimeoutError):

@@ -10,7 +10,7 @@ from importlib import import_module
 import click
 
 from umbel.cli import exits
-from umbel.errors import BrokerUnavailable, ConfigurationError, UmbelError, nearest
+from umbel.errors import BrokerUnavailable, ConfigurationError, NothingBuilt, UmbelError, nearest
 from umbel.version import VERSION
 
 COMMANDS = {
@@ -28,6 +28,7 @@ COMMANDS = {
     "clock": "Show the logical clocks of the cluster.",
     "election": "Have one worker do something; see how elections ended, or watch them.",
     "events": "Show what happens in the cluster, as it happens, in its order.",
+    "history": "Read what was recorded: tables, SQL, a report.",
     "health": "Say whether the workers on this machine are well.",
     "doctor": "Check this machine and the app's settings.",
     "simulate": "Simulate elections under faults, and check every promise.",
@@ -90,6 +91,9 @@ def main() -> None:
     except BrokerUnavailable as error:
         _say(str(error))
         code = exits.NOBODY_ANSWERED
+    except NothingBuilt as error:
+        _say(str(error))
+        code = exits.NOT_FOUND
     except UmbelError as error:
         _say(str(error))
         code = exits.FAILED

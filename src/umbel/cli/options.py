@@ -43,6 +43,19 @@ def run_directory_option(function: FunctionT) -> FunctionT:
     return option(function)
 
 
+def lake_option(function: FunctionT) -> FunctionT:
+    option = click.option(
+        "--lake",
+        metavar="DIR",
+        envvar="UMBEL_HISTORY_LAKE",
+        default="umbel-lake",
+        show_default=True,
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Where history is kept.",
+    )
+    return option(function)
+
+
 def print_json(data: Any) -> None:
     import msgspec
 

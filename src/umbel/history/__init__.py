@@ -1,0 +1,1 @@
+"""What was recorded: kept in a lake, read from its tables."""

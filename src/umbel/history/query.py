@@ -1,0 +1,216 @@
+"""Query: SQL over the published tables, in this process, without a JVM.
+
+DuckDB reads the Parquet files that the manifest names, each table as a view. What is asked comes
+from people, so it is confined: one statement that reads, no other file, no network, no extension,
+no setting changed, so many rows and so many seconds. Sorting what does not fit into memory uses a
+folder of its own, which is bounded and goes away.
+"""
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from umbel.errors import BadQuery, ConfigurationError, HistoryError
+from umbel.events.tables import TABLES, Table
+from umbel.history.tables import Build, newest_build, newest_number
+
+if TYPE_CHECKING:
+    import duckdb
+
+ROWS_MAX = 1_000_000
+TIMEOUT_S = 60.0
+SPILL_MAX = "16GB"
+WorkT = TypeVar("WorkT")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`more`: there were rows beyond the limit."""
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    more: bool
+
+    def dicts(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+class Unreadable(HistoryError):
+    """A file is missing or torn, which is no fault of the query."""
+
+    def __init__(self, build: Build, error: Exception) -> None:
+        super().__init__(
+            f"build {build.number} of the lake {str(build.lake)!r} cannot be read: {error};"
+            " build it again with `umbel history build`"
+        )
+
+
+class Tables:
+    """The tables of one build, open for reading."""
+
+    def __init__(self, build: Build, connection: "duckdb.DuckDBPyConnection") -> None:
+        self.build = build
+        self._connection = connection
+
+    def ask(
+        self,
+        sql: str,
+        parameters: Sequence[Any] | dict[str, Any] = (),
+        *,
+        limit: int = ROWS_MAX,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Answer:
+        """Run one query; BadQuery when it is none, is wrong or takes too long."""
+        import duckdb
+
+        alarm = threading.Timer(timeout_s, self._connection.interrupt)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            self._refuse_changes(sql)
+            result = self._connection.execute(sql, parameters or None)
+            described = result.description or []
+            rows = result.fetchmany(limit + 1)
+        except duckdb.InterruptException:
+            raise BadQuery(
+                f"the query took longer than {timeout_s:g} s; narrow it, or give it more with --timeout"
+            ) from None
+        except duckdb.Error as error:
+            if isinstance(error, duckdb.IOException) or not self.build.is_there():
+                raise Unreadable(self.build, error) from None
+            raise BadQuery(_problem(sql, error)) from None
+        finally:
+            alarm.cancel()
+        names = tuple(str(one[0]) for one in described)
+        return Answer(names, tuple(str(one[1]) for one in described), rows[:limit], len(rows) > limit)
+
+    def rows(self, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> list[dict[str, Any]]:
+        return self.ask(sql, parameters).dicts()
+
+    def _refuse_changes(self, sql: str) -> None:
+        import duckdb
+
+        statements = self._connection.extract_statements(sql)
+        if len(statements) != 1:
+            raise BadQuery(f"one query at a time; these are {len(statements)}")
+        if statements[0].type not in {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}:
+            kind = str(statements[0].type).rpartition(".")[2]
+            raise BadQuery(f"history is read, not changed: {kind} is refused; use SELECT")
+
+
+def read(lake: Path, work: Callable[[Tables], WorkT]) -> WorkT:
+    """Do all of the work on the newest build.
+
+    While somebody reads, builds go on and at last remove the files that are read. Then the work is
+    done again, once, on what is the newest by now.
+    """
+    build = newest_build(lake)
+    try:
+        with _opened(build) as tables:
+            return work(tables)
+    except Unreadable:
+        if newest_number(lake) == build.number:
+            raise
+    with _opened(newest_build(lake)) as tables:
+        return work(tables)
+
+
+def require_duckdb() -> None:
+    try:
+        import duckdb  # noqa: F401
+    except ImportError:
+        raise ConfigurationError(
+            "reading history needs DuckDB, which is not installed; run: pip install 'umbel[history]'"
+        ) from None
+
+
+def _problem(sql: str, error: Exception) -> str:
+    """What is wrong with a query and where, in one line."""
+    _, brace, told = str(error).partition("{")
+    try:
+        facts = msgspec.json.decode(brace + told, type=dict[str, str])
+    except msgspec.MsgspecError:
+        return str(error).strip()
+    if facts.get("type") == "Table" and facts.get("error_subtype") == "MISSING_ENTRY":
+        problem = f"no table {facts.get('name', '')!r}; there are {', '.join(TABLES)}"
+    else:
+        problem = " ".join(facts.get("exception_message", str(error)).split())
+    if not facts.get("position", "").isdigit():
+        return problem
+    before = sql.encode()[: int(facts["position"])].decode(errors="replace")
+    line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+    return f"line {line}, column {column}: {problem}"
+
+
+@contextmanager
+def _opened(build: Build) -> Iterator[Tables]:
+    import duckdb
+
+    with tempfile.TemporaryDirectory(prefix="umbel-history-") as spill:
+        connection = duckdb.connect(
+            ":memory:",
+            config={
+                "autoinstall_known_extensions": "false",
+                "autoload_known_extensions": "false",
+                "python_enable_replacements": "false",
+                "temp_directory": spill,
+                "max_temp_directory_size": SPILL_MAX,
+            },
+        )
+        try:
+            try:
+                for table in TABLES.values():
+                    _make_view(connection, table, build.files.get(table.name, ()))
+            except duckdb.Error as error:
+                raise Unreadable(build, error) from None
+            _confine(connection, build)
+            yield Tables(build, connection)
+        finally:
+            connection.close()
+
+
+def _make_view(connection: "duckdb.DuckDBPyConnection", table: Table, files: Sequence[Path]) -> None:
+    """All columns of the table in their order; null where the build that wrote it did not have one."""
+    source = f"read_parquet([{', '.join(map(_text, map(str, files)))}], union_by_name=true)"
+    described = connection.execute(f"describe select * from {source}").fetchall() if files else []
+    found = {row[0] for row in described}
+    chosen = [
+        _name(column.name) if column.name in found else f"null::{_TYPES[column.kind]} as {_name(column.name)}"
+        for column in table.columns
+    ]
+    select = f"select {', '.join(chosen)}" + (f" from {source}" if files else " where false")
+    connection.execute(f"create view {_name(table.name)} as {select}")
+
+
+def _confine(connection: "duckdb.DuckDBPyConnection", build: Build) -> None:
+    allowed = ", ".join(_text(str(path)) for files in build.files.values() for path in files)
+    connection.execute("set TimeZone='UTC'")
+    connection.execute(f"set allowed_paths=[{allowed}]")
+    connection.execute("set enable_external_access=false")
+    connection.execute("set errors_as_json=true")  # with the place of what is wrong
+    connection.execute("set lock_configuration=true")
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _name(value: str) -> str:
+    return '"' + value.replace('"', '""') + '"'
+
+
+_TYPES = {
+    "text": "varchar",
+    "json": "varchar",
+    "int": "bigint",
+    "float": "double",
+    "bool": "boolean",
+    "instant": "timestamptz",
+}
