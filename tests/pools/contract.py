@@ -1,6 +1,7 @@
 """What every pool promises. A pool's test file inherits from PoolContract and says its name."""
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.pools.host import make_job
-from tests.pools.recorder import Recorder, running, settings, until_waiting
+from tests.pools.recorder import Recorder, hands_of, running, settings, until_waiting
 from umbel.errors import NotSupported, PoolError
 from umbel.pools.registry import make_pool
 
@@ -134,9 +135,11 @@ class PoolContract:
                 try:
                     assert pool.resize(2) == 3
                 except NotSupported:
+                    assert pool.abilities.resize
                     assert pool.describe()["max-concurrency"] == 1
                     return
-                await recorder.until(lambda: len(pool.describe()["processes"]) == 3, what="three children")
+                assert not pool.abilities.resize
+                await recorder.until(lambda: hands_of(pool) == 3, what="three children")
                 pool.submit([make_job(number, "wait-for", str(gate)) for number in (1, 2, 3)])
                 await recorder.until(lambda: len(pool.describe()["running"]) == 3, what="all to be busy")
                 assert pool.resize(-2) == 1 == pool.describe()["max-concurrency"]
@@ -145,7 +148,146 @@ class PoolContract:
                 gate.touch()
                 await recorder.until_back(1, 2, 3)
                 assert [recorder.value(number) for number in (1, 2, 3)] == ["released"] * 3
-                await recorder.until(lambda: len(pool.describe()["processes"]) == 1, what="one child")
+                await recorder.until(lambda: hands_of(pool) == 1, what="one child")
+
+        asyncio.run(scenario())
+
+    def test_a_soft_limit_is_an_exception_in_the_task_or_refused(self, tmp_path: Path) -> None:
+        """F6."""
+
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                gate = str(tmp_path / "gate")
+                limited = [
+                    make_job(1, "catch-soft", gate, soft_limit_s=0.05, alone=True),
+                    make_job(2, "wait-for", gate, soft_limit_s=0.05, alone=True),
+                ]
+                if pool.abilities.soft_limits:
+                    with pytest.raises(PoolError, match="cannot enforce the soft limit"):
+                        pool.submit(limited)
+                    return
+                pool.submit([*limited, make_job(3)])
+                await recorder.until_back(1, 2, 3)
+                assert recorder.value(1) == "cleaned up"
+                assert "SoftTimeLimitExceeded" in recorder.outcomes[2].summary
+                pool.submit([make_job(number, soft_limit_s=0.001) for number in range(4, 104)])
+                await recorder.until_back(*range(4, 104))
+                pool.submit([make_job(number) for number in range(104, 154)])
+                await recorder.until_back(*range(104, 154))
+                assert all(recorder.outcomes[number].kind == "success" for number in range(104, 154))
+
+        asyncio.run(scenario())
+
+    def test_a_stopping_worker_is_heard_by_the_jobs_that_run(self, tmp_path: Path) -> None:
+        """F7."""
+
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                gate = tmp_path / "gate"
+                pool.submit([make_job(1, "catch-soft", str(gate))])
+                await until_waiting(gate)
+                await recorder.until(lambda: 1 in recorder.begun, what="the job to be known to run")
+                assert pool.interrupt() == 1
+                await recorder.until_back(1)
+                assert recorder.value(1) == "cleaned up"
+                assert pool.interrupt() == 0
+
+        asyncio.run(scenario())
+
+    def test_a_hard_limit_ends_the_job_or_is_refused(self, tmp_path: Path) -> None:
+        """F6."""
+
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                gate = str(tmp_path / "gate")
+                limited = make_job(1, "wait-for", gate, hard_limit_s=0.1, alone=True)
+                if pool.abilities.hard_limits and pool.abilities.async_hard_limits:
+                    with pytest.raises(PoolError, match="cannot enforce the hard limit"):
+                        pool.submit([limited])
+                    pool.submit([make_job(2)])
+                    await recorder.until_back(2)
+                    return
+                pool.submit([limited, make_job(2)])
+                await recorder.until_back(1, 2)
+                assert recorder.lost[1].timed_out
+                assert recorder.lost[1].ran
+                assert recorder.outcomes[2].kind == "success"
+
+        asyncio.run(scenario())
+
+    def test_a_running_job_is_ended_on_request_or_that_is_refused(self, tmp_path: Path) -> None:
+        """F10."""
+
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                gate = tmp_path / "gate"
+                pool.submit([make_job(1, "wait-for", str(gate))])
+                await until_waiting(gate)
+                await recorder.until(lambda: 1 in recorder.begun, what="the job to be known to run")
+                assert not pool.terminate_job(77, signal.SIGTERM)
+                if not pool.terminate_job(1, signal.SIGTERM):
+                    assert pool.abilities.terminate
+                    gate.touch()
+                    await recorder.until_back(1)
+                    return
+                assert not pool.abilities.terminate
+                await recorder.until_back(1)
+                assert recorder.lost[1].ran
+                pool.submit([make_job(2)])
+                await recorder.until_back(2)
+                assert recorder.outcomes[2].kind == "success"
+
+        asyncio.run(scenario())
+
+    def test_a_job_that_is_running_is_told_of_and_described(self, tmp_path: Path) -> None:
+        """F10."""
+
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                gate = tmp_path / "gate"
+                pool.submit([make_job(1, "wait-for", str(gate))])
+                await until_waiting(gate)
+                await recorder.until(lambda: 1 in recorder.begun, what="the job to be known to run")
+                about = pool.describe()
+                assert about["implementation"] == self.name
+                assert about["running"] == {"id-1": recorder.begun[1]}
+                gate.touch()
+                await recorder.until_back(1)
+                assert pool.describe()["running"] == {}
+
+        asyncio.run(scenario())
+
+    def test_a_job_that_raises_system_exit_is_charged_and_the_pool_goes_on(self) -> None:
+        """F8."""
+
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                pool.submit([make_job(1, "sys-exit", 3, alone=True)])
+                await recorder.until_back(1)
+                pool.submit([make_job(2)])
+                await recorder.until_back(2)
+                assert recorder.lost[1].started
+                assert recorder.outcomes[2].kind == "success"
+
+        asyncio.run(scenario())
+
+    def test_the_loop_goes_on_while_jobs_run(self) -> None:
+        """P6."""
+
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                turns = 0
+
+                def turn() -> None:
+                    nonlocal turns
+                    turns += 1
+                    if not recorder.came_back:
+                        asyncio.get_running_loop().call_soon(turn)
+
+                pool.submit([make_job(1, "sleep", 0.05)])
+                turn()
+                await recorder.until_back(1)
+                assert turns > 10
 
         asyncio.run(scenario())
 

@@ -95,6 +95,12 @@ async def running(
         await pool.stop(grace_s=0.0)
 
 
+def hands_of(pool: Pool) -> int:
+    """How many children it has, or threads."""
+    about = pool.describe()
+    return about["threads"] if "threads" in about else len(about["processes"])
+
+
 async def until_waiting(gate: Path) -> None:
     """Until a `wait-for` job really runs."""
     await asyncio.to_thread(wait_until, gate.with_name(f"{gate.name}.waiting").exists, what="the job to run")

@@ -204,7 +204,7 @@ def test_describe_tells_what_runs_where(tmp_path: Path) -> None:
             about: dict[str, Any] = pool.describe()
             assert about["implementation"] == "prefork"
             assert about["max-concurrency"] == len(about["processes"]) == 2
-            assert about["running"] == {recorder.begun[1]: "id-1"}
+            assert about["running"] == {"id-1": recorder.begun[1]}
             assert about["waiting"] == 0
 
     asyncio.run(scenario())

@@ -2,6 +2,7 @@ import pytest
 
 from tests.pools.recorder import settings
 from umbel.errors import BadSetting
+from umbel.pools.abilities import ABILITIES
 from umbel.pools.registry import make_pool
 
 
@@ -10,6 +11,9 @@ def test_an_unknown_pool_is_refused_with_the_nearest_known() -> None:
         make_pool("preforked", settings())
 
 
-def test_a_pool_says_whether_it_can_end_a_job_in_time() -> None:
-    assert make_pool("prefork", settings()).supports_time_limits
-    assert not make_pool("solo", settings()).supports_time_limits
+@pytest.mark.parametrize("name", ABILITIES)
+def test_every_pool_is_in_the_table_of_abilities(name: str) -> None:
+    """F10."""
+    pool = make_pool(name, settings())
+    assert pool.abilities is ABILITIES[name]
+    assert pool.describe()["implementation"] == name

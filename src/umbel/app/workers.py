@@ -1,9 +1,8 @@
 """Workers: from an app and a command's flags to a worker that can run."""
 
 import logging
-import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import time
@@ -12,14 +11,13 @@ from typing import TYPE_CHECKING
 from umbel.app.chords import part_ended
 from umbel.app.follow_ups import after_failure, keeps_result, steps_that_never_run
 from umbel.app.loading import FoundApp
+from umbel.app.pool_choice import ChildLogs, choose_pool
 from umbel.app.request import Request, request_of
 from umbel.app.settings import Settings
 from umbel.backends.registry import open_backend
 from umbel.brokers.registry import open_broker
 from umbel.errors import BadSetting, WireError
 from umbel.pools.guard import Raised, call_guarded
-from umbel.pools.interface import Pool, PoolSettings
-from umbel.pools.registry import make_pool
 from umbel.protocol.delivery import TaskRules
 from umbel.protocol.gossip_mode import GossipMode
 from umbel.wire.message import Message, StoredResult
@@ -49,22 +47,13 @@ def make_worker(
     name = node_name(node)
     broker = open_broker(settings.for_broker())
     backend = open_backend(settings.backend, settings.for_broker())
-    pool = make_pool(
-        settings.worker_pool,
-        PoolSettings(
-            host=found.spec,
-            node=name,
-            concurrency=settings.worker_concurrency or os.cpu_count() or 1,
-            loglevel=loglevel,
-            logfile=logfile,
-            log_json=log_json,
-            child_start=settings.worker_child_start,
-        ),
-    )
+    tasks = task_rules(app, settings)
+    logs = ChildLogs(loglevel, logfile, log_json)
+    pool = choose_pool(settings, tasks, host=found.spec, node=name, logs=logs)
     worker_settings = WorkerSettings(
         node=name,
         queues=settings.worker_queues or (settings.task_default_queue,),
-        tasks=task_rules(app, settings),
+        tasks=tasks,
         end_without_running=Leftovers(app),
         run_directory=run_directory,
         lease_s=settings.lease_s,
@@ -92,17 +81,8 @@ def make_worker(
         on_shutdown=lambda: app.signals.worker_shutdown.send(node=name),
         node_hooks=app.signals.of_nodes(),
     )
-    refuse_unenforceable(pool, settings.worker_pool, worker_settings.tasks)
     app.signals.worker_init.send(node=name)
     return Worker(worker_settings, broker=broker, backend=backend, pool=pool)
-
-
-def refuse_unenforceable(pool: Pool, name: str, tasks: Mapping[str, TaskRules]) -> None:
-    """A pool that cannot end a task at its limit must not take a task that has one."""
-    limited = sorted(task for task, rules in tasks.items() if rules.has_limits)
-    if limited and not pool.supports_time_limits:
-        problem = f"it cannot enforce time limits, and {', '.join(limited[:3])} has one; use prefork"
-        raise BadSetting("worker_pool", name, problem, source="the command line or settings")
 
 
 def node_name(given: str | None) -> str:
@@ -125,6 +105,7 @@ def task_rules(app: "App", settings: Settings) -> dict[str, TaskRules]:
             rate_per_second=task.options.rate_per_second,
             soft_limit_s=task.options.soft_time_limit_s or settings.task_soft_time_limit_s,
             hard_limit_s=task.options.time_limit_s or settings.task_time_limit_s,
+            is_async=task.is_async,
         )
         for name, task in app.all_tasks().items()
     }

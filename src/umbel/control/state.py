@@ -102,8 +102,10 @@ class ControlState(Protocol):
 
     # -- changing --------------------------------------------------------------------------------
 
-    @property
-    def supports_time_limits(self) -> bool: ...
+    def unenforceable(self, task: str, *, soft: bool, hard: bool) -> str:
+        """Why the pool cannot hold the task to such limits; "" when it can."""
+        ...
+
     def change_rules(self, task: str, rules: TaskRules) -> None:
         """The task has these limits from its next start on."""
         ...

@@ -4,8 +4,9 @@ A task, a hook or a handler may raise anything. Nobody else in Umbel catches `Ex
 call through here and look at what came back.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
 
 R = TypeVar("R")
@@ -29,3 +30,32 @@ def call_guarded(function: Callable[..., R], *args: Any, **kwargs: Any) -> Retur
         return Raised(error)
     except SystemExit as error:
         return Raised(error)
+
+
+async def await_guarded(
+    function: Callable[..., Awaitable[R]], *args: Any, **kwargs: Any
+) -> Returned[R] | Raised:
+    """The same for what has to be awaited. Being cancelled is not an error: it passes through."""
+    try:
+        return Returned(await function(*args, **kwargs))
+    except Exception as error:
+        return Raised(error)
+    except SystemExit as error:
+        return Raised(error)
+
+
+def is_guarded(frame: FrameType | None, *, within: CodeType | None = None) -> bool:
+    """Whether what is raised here ends in a guarded call, as one more way for users' code to fail.
+
+    Calls that hold the frame of `within` do not count: they guard more than users' code.
+    """
+    below = None
+    while frame is not None and frame.f_code is not within:
+        if frame.f_code in _GUARDS:
+            # Not while the guard itself is at work: it would let the exception through.
+            return below is not None and below is not Raised.__init__.__code__
+        below, frame = frame.f_code, frame.f_back
+    return False
+
+
+_GUARDS = frozenset({call_guarded.__code__, await_guarded.__code__})

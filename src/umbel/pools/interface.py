@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from umbel.pools.abilities import Abilities
 from umbel.wire.message import Message, Outgoing, StoredResult
 
 
@@ -88,6 +89,16 @@ class ChildContext:
 Runner = Callable[[Job], Outcome]
 
 
+class AsyncRunner(Protocol):
+    """A runner that can also run `async def` tasks on the loop of whoever awaits it."""
+
+    def __call__(self, job: Job) -> Outcome: ...
+    def is_async(self, task: str) -> bool: ...
+    async def run(self, job: Job) -> Outcome:
+        """Raises CancelledError when the awaiting asyncio task was cancelled, and only then."""
+        ...
+
+
 class Host(Protocol):
     """What a pool asks of the app, inside a child."""
 
@@ -137,17 +148,17 @@ class PoolListener(Protocol):
 
 class Pool(Protocol):
     @property
+    def abilities(self) -> Abilities:
+        """What it can do; the worker refuses settings and messages that ask for more."""
+        ...
+
+    @property
     def is_green(self) -> bool:
         """Whether many jobs share a loop that each must give back of its own will.
 
         Such a pool in the main process can hold it up, so remote control gets a loop, a thread
         and a connection of its own (P6).
         """
-        ...
-
-    @property
-    def supports_time_limits(self) -> bool:
-        """Whether it can end a job at its limit; the worker refuses such settings otherwise."""
         ...
 
     async def start(self, listener: PoolListener) -> None:
@@ -185,7 +196,7 @@ class Pool(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """For `health` and `stats`: implementation, pids, running jobs."""
+        """For `health` and `stats`: implementation, pids, and by task id the process each job runs in."""
         ...
 
     async def stop(self, *, grace_s: float) -> None:

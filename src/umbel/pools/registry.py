@@ -27,5 +27,11 @@ def _solo(settings: PoolSettings) -> Pool:
     return SoloPool(settings)
 
 
+def _threads(settings: PoolSettings) -> Pool:
+    from umbel.pools.threads import ThreadsPool
+
+    return ThreadsPool(settings)
+
+
 # Each imports its module when asked: a worker needs one of them, a client none.
-_POOLS: dict[str, Callable[[PoolSettings], Pool]] = {"prefork": _prefork, "solo": _solo}
+_POOLS: dict[str, Callable[[PoolSettings], Pool]] = {"prefork": _prefork, "solo": _solo, "threads": _threads}

@@ -26,6 +26,7 @@ class TaskRules:
     rate_per_second: float = 0.0
     soft_limit_s: float | None = None
     hard_limit_s: float | None = None
+    is_async: bool = False
 
     @property
     def has_limits(self) -> bool:

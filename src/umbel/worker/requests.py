@@ -86,7 +86,8 @@ class Requests:
         ]
 
     def _running(self) -> dict[str, int]:
-        return {task_id: pid for pid, task_id in self._pool.describe()["running"].items()}
+        running: dict[str, int] = self._pool.describe()["running"]
+        return running
 
     def _map(self, held: Held, *, safe: bool = False, pid: int | None = None) -> dict[str, Any]:
         headers = held.headers

@@ -222,9 +222,10 @@ class WorkerState:
 
     async def stacks(self) -> dict[str, dict[str, str]]:
         pool = self._context.pool.describe()
+        running = {pid: task_id for task_id, pid in pool["running"].items()}
         found = await asyncio.gather(*map(stacks_of, pool["processes"]))
         return {
-            str(pid): {"task_id": pool["running"].get(pid, ""), "stack": stack}
+            str(pid): {"task_id": running.get(pid, ""), "stack": stack}
             for pid, stack in zip(pool["processes"], found, strict=True)
         }
 
@@ -242,9 +243,9 @@ class WorkerState:
 
     # -- changing --------------------------------------------------------------------------------
 
-    @property
-    def supports_time_limits(self) -> bool:
-        return self._context.pool.supports_time_limits
+    def unenforceable(self, task: str, *, soft: bool, hard: bool) -> str:
+        is_async = self.task_rules[task].is_async
+        return self._context.pool.abilities.unenforceable(is_async=is_async, soft=soft, hard=hard)
 
     def change_rules(self, task: str, rules: TaskRules) -> None:
         self._tasks.desk.change(task, rules)
@@ -277,7 +278,6 @@ class WorkerState:
             **found,
             "implementation": f"umbel.pools.{found['implementation']}",
             "processes": processes,
-            "running": {str(pid): task_id for pid, task_id in found["running"].items()},
             "max-tasks-per-child": "N/A",
             "put-guarded-by-semaphore": False,
             "timeouts": [0, 0],

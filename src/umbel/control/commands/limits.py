@@ -40,7 +40,7 @@ def time_limit(
     for name, limit in (("soft", soft), ("hard", hard)):
         if limit and not 0 < limit < inf:
             return {"error": f"{name} must be a number of seconds above 0, not {limit!r}"}
-    if (soft or hard) and not state.supports_time_limits:
-        return {"error": "this worker's pool cannot enforce time limits; start it with prefork"}
+    if reason := state.unenforceable(task_name, soft=bool(soft), hard=bool(hard)):
+        return {"error": f"this worker's pool cannot enforce this limit: {reason}; start it with prefork"}
     state.change_rules(task_name, replace(rules, soft_limit_s=soft or None, hard_limit_s=hard or None))
     return {"ok": "time limits set successfully"}

@@ -31,7 +31,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from umbel.errors import SoftTimeLimitExceeded, WorkerStopping
-from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.guard import is_guarded
 from umbel.pools.hosting import in_one_line, load_host
 from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Runner
 from umbel.pools.prefork import kernel
@@ -185,22 +185,11 @@ class Child:
         with contextlib.suppress(OSError):  # nothing there, or nobody
             self._note(self._channel.recv(_READ_BYTES, socket.MSG_DONTWAIT))
         limit = self._soft_limit
-        if limit is not None and limit.job == job and _is_guarded(frame):
+        if limit is not None and limit.job == job and is_guarded(frame):
             if limit.stopping:
                 raise WorkerStopping("the worker stops; the task goes back to its queue")
             raise SoftTimeLimitExceeded("the soft time limit passed")
         self._armed = job
-
-
-def _is_guarded(frame: FrameType | None) -> bool:
-    """Whether what is raised here ends in `call_guarded`, as one more way for users' code to fail."""
-    below = None
-    while frame is not None:
-        if frame.f_code is call_guarded.__code__:
-            # Not while the guard itself is at work: it would let the exception through.
-            return below is not None and below is not Raised.__init__.__code__
-        below, frame = frame.f_code, frame.f_back
-    return False
 
 
 def main(arguments: list[str]) -> NoReturn:

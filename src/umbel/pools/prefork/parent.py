@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, assert_never
 
 from umbel.errors import PoolError
+from umbel.pools.abilities import ABILITIES
 from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings
 from umbel.pools.prefork.child import INTERRUPT
 from umbel.pools.prefork.child_link import ChildLink
@@ -78,8 +79,8 @@ _END_S = 2.0  # how long a child whose connection has ended may take to be gone
 
 
 class PreforkPool:
+    abilities = ABILITIES["prefork"]
     is_green = False
-    supports_time_limits = True
 
     def __init__(self, settings: PoolSettings) -> None:
         self._settings = settings
@@ -170,7 +171,7 @@ class PreforkPool:
             "max-concurrency": self._size,
             "processes": list(running),
             "fork-server": self._server.pid if self._server else None,
-            "running": {pid: job.task_id for pid, job in running.items() if job is not None},
+            "running": {job.task_id: pid for pid, job in running.items() if job is not None},
             "waiting": self._slots.waiting(),
         }
 

@@ -296,14 +296,18 @@ class Tasks(Step):
         if delivery.redelivered or delivery.starts:
             self._counters.repeated += 1
         held.run = decision
-        if held.limits != (None, None) and not self._pool.supports_time_limits:
-            self._endings.bury(
-                held,
-                NotSupported("this worker's pool cannot enforce the message's time limit"),
-                charged=False,
-            )
+        if held.limits != (None, None) and (reason := self._unenforceable(held)):
+            text = f"this worker's pool cannot enforce the message's time limit: {reason}"
+            self._endings.bury(held, NotSupported(text), charged=False)
             return None
         return held
+
+    def _unenforceable(self, held: Held) -> str:
+        assert held.run is not None
+        hard, soft = held.limits
+        return self._pool.abilities.unenforceable(
+            is_async=held.run.rules.is_async, soft=soft is not None, hard=hard is not None
+        )
 
     def _opened(self, delivery: Delivery) -> Held | None:
         try:

@@ -1,0 +1,62 @@
+"""The pool of a worker, from its settings; what the chosen pool cannot do is refused here."""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from umbel.app.settings import Settings
+from umbel.errors import BadSetting
+from umbel.pools.abilities import ABILITIES, OPTIONS, PREFERRED, lacks
+from umbel.pools.interface import HostSpec, Pool, PoolSettings
+from umbel.pools.registry import make_pool
+from umbel.protocol.delivery import TaskRules
+
+
+class ChildLogs(NamedTuple):
+    loglevel: str = "WARNING"
+    logfile: str | None = None
+    log_json: bool = False
+
+
+def choose_pool(
+    settings: Settings, tasks: Mapping[str, TaskRules], *, host: HostSpec, node: str, logs: ChildLogs
+) -> Pool:
+    refuse_unsupported(settings)
+    refuse_unenforceable(settings.worker_pool, tasks)
+    pool_settings = PoolSettings(
+        host=host,
+        node=node,
+        concurrency=settings.worker_concurrency or os.cpu_count() or 1,
+        loglevel=logs.loglevel,
+        logfile=logs.logfile,
+        log_json=logs.log_json,
+        child_start=settings.worker_child_start,
+    )
+    return make_pool(settings.worker_pool, pool_settings)
+
+
+def refuse_unenforceable(pool: str, tasks: Mapping[str, TaskRules]) -> None:
+    """A pool that cannot end a task at its limit must not take a task that has one.
+
+    Users' tasks are named before our own, which have a limit only when all tasks have one.
+    """
+    for task, rules in sorted(tasks.items(), key=lambda one: (one[0].startswith("celery."), one[0])):
+        soft, hard = rules.soft_limit_s is not None, rules.hard_limit_s is not None
+        reason = ABILITIES[pool].unenforceable(is_async=rules.is_async, soft=soft, hard=hard)
+        if reason:
+            raise _beyond(pool, f"cannot enforce the time limit of {task}", reason)
+        if rules.is_async and ABILITIES[pool].async_tasks:
+            raise _beyond(pool, f"cannot run {task}, which is async def", ABILITIES[pool].async_tasks)
+
+
+def refuse_unsupported(settings: Settings) -> None:
+    """An option that the pool cannot honour is refused, not ignored."""
+    changed, pool = settings.changed(), settings.worker_pool
+    for option, ability in OPTIONS.items():
+        if option in changed and (reason := lacks(pool, ability)):
+            raise _beyond(pool, f"has no use for {option!r}", reason)
+
+
+def _beyond(pool: str, what: str, reason: str) -> BadSetting:
+    remedy = f"use -P {PREFERRED}, or leave it out"
+    return BadSetting("worker_pool", pool, f"it {what}: {reason}; {remedy}", source="the worker's settings")

@@ -1,0 +1,100 @@
+"""What each pool can do, and why not where it cannot: one table, for the worker, the docs and tests.
+
+An option that a pool cannot honour is refused when the worker starts, with the reason from here. A
+limit that ends a task only sometimes is worse than none: one relies on it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+
+PREFERRED = "prefork"  # where everything works
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """One pool's row. A text says why the pool cannot; an empty one, that it can."""
+
+    soft_limits: str = ""  # of plain functions and of `async def` alike
+    hard_limits: str = ""  # of plain functions
+    async_hard_limits: str = ""  # of `async def` tasks
+    async_tasks: str = ""  # whether `async def` tasks run at all
+    terminate: str = ""  # end a running job from outside
+    resize: str = ""
+    autoscale: str = ""
+    max_tasks_per_child: str = ""
+    max_memory_per_child: str = ""
+    child_start: str = ""
+
+    def unenforceable(self, *, is_async: bool, soft: bool, hard: bool) -> str:
+        """Why a task with such limits cannot run here; "" when it can."""
+        reason = self.soft_limits if soft else ""
+        if hard and not reason:
+            reason = self.async_hard_limits if is_async else self.hard_limits
+        return reason
+
+
+_NO_KILL = "a thread cannot be ended from outside"
+_NO_CHILDREN = "tasks run in the worker's own process: there is no child to replace"
+_NO_STARTS = "tasks run in the worker's own process: no child is started"
+_ONE_ONLY = "it runs one task at a time"
+
+ABILITIES: Mapping[str, Abilities] = {
+    "prefork": Abilities(),
+    "solo": Abilities(
+        hard_limits=_NO_KILL,
+        async_hard_limits=_NO_KILL,
+        terminate=_NO_KILL,
+        resize=_ONE_ONLY,
+        autoscale=_ONE_ONLY,
+        max_tasks_per_child=_NO_CHILDREN,
+        max_memory_per_child=_NO_CHILDREN,
+        child_start=_NO_STARTS,
+    ),
+    "threads": Abilities(
+        hard_limits=_NO_KILL,
+        async_hard_limits=_NO_KILL,
+        terminate=_NO_KILL,
+        max_tasks_per_child=_NO_CHILDREN,
+        max_memory_per_child=_NO_CHILDREN,
+        child_start=_NO_STARTS,
+    ),
+}
+
+# Settings that ask for an ability, when they are not at their defaults.
+OPTIONS: Mapping[str, str] = {"worker_child_start": "child_start"}
+
+# How the rows are called where people read them.
+TITLES: Mapping[str, str] = {
+    "soft_limits": "soft time limits",
+    "hard_limits": "hard time limits",
+    "async_hard_limits": "hard time limits of `async def` tasks",
+    "async_tasks": "`async def` tasks",
+    "terminate": "ending a running task (`revoke --terminate`)",
+    "resize": "growing and shrinking while it runs",
+    "autoscale": "autoscaling",
+    "max_tasks_per_child": "`max_tasks_per_child`",
+    "max_memory_per_child": "`max_memory_per_child`",
+    "child_start": "`worker_child_start`",
+}
+
+
+def lacks(pool: str, ability: str) -> str:
+    """Why the pool cannot do this; "" when it can."""
+    reason: str = getattr(ABILITIES[pool], ability)
+    return reason
+
+
+def table() -> Iterable[str]:
+    """The lines of the table in `docs/pools.md`, which a test holds to this."""
+    yield f"| | {' | '.join(f'`{name}`' for name in ABILITIES)} |"
+    yield f"|---|{'---|' * len(ABILITIES)}"
+    notes: dict[str, int] = {}
+    for field in fields(Abilities):
+        cells = []
+        for pool in ABILITIES:
+            reason = lacks(pool, field.name)
+            cells.append(f"no ({notes.setdefault(reason, len(notes) + 1)})" if reason else "yes")
+        yield f"| {TITLES[field.name]} | {' | '.join(cells)} |"
+    yield ""
+    for reason, number in notes.items():
+        yield f"{number}. {reason[0].upper()}{reason[1:]}."

@@ -1,0 +1,226 @@
+"""ThreadsPool: jobs in threads of the main process. For tasks that wait more than they compute.
+
+The event loop stays free, but threads share one interpreter: a job that computes slows the others
+and the loop, and a job that crashes takes the worker down. No thread can be ended from outside, so
+hard limits and `terminate_job` are refused; a soft limit is an exception in the job's thread
+(`crew.py` says when it arrives).
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from umbel.errors import NotSupported, PoolError, SoftTimeLimitExceeded, WorkerStopping
+from umbel.pools.abilities import ABILITIES
+from umbel.pools.crew import Began, Broke, Crew, Ended, Left, Report
+from umbel.pools.hosting import in_one_line
+from umbel.pools.interface import Host, Job, LostJob, Outcome, PoolListener, PoolSettings
+from umbel.pools.own_host import start_host, stop_host
+from umbel.pools.reports import Reports
+
+_BRIEF_S = 0.25  # below this, a job that waits here is worth more than one left to other nodes
+_AHEAD_S, _AHEAD_MAX = 0.05, 64
+_AGAIN_S = 0.01  # until the next try to raise a soft limit
+_STOPPED = "the pool was stopped before it started"
+_CUT_OFF = "its job was still running when the pool had to stop"
+
+
+@dataclass(slots=True)
+class _Running:
+    job: Job
+    limit: asyncio.TimerHandle | None = None
+
+
+class ThreadsPool:
+    name = "threads"
+    is_green = False
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self.abilities = ABILITIES[self.name]
+        self._settings = settings
+        self._size = settings.concurrency
+        self._crew: Crew | None = None
+        self._host: Host | None = None
+        self._outstanding: dict[int, Job] = {}  # submitted and not back
+        self._running: dict[int, _Running] = {}
+        self._threads = 0  # that have not ended, those that were asked to included
+        self._typical_s: float | None = None
+        self._closing = False
+        self._listener: PoolListener | None = None
+
+    # ---- the interface -----------------------------------------------------------------------------
+
+    async def start(self, listener: PoolListener) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._left = asyncio.Event()
+        self._host, runner = await start_host(self._settings)
+        self._crew = Crew(self.name, runner, Reports(self._loop, self._on_reports).add)
+        self._hire(self._size)
+        listener.on_child("started", {"child": 0, "pid": os.getpid()})
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if job.hard_limit_s is not None:
+                raise PoolError(
+                    f"the {self.name} pool cannot enforce the hard limit of {job.task!r}: "
+                    f"{self.abilities.hard_limits}"
+                )
+        self._outstanding |= {job.number: job for job in jobs}
+        if self._closing or self._crew is None:
+            self._lose([LostJob(job.number, started=False, reason=_STOPPED) for job in jobs])
+            return
+        for job in jobs:
+            self._crew.put(job)
+
+    def room(self) -> int:
+        if self._closing:
+            return 0
+        return max(0, self._size * self._ahead() - len(self._outstanding))
+
+    def withdraw(self) -> Sequence[Job]:
+        jobs = tuple(self._crew.withdraw()) if self._crew is not None else ()
+        for job in jobs:
+            del self._outstanding[job.number]
+        return jobs
+
+    def terminate_job(self, number: int, signum: int) -> bool:
+        return False
+
+    def interrupt(self) -> int:
+        for number in list(self._running):
+            self._raise_in(number, WorkerStopping)
+        return len(self._running)
+
+    def resize(self, by: int) -> int:
+        if self.abilities.resize:
+            raise NotSupported(f"the {self.name} pool cannot be resized: {self.abilities.resize}")
+        size = self._size + by
+        if size < 1:
+            raise PoolError(f"a pool of {self._size} cannot lose {-by} threads: at least one stays")
+        assert self._crew is not None, "a pool is resized after start()"
+        self._size = size
+        if by > 0:
+            self._hire(by)
+        else:
+            self._crew.dismiss(-by)
+        return size
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "implementation": self.name,
+            "max-concurrency": self._size,
+            "processes": [],
+            "threads": self._threads,
+            "running": {one.job.task_id: os.getpid() for one in self._running.values()},
+            "waiting": len(self._outstanding) - len(self._running),
+        }
+
+    async def stop(self, *, grace_s: float) -> None:
+        if self._crew is None or self._host is None or self._closing:
+            return
+        self._closing = True
+        self._lose([LostJob(job.number, started=False, reason=_STOPPED) for job in self._crew.withdraw()])
+        self._crew.dismiss(self._crew.size)
+        try:
+            async with asyncio.timeout(grace_s if self._outstanding else self._settings.stop_grace_s):
+                while self._threads:
+                    self._left.clear()
+                    await self._left.wait()
+            async with asyncio.timeout(self._settings.stop_grace_s):
+                await stop_host(self._host)
+        except TimeoutError:
+            # Threads cannot be ended. What they still do is of no consequence to us.
+            cut_off = list(self._outstanding)
+            self._lose([LostJob(number, started=False, reason=_CUT_OFF, ran=True) for number in cut_off])
+
+    # ---- on the loop -------------------------------------------------------------------------------
+
+    def _ahead(self) -> int:
+        """How many jobs a thread should have in sight, the one it runs included."""
+        typical_s = self._typical_s
+        if typical_s is None or typical_s >= _BRIEF_S:
+            return 1
+        return 2 if typical_s <= 0 else max(2, min(int(_AHEAD_S / typical_s), _AHEAD_MAX))
+
+    def _hire(self, count: int) -> None:
+        assert self._crew is not None
+        self._threads += count
+        self._crew.hire(count)
+
+    def _on_reports(self, reports: Sequence[Report]) -> None:
+        ended: list[Outcome] = []
+        lost: list[LostJob] = []
+        begun: dict[int, tuple[int, float, int]] = {}
+        for report in reports:
+            match report:
+                case Began(job, at):
+                    if job.number in self._outstanding:
+                        self._running[job.number] = _Running(job, self._arm(job, at))
+                        begun[job.number] = (job.number, at, os.getpid())
+                case Ended(outcome):
+                    begun.pop(outcome.number, None)
+                    if self._is_back(outcome.number):
+                        self._typical_s = outcome.runtime_s
+                        ended.append(outcome)
+                case Broke(job, error):
+                    begun.pop(job.number, None)
+                    if self._is_back(job.number):
+                        lost.append(_broken(job, error))
+                case Left(thread):
+                    self._threads -= 1
+                    self._left.set()
+                    self._listen().on_child("ended", {"child": thread, "pid": os.getpid()})
+                case _:
+                    assert_never(report)
+        listener = self._listen()
+        if begun:
+            listener.on_started(list(begun.values()))
+        if ended:
+            listener.on_outcomes(ended, os.getpid())
+        if lost:
+            listener.on_lost(lost)
+
+    def _is_back(self, number: int) -> bool:
+        """False for a job that was given up meanwhile."""
+        running = self._running.pop(number, None)
+        if running is not None and running.limit is not None:
+            running.limit.cancel()
+        return self._outstanding.pop(number, None) is not None
+
+    def _arm(self, job: Job, began_at: float) -> asyncio.TimerHandle | None:
+        if job.soft_limit_s is None:
+            return None
+        left_s = began_at + job.soft_limit_s - time.time()
+        return self._loop.call_later(max(0.0, left_s), self._raise_in, job.number, SoftTimeLimitExceeded)
+
+    def _raise_in(self, number: int, error: type[SoftTimeLimitExceeded]) -> None:
+        assert self._crew is not None
+        running = self._running.get(number)
+        if running is None:
+            return
+        if running.limit is not None:
+            running.limit.cancel()
+        if not self._crew.raise_in(number, error):
+            running.limit = self._loop.call_later(_AGAIN_S, self._raise_in, number, error)
+
+    def _lose(self, lost: Sequence[LostJob]) -> None:
+        for one in lost:
+            self._is_back(one.number)
+        if lost:
+            self._listen().on_lost(lost)
+
+    def _listen(self) -> PoolListener:
+        assert self._listener is not None, "jobs come after start()"
+        return self._listener
+
+
+def _broken(job: Job, error: BaseException) -> LostJob:
+    if isinstance(error, SoftTimeLimitExceeded):
+        reason = "its soft limit passed in the moment in which it ended"
+        return LostJob(job.number, started=False, reason=reason, ran=True)
+    reason = f"the task ended its thread: {in_one_line(error)}"
+    return LostJob(job.number, started=True, reason=reason, ran=True)
