@@ -4,7 +4,8 @@ Threads take jobs from one queue, so a long job holds up nobody but its own thre
 atomic: a job is run or withdrawn, never both.
 
 Soft limits, and the word that the worker stops. Python can raise an exception in another thread, at
-that thread's next step of Python code: a job that waits in C (a long `time.sleep`, a driver that blocks) gets it when that returns.
+that thread's next step of Python code: a job that waits in C (a long `time.sleep`, a driver that
+blocks) gets it when that returns.
 Whoever takes the seat's one ticket decides: the loop, to raise, or the thread, whose job has ended.
 So the exception cannot reach a later job. It is raised only while the thread is inside a guarded
 call, where it is caught; should the thread leave that call in the very moment, its job's outcome is
