@@ -1,15 +1,16 @@
-"""`umbel history`: what was recorded, built into tables and read."""
+"""`umbel history`: what was recorded, built into tables and read. Each command has a file of its own."""
 
 import click
 
+from umbel.cli.history_build import build
 from umbel.cli.history_rows import ROW_COMMANDS
 from umbel.cli.history_sql import sql, tables
 
 
 @click.group("history")
 def command() -> None:
-    """Read what was recorded: tables, SQL, a report."""
+    """Build tables from what was recorded, and read them: rows, SQL, a report."""
 
 
-for one in (tables, sql, *ROW_COMMANDS):
+for one in (build, tables, sql, *ROW_COMMANDS):
     command.add_command(one)

@@ -28,7 +28,7 @@ COMMANDS = {
     "clock": "Show the logical clocks of the cluster.",
     "election": "Have one worker do something; see how elections ended, or watch them.",
     "events": "Show what happens in the cluster, as it happens, in its order.",
-    "history": "Read what was recorded: tables, SQL, a report.",
+    "history": "Build tables from what was recorded, and read them: rows, SQL, a report.",
     "health": "Say whether the workers on this machine are well.",
     "doctor": "Check this machine and the app's settings.",
     "simulate": "Simulate elections under faults, and check every promise.",

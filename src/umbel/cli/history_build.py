@@ -1,0 +1,158 @@
+"""`umbel history build`: the tables, made from the recorded events by Spark."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from umbel.cli import exits
+from umbel.cli.options import json_option, print_json, print_table
+from umbel.errors import ConfigurationError, UmbelError
+from umbel.events.tables import TABLES
+
+if TYPE_CHECKING:
+    from umbel.pipeline.files import Found
+    from umbel.pipeline.io import Manifest
+    from umbel.pipeline.jobs.build import Tell
+
+DEFAULT_LAKE = "umbel-lake"
+
+
+@click.command("build")
+@click.option(
+    "--lake", type=click.Path(path_type=Path), default=DEFAULT_LAKE, show_default=True, help="The lake."
+)
+@click.option(
+    "--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002, ..."
+)
+@click.option("--tables", metavar="A,B", help="Only these tables; else all of them.")
+@click.option("--conf", "pairs", metavar="NAME=VALUE", multiple=True, help="A setting of Spark's.")
+@json_option
+def build(lake: Path, master: str | None, tables: str | None, pairs: tuple[str, ...], as_json: bool) -> int:
+    """Make the tables from all recorded events, and publish them at once.
+
+    Files that cannot be read are moved to the lake's quarantine and named; the tables are made from
+    the rest, and the exit code is 75.
+    """
+    wanted, conf = _wanted(tables), _conf(pairs)
+    with _faults_told():
+        from umbel.pipeline import io
+        from umbel.pipeline.jobs.build import build as make
+        from umbel.pipeline.session import spark_session
+
+        lake = _existing(lake)
+        with io.locked(lake), _progress() as tell:
+            found = _look(lake)
+            tell("starting Spark", 0, 1)
+            work = lake / ".work"
+            with spark_session(master, lake_bytes=found.size_bytes, work_folder=work, conf=conf) as spark:
+                manifest = make(spark, lake, found, only=wanted, tell=tell)
+    _print_summary(manifest, as_json=as_json)
+    return exits.PARTIAL if found.unreadable else exits.OK
+
+
+def _wanted(tables: str | None) -> list[str]:
+    names = [name.strip() for name in (tables or "").split(",") if name.strip()]
+    for name in names:
+        if name not in TABLES:
+            raise ConfigurationError(f"there is no table {name!r}; the tables are {', '.join(TABLES)}")
+    return names
+
+
+def _conf(pairs: tuple[str, ...]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise ConfigurationError(f"--conf {pair!r} is not NAME=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _existing(lake: Path) -> Path:
+    from umbel.pipeline.faults import EmptyLake
+
+    if not lake.is_dir():
+        raise EmptyLake(
+            f"there is no lake at {lake}: name one with --lake, or record one with `umbel record`"
+        )
+    return lake.resolve()
+
+
+def _look(lake: Path) -> "Found":
+    """The lake's files that can be read; those that cannot go to the quarantine and are named."""
+    from umbel.pipeline.faults import EmptyLake
+    from umbel.pipeline.files import look_into
+
+    found = look_into(_event_files(lake))
+    for one in found.unreadable:
+        moved = _set_aside(lake, one.path)
+        click.echo(f"umbel: {one.path} cannot be read ({one.why}); moved to {moved}", err=True)
+    if not found.files:
+        raise EmptyLake(f"there are no events in {lake} yet: record some with `umbel record --lake {lake}`")
+    return found
+
+
+def _event_files(lake: Path) -> list[Path]:
+    return sorted(path for path in (lake / "events").rglob("*.parquet") if not path.name.startswith("."))
+
+
+def _set_aside(lake: Path, path: Path) -> Path:
+    target = lake / "quarantine" / path.relative_to(lake).as_posix().replace("/", "__")
+    target.parent.mkdir(exist_ok=True)
+    return path.rename(target)
+
+
+@contextmanager
+def _faults_told() -> Iterator[None]:
+    """What the pipeline finds wrong, as the errors that the commands know."""
+    try:
+        from umbel.pipeline import faults
+    except ImportError:
+        raise ConfigurationError("the pipeline needs Spark and Arrow: pip install 'umbel[history]'") from None
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(f"the pipeline needs {error.name}: pip install 'umbel[history]'") from None
+    except faults.EmptyLake as fault:
+        click.echo(f"umbel: {fault}", err=True)
+        raise click.exceptions.Exit(exits.NOT_FOUND) from None
+    except (faults.NoJava, faults.NoSpark) as fault:
+        raise ConfigurationError(str(fault)) from None
+    except faults.PipelineFault as fault:
+        raise UmbelError(str(fault)) from None
+
+
+@contextmanager
+def _progress() -> Iterator["Tell"]:
+    if not sys.stderr.isatty():
+        yield lambda _what, _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<16}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("looking", total=None)
+
+        def tell(what: str, done: int, total: int) -> None:
+            progress.update(bar, description=what or "publishing", completed=done, total=total)
+
+        yield tell
+
+
+def _print_summary(manifest: "Manifest", *, as_json: bool) -> None:
+    figures: dict[str, Any] = {
+        "build": manifest.build,
+        "events": manifest.events,
+        "files": manifest.source_files,
+        **manifest.rows,
+        "seconds": round(manifest.seconds, 1),
+        "events_per_s": round(manifest.events / max(manifest.seconds, 0.001)),
+        "quarantined": manifest.quarantined,
+    }
+    if as_json:
+        print_json(figures)
+        return
+    shown = figures | {"quarantined": ", ".join(manifest.quarantined) or "none"}
+    print_table(("what", "value"), [(name.replace("_", " "), value) for name, value in shown.items()])

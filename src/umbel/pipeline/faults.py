@@ -1,0 +1,29 @@
+"""What the pipeline finds wrong: one clear sentence each. The command turns them into exit codes."""
+
+
+class PipelineFault(Exception):
+    """The root of them. Says what happened, to which value, and what to do about it."""
+
+
+class NoJava(PipelineFault):
+    """There is no Java that Spark can run on."""
+
+
+class NoSpark(PipelineFault):
+    """Spark could not be started or reached."""
+
+
+class BuildRuns(PipelineFault):
+    """Somebody else builds in this lake now."""
+
+
+class NewerLake(PipelineFault):
+    """The lake was written by a newer version."""
+
+
+class EmptyLake(PipelineFault):
+    """There is nothing to build from."""
+
+
+class BuildFailed(PipelineFault):
+    """Spark could not finish; nothing was published."""

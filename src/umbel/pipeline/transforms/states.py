@@ -1,0 +1,101 @@
+"""States: events joined into what is known of each attempt, and those joined again.
+
+The merge of `umbel.events.merge` in Spark's terms. A register is a struct that begins with the total
+order of events, so the greatest struct is the register, whatever rows came, in whatever order, how
+often and in which batch. Beside the registers go the earliest time of each type and the digests of
+deliveries and endings.
+
+One exchange: the events are dealt out by task, and everything after that stays within a task. The
+attempts of a task are grouped where they lie, and the task is the merge of its attempts.
+
+Where it stops: all that is told of one task meets in one place. Rows are reduced as they are read, so
+a task with very many events costs time on one core, not memory; its digests are kept up to a limit
+(`DIGESTS_MAX` smallest of each kind) once they are merged.
+"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from umbel.events.merge import DIGESTS_MAX
+from umbel.events.precedence import ENDINGS
+from umbel.events.types import RETRIES_MAX, SLOTS
+from umbel.events.view import TIMED
+from umbel.pipeline.schemas import PAYLOADS, register_fields
+
+ENDINGS_MAX = len(ENDINGS) * DIGESTS_MAX
+
+
+def states_of(events: DataFrame) -> DataFrame:
+    """What is known of each attempt, from events alone. Rows of one task lie together afterwards."""
+    return (
+        _settled(events)
+        .repartition("uuid")
+        .groupBy("uuid", "retries")
+        .agg(
+            *(F.max(F.when(_is(slot), _register(slot))).alias(slot) for slot in SLOTS),
+            *(F.min(F.when(_is(slot), F.col("timestamp"))).alias(f"first_{slot}") for slot in TIMED),
+            F.collect_set(F.when(_is("received"), F.col("digest"))).alias("deliveries"),
+            F.collect_set(F.when(F.col("slot").isin(*sorted(ENDINGS)), F.col("digest"))).alias("endings"),
+        )
+    )
+
+
+def merged(states: DataFrame) -> DataFrame:
+    """Partial states of the same attempts, joined: of a stream's batches, or of any split of the lake."""
+    return (
+        states.repartition("uuid")
+        .groupBy("uuid", "retries")
+        .agg(
+            *(F.max(slot).alias(slot) for slot in SLOTS),
+            *(F.min(f"first_{slot}").alias(f"first_{slot}") for slot in TIMED),
+            _union("deliveries", DIGESTS_MAX),
+            _union("endings", ENDINGS_MAX),
+        )
+    )
+
+
+def by_task(states: DataFrame) -> DataFrame:
+    """What is known of each task: its attempts joined, with the digests counted.
+
+    Two attempts have no event in common, so their counts add up; the same attempt's would not, which
+    is why partial states go through `merged` first.
+    """
+    return states.groupBy("uuid").agg(
+        *(F.max(slot).alias(slot) for slot in SLOTS),
+        *(F.min(f"first_{slot}").alias(f"first_{slot}") for slot in TIMED),
+        F.least(F.sum(F.size("deliveries")), F.lit(DIGESTS_MAX)).cast("long").alias("n_deliveries"),
+        F.least(F.sum(F.size("endings")), F.lit(ENDINGS_MAX)).cast("long").alias("n_terminal"),
+    )
+
+
+def _settled(events: DataFrame) -> DataFrame:
+    """Task events only, without holes in what orders them; a reader of the wire leaves none."""
+    payload = sorted({name for names in PAYLOADS.values() for name in names})
+    retries = F.when(F.col("retries").between(0, RETRIES_MAX), F.col("retries"))
+    return events.where(F.col("uuid").isNotNull() & F.col("slot").isin(*SLOTS)).select(
+        "uuid",
+        "slot",
+        retries.alias("retries"),
+        F.coalesce(retries, F.lit(0)).alias("attempt"),
+        F.coalesce("clock", F.lit(0)).alias("clock"),
+        F.coalesce("timestamp", F.timestamp_seconds(F.lit(0))).alias("timestamp"),
+        F.coalesce("hostname", F.lit("")).alias("hostname"),
+        F.coalesce("pid", F.lit(0)).alias("pid"),
+        F.coalesce("digest", F.lit(0)).alias("digest"),
+        "extra",
+        *payload,
+    )
+
+
+def _is(slot: str) -> Column:
+    return F.col("slot") == slot
+
+
+def _register(slot: str) -> Column:
+    return F.struct(*register_fields(slot))
+
+
+def _union(name: str, most: int) -> Column:
+    """The smallest of all digests are kept when they are too many: that is again a join."""
+    every = F.array_distinct(F.flatten(F.collect_list(name)))
+    return F.slice(F.sort_array(every), 1, most).alias(name)
