@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from tests.pools.host import spec, value_of
 from tests.waiting import wait_until
-from umbel.pools.interface import LostJob, Outcome, Pool, PoolSettings
+from umbel.pools.interface import LostJob, Outcome, Pool, PoolSettings, Told
 from umbel.pools.registry import make_pool
 
 T = TypeVar("T")
@@ -21,6 +21,7 @@ class Recorder:
         self.lost: dict[int, LostJob] = {}
         self.begun: dict[int, int] = {}  # job -> pid
         self.children: list[tuple[str, dict[str, Any]]] = []
+        self.told: list[Told] = []
         self.came_back: list[int] = []  # a job that came back twice is here twice
         self.then: Callable[[], None] | None = None  # called after every report
         self._changed = asyncio.Event()
@@ -34,6 +35,10 @@ class Recorder:
             self.outcomes[outcome.number] = outcome
             self.pids[outcome.number] = pid
             self.came_back.append(outcome.number)
+        self._note()
+
+    def on_told(self, told: Told) -> None:
+        self.told.append(told)
         self._note()
 
     def on_lost(self, lost: Sequence[LostJob]) -> None:

@@ -347,7 +347,7 @@ class App:
     def start_child(self, context: ChildContext) -> Runner:
         set_up_child_logging(context)
         self._node = context.node
-        self._tracer = Tracer(self, hostname=context.node)
+        self._tracer = Tracer(self, hostname=context.node, tell=context.tell)
         self.signals.worker_process_init.send(node=context.node, child=context.child)
         return self._tracer
 

@@ -8,10 +8,13 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from umbel.wire.message import Outgoing
 from umbel.wire.task import TaskCall
+
+if TYPE_CHECKING:
+    from umbel.app.progress import Reports, Teller
 
 
 @dataclass(slots=True)
@@ -38,6 +41,9 @@ class Request:
     call: TaskCall | None = None
     unsent: list[Outgoing] = field(default_factory=list)  # kept for a broker that is away
     try_again_at: float = 0.0  # on the monotonic clock
+    reports: "Reports | None" = None  # what it has told of itself; made when it first does
+    tell: "Teller | None" = None
+    number: int = 0  # of its job
 
     def sent(self, task_ids: Iterable[str]) -> None:
         """Note tasks that this one sent."""

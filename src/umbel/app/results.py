@@ -80,6 +80,11 @@ class AsyncResult(Generic[R]):
         return rebuild_exception(found.result) if found.status in _WITH_EXCEPTION else found.result
 
     @property
+    def info(self) -> Any:
+        """The same as `result`, as Celery calls it: what `update_state` stored, while the task runs."""
+        return self.result
+
+    @property
     def traceback(self) -> str | None:
         found = self._read()
         return found.traceback if found else None

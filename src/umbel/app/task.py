@@ -11,13 +11,12 @@ from random import random
 from time import time
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
-from msgspec.structs import replace
-
 from umbel.app.attempts import changed_attempt
 from umbel.app.builtins import MAP_TASK, STARMAP_TASK, in_parts, map_signature
 from umbel.app.canvas import Signature
 from umbel.app.groups import Group, group
 from umbel.app.options import TaskOptions
+from umbel.app.progress import check_type, reports_of
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
 from umbel.app.send_options import SendOptions, check_options
@@ -133,12 +132,35 @@ class Task(Generic[P, R]):
         raise Retry(f"{exc!r}" if exc else "", exc=exc, when=due, again=again) from exc
 
     def update_state(self, state: str, meta: Any = None, *, task_id: str | None = None) -> None:
-        """Store a state of your own while the task runs: progress, for example."""
-        named = task_id or self.request.id
+        """Store a state of your own while the task runs, and tell it as an event (PROGRESS: `task-progress`).
+
+        In a flood of them some are left out, never the last (`app/progress.py`).
+        """
+        request = self.request
+        named = task_id or request.id
         if not named:
             raise RuntimeError(f"{self.name} was called as a function: it has no id to store a state for")
-        reply_to = self.request.reply_to if named == self.request.id else ""
-        self.app.backend.store([replace(encode_state(named, state, meta), reply_to=reply_to)])
+        reports = reports_of(self.app, request) if named == request.id else None
+        if reports is not None:
+            reports.state(state, meta)
+        else:
+            self.app.backend.store([encode_state(named, state, meta)])
+
+    def progress(self, done: float, total: float | None = None, **meta: Any) -> None:
+        """Say how far the task is: the state PROGRESS. Nothing happens when it was called as a function."""
+        if self.request.id:
+            self.update_state("PROGRESS", {"done": done, "total": total, **meta})
+
+    def send_event(self, event_type: str, **fields: Any) -> bool:
+        """Tell monitors and recorders something of your own, `task-paid` say, with the task's id.
+
+        False when it was not sent: nobody runs this task for a worker, or it has told too much already.
+        """
+        reports = reports_of(self.app, self.request)
+        if reports is None:
+            check_type(event_type)
+            return False
+        return reports.event(event_type, fields)
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"

@@ -24,6 +24,7 @@ from umbel.app.follow_ups import (
     keeps_result,
     steps_that_never_run,
 )
+from umbel.app.progress import Teller
 from umbel.app.request import Request, Running, request_of
 from umbel.errors import (
     BrokerError,
@@ -54,8 +55,11 @@ EXCEPTION_ARGS_MAX = 16  # each up to a megabyte; a result must fit its limit
 
 
 class Tracer:
-    def __init__(self, app: "App", *, hostname: str, is_eager: bool = False) -> None:
+    def __init__(
+        self, app: "App", *, hostname: str, is_eager: bool = False, tell: Teller | None = None
+    ) -> None:
         self._app = app
+        self._tell = tell
         self._hostname = hostname
         self._is_eager = is_eager
         self._loop = LastingLoop()
@@ -76,6 +80,7 @@ class Tracer:
             redelivered=job.redelivered,
             is_eager=self._is_eager,
         )
+        request.tell, request.number = self._tell, job.number
         return self._traced(run, task, call, request)
 
     def close(self) -> None:
@@ -89,6 +94,8 @@ class Tracer:
             if task.options.track_started:
                 self._tell_started(request)
             happened = call_guarded(self._call, task, call)
+            if request.reports is not None:
+                request.reports.flush()
             if isinstance(happened, Raised):
                 outcome = run.raised(task, call, request, happened.error)
             else:

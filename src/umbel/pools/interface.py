@@ -48,6 +48,15 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     not_before: float = 0.0  # for "retry": when it is due again; for display only
 
 
+class Told(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8):
+    """From a runner, while a job runs: an event of the user's own. `fields` is JSON."""
+
+    number: int
+    event_type: str
+    at: float  # Unix time
+    fields: bytes
+
+
 class LostJob(msgspec.Struct, frozen=True, gc=False):
     """A job that ends without an outcome, because its child died or the pool was stopped.
 
@@ -83,6 +92,7 @@ class ChildContext:
     loglevel: str = "WARNING"
     logfile: str | None = None  # may hold %p, the pid of the child
     log_json: bool = False
+    tell: Callable[[Told], None] | None = None  # safe in any thread; None where nobody hears it
 
 
 # Runs what users wrote through `guard.call_guarded`: there, and nowhere else, a soft limit raises.
@@ -132,6 +142,10 @@ class PoolListener(Protocol):
 
     def on_started(self, started: Sequence[tuple[int, float, int]]) -> None:
         """(job number, Unix time, pid) of jobs now known to run; not called for every job."""
+        ...
+
+    def on_told(self, told: Told) -> None:
+        """A job that runs has something to tell; before its outcome, and of no job twice the same."""
         ...
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None: ...

@@ -6,7 +6,9 @@ attempts can be told apart.
 
 from typing import Any
 
-from umbel.pools.interface import Outcome
+import msgspec
+
+from umbel.pools.interface import Outcome, Told
 from umbel.worker.held import Held
 from umbel.worker.steps.events import Events
 
@@ -47,6 +49,13 @@ class TaskEvents:
         if self.wanted and not held.told_started:
             held.told_started = True
             self._tell("task-started", held, at=at)
+
+    def told(self, held: Held, told: Told) -> None:
+        """What the task itself says, in fields of its own."""
+        if self.wanted:
+            self.started(held, told.at)
+            ours = {"uuid": held.headers.id, "retries": held.headers.retries}
+            self._events.tell_fields(told.event_type, msgspec.json.decode(told.fields) | ours, at=told.at)
 
     def ended(self, held: Held, outcome: Outcome) -> None:
         event_type = _ENDINGS.get(outcome.kind)

@@ -22,6 +22,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections import deque
 from types import FrameType
@@ -33,7 +34,7 @@ from setproctitle import setproctitle
 from umbel.errors import SoftTimeLimitExceeded, WorkerStopping
 from umbel.pools.guard import is_guarded
 from umbel.pools.hosting import in_one_line, load_host
-from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Runner
+from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Runner, Told
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.messages import Setup, ToChild
 from umbel.pools.stacks import offer_stacks
@@ -73,7 +74,9 @@ def run_child(
         _settle_in(setup, number, parent)
         if host is None:
             host = load_host(HostSpec(setup.loader, setup.target, setup.search_path))
-        context = ChildContext(setup.node, number, setup.loglevel, setup.logfile, setup.log_json)
+        context = ChildContext(
+            setup.node, number, setup.loglevel, setup.logfile, setup.log_json, tell=child.tell
+        )
         child.serve(host.start_child(context))
         host.stop_child()
         status = 0
@@ -116,6 +119,8 @@ class Child:
         self._reader: FrameReader[ToChild] = FrameReader(ToChild)
         self._inbox: deque[JobBatch[Job] | Stop] = deque()  # the main process sends two batches at most
         self._pid = os.getpid()
+        self._sending = threading.Lock()  # a task may tell from threads of its own
+        self._telling = False  # in the main thread: half a frame must not be left by an exception
         self._handles_soft_limits = False
         self._armed: int | None = None  # the running job, while the handler may raise
         self._soft_limit: SoftLimit | None = None  # the last that came
@@ -138,6 +143,18 @@ class Child:
                 return
             self._note(data)
 
+    def tell(self, told: Told) -> None:
+        if os.getpid() != self._pid:  # a process that the task forked: the channel is not its own
+            return
+        frame = encode_frame(told)
+        is_main = threading.current_thread() is threading.main_thread()
+        try:
+            self._telling = is_main or self._telling
+            with self._sending:
+                self._channel.sendall(frame)
+        finally:
+            self._telling = self._telling and not is_main
+
     def _note(self, data: bytes) -> None:
         for message in self._reader.feed(data):
             if isinstance(message, SoftLimit):
@@ -157,7 +174,8 @@ class Child:
             if os.getpid() != self._pid:
                 # The task forked and its copy came back here. The channel belongs to the original.
                 os._exit(0)
-            self._channel.sendall(encode_frame(Outcomes((outcome,))))
+            with self._sending:
+                self._channel.sendall(encode_frame(Outcomes((outcome,))))
 
     def _take_token(self, batch: int) -> bool:
         token = self._kept_token
@@ -179,6 +197,8 @@ class Child:
         self._channel.sendall(encode_frame(Armed()))
 
     def _on_soft_limit(self, signum: int, frame: FrameType | None) -> None:
+        if self._telling:  # it comes again
+            return
         job, self._armed = self._armed, None  # disarmed, so that a second signal changes nothing
         if job is None:
             return

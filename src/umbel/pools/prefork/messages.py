@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from umbel.errors import BadFrame
-from umbel.pools.interface import Job, Outcome, PoolSettings
+from umbel.pools.interface import Job, Outcome, PoolSettings, Told
 from umbel.wire.frames import (
     FRAME_MAX_BYTES,
     Armed,
@@ -96,7 +96,7 @@ class Exited(msgspec.Struct, frozen=True, array_like=True, tag=13):
 ToServer = Fork | Signal
 FromServer = Loaded | Problem | Forked | NotForked | Exited
 ToChild = JobBatch[Job] | SoftLimit | Stop
-FromChild = Outcomes[Outcome] | Ready | Armed | Problem
+FromChild = Outcomes[Outcome] | Ready | Armed | Problem | Told
 
 
 def batch_frames(batch: int, jobs: Sequence[Job], *, max_bytes: int = FRAME_MAX_BYTES) -> bytearray:

@@ -21,7 +21,7 @@ from typing import Any, assert_never
 
 from umbel.errors import PoolError
 from umbel.pools.abilities import ABILITIES
-from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings
+from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.prefork.child import INTERRUPT
 from umbel.pools.prefork.child_link import ChildLink
 from umbel.pools.prefork.exits import exit_reason
@@ -294,6 +294,8 @@ class PreforkPool:
             match message:
                 case Ready(pid):
                     self._on_child_ready(link, pid)
+                case Told():
+                    self._listener.on_told(message)
                 case Armed():
                     link.armed = True
                 case Problem(text):

@@ -94,6 +94,10 @@ class Events(Step):
 
     def tell(self, event_type: str, *, at: float | None = None, **fields: Any) -> None:
         """Queue one event; never blocks."""
+        self.tell_fields(event_type, fields, at=at)
+
+    def tell_fields(self, event_type: str, fields: dict[str, Any], *, at: float | None = None) -> None:
+        """The same, with names of fields that others chose."""
         if len(self._waiting) >= QUEUE_MAX:
             self._context.counters.events_dropped += 1
             self._stamper.skip()

@@ -21,7 +21,7 @@ from umbel.errors import (
     TooLarge,
     WireError,
 )
-from umbel.pools.interface import Job, LostJob, Outcome
+from umbel.pools.interface import Job, LostJob, Outcome, Told
 from umbel.protocol.delivery import Desk, Park, Refusal, Refuse
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.revoked import RevokedTasks
@@ -332,6 +332,10 @@ class Tasks(Step):
             if (held := self._held.get(number)) is not None:
                 held.started_at, held.pid = at, pid
                 self._events.started(held, at)
+
+    def on_told(self, told: Told) -> None:
+        if (held := self._held.get(told.number)) is not None:
+            self._events.told(held, told)
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
         for outcome in outcomes:
