@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks._harness.benchmark import ROOT, Benchmark
 from benchmarks._harness.measures import Measure
 from umbel.pools.interface import (
+    Told,
     ChildContext,
     HostSpec,
     Job,
@@ -101,6 +102,9 @@ class Feeder:
             self._feed()
         elif not self._awaited:
             self._done.set()
+
+    def on_told(self, told: Told) -> None:
+        pass
 
     def on_lost(self, lost: Sequence[LostJob]) -> None:
         raise AssertionError(lost)
