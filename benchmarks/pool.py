@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks._harness.benchmark import ROOT, Benchmark
 from benchmarks._harness.measures import Measure
 from umbel.pools.interface import (
-    Told,
     ChildContext,
     HostSpec,
     Job,
@@ -31,6 +30,7 @@ from umbel.pools.interface import (
     Outcome,
     PoolSettings,
     Runner,
+    Told,
 )
 from umbel.pools.prefork.parent import PreforkPool
 from umbel.wire.message import Message, StoredResult

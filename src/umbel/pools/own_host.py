@@ -10,18 +10,20 @@ from typing import TypeVar
 from umbel.errors import PoolError
 from umbel.pools.guard import Raised, Returned, call_guarded
 from umbel.pools.hosting import in_one_line, load_host
-from umbel.pools.interface import ChildContext, Host, PoolSettings, Runner
+from umbel.pools.interface import ChildContext, Host, PoolSettings, Runner, Told
 
 R = TypeVar("R")
 
 
-async def start_host(settings: PoolSettings) -> tuple[Host, Runner]:
+async def start_host(
+    settings: PoolSettings, tell: Callable[[Told], None] | None = None
+) -> tuple[Host, Runner]:
     """The app, ready to run tasks; PoolError with one line that says why not."""
     target = settings.host.target
 
     def load() -> tuple[Host, Runner]:
         host = load_host(settings.host)
-        context = ChildContext(settings.node, 0, settings.loglevel, settings.logfile, settings.log_json)
+        context = ChildContext(settings.node, 0, settings.loglevel, settings.logfile, settings.log_json, tell)
         return host, host.start_child(context)
 
     try:

@@ -17,7 +17,7 @@ from umbel.errors import NotSupported, PoolError, SoftTimeLimitExceeded, WorkerS
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.crew import Began, Broke, Crew, Ended, Left, Report
 from umbel.pools.hosting import in_one_line
-from umbel.pools.interface import Host, Job, LostJob, Outcome, PoolListener, PoolSettings
+from umbel.pools.interface import Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.own_host import start_host, stop_host
 from umbel.pools.reports import Reports
 
@@ -57,8 +57,9 @@ class ThreadsPool:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._left = asyncio.Event()
-        self._host, runner = await start_host(self._settings)
-        self._crew = Crew(self.name, runner, Reports(self._loop, self._on_reports).add)
+        reports: Reports[Report | Told] = Reports(self._loop, self._on_reports)
+        self._host, runner = await start_host(self._settings, tell=reports.add)
+        self._crew = Crew(self.name, runner, reports.add)
         self._hire(self._size)
         listener.on_child("started", {"child": 0, "pid": os.getpid()})
 
@@ -151,7 +152,7 @@ class ThreadsPool:
         self._threads += count
         self._crew.hire(count)
 
-    def _on_reports(self, reports: Sequence[Report]) -> None:
+    def _on_reports(self, reports: Sequence[Report | Told]) -> None:
         ended: list[Outcome] = []
         lost: list[LostJob] = []
         begun: dict[int, tuple[int, float, int]] = {}
@@ -161,6 +162,8 @@ class ThreadsPool:
                     if job.number in self._outstanding:
                         self._running[job.number] = _Running(job, self._arm(job, at))
                         begun[job.number] = (job.number, at, os.getpid())
+                case Told():
+                    self._listen().on_told(report)
                 case Ended(outcome):
                     begun.pop(outcome.number, None)
                     if self._is_back(outcome.number):
