@@ -383,6 +383,25 @@ class LeadershipContract:
         run(scenario())
 
     @needs("leases")
+    def test_a_leader_publishes_and_leaves_word_of_it(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                store = broker.coordination
+                old = await store.acquire_lease("beat", OWNER, ttl_s=LONG_S)
+                assert await store.fenced_publish("beat", OWNER, old.term, outgoing("one"), data=b"after one")
+                assert await store.fenced_publish("beat", OWNER, old.term, outgoing("two"))
+                assert (await store.read_lease("beat")).data == b"after one"
+                assert await store.fenced_publish("beat", OWNER, old.term, [], data=b"only word")
+                await store.release_lease("beat", OWNER, old.term)
+                new = await store.acquire_lease("beat", PEER, ttl_s=LONG_S)
+                assert new.data == b"only word"
+                assert not await store.fenced_publish("beat", OWNER, old.term, outgoing("x"), data=b"stale")
+                assert (await store.read_lease("beat")).data == b"only word"
+                assert texts((await take(broker)).deliveries) == ["one", "two"]
+
+        run(scenario())
+
+    @needs("leases")
     def test_an_election_runs_once_and_ends(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker, under_test.open() as other:

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
+from datetime import timedelta
 from functools import cached_property
 from importlib import import_module
 from inspect import iscoroutinefunction
-from pathlib import Path
 from threading import Lock
 from time import time
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
@@ -20,6 +20,7 @@ from umbel.app.canvas import Signature, signature_from
 from umbel.app.child_logs import set_up_child_logging
 from umbel.app.eager import EagerBackend, EagerRunner
 from umbel.app.ids import new_ids
+from umbel.app.naming import directory_of, home_of, task_name
 from umbel.app.options import TaskKeywords, options_from
 from umbel.app.publishing import patiently, publish
 from umbel.app.request import Request, current_request
@@ -45,9 +46,11 @@ from umbel.wire.message import Outgoing
 if TYPE_CHECKING:
     from umbel.app.control import Control
     from umbel.app.leases import HeldLease
+    from umbel.app.periodic import Periodic, Timetable
 
 P = ParamSpec("P")
 R = TypeVar("R")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 class TaskDecorator(Protocol):
@@ -82,7 +85,7 @@ class App:
     ) -> None:
         self.name = name
         given = {"broker": broker, "backend": backend, **settings}
-        self.settings: Settings = assemble(given, directory=_directory_of(sys._getframe(1).f_globals))
+        self.settings: Settings = assemble(given, directory=directory_of(sys._getframe(1).f_globals))
         self.router = Router(self.settings.task_routes)
         self.standing: dict[str, Standing] = {}  # by task, for `prepare`
         self.signals = Signals()
@@ -135,7 +138,7 @@ class App:
             made = options_from(name, options, bind=bind)
             known = self.tasks.get(name)
             # The same function defined anew (a notebook's cell run twice) replaces the old one.
-            if known is not None and _home(known.run) != _home(function):
+            if known is not None and home_of(known.run) != home_of(function):
                 raise ConfigurationError(f"two tasks are named {name!r}; give one of them another name=")
             kind = AsyncTask if iscoroutinefunction(function) else Task
             if kind is AsyncTask:
@@ -275,6 +278,37 @@ class App:
         """
         return self.topics.handler(topic, policy)
 
+    def periodic(
+        self,
+        *,
+        every: float | timedelta | None = None,
+        cron: str | None = None,
+        tz: str = "UTC",
+        catch_up: str = "one",
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Have a task sent again and again: `@app.periodic(every=30)` above `@app.task`.
+
+        Slots lie at multiples of `every` (seconds) since 1970, or where `cron` in time zone `tz` says.
+        One worker of all sends each slot, once. `catch_up`: what becomes of slots that passed while
+        no worker was there: `none`, `one` (the last is sent) or `all`.
+        """
+        rule = {"every": every, "cron": cron, "tz": tz, "catch_up": catch_up, "name": name}
+        return self._timetable.decorator(args, kwargs, options, **rule)
+
+    @property
+    def periodic_tasks(self) -> "Sequence[Periodic]":
+        return list(self._timetable.entries.values()) if "_timetable" in vars(self) else []
+
+    @cached_property
+    def _timetable(self) -> "Timetable":
+        from umbel.app.periodic import Timetable  # with a library that few apps need
+
+        return Timetable(self)
+
     def lease(
         self, name: str, *, ttl: float = 15.0, timeout: float | None = None
     ) -> "AbstractAsyncContextManager[HeldLease]":
@@ -359,32 +393,3 @@ class App:
 
     def __repr__(self) -> str:
         return f"<App {self.name} with {len(self.tasks)} tasks>"
-
-
-def task_name(function: Callable[..., Any], app_name: str) -> str:
-    """`module.function`; a module that runs as a script has the name it is imported by elsewhere."""
-    name = getattr(function, "__name__", None)
-    if name is None:  # a functools.partial, an object with __call__
-        raise ConfigurationError(f"{function!r} has no name of its own; give the task one with name=")
-    module = function.__module__
-    return f"{_main_module(app_name) if module == '__main__' else module}.{name}"
-
-
-def _main_module(app_name: str) -> str:
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:  # python -m package.module
-        return str(spec.name)
-    file = getattr(main, "__file__", None) or "<stdin>"
-    return app_name if file.startswith("<") else Path(file).stem
-
-
-def _directory_of(names: Mapping[str, Any]) -> Path | None:
-    """Where the module with these names lies: client and worker find the same umbel.db from it,
-    whatever directory each was started in. None for code that was typed in."""
-    file = names.get("__file__")
-    return Path(file).resolve().parent if isinstance(file, str) else None
-
-
-def _home(function: Callable[..., Any]) -> tuple[str, str]:
-    return function.__module__, getattr(function, "__qualname__", repr(function))

@@ -66,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gossip_interval_s: float = 5.0
     gossip_mode: Literal["auto", "full", "observed"] = "auto"
 
+    scheduler_lease_s: float = 10.0  # a dead scheduler is replaced after so long, at most
     election_protocol: Literal["v2", "v1"] = "v2"  # v1: Celery's, by events alone
     election_v1_compat: Literal["auto", "always", "never"] = "auto"  # speak v1 beside Celery's workers
 
@@ -107,6 +108,7 @@ _AT_LEAST: Mapping[str, float] = {
     "publish_buffer_max": 0,
     "connect_timeout_s": 0.01,
     "lease_s": 0.1,
+    "scheduler_lease_s": 1,
     "heartbeat_interval_s": 0.05,
     "gossip_interval_s": 0.05,
     "mingle_wait_s": 0.01,

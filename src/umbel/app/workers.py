@@ -23,7 +23,7 @@ from umbel.protocol.gossip_mode import GossipMode
 from umbel.wire.message import Message, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure, exception_map
 from umbel.wire.task import TaskCall, decode_task, read_headers
-from umbel.worker.settings import Ending, WorkerSettings
+from umbel.worker.settings import Ending, PeriodicTask, WorkerSettings
 from umbel.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def make_worker(
         control_allow=settings.control_allow,
         control_commands=app.panel,
         election_handlers=app.topics.handlers,
+        periodic={one.name: PeriodicTask(one.entry, one.messages) for one in app.periodic_tasks},
+        scheduler_lease_s=settings.scheduler_lease_s,
         election_protocol=settings.election_protocol,
         election_v1_compat=settings.election_v1_compat,
         shown_settings=settings.shown(),

@@ -250,7 +250,15 @@ class CoordinationStore(Protocol):
     async def release_lease(self, name: str, holder: str, term: int) -> bool: ...
     async def update_lease(self, name: str, holder: str, term: int, data: bytes) -> bool: ...
     async def read_lease(self, name: str) -> "LeaseReply": ...
-    async def fenced_publish(self, name: str, holder: str, term: int, batch: Sequence[Outgoing]) -> bool: ...
+    async def fenced_publish(
+        self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
+    ) -> bool:
+        """Publish if the lease is held, and with `data` leave that for the next holder, in one step.
+
+        Where there is no such step (`Capabilities.reasons`), the data is left first: who dies in
+        between has published nothing, and nobody publishes it again.
+        """
+        ...
 
     async def raise_clock(self, value: int) -> int:
         """Raise the cluster's clock mark to at least `value`; the mark after that."""

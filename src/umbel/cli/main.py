@@ -27,6 +27,7 @@ COMMANDS = {
     "members": "Show the nodes of the cluster; with --watch, who comes and goes.",
     "clock": "Show the logical clocks of the cluster.",
     "election": "Have one worker do something; see how elections ended, or watch them.",
+    "schedule": "The periodic tasks: list them, run one now, pause and resume.",
     "events": "Show what happens in the cluster, as it happens, in its order.",
     "history": "Build tables from what was recorded, and read them: rows, SQL, a report.",
     "health": "Say whether the workers on this machine are well.",

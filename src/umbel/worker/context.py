@@ -44,6 +44,8 @@ class Counters:
     refused: int = 0  # settled after the claim had ended: not applied
     children_died: int = 0
     events_dropped: int = 0
+    periodic_sent: int = 0  # slots of periodic tasks that this node sent while it led
+    periodic_missed: int = 0  # slots that it passed over, or cannot tell about
     elections_run: int = 0  # handlers that this node was elected to run
     elections_repeated: int = 0  # of these, runs that may not be the first
     elections_done: int = 0

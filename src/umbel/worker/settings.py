@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from umbel.control.panel import EVERYTHING, Panel
 from umbel.protocol.delivery import TaskRules
 from umbel.protocol.gossip_mode import GossipMode
+from umbel.protocol.schedule import Entry
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.election_context import Handler
 
@@ -24,6 +25,14 @@ class EndWithoutRunning(Protocol):
     """Provided by the app: the failure's result, that of chain steps after it, the errbacks."""
 
     def __call__(self, message: Message, queue: str, error: Exception, status: str) -> Ending: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicTask:
+    """An entry, and the messages that one slot of it (microseconds since 1970) takes."""
+
+    entry: Entry
+    messages: Callable[[int], Sequence[Outgoing]]
 
 
 def _nothing() -> None:
@@ -56,6 +65,8 @@ class WorkerSettings:
     changed_settings: frozenset[str] = frozenset()  # those that are not at their defaults
     control_commands: Panel = field(default_factory=Panel)  # those that users wrote
     election_handlers: Mapping[str, Handler] = field(default_factory=dict)  # by topic
+    periodic: Mapping[str, PeriodicTask] = field(default_factory=dict)  # by name
+    scheduler_lease_s: float = 10.0
     election_protocol: str = "v2"
     election_v1_compat: str = "auto"
     on_ready: Callable[[], None] = field(default=_nothing)

@@ -29,6 +29,7 @@ from umbel.worker.steps.health import Health
 from umbel.worker.steps.heart import Heart
 from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.pool import PoolStep
+from umbel.worker.steps.scheduler import Scheduler
 from umbel.worker.steps.state_store import StateStore
 from umbel.worker.steps.tasks import Tasks
 from umbel.worker.steps.watchdog import Watchdog
@@ -73,6 +74,7 @@ class Worker:
             gossip,
             ElectionsStep(self._context, events, gossip, self._state),
             self._tasks,
+            Scheduler(self._context, events, gossip),
             Health(self._context, self._tasks),
             Watchdog(self._context),
         ]

@@ -141,11 +141,16 @@ class AmqpCoordination:
             return LeaseReply(False, known.holder, known.term, known.ttl_s, known.data)
         return LeaseReply(False, "", known.term, 0.0, known.data)
 
-    async def fenced_publish(self, name: str, holder: str, term: int, batch: Sequence[Outgoing]) -> bool:
+    async def fenced_publish(
+        self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
+    ) -> bool:
+        if data is not None and not await self.update_lease(name, holder, term, data):
+            return False
         session = await self._current()
         if not self._leads(session, name, holder, term):
             return False
-        await session.send(outbox.tasks(batch, time()))
+        if batch:
+            await session.send(outbox.tasks(batch, time()))
         return True
 
     async def _change_lease(

@@ -100,10 +100,14 @@ class RedisCoordination:
     async def read_lease(self, name: str) -> LeaseReply:
         return _lease_reply(await self._lease("read", name))
 
-    async def fenced_publish(self, name: str, holder: str, term: int, batch: Sequence[Outgoing]) -> bool:
-        await self._link.call_all(declare(self._keys, {one.queue for one in batch}))
-        args = parkable(self._keys, batch, ())
-        return await self._proven(await self._lease("publish", name, holder, term, *args))
+    async def fenced_publish(
+        self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
+    ) -> bool:
+        if batch:
+            await self._link.call_all(declare(self._keys, {one.queue for one in batch}))
+        args = ("keep", b"") if data is None else ("change", data)
+        messages = parkable(self._keys, batch, ())
+        return await self._proven(await self._lease("publish", name, holder, term, *args, *messages))
 
     async def raise_clock(self, value: int) -> int:
         return int(await self._link.call("EVAL", _RAISE, 0, self._keys.clock, value))

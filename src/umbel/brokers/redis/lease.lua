@@ -4,7 +4,8 @@
 --   renew    holder, term, ttl         Reply: 1 or 0
 --   release  holder, term              Reply: 1 or 0
 --   update   holder, term, data        Reply: 1 or 0
---   publish  holder, term, then for each message: list, due, field, envelope    Reply: 1 or 0
+--   publish  holder, term, keep or change, data, then for each message: list, due, field, envelope
+--                                      Reply: 1 or 0
 
 local key = coord .. 'l:' .. ARGV[4]
 local record = read_hash(key)
@@ -47,7 +48,10 @@ elseif verb == 'release' then
 elseif verb == 'update' then
   redis.call('HSET', key, 'data', ARGV[7])
 else
-  for i = 7, #ARGV, 4 do
+  if ARGV[7] == 'change' then
+    redis.call('HSET', key, 'data', ARGV[8])
+  end
+  for i = 9, #ARGV, 4 do
     local due = tonumber(ARGV[i + 1])
     if due > now then
       park(ARGV[1], ARGV[i + 2], ARGV[i + 3], due)

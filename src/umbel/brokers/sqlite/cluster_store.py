@@ -6,6 +6,7 @@ past its retention. Like `store.py`: synchronous, and each operation is one tran
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from umbel.brokers.interface import Broadcast, EventLogState, LoggedEvent
 from umbel.brokers.sqlite import (
@@ -202,11 +203,16 @@ class ClusterStore:
         with self._database.read() as db:
             return rules.read_lease(coordination.lease(db, name), self._clock.now())
 
-    def fenced_publish(self, name: str, holder: str, term: int, batch: Sequence[Outgoing]) -> bool:
+    def fenced_publish(
+        self, name: str, holder: str, term: int, batch: Sequence[Outgoing], data: bytes | None
+    ) -> bool:
         with self._database.write(durable=True) as db:
             now = self._clock.now()
-            if not rules.holds_lease(coordination.lease(db, name), holder, term, now):
+            record = coordination.lease(db, name)
+            if not rules.holds_lease(record, holder, term, now):
                 return False
+            if data is not None:
+                coordination.put_lease(db, name, replace(record, data=data))
             queues = messages.insert(db, batch, now.wall_s)
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self._store.poke(awake)

@@ -52,8 +52,10 @@ class SqliteCoordination:
     async def read_lease(self, name: str) -> LeaseReply:
         return await self._call(self._store.read_lease, name)
 
-    async def fenced_publish(self, name: str, holder: str, term: int, batch: Sequence[Outgoing]) -> bool:
-        return await self._call(self._store.fenced_publish, name, holder, term, batch)
+    async def fenced_publish(
+        self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
+    ) -> bool:
+        return await self._call(self._store.fenced_publish, name, holder, term, batch, data)
 
     async def raise_clock(self, value: int) -> int:
         return await self._call(self._store.raise_clock, value)

@@ -1,0 +1,147 @@
+"""`umbel schedule`: what is periodic, when it was and will be sent, and who sees to it."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from time import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from umbel.brokers.interface import Broker
+from umbel.cli import exits
+from umbel.cli.broker import ask_broker
+from umbel.cli.options import app_option, json_option, print_json, print_table
+from umbel.errors import nearest
+from umbel.wire.schedule import decode_marks, decode_pauses, encode_pauses
+from umbel.worker.steps.scheduler import PAUSES_LEASE, SCHEDULER_LEASE
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+    from umbel.app.periodic import Periodic
+    from umbel.protocol.coordination import LeaseReply
+
+COLUMNS = ("name", "task", "rule", "catch_up", "last", "next", "paused")
+CHANGE_TTL_S = 5.0
+CHANGE_TRIES = 50
+TRY_AGAIN_S = 0.1
+Names = frozenset[str]
+
+
+@click.group("schedule")
+def command() -> None:
+    """The app's periodic tasks: list them, run one now, pause and resume."""
+
+
+@command.command("ls")
+@app_option
+@json_option
+def ls(app_name: str | None, as_json: bool) -> int:
+    """List the periodic tasks, when each was last sent and is due next, and which worker leads."""
+    app = _app(app_name)
+
+    async def read(broker: Broker) -> "tuple[LeaseReply, LeaseReply]":
+        store = broker.coordination
+        return await store.read_lease(SCHEDULER_LEASE), await store.read_lease(PAUSES_LEASE)
+
+    lease, pauses = ask_broker(app_name, read)
+    marks, paused = decode_marks(lease.data), decode_pauses(pauses.data)
+    rows = [_row(one, marks.get(one.name), one.name in paused) for one in app.periodic_tasks]
+    leader = lease.holder.rsplit(".", 2)[0]  # without process and incarnation
+    if as_json:
+        print_json({"leader": leader or None, "term": lease.term, "tasks": rows})
+    else:
+        print_table(COLUMNS, [[row[name] or "-" for name in COLUMNS] for row in rows])
+        click.echo(f"leader: {leader or 'none (no worker with periodic tasks is up)'}", err=True)
+    return exits.OK
+
+
+@command.command("run")
+@app_option
+@click.argument("name")
+@json_option
+def run(app_name: str | None, name: str, as_json: bool) -> int:
+    """Send the task of NAME now, beside its slots."""
+    app = _app(app_name)
+    try:
+        result = _find(app, name).signature.clone().apply_async()
+    finally:
+        app.close()
+    if as_json:
+        print_json({"name": name, "id": result.id})
+    else:
+        click.echo(result.id)
+    return exits.OK
+
+
+@command.command("pause")
+@app_option
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def pause(app_name: str | None, names: tuple[str, ...]) -> int:
+    """Let the slots of NAME pass until it is resumed. It holds although no worker is up."""
+    return _change(app_name, names, lambda paused: paused | set(names))
+
+
+@command.command("resume")
+@app_option
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def resume(app_name: str | None, names: tuple[str, ...]) -> int:
+    """Send NAME again, from its next slot on."""
+    return _change(app_name, names, lambda paused: paused - set(names))
+
+
+def _app(app_name: str | None) -> "App":
+    from umbel.app.loading import find_app
+
+    return find_app(app_name).app
+
+
+def _find(app: "App", name: str) -> "Periodic":
+    known = {one.name: one for one in app.periodic_tasks}
+    if name in known:
+        return known[name]
+    near = nearest(name, sorted(known))
+    hint = f"; did you mean {near!r}?" if near else "; `umbel schedule ls` lists them"
+    raise click.UsageError(f"no periodic task is named {name!r}{hint}")
+
+
+def _row(one: "Periodic", mark: int | None, paused: bool) -> dict[str, Any]:
+    now_us = int(time() * 1_000_000)
+    return {
+        "name": one.name,
+        "task": one.signature.task,
+        "rule": one.said,
+        "catch_up": str(one.entry.catch_up),
+        "last": None if mark is None else _shown(mark),
+        "next": None if paused else _shown(one.entry.rule.after(max(now_us, mark or 0))),
+        "paused": "yes" if paused else "",
+    }
+
+
+def _shown(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us / 1_000_000, UTC).isoformat(timespec="seconds")
+
+
+def _change(app_name: str | None, names: tuple[str, ...], edit: Callable[[Names], Names]) -> int:
+    app = _app(app_name)
+    for name in names:
+        _find(app, name)
+    if not ask_broker(app_name, lambda broker: _change_pauses(broker, edit)):
+        raise click.ClickException("others are changing the pauses; try again")
+    return exits.OK
+
+
+async def _change_pauses(broker: Broker, edit: Callable[[Names], Names]) -> bool:
+    """Under the lease that holds them, so that of two who change them at once none is lost."""
+    from umbel.app.ids import new_id
+
+    store, holder = broker.coordination, f"cli.{new_id()}"
+    for _ in range(CHANGE_TRIES):
+        taken = await store.acquire_lease(PAUSES_LEASE, holder, ttl_s=CHANGE_TTL_S)
+        if taken.granted:
+            wanted = encode_pauses(edit(decode_pauses(taken.data)))
+            changed = await store.update_lease(PAUSES_LEASE, holder, taken.term, wanted)
+            await store.release_lease(PAUSES_LEASE, holder, taken.term)
+            return changed
+        await asyncio.sleep(TRY_AGAIN_S)
+    return False

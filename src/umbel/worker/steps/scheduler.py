@@ -1,0 +1,184 @@
+"""Scheduler: sends periodic tasks while this node leads; the shell of `protocol/schedule.py`.
+
+Every worker whose app has periodic tasks stands for the lease, and any may lead. What the leader
+sends it sends under the lease and together with the marks of what is settled, so a worker that
+was cut off sends nothing. Pauses are kept in the data of another lease, which nobody holds for
+longer than it takes to change them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+
+from umbel.errors import BrokerError
+from umbel.protocol.lease import Acquired, LeaseSettings, Released
+from umbel.protocol.schedule import (
+    Effect,
+    Event,
+    Follow,
+    Lead,
+    MarksRead,
+    Missed,
+    PausesRead,
+    ReadMarks,
+    ReadPauses,
+    Schedule,
+    Send,
+    Sent,
+    Unproven,
+    Unsure,
+)
+from umbel.wire.schedule import decode_marks, decode_pauses, encode_marks
+from umbel.worker.bootsteps import Step
+from umbel.worker.context import WorkerContext
+from umbel.worker.driver import drive
+from umbel.worker.leases import Change, LeaseKeeper
+from umbel.worker.settings import PeriodicTask
+from umbel.worker.steps.events import Events
+from umbel.worker.steps.gossip import Gossip
+
+log = logging.getLogger("umbel.worker.scheduler")
+
+SCHEDULER_LEASE = "scheduler"
+PAUSES_LEASE = "scheduler-pauses"
+PAUSES_EVERY_S = 1.0
+CALL_TIMEOUT_S = 5.0
+ASK_AGAIN_S = 0.5
+INBOX_MAX = 100
+RENEWALS_PER_TTL = 3
+LEADER = "worker-leader"
+
+
+class Scheduler(Step):
+    name = "scheduler"
+    requires = ("control", "gossip")
+
+    def __init__(self, context: WorkerContext, events: Events, gossip: Gossip) -> None:
+        super().__init__()
+        self._context = context
+        self._events = events
+        self._gossip = gossip
+        self._tasks: Mapping[str, PeriodicTask] = context.settings.periodic
+        self._schedule = Schedule([one.entry for one in self._tasks.values()])
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_MAX)
+        self._keeper: LeaseKeeper | None = None
+
+    async def start(self) -> None:
+        if not self._tasks:
+            return
+        capabilities = self._context.broker.capabilities
+        if not capabilities.leases:
+            log.warning("periodic tasks are off: transport %s has no leases", capabilities.transport)
+            return
+        ttl_s = self._context.settings.scheduler_lease_s
+        settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, wait_s=ttl_s / 10)
+        owner = self._context.identity.owner
+        self._keeper = LeaseKeeper(
+            self._context.broker.coordination,
+            SCHEDULER_LEASE,
+            owner,
+            settings=settings,
+            changed=self._changed,
+        )
+        self._gossip.listen(LEADER, self._leader_heard)
+        self.run_in_background(self._keeper.run())
+        self.run_in_background(drive(self._schedule, self._inbox, self._perform))
+        self.run_in_background(self._watch_pauses())
+
+    async def stop(self) -> None:
+        await self.end_background()
+        if self._keeper is not None:
+            await self._keeper.stop()
+
+    # -- who leads -------------------------------------------------------------------------------
+
+    def _changed(self, change: Change) -> None:
+        if isinstance(change, Acquired):
+            self._put(Lead(decode_marks(change.data)))
+        else:
+            self._put(Follow())
+        phase = "acquired" if isinstance(change, Acquired) else "lost"
+        phase = "released" if isinstance(change, Released) else phase
+        owner, term = self._context.identity.owner, change.term
+        log.info("scheduler %s", phase, extra=self._context.log_fields(term=term))
+        freq_s = self._context.settings.heartbeat_interval_s
+        self._events.tell(LEADER, lease=SCHEDULER_LEASE, leader=owner, term=term, phase=phase, freq=freq_s)
+
+    def _leader_heard(self, event: Mapping[str, object]) -> None:
+        released = event.get("lease") == SCHEDULER_LEASE and event.get("phase") == "released"
+        if released and self._keeper is not None:
+            self._keeper.release_heard()
+
+    def _put(self, event: Event) -> None:
+        # Leadership changes a few times a minute at most, and each other event answers an effect.
+        self._inbox.put_nowait(event)
+
+    # -- what the machine asks for ---------------------------------------------------------------
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._put(await self._send(effect))
+            case ReadMarks():
+                self._put(await self._read_marks())
+            case ReadPauses():
+                self._put(await self._read_pauses())
+            case Missed(name, count, _):
+                self._context.counters.periodic_missed += count
+                log.warning("periodic task %s: %d slots passed over", name, count)
+            case Unproven(slots):
+                if "fenced_publish" in self._context.broker.capabilities.reasons:
+                    self._context.counters.periodic_missed += len(slots)
+                    names = ", ".join(sorted({slot.name for slot in slots}))
+                    log.warning("the broker went away while periodic tasks were sent; maybe lost: %s", names)
+
+    async def _send(self, send: Send) -> Event:
+        assert self._keeper is not None
+        batch = [one for slot in send.slots for one in self._tasks[slot.name].messages(slot.at_us)]
+        store, term = self._context.broker.coordination, self._keeper.term
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                done = self._keeper.still_mine() and await store.fenced_publish(
+                    SCHEDULER_LEASE, self._keeper.holder, term, batch, data=encode_marks(send.marks)
+                )
+        except (BrokerError, TimeoutError) as error:
+            log.warning("cannot send periodic tasks now", extra={"why": str(error) or "no answer in time"})
+            return Unsure()
+        if not done:
+            return Follow()
+        self._context.counters.periodic_sent += len(send.slots)
+        return Sent()
+
+    async def _read_marks(self) -> Event:
+        assert self._keeper is not None
+        await asyncio.sleep(ASK_AGAIN_S)
+        if not self._keeper.still_mine():
+            return Follow()
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                found = await self._context.broker.coordination.read_lease(SCHEDULER_LEASE)
+        except (BrokerError, TimeoutError):
+            return Unsure()
+        mine = (found.holder, found.term) == (self._keeper.holder, self._keeper.term)
+        return MarksRead(decode_marks(found.data)) if mine else Follow()
+
+    async def _read_pauses(self) -> Event:
+        assert self._keeper is not None
+        while self._keeper.still_mine():
+            with suppress(BrokerError, TimeoutError):
+                return await self._pauses()
+            await asyncio.sleep(ASK_AGAIN_S)
+        return Follow()
+
+    async def _watch_pauses(self) -> None:
+        while True:
+            await asyncio.sleep(PAUSES_EVERY_S)
+            if self._schedule.leads:
+                with suppress(BrokerError, TimeoutError):
+                    await self._inbox.put(await self._pauses())
+
+    async def _pauses(self) -> PausesRead:
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            found = await self._context.broker.coordination.read_lease(PAUSES_LEASE)
+        return PausesRead(decode_pauses(found.data))
