@@ -73,7 +73,7 @@ def make_worker(
         control_allow=settings.control_allow,
         control_commands=app.panel,
         election_handlers=app.topics.handlers,
-        periodic={one.name: PeriodicTask(one.entry, one.messages) for one in app.periodic_tasks},
+        periodic=periodic_tasks(app),
         scheduler_lease_s=settings.scheduler_lease_s,
         election_protocol=settings.election_protocol,
         election_v1_compat=settings.election_v1_compat,
@@ -96,6 +96,10 @@ def node_name(given: str | None) -> str:
     if not before or not after or any(character.isspace() for character in whole):
         raise BadSetting("--hostname", given, "write it as name@host", source="the command line")
     return whole
+
+
+def periodic_tasks(app: "App") -> dict[str, PeriodicTask]:
+    return {one.name: PeriodicTask(one.entry, one.messages) for one in app.periodic_tasks}
 
 
 def task_rules(app: "App", settings: Settings) -> dict[str, TaskRules]:
