@@ -26,7 +26,8 @@ UmbelError
 │   ├── TimeLimitExceeded      the hard limit ended the task
 │   ├── SoftTimeLimitExceeded  raised inside the task at the soft limit
 │   │   └── WorkerStopping     raised inside the task when its worker is told to stop a second time
-│   ├── TaskRevoked            the task was revoked before it ran
+│   ├── TaskCancelled          raised inside the task when somebody revokes it while it runs
+│   ├── TaskRevoked            the task was revoked before it ran, or ended because of that
 │   ├── MaxRetriesExceeded     retry() was called once too often
 │   ├── ChordError             a part of a chord failed, so its body cannot run
 │   └── RemoteError            the task failed with an exception this process cannot rebuild
@@ -164,6 +165,10 @@ class SoftTimeLimitExceeded(TaskError):
 
 class WorkerStopping(SoftTimeLimitExceeded):
     """The worker was told twice to stop. Tidy up and let it pass: the message goes back to its queue."""
+
+
+class TaskCancelled(TaskError):
+    pass
 
 
 class TaskRevoked(TaskError):

@@ -1,12 +1,16 @@
 """Tasks for the scenarios of remote control, and a command of the app's own."""
 
+import asyncio
 import os
 import signal
+from contextlib import suppress
+from operator import methodcaller
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from umbel import App
+from umbel.errors import TaskCancelled
 
 app = App("control")
 WAIT_MAX_S = 60.0
@@ -32,10 +36,35 @@ def waits_for(gate: str, started: str = "") -> str:
 
 @app.task
 def stubborn(started: str) -> None:
-    """Does not end when it is asked to."""
+    """Does not end when it is asked to, in whatever way."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path(started).touch()
-    Event().wait(WAIT_MAX_S)
+    pause = Event()
+    for _ in range(3):
+        with suppress(TaskCancelled):
+            pause.wait(WAIT_MAX_S / 3)
+
+
+@app.task
+def tidies_up(started: str, tidied: str) -> None:
+    """Ends in good order when it is cancelled."""
+    Path(started).touch()
+    try:
+        Event().wait(WAIT_MAX_S)
+    except TaskCancelled:
+        Path(tidied).touch()
+        raise
+
+
+@app.task
+async def awaits(started: str, tidied: str) -> None:
+    """The same as a coroutine."""
+    touch = methodcaller("touch")
+    touch(Path(started))
+    try:
+        await asyncio.Event().wait()
+    finally:
+        touch(Path(tidied))
 
 
 @app.panel.inspect_command(alias="whoami", args=[("greeting", str)])

@@ -236,9 +236,7 @@ def test_limits_are_changed_while_it_runs(cluster: Cluster) -> None:
     told = ask(cluster, ONE, "time_limit", task_name=task, soft=5, hard=10.0)
     assert told == {"ok": "time limits set successfully"}
     assert shown() == f"{task} [rate_limit=100/m time_limit=10.0 soft_time_limit=5.0]"
-    assert ask(cluster, TWO, "registered") == sorted(
-        [task, "control_tasks.stubborn", "control_tasks.waits_for"]
-    )
+    assert ask(cluster, TWO, "registered") == sorted(cluster.app.tasks)
     told = ask(cluster, ONE, "rate_limit", task_name=task, rate_limit=0)
     assert told == {"ok": "rate limit disabled successfully"}
     assert ask(cluster, ONE, "time_limit", task_name=task) == {"ok": "time limits set successfully"}
@@ -375,6 +373,25 @@ def test_a_task_that_catches_the_signal_is_ended_all_the_same(cluster: Cluster, 
 
 
 @ON_SQLITE
+@pytest.mark.parametrize("task", ["tidies_up", "awaits"])
+def test_a_task_that_is_revoked_while_it_runs_can_tidy_up(
+    cluster: Cluster, tmp_path: Path, task: str
+) -> None:
+    """P3: the task is asked first; its process, and whatever else is in it, goes on."""
+    one = ask_for_queue(cluster, ONE, "tidy")
+    children = one("stats")["pool"]["processes"]
+    started, tidied = tmp_path / "started", tmp_path / "tidied"
+    sent = cluster.app.send_task(f"control_tasks.{task}", [str(started), str(tidied)], queue="tidy")
+    wait_until(started.exists, what="it to run")
+    assert one("revoke", task_id=sent.id, terminate=True) == {"ok": f"terminate: {sent.id}"}
+    with pytest.raises(TaskRevoked, match="terminated"):
+        sent.get(timeout=ENOUGH_S)
+    assert tidied.exists()
+    assert one("stats")["pool"]["processes"] == children
+    one("cancel_consumer", queue="tidy")
+
+
+@ON_SQLITE
 def test_a_stuck_child_shows_where_it_is(cluster: Cluster, tmp_path: Path) -> None:
     one = ask_for_queue(cluster, ONE, "stuck")
     gate, started = tmp_path / "gate", tmp_path / "started"
@@ -457,9 +474,7 @@ def test_the_command_line_asks_and_tells(cluster: Cluster) -> None:
     pinged = cluster.umbel("ping", "-d", f"{ONE},{TWO}", "--timeout", "20")
     assert pinged.stdout == f"{ONE}: pong\n{TWO}: pong\n"
     seen = cluster.umbel_json("inspect", "registered", "rate_limit", "-d", ONE, "--timeout", "20")
-    assert seen["replies"] == {
-        ONE: ["control_tasks.add", "control_tasks.stubborn", "control_tasks.waits_for"]
-    }
+    assert seen["replies"] == {ONE: sorted(cluster.app.tasks)}
     told = cluster.umbel("control", "rate_limit", "control_tasks.add", "10/s", "--glob", "one@*")
     assert told.stdout == f"{ONE}: ok\n    new rate limit set successfully\n"
     cluster.umbel("control", "rate_limit", "control_tasks.add", "0", "-d", ONE)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from umbel.errors import SoftTimeLimitExceeded, TaskError
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, TaskError
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,7 +39,7 @@ class LastingLoop:
                 self._runner = asyncio.Runner()
             with cancelled_is_failed():
                 return self._runner.run(coroutine, context=contextvars.copy_context())
-        except SoftTimeLimitExceeded:
+        except (SoftTimeLimitExceeded, TaskCancelled):
             # It may have hit the loop while it waited: the coroutine is still pending then, and
             # would go on during the next task. Closing the loop cancels it.
             self.close()

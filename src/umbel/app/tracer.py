@@ -33,6 +33,7 @@ from umbel.errors import (
     NotRegistered,
     Reject,
     Retry,
+    TaskCancelled,
     UmbelError,
     WireError,
     WorkerStopping,
@@ -175,6 +176,8 @@ class _Run:
         self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
     ) -> Outcome:
         policy = task.options.retry
+        if isinstance(error, TaskCancelled):
+            return self.failed(task, call, request, error)
         if isinstance(error, Retry):
             if error.when is not None:  # self.retry() has judged it
                 return self._retried(task, call, request, error, error.when)
@@ -222,6 +225,8 @@ class _Run:
     def failed(
         self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
     ) -> Outcome:
+        if isinstance(error, TaskCancelled):  # the main process knows what becomes of it
+            return self._outcome("cancelled", summary=_safe_repr(error))
         text = _traceback_text(error)
         done_at = time()
         follow_ups = after_failure(self._app, call, request, error, text)

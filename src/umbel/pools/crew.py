@@ -3,7 +3,7 @@
 Threads take jobs from one queue, so a long job holds up nobody but its own thread. Taking one is
 atomic: a job is run or withdrawn, never both.
 
-Soft limits, and the word that the worker stops. Python can raise an exception in another thread, at
+Soft limits, cancels, and the word that the worker stops. Python can raise an exception in another thread, at
 that thread's next step of Python code: a job that waits in C (a long `time.sleep`, a driver that
 blocks) gets it when that returns.
 Whoever takes the seat's one ticket decides: the loop, to raise, or the thread, whose job has ended.
@@ -20,10 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from umbel.errors import SoftTimeLimitExceeded
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, TaskError
 from umbel.pools.guard import Raised, call_guarded, is_guarded
 from umbel.pools.interface import Job, Outcome, Runner
 
+INTERRUPTIONS = (SoftTimeLimitExceeded, TaskCancelled)
 _POST_S = 0.0005  # between looks whether the exception that was announced is on its way
 
 
@@ -117,7 +118,7 @@ class Crew:
     def waiting(self) -> int:
         return self._orders.qsize()
 
-    def raise_in(self, job: int, error: type[SoftTimeLimitExceeded]) -> bool:
+    def raise_in(self, job: int, error: type[TaskError]) -> bool:
         """Raise in the thread that runs this job; False when this is not the moment: try again.
 
         A job hears one exception only: who was told of its limit is not told of the worker's end.
@@ -152,7 +153,7 @@ def _run(runner: Runner, job: Job, seat: _Seat) -> Outcome:
         outcome = runner(job)
         if not seat.take_ticket():
             _absorb(seat)
-    except SoftTimeLimitExceeded:
+    except INTERRUPTIONS:
         # It left the guarded call just then. With the outcome in hand nothing is lost.
         if outcome is None:
             raise

@@ -31,7 +31,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     redelivered: bool = False
 
 
-OutcomeKind = Literal["success", "failure", "retry", "ignored", "rejected", "requeued"]
+OutcomeKind = Literal["success", "failure", "retry", "ignored", "rejected", "requeued", "cancelled"]
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -189,6 +189,14 @@ class Pool(Protocol):
 
     def withdraw(self) -> Sequence[Job]:
         """Take back every job that has not started; those do not come back by the listener."""
+        ...
+
+    def cancel_job(self, number: int) -> bool:
+        """Raise TaskCancelled inside this job, and in no other; False when it cannot.
+
+        Nobody knows whether the job ends by that: it may catch it, or not be interrupted where it
+        is. Asking again is harmless: it is raised once.
+        """
         ...
 
     def terminate_job(self, number: int, signum: int) -> bool:

@@ -13,9 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from umbel.errors import NotSupported, PoolError, SoftTimeLimitExceeded, WorkerStopping
+from umbel.errors import (
+    NotSupported,
+    PoolError,
+    SoftTimeLimitExceeded,
+    TaskCancelled,
+    TaskError,
+    WorkerStopping,
+)
 from umbel.pools.abilities import ABILITIES
-from umbel.pools.crew import Began, Broke, Crew, Ended, Left, Report
+from umbel.pools.crew import INTERRUPTIONS, Began, Broke, Crew, Ended, Left, Report
 from umbel.pools.hosting import in_one_line
 from umbel.pools.interface import Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.own_host import start_host, stop_host
@@ -87,6 +94,10 @@ class ThreadsPool:
         for job in jobs:
             del self._outstanding[job.number]
         return jobs
+
+    def cancel_job(self, number: int) -> bool:
+        self._raise_in(number, TaskCancelled)
+        return number in self._running
 
     def terminate_job(self, number: int, signum: int) -> bool:
         return False
@@ -200,7 +211,7 @@ class ThreadsPool:
         left_s = began_at + job.soft_limit_s - time.time()
         return self._loop.call_later(max(0.0, left_s), self._raise_in, job.number, SoftTimeLimitExceeded)
 
-    def _raise_in(self, number: int, error: type[SoftTimeLimitExceeded]) -> None:
+    def _raise_in(self, number: int, error: type[TaskError]) -> None:
         assert self._crew is not None
         running = self._running.get(number)
         if running is None:
@@ -222,8 +233,8 @@ class ThreadsPool:
 
 
 def _broken(job: Job, error: BaseException) -> LostJob:
-    if isinstance(error, SoftTimeLimitExceeded):
-        reason = "its soft limit passed in the moment in which it ended"
+    if isinstance(error, INTERRUPTIONS):
+        reason = "it was interrupted in the moment in which it ended"
         return LostJob(job.number, started=False, reason=reason, ran=True)
     reason = f"the task ended its thread: {in_one_line(error)}"
     return LostJob(job.number, started=True, reason=reason, ran=True)

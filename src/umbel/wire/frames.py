@@ -67,6 +67,12 @@ class Problem(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=7):
     text: str
 
 
+class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):
+    """To a child: this job is to end. A signal follows."""
+
+    job: int
+
+
 def encode_frame(message: msgspec.Struct, *, max_bytes: int = FRAME_MAX_BYTES) -> bytearray:
     frame = bytearray(_HEADER_BYTES)
     _encoder.encode_into(message, frame, _HEADER_BYTES)

@@ -81,7 +81,7 @@ class Endings:
             self.bury(held, WorkerLost(text), charged=False)
 
     def end_terminated(self, held: Held) -> None:
-        """Its process was ended because somebody revoked the running task."""
+        """It, or its process, was ended because somebody revoked the running task."""
         self._counters.revoked += 1
         self._events.revoked(held, expired=False, signal=held.terminated_by)
         self._end(held, TaskRevoked("terminated"), REVOKED)
@@ -90,6 +90,10 @@ class Endings:
     def settle(self, held: Held, outcome: Outcome) -> None:
         tag = held.delivery.tag
         assert held.run is not None
+        if outcome.kind == "cancelled":
+            self._settler.report((), outcome.follow_ups)  # what it sent before
+            self.end_terminated(held)
+            return
         name = _COUNTED_AS[outcome.kind]
         setattr(self._counters, name, getattr(self._counters, name) + 1)
         self._events.ended(held, outcome)

@@ -32,7 +32,8 @@ from umbel.worker.steps.tasks import Tasks
 
 REVOKE_RETENTION_S = 7 * 86_400.0
 SAMPLES_MAX = 100
-TERMINATE_GRACE_S = 5.0
+GENTLE_SIGNAL = "SIGTERM"  # what callers send who did not choose: the task is asked first
+CANCEL_AGAIN_S, CANCEL_GRACE_S, TERMINATE_GRACE_S = (0.1, 0.5), 2.0, 5.0
 SETTLED_BEATS = 4
 
 
@@ -116,20 +117,35 @@ class WorkerState:
 
     def terminate(self, task_ids: Sequence[str], signal: str) -> Sequence[str]:
         ended: list[str] = []
-        loop = asyncio.get_running_loop()
         for held in self._requests.running(task_ids):
             held.terminated_by = signal
-            if self._context.pool.terminate_job(held.number, Signals[signal]):
+            if (signal == GENTLE_SIGNAL and self._cancel(held)) or self._signal(held, signal):
                 ended.append(held.headers.id)
-                loop.call_later(TERMINATE_GRACE_S, self._kill_if_running, held)
             else:
                 held.terminated_by = ""
         return ended
 
-    def _kill_if_running(self, held: Held) -> None:
-        """A task may catch the signal that was to end it; this one cannot be caught."""
+    def _cancel(self, held: Held) -> bool:
+        """Ask the task itself to end; its process is signalled only if it does not."""
+        if not self._context.pool.cancel_job(held.number):
+            return False
+        loop = asyncio.get_running_loop()
+        for after_s in CANCEL_AGAIN_S:  # the first may have come before it could be interrupted
+            loop.call_later(after_s, self._if_running, held, self._context.pool.cancel_job, held.number)
+        loop.call_later(CANCEL_GRACE_S, self._if_running, held, self._signal, held, GENTLE_SIGNAL)
+        return True
+
+    def _signal(self, held: Held, signal: str) -> bool:
+        """Signal its process. A task may catch that; the last one cannot be caught."""
+        terminate, loop = self._context.pool.terminate_job, asyncio.get_running_loop()
+        if not terminate(held.number, Signals[signal]):
+            return False
+        loop.call_later(TERMINATE_GRACE_S, self._if_running, held, terminate, held.number, Signals.SIGKILL)
+        return True
+
+    def _if_running(self, held: Held, do: Callable[..., object], *arguments: object) -> None:
         if self._tasks.is_holding(held):
-            self._context.pool.terminate_job(held.number, Signals.SIGKILL)
+            do(*arguments)
 
     def known(self) -> Sequence[Known]:
         """The members as a caller of remote control wants them; none while this node is too new.

@@ -12,8 +12,8 @@ inside a guarded call, where what it raises is caught, so it cannot break the co
 A signal that comes too early for that is repeated. The handler is installed at the first job with
 a soft limit (the main process sends no signal before it was told) and stays.
 
-A worker that stops interrupts any job the same way, by another signal: SIGURG, because where nobody
-handles it, it does nothing.
+A worker that stops interrupts any job the same way, and so does whoever cancels one (a Cancel frame),
+by another signal: SIGURG, because where nobody handles it, it does nothing.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from typing import NoReturn
 import msgspec
 from setproctitle import setproctitle
 
-from umbel.errors import SoftTimeLimitExceeded, WorkerStopping
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import is_guarded
 from umbel.pools.hosting import in_one_line, load_host
 from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Runner, Told
@@ -40,6 +40,7 @@ from umbel.pools.prefork.messages import Setup, ToChild
 from umbel.pools.stacks import offer_stacks
 from umbel.wire.frames import (
     Armed,
+    Cancel,
     FrameReader,
     JobBatch,
     Outcomes,
@@ -124,6 +125,7 @@ class Child:
         self._handles_soft_limits = False
         self._armed: int | None = None  # the running job, while the handler may raise
         self._soft_limit: SoftLimit | None = None  # the last that came
+        self._cancelled: int | None = None  # the last job that a Cancel named
 
     def serve(self, runner: Runner) -> None:
         """Run jobs until told to stop, or until the main process is gone."""
@@ -159,6 +161,8 @@ class Child:
         for message in self._reader.feed(data):
             if isinstance(message, SoftLimit):
                 self._soft_limit = message
+            elif isinstance(message, Cancel):
+                self._cancelled = message.job
             else:
                 self._inbox.append(message)
 
@@ -205,7 +209,12 @@ class Child:
         with contextlib.suppress(OSError):  # nothing there, or nobody
             self._note(self._channel.recv(_READ_BYTES, socket.MSG_DONTWAIT))
         limit = self._soft_limit
-        if limit is not None and limit.job == job and is_guarded(frame):
+        if not is_guarded(frame):
+            self._armed = job
+            return
+        if self._cancelled == job:
+            raise TaskCancelled("cancelled")
+        if limit is not None and limit.job == job:
             if limit.stopping:
                 raise WorkerStopping("the worker stops; the task goes back to its queue")
             raise SoftTimeLimitExceeded("the soft time limit passed")

@@ -15,6 +15,7 @@ from umbel.pools.interface import Job, Outcome, PoolSettings, Told
 from umbel.wire.frames import (
     FRAME_MAX_BYTES,
     Armed,
+    Cancel,
     JobBatch,
     Outcomes,
     Problem,
@@ -95,7 +96,7 @@ class Exited(msgspec.Struct, frozen=True, array_like=True, tag=13):
 
 ToServer = Fork | Signal
 FromServer = Loaded | Problem | Forked | NotForked | Exited
-ToChild = JobBatch[Job] | SoftLimit | Stop
+ToChild = JobBatch[Job] | SoftLimit | Cancel | Stop
 FromChild = Outcomes[Outcome] | Ready | Armed | Problem | Told
 
 

@@ -68,7 +68,7 @@ from umbel.protocol.slot_events import (
     Withdrawn,
 )
 from umbel.protocol.slots import Slots
-from umbel.wire.frames import Armed, Outcomes, Problem, Ready, SoftLimit, Stop, encode_frame
+from umbel.wire.frames import Armed, Cancel, Outcomes, Problem, Ready, SoftLimit, Stop, encode_frame
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +139,13 @@ class PreforkPool:
         # A listener that is called meanwhile may withdraw too: each job goes to one of the callers.
         jobs, self._withdrawn = tuple(self._withdrawn), []
         return jobs
+
+    def cancel_job(self, number: int) -> bool:
+        child = self._slots.holder_of(number)
+        if child is not None:  # whatever it is at when the signal comes: the frame names the job
+            self._links[child].send(encode_frame(Cancel(number)))
+            self._signal(self._links[child], INTERRUPT)
+        return child is not None
 
     def terminate_job(self, number: int, signum: int) -> bool:
         child = self._slots.holder_of(number)
@@ -218,12 +225,8 @@ class PreforkPool:
                 link_or_none = self._links.get(child)
                 self._step(Recalled(child, link_or_none.take_tokens() if link_or_none else b""))
             case Lost(losses):
-                self._listener.on_lost(
-                    [
-                        LostJob(loss.job, loss.charged, loss.reason, loss.timed_out, loss.ran)
-                        for loss in losses
-                    ]
-                )
+                lost = [LostJob(one.job, one.charged, one.reason, one.timed_out, one.ran) for one in losses]
+                self._listener.on_lost(lost)
             case Withdrawn(jobs):
                 self._withdrawn += jobs
             case SignalSoftLimit(child, job, stopping):
@@ -245,10 +248,8 @@ class PreforkPool:
 
     def _signal_soft_limit(self, link: ChildLink, limit: SoftLimit) -> None:
         link.send(encode_frame(limit))
-        if limit.stopping:
-            self._signal(link, INTERRUPT)
-        elif link.armed:
-            self._signal(link, signal.SIGUSR1)
+        if limit.stopping or link.armed:
+            self._signal(link, INTERRUPT if limit.stopping else signal.SIGUSR1)
 
     def _kill_child(self, child: int, reason: str) -> None:
         link = self._links.get(child)
