@@ -6,6 +6,7 @@ import pytest
 
 from umbel import App
 from umbel.app.settings import override
+from umbel.app.sizes import size_bytes
 from umbel.app.workers import Leftovers, node_name, task_rules
 from umbel.errors import BadSetting, WorkerLost
 from umbel.protocol.delivery import TaskRules
@@ -111,3 +112,18 @@ def test_an_errback_that_cannot_be_sent_does_not_harm_the_worker(
 def test_a_body_that_cannot_be_read_still_leaves_its_failure(app: App) -> None:
     broken = Message(b'{"task":"shop.pack","id":"t"}', b"[1, ")
     assert [one.task_id for one in Leftovers(app)(broken, "q", LOST, "FAILURE").results] == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(200_000, 200_000 * 1024), ("200000", 200_000 * 1024), ("200MB", 200_000_000), ("1.5 GiB", 3 * 2**29)],
+)
+def test_sizes_of_memory_are_in_kib_unless_they_say_otherwise(size: int | str, expected: int) -> None:
+    settings = override(App("a").settings, worker_max_memory_per_child=size)
+    assert size_bytes("x", settings.worker_max_memory_per_child) == expected
+
+
+@pytest.mark.parametrize("size", ["much", "-3", "12 parsecs", 0, ""])
+def test_a_size_that_is_none_is_refused(size: int | str) -> None:
+    with pytest.raises(BadSetting, match="must be a size"):
+        override(App("a").settings, worker_max_memory_hard=size)

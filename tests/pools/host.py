@@ -55,6 +55,9 @@ def load(target: str) -> "TestHost":
     if "signals" in quirks:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("the app's own handler"))
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for quirk in quirks:
+        if quirk.startswith("version-in=") and "broken" in _version(quirk):
+            raise ValueError("broken")
     if "load-forever" in quirks:
         threading.Event().wait()
     return TestHost(quirks)
@@ -66,6 +69,7 @@ class TestHost:
     def __init__(self, quirks: list[str]) -> None:
         self._quirks = quirks
         self._loaded_in = os.getpid()
+        self.version = "".join(_version(quirk) for quirk in quirks if quirk.startswith("version-in="))
         self._context: ChildContext | None = None
 
     def start_child(self, context: ChildContext) -> Runner:
@@ -134,6 +138,26 @@ def _wait_for(path: str) -> str:
     return "released"
 
 
+def _version(quirk: str) -> str:
+    file = Path(quirk.partition("=")[2])
+    return file.read_text() if file.exists() else ""
+
+
+def _hold(mebibytes: int, path: str) -> str:
+    """Hold so much memory while waiting."""
+    held = bytearray(os.urandom(1024) * 1024 * mebibytes)
+    released = _wait_for(path)
+    return released if held else ""
+
+
+def _leak(mebibytes: int) -> None:
+    """Take more and more, for ever."""
+    held = []
+    while True:
+        held.append(bytearray(os.urandom(1024) * 1024 * mebibytes))
+        _linger(0.1)
+
+
 def _linger(seconds: float) -> None:
     threading.Event().wait(seconds)
 
@@ -178,5 +202,8 @@ _VERBS: dict[str, Callable[[Any, TestHost], Any]] = {
     "multiprocess": lambda argument, host: _multiprocess(argument),
     "fork-and-return": lambda argument, host: _fork_and_return(argument),
     "close-fds": lambda argument, host: os.closerange(3, 1000),
+    "hold": lambda argument, host: _hold(*argument),
+    "leak": lambda mebibytes, host: _leak(mebibytes),
+    "version": lambda argument, host: host.version,
     "random": lambda argument, host: random.random(),
 }

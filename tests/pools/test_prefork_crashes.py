@@ -25,7 +25,7 @@ from umbel.pools.registry import make_pool
         ("exit", 3, "exited with status 3"),
         ("exit", 0, "exited with status 0"),
         ("sys-exit", 4, "exited with status 4"),
-        ("kill", signal.SIGKILL, "was killed by SIGKILL (out of memory?)"),
+        ("kill", signal.SIGKILL, "was killed by SIGKILL, not by this worker"),
         ("kill", signal.SIGTERM, "was killed by SIGTERM"),
     ],
 )
@@ -234,6 +234,6 @@ def test_an_app_that_never_finishes_loading_fails_the_start() -> None:
 
 def test_exit_reasons_are_said_in_words() -> None:
     assert exit_reason(4711, 11) == "process 4711 was killed by SIGSEGV"
-    assert exit_reason(4711, 9) == "process 4711 was killed by SIGKILL (out of memory?)"
+    assert exit_reason(4711, 9) == "process 4711 was killed by SIGKILL, not by this worker"
     assert exit_reason(4711, 3 << 8) == "process 4711 exited with status 3"
     assert exit_reason(4711, 40) == "process 4711 was killed by signal 40"

@@ -18,8 +18,10 @@ from umbel.protocol.slot_events import (
     Loss,
     Lost,
     Open,
+    Overweight,
     Recall,
     Recalled,
+    Replace,
     Reported,
     Resize,
     Retire,
@@ -28,12 +30,15 @@ from umbel.protocol.slot_events import (
     SlotSettings,
     Start,
     Submit,
+    Weigh,
+    Weighed,
     Withdraw,
     Withdrawn,
 )
 from umbel.protocol.slots import Slots
 
 QUICK_S, SLOW_S = 0.001, 5.0
+STOPS, SHRINKS = "the pool stops", "the pool shrinks"
 
 
 @dataclass(frozen=True)
@@ -200,14 +205,16 @@ def test_a_death_of_an_idle_child_after_some_time_costs_nothing() -> None:
 
 
 def test_children_that_die_at_once_are_replaced_ever_more_slowly_and_reported() -> None:
-    slots: Machine = Slots(SlotSettings(children=1, start_attempts=3))
+    slots: Machine = Slots(SlotSettings(children=1))
     slots.step(Open(), now=0.0)
     assert slots.step(ChildDied(0, b"", "no disk"), now=0.0) == []
     assert slots.deadline == pytest.approx(0.1)
     assert slots.step(Tick(), now=0.1) == [Start(0)]
     assert slots.step(ChildDied(0, b"", "no disk"), now=0.1) == []
     assert slots.step(Tick(), now=0.31) == [Start(0)]
-    assert slots.step(ChildDied(0, b"", "no disk"), now=0.31) == [Failed("no disk")]
+    assert slots.step(ChildDied(0, b"", "no disk"), now=0.31) == [
+        Failed("3 attempts failed, the last one because no disk")
+    ]
     assert slots.step(Tick(), now=0.72) == [Start(0)]
     assert slots.step(ChildReady(0), now=0.8) == []
 
@@ -285,7 +292,7 @@ def test_withdraw_from_an_idle_pool_is_answered_at_once() -> None:
 def test_a_retired_child_ends_its_job_and_another_takes_its_slot() -> None:
     slots = make(stop_grace_s=5.0)
     slots.step(Submit(jobs(1, 2)), now=0.0)
-    assert slots.step(Retire(0), now=0.0) == [Recall(0), Dismiss(0)]
+    assert slots.step(Retire(0, "worn"), now=0.0) == [Recall(0), Dismiss(0, "worn")]
     assert slots.step(Recalled(0, bytes([2])), now=0.0) == [Began(0, 1)]
     assert slots.step(Finished(0, ended(1)), now=7.0) == [Reported(0, ended(1))]
     assert slots.step(ChildDied(0, b"", "status 0"), now=7.1) == [Start(0)]
@@ -296,7 +303,7 @@ def test_closing_lets_running_jobs_finish_within_the_grace() -> None:
     slots = make(children=2)
     slots.step(Submit([Job(1, "slow"), *jobs(2, 3)]), now=0.0)
     never_ran = "the pool was stopped before it started"
-    assert slots.step(Close(grace_s=10.0), now=0.0) == [Recall(1), Dismiss(0), Dismiss(1)]
+    assert slots.step(Close(grace_s=10.0), now=0.0) == [Recall(1), Dismiss(0, STOPS), Dismiss(1, STOPS)]
     effects = slots.step(Recalled(1, bytes([0])), now=0.0)
     assert effects == [Began(1, 2), Lost([Loss(3, charged=False, ran=False, reason=never_ran)])]
     slots.step(Finished(1, ended(2)), now=1.0)
@@ -309,7 +316,7 @@ def test_closing_lets_running_jobs_finish_within_the_grace() -> None:
 
 def test_an_idle_child_that_does_not_leave_is_killed() -> None:
     slots = make(stop_grace_s=5.0)
-    assert slots.step(Close(grace_s=600.0), now=0.0) == [Dismiss(0)]
+    assert slots.step(Close(grace_s=600.0), now=0.0) == [Dismiss(0, STOPS)]
     assert slots.step(Tick(), now=5.0) == [Kill(0, "it did not end when the pool had to stop")]
 
 
@@ -359,7 +366,7 @@ def test_a_pool_grows_by_starting_children_in_free_slots() -> None:
 def test_a_pool_shrinks_by_its_idle_children_and_nobody_takes_their_place() -> None:
     slots = make(children=3)
     slots.step(Submit([Job(1, "slow")]), now=0.0)  # child 0 has it
-    assert slots.step(Resize(1), now=0.0) == [Dismiss(2), Dismiss(1)]
+    assert slots.step(Resize(1), now=0.0) == [Dismiss(2, SHRINKS), Dismiss(1, SHRINKS)]
     assert slots.step(ChildDied(1, b"", "ended"), now=0.0) == []
     assert slots.step(ChildDied(2, b"", "ended"), now=0.0) == []
     assert slots.step(Resize(2), now=0.0) == [Start(1)]
@@ -369,7 +376,7 @@ def test_a_pool_shrinks_by_its_idle_children_and_nobody_takes_their_place() -> N
 def test_a_busy_child_that_must_go_finishes_its_job_first() -> None:
     slots = make(children=2)
     slots.step(Submit([Job(1, "slow"), Job(2, "slow")]), now=0.0)
-    assert slots.step(Resize(1), now=0.0) == [Dismiss(1)]
+    assert slots.step(Resize(1), now=0.0) == [Dismiss(1, SHRINKS)]
     assert slots.step(Finished(1, ended(2)), now=9.0) == [Reported(1, ended(2))]
     assert slots.step(ChildDied(1, b"", "ended"), now=9.0) == []
 
@@ -380,3 +387,126 @@ def test_a_child_that_is_being_started_goes_before_those_that_work() -> None:
     assert slots.step(Resize(1), now=0.0) == [Kill(1, "the pool shrinks")]
     assert slots.step(ChildDied(1, b"", "killed"), now=0.0) == []
     assert slots.step(Resize(1), now=0.0) == []
+
+
+# ---- wear ------------------------------------------------------------------------------------------
+
+
+def test_a_child_gets_no_more_jobs_than_it_may_run_and_goes_after_the_last() -> None:
+    """F5."""
+    slots = make(children=1, jobs_max=6)  # two of them went into making it
+    assert sent(slots.step(Submit(jobs(*range(10))), now=0.0)) == {0: [0, 1, 2, 3]}
+    effects = slots.step(Finished(0, ended(0, 1, 2, 3)), now=0.01)
+    assert Dismiss(0, "it has run 6 tasks (max_tasks_per_child)") in effects
+    assert slots.step(ChildDied(0, b"", "ended"), now=0.02) == [Start(0)]
+    assert sent(slots.step(ChildReady(0), now=0.03)) == {0: [4, 5, 6, 7, 8, 9]}
+
+
+def test_memory_is_looked_at_while_a_job_runs_and_when_it_ends() -> None:
+    slots = make(children=1, memory_max_bytes=100)
+    slots.step(Tick(), now=0.0)
+    slots.step(Weighed(0, 10), now=1.0)
+    slots.step(Submit(jobs(1, task="slow")), now=2.0)
+    assert slots.deadline == 2.5
+    assert slots.step(Tick(), now=2.5) == [Weigh(0)]
+    assert slots.step(Weighed(0, 99), now=2.5) == []
+    assert slots.deadline == 3.0
+    assert slots.step(Finished(0, ended(1)), now=2.9)[0] == Weigh(0)
+    assert slots.step(Weighed(0, 99), now=2.9) == []
+    assert slots.step(Tick(), now=1000.0) == []
+    assert slots.deadline is None, "a child that idles is left alone"
+
+
+def test_a_heavy_child_finishes_its_job_and_goes() -> None:
+    slots = make(children=1, memory_max_bytes=100)
+    slots.step(Submit(jobs(1, 2, task="slow")), now=2.0)
+    assert slots.step(Weighed(0, 101), now=2.5) == [
+        Overweight(0, 1, 101),
+        Dismiss(0, "it held 0 MiB of memory, over 0 MiB (max_memory_per_child)"),
+    ]
+    assert slots.step(Weighed(0, 102), now=3.0) == []
+    effects = slots.step(Finished(0, ended(1)), now=9.0)
+    assert sent(effects) == {}
+
+
+def test_a_child_far_too_heavy_is_killed_and_its_job_charged() -> None:
+    slots = make(children=1, memory_hard_bytes=100)
+    slots.step(Submit(jobs(1, task="slow")), now=2.0)
+    (kill,) = slots.step(Weighed(0, 101), now=2.5)
+    assert isinstance(kill, Kill)
+    (lost, start) = slots.step(ChildDied(0, b"", "killed"), now=2.6)
+    assert isinstance(lost, Lost)
+    assert lost.losses == [Loss(1, charged=True, ran=True, reason=kill.reason)]
+    assert start == Start(0)
+
+
+def test_an_idle_child_that_is_far_too_heavy_makes_way_before_its_next_job() -> None:
+    slots = make(children=1, memory_hard_bytes=100)
+    assert [type(effect) for effect in slots.step(Weighed(0, 101), now=2.5)] == [Overweight, Dismiss]
+
+
+# ---- all of them anew ------------------------------------------------------------------------------
+
+
+def test_children_are_replaced_one_after_the_other_and_the_busy_when_they_are_through() -> None:
+    slots = make(children=3)
+    slots.step(Submit(jobs(1, task="slow")), now=0.0)
+    anew = "the pool is started anew"
+    assert slots.step(Replace(), now=1.0) == [Dismiss(1, anew)]
+    assert slots.step(ChildDied(1, b"", "ended"), now=1.1) == [Start(1)]
+    assert slots.step(ChildReady(1), now=1.2) == [Dismiss(2, anew)]
+    assert slots.step(ChildDied(2, b"", "ended"), now=1.3) == [Start(2)]
+    assert slots.step(ChildReady(2), now=1.4) == [], "the busy one is left alone"
+    assert slots.step(Finished(0, ended(1)), now=9.0)[0] == Dismiss(0, anew)
+
+
+def test_new_children_that_do_not_start_leave_the_old_ones_in_place() -> None:
+    slots = make(children=2)
+    slots.step(Replace(), now=2.0)
+    assert slots.step(ChildDied(0, b"", "ended"), now=2.1) == [Start(0)]
+    assert slots.step(ChildDied(0, b"", "broken"), now=2.2) == []
+    assert slots.step(Tick(), now=2.4) == [Start(0)]
+    assert slots.step(Tick(), now=30.0) == []
+
+
+# ---- starts that fail ------------------------------------------------------------------------------
+
+
+def fail_starts(slots: Machine, children: int, rounds: int, now: float) -> tuple[list[Failed], float]:
+    failed: list[Failed] = []
+    for _ in range(rounds):
+        for child in range(children):
+            effects = slots.step(ChildDied(child, b"", "no disk"), now)
+            failed += [effect for effect in effects if isinstance(effect, Failed)]
+        assert slots.deadline is not None
+        now = max(now, slots.deadline)
+        slots.step(Tick(), now)
+    return failed, now
+
+
+@pytest.mark.parametrize("children", [1, 8])
+def test_a_pool_that_has_worked_is_patient_with_failing_starts(children: int) -> None:
+    """Children that fail together fail once: a large pool is as patient as a small one."""
+    slots = make(children=children)
+    for child in range(children):
+        assert Failed not in map(type, slots.step(ChildDied(child, b"", "killed"), now=10.0))
+    failed, now = fail_starts(slots, children, 9, now=10.0)
+    assert failed == []
+    assert now > 30.0, "it waits longer and longer"
+    failed, _ = fail_starts(slots, children, 1, now)
+    assert failed == [Failed("10 attempts failed, the last one because no disk")]
+
+
+def test_a_pool_with_one_child_that_works_never_fails() -> None:
+    slots = make(children=2)
+    failed, _ = fail_starts(slots, 1, 50, now=0.0)
+    assert failed == []
+
+
+def test_a_pool_without_a_child_for_as_long_as_a_start_may_take_has_failed() -> None:
+    slots = make(children=1, start_timeout_s=20.0)
+    slots.step(ChildDied(0, b"", "killed"), now=10.0)  # it had run something
+    (kill,) = slots.step(Tick(), now=30.0)
+    assert isinstance(kill, Kill)
+    (failed,) = slots.step(ChildDied(0, b"", "killed"), now=30.0)
+    assert failed == Failed("1 attempts failed, the last one because not ready after 20 s")

@@ -28,8 +28,10 @@ from umbel.protocol.slot_events import (
     Kill,
     Lost,
     Open,
+    Overweight,
     Recall,
     Recalled,
+    Replace,
     Reported,
     Resize,
     Retire,
@@ -38,11 +40,14 @@ from umbel.protocol.slot_events import (
     SlotSettings,
     Start,
     Submit,
+    Weigh,
+    Weighed,
     Withdraw,
     Withdrawn,
 )
 from umbel.protocol.slots import Slots
 
+MAX_BYTES, HARD_BYTES = 100, 200
 RUNTIMES_S = {"quick": 0.0005, "middling": 0.004, "slow": 3.0}
 
 
@@ -61,6 +66,8 @@ class Process:
     running: Job | None = None
     finished: list[Job] = field(default_factory=list)  # outcomes on their way
     started: set[int] = field(default_factory=set)
+    sent: int = 0  # jobs that it was given and that were not taken back
+    size_bytes: int = 0
 
     def take_token(self, batch: int) -> bool:
         if self.kept_token is None:
@@ -92,8 +99,17 @@ class World:
         self.back: set[int] = set()
         self.closing = self.closed = False
         self.wanted = self.random.randint(1, 4)
+        self.jobs_max = self.random.choice([None, None, 1, 5, 20])
+        weighs = self.random.random() < 0.5
         self.slots: Slots[Job, Outcome] = Slots(
-            SlotSettings(children=self.wanted, batch_max=self.random.randint(1, 8), start_timeout_s=30.0)
+            SlotSettings(
+                children=self.wanted,
+                batch_max=self.random.randint(1, 8),
+                start_timeout_s=30.0,
+                jobs_max=self.jobs_max,
+                memory_max_bytes=MAX_BYTES if weighs else None,
+                memory_hard_bytes=HARD_BYTES if weighs else None,
+            )
         )
         self.step(Open())
         self.processes[0].ready = True
@@ -102,6 +118,10 @@ class World:
             self.submit([task])
             self.end_jobs(self.processes[0], 1)
             self.report(0)
+            if self.processes[0].dismissed:  # it was allowed one job only
+                self.bury(0, [])
+                self.processes[0].ready = True
+                self.step(ChildReady(0))
 
     # ---- the shell ---------------------------------------------------------------------------------
 
@@ -121,16 +141,28 @@ class World:
                     self.assert_nobody_has(job)
                     process.pipe.append(batch)
                     process.socket.append((batch, job))
+                process.sent += len(jobs)
+                assert self.jobs_max is None or process.sent <= self.jobs_max, "more than it may run"
                 assert len({batch for batch, _ in process.socket}) <= 256
             case Recall(child):
                 process = self.processes[child]
                 tokens = bytes(process.pipe)
                 process.pipe.clear()
+                process.sent -= len(tokens)
                 self.step(Recalled(child, tokens))
-            case Kill(child, _):
-                self.processes[child].doomed = True
-            case Dismiss(child):
-                self.processes[child].dismissed = True
+            case Weigh(child):
+                self.step(Weighed(child, self.processes[child].size_bytes))
+            case Kill(child, reason):
+                process = self.processes[child]
+                assert "max_memory_hard" not in reason or process.size_bytes > HARD_BYTES
+                process.doomed = True
+            case Dismiss(child, reason):
+                process = self.processes[child]
+                assert not process.dismissed, "asked to end twice"
+                if "started anew" in reason:
+                    assert not (process.socket and process.pipe) and process.running is None
+                    assert all(other.ready or other.running for other in self.processes.values())
+                process.dismissed = True
             case SignalSoftLimit(child, job):
                 assert self.processes[child].started >= {job} or any(
                     queued.number == job for _, queued in self.processes[child].socket
@@ -146,7 +178,7 @@ class World:
             case Closed():
                 assert not self.processes
                 self.closed = True
-            case Began() | Failed():
+            case Began() | Failed() | Overweight():
                 pass
 
     def give_back(self, numbers: Iterable[int]) -> None:
@@ -270,9 +302,16 @@ class World:
         self.step(Withdraw())
         assert self.slots.waiting() == 0
 
+    def grow_fat(self) -> None:
+        if (child := self.some_process(running=True)) is not None:
+            self.processes[child].size_bytes += self.random.choice([10, 60, 150])
+
+    def replace(self) -> None:
+        self.step(Replace())
+
     def retire(self) -> None:
         if (child := self.some_process()) is not None:
-            self.step(Retire(child))
+            self.step(Retire(child, "asked"))
 
     def resize(self) -> None:
         self.wanted = self.random.randint(1, 6)
@@ -301,7 +340,9 @@ class World:
         assert self.back == self.submitted, f"never came back: {self.submitted - self.back}"
 
     def settle(self) -> None:
-        """In the end there are as many children as were wanted last."""
+        """In the end there are as many children as were wanted last, and none that was to be replaced."""
+        self.step(Replace())
+        before = list(self.processes.values())
         for _ in range(400):
             self.now += 0.5
             self.step(Tick())
@@ -312,6 +353,7 @@ class World:
                     process.ready = True
                     self.step(ChildReady(child))
         assert len(self.processes) == self.wanted
+        assert not any(one is other for one in before for other in self.processes.values())
 
 
 _WEIGHTS = {
@@ -324,6 +366,8 @@ _WEIGHTS = {
     "die": 2,
     "withdraw": 1,
     "retire": 1,
+    "replace": 1,
+    "grow_fat": 2,
     "resize": 1,
 }
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from umbel.app.settings import Settings
+from umbel.app.sizes import size_bytes
 from umbel.errors import BadSetting
 from umbel.pools.abilities import ABILITIES, OPTIONS, PREFERRED, lacks
 from umbel.pools.interface import HostSpec, Pool, PoolSettings
@@ -31,6 +32,11 @@ def choose_pool(
         logfile=logs.logfile,
         log_json=logs.log_json,
         child_start=settings.worker_child_start,
+        start_timeout_s=settings.worker_start_timeout_s,
+        start_attempts=settings.worker_start_attempts,
+        max_tasks_per_child=settings.worker_max_tasks_per_child,
+        max_memory_bytes=size_bytes("worker_max_memory_per_child", settings.worker_max_memory_per_child),
+        max_memory_hard_bytes=size_bytes("worker_max_memory_hard", settings.worker_max_memory_hard),
     )
     return make_pool(settings.worker_pool, pool_settings)
 

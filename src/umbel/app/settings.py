@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from umbel.app.sizes import size_bytes
 from umbel.brokers.interface import BrokerSettings, without_password
 from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
 
@@ -57,6 +58,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs
     worker_soft_grace_s: float = 5.0  # told twice, it interrupts what runs and waits so long
     worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
+    worker_start_timeout_s: float = 60.0  # for a child to be ready
+    worker_start_attempts: int = 10  # failed in a row, with no child left: the worker ends
+    worker_max_tasks_per_child: int | None = None
+    worker_max_memory_per_child: int | str | None = None  # in KiB, or "200MB": replaced after its task
+    worker_max_memory_hard: int | str | None = None  # likewise, but killed, and the task with it
     control_allow: tuple[str, ...] = ("all",)  # or "read-only" and names of commands
     heartbeat_interval_s: float = 2.0  # at least; it grows with the cluster
     without_heartbeat: bool = False
@@ -115,6 +121,9 @@ _AT_LEAST: Mapping[str, float] = {
     "result_expires_s": 0,
     "worker_grace_s": 0,
     "worker_soft_grace_s": 0,
+    "worker_start_timeout_s": 0.1,
+    "worker_start_attempts": 1,
+    "worker_max_tasks_per_child": 1,
     "event_log_max": 1,
     "event_log_retention_s": 0,
     "task_default_priority": 0,
@@ -122,6 +131,7 @@ _AT_LEAST: Mapping[str, float] = {
     "task_time_limit_s": 0.001,
     "task_soft_time_limit_s": 0.001,
 }
+_SIZES = frozenset({"worker_max_memory_per_child", "worker_max_memory_hard"})
 _AT_MOST: Mapping[str, float] = {"task_default_priority": 9}
 
 
@@ -166,6 +176,8 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
         converted = msgspec.convert(value, _TYPES[name], strict=strict)
     except msgspec.ValidationError as error:
         raise BadSetting(name, value, _wanted(name) or str(error), source=source) from None
+    if name in _SIZES:
+        size_bytes(name, converted, source=source)
     least, most = _AT_LEAST.get(name), _AT_MOST.get(name)
     # Not "below the least", because a NaN is below nothing.
     if least is not None and converted is not None and not converted >= least:

@@ -37,6 +37,18 @@ log = logging.getLogger("umbel.worker")
 @click.option("--grace", type=float, help="Seconds a stopping worker waits for running tasks; default 30.")
 @click.option("--time-limit", type=float, help="Hard limit in seconds for tasks without one of their own.")
 @click.option("--soft-time-limit", type=float, help="Soft limit likewise.")
+@click.option(
+    "--max-tasks-per-child",
+    "worker_max_tasks_per_child",
+    type=int,
+    help="Replace a child that has run so many tasks.",
+)
+@click.option(
+    "--max-memory-per-child",
+    "worker_max_memory_per_child",
+    metavar="SIZE",
+    help="Replace a child that holds more, after its task; in KiB, or with a unit: 200MB.",
+)
 @run_directory_option
 @json_option
 def command(
@@ -53,7 +65,7 @@ def command(
     soft_time_limit: float | None,
     run_directory: Path | None,
     as_json: bool,
-    **without: bool | None,
+    **flags: bool | int | str | None,  # named like the settings that they override
 ) -> int:
     """Run a worker: take tasks from the broker and run them in child processes.
 
@@ -79,7 +91,7 @@ def command(
         worker_grace_s=grace,
         task_time_limit_s=time_limit,
         task_soft_time_limit_s=soft_time_limit,
-        **without,
+        **flags,
     )
 
     async def run() -> None:

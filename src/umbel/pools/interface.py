@@ -9,7 +9,7 @@ Job numbers are given by the worker and name a job only inside this process.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -131,6 +131,10 @@ class PoolSettings:
     log_json: bool = False
     child_start: Literal["auto", "fork", "spawn"] = "auto"
     start_timeout_s: float = 60.0
+    start_attempts: int = 10  # failed starts in a row, after which a pool without a child has failed
+    max_tasks_per_child: int | None = None
+    max_memory_bytes: int | None = None  # a child that holds more is replaced after its task
+    max_memory_hard_bytes: int | None = None  # one that holds more is killed
     batch_max: int = 64
     batch_target_s: float = 0.010  # a child gets a batch that should take about this long
     batch_patience_s: float = 0.050  # after this, what waits behind a slow job is taken back
@@ -153,10 +157,21 @@ class PoolListener(Protocol):
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
         """A child came or went, for logs and counters.
 
-        "started", "ended" (as it was asked to), "died"; "server-died" (the fork server, and all
-        children with it), "spawning" (children start afresh, `because`), "failed" (no child gets
-        as far as its first job; the pool goes on trying, more and more slowly).
+        "started", "ended" (as it was asked to), "died" (`how`: exit, killed, out-of-memory, signal);
+        "heavy" (over `max_memory_bytes`: replaced after its job); "server-died" (the fork server,
+        and all children with it), "spawning" (children start afresh, `because`), "reloaded" and
+        "not-reloaded" (the app), "failed" (no child gets as far as its first job; the pool goes on
+        trying, more and more slowly).
         """
+        ...
+
+
+@runtime_checkable
+class Restartable(Protocol):
+    """A pool whose children can be replaced while it works."""
+
+    def restart(self, *, reload: bool = False) -> None:
+        """One after the other, as they are idle; `reload`: with the app loaded anew."""
         ...
 
 

@@ -34,6 +34,9 @@ class Child(Generic[WorkT]):
     recalled: bool = False  # what it has is slow; it gets more when that is done
     sent: int = 0  # batches
     ended: int = 0  # jobs
+    stale: bool = False  # it is to be replaced as soon as it is idle
+    heavy: bool = False  # it held too much memory, and that was said
+    begun_at: float = 0.0  # when its start was asked for
     ready_at: float | None = None
     kill_reason: str = ""
     timed_out: bool = False
@@ -45,6 +48,8 @@ class Child(Generic[WorkT]):
     soft_repeats: int = 0
     stopping: bool = False  # the soft limit is that of the worker
     hard_at: float | None = None
+    weigh_at: float | None = None
+    weighed_at: float = float("-inf")
 
     def outstanding(self) -> int:
         return sum(len(batch.jobs) - batch.done for batch in self.batches)
@@ -57,7 +62,7 @@ class Child(Generic[WorkT]):
         return self.batches[-1].jobs[-1] if self.recalled else first.jobs[first.done]
 
     def due(self) -> float | None:
-        times = (self.start_at, self.kill_at, self.recall_at, self.soft_at, self.hard_at)
+        times = (self.start_at, self.kill_at, self.recall_at, self.soft_at, self.hard_at, self.weigh_at)
         return min((at for at in times if at is not None), default=None)
 
     def calm(self) -> None:
@@ -127,7 +132,7 @@ def takers_of(children: Iterable[Child[WorkT]], now: float) -> list[Child[WorkT]
             continue
         if not child.batches:
             idle.append(child)
-        elif len(child.batches) == 1 and not (child.single or child.recalled):
+        elif len(child.batches) == 1 and not (child.single or child.recalled or child.stale):
             late = child.recall_at is not None and now >= child.recall_at
             if not late:
                 busy.append(child)
@@ -148,3 +153,8 @@ def least_useful(children: Iterable[Child[WorkT]], count: int) -> list[Child[Wor
     order = {State.ABSENT: 0, State.LEAVING: 1, State.STARTING: 2, State.READY: 3}
     ranked = sorted(children, key=lambda child: (order[child.state], child.outstanding(), -child.number))
     return ranked[: max(0, count)]
+
+
+def is_down(child: Child[WorkT]) -> bool:
+    """It does no work and could not."""
+    return child.state is not State.READY and not child.batches

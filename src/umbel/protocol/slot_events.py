@@ -45,8 +45,11 @@ class SlotSettings:
     batch_target_s: float = 0.010
     batch_patience_s: float = 0.050
     start_timeout_s: float = 60.0
-    start_attempts: int = 3  # failed starts in a row, after which Failed is reported
+    start_attempts: int = 10  # failed starts in a row, with no child left, after which Failed is reported
     stop_grace_s: float = 5.0
+    jobs_max: int | None = None  # a child that has run so many is replaced (F5)
+    memory_max_bytes: int | None = None  # one that holds more is replaced when its job has ended
+    memory_hard_bytes: int | None = None  # one that holds more is killed
 
 
 # ---- events ----------------------------------------------------------------------------------------
@@ -107,6 +110,20 @@ class Retire:
     """Let the child finish the job it is at and end; another takes its slot."""
 
     child: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """The answer to Weigh: how much memory the child holds; 0 when nobody can tell."""
+
+    child: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Put another in the place of every child there is now, one after the other, as they are idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +176,14 @@ class Dismiss:
     """Ask the child to end once it has done what it was sent."""
 
     child: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """See how much memory the child holds and answer with Weighed."""
+
+    child: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +234,20 @@ class Withdrawn(Generic[WorkT]):
 
 
 @dataclass(frozen=True, slots=True)
+class Overweight:
+    """It holds more than `memory_max_bytes`, perhaps because of this job; it is replaced after it."""
+
+    child: int
+    job: int | None
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
-    """Children die before they can take a job, again and again. Slots keeps trying, more slowly."""
+    """Children die before they can take a job, again and again, and there is no other.
+
+    Slots keeps trying, more and more slowly, but whoever hears this had better end.
+    """
 
     reason: str
 
@@ -230,6 +267,8 @@ Event = (
     | Withdraw
     | Interrupt
     | Retire
+    | Weighed
+    | Replace
     | Resize
     | Close
 )
@@ -239,11 +278,13 @@ Effect = (
     | Recall
     | SignalSoftLimit
     | Dismiss
+    | Weigh
     | Kill
     | Reported[EndedT]
     | Began
     | Lost
     | Withdrawn[WorkT]
+    | Overweight
     | Failed
     | Closed
 )

@@ -18,61 +18,62 @@ of a dead child are read after its death was reported: the shell reads to the en
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Generic, assert_never
 
 from umbel.protocol.machine import Tick
 from umbel.protocol.pace import Paces
-from umbel.protocol.slot_child import Child, State, holder_of, least_useful, takers_of
+from umbel.protocol.slot_child import Child, State, holder_of, takers_of
 from umbel.protocol.slot_events import (
     Began,
     ChildDied,
     ChildReady,
     Close,
     Closed,
-    Dismiss,
     Effect,
     EndedT,
     Event,
-    Failed,
     Finished,
     Interrupt,
-    Kill,
     Loss,
     Lost,
     Open,
-    Recall,
+    Overweight,
     Recalled,
+    Replace,
     Reported,
     Resize,
     Retire,
     Send,
     SignalSoftLimit,
     SlotSettings,
-    Start,
     Submit,
+    Weigh,
+    Weighed,
     Withdraw,
     Withdrawn,
     WorkT,
 )
+from umbel.protocol.slot_fleet import Fleet
+from umbel.protocol.slot_wear import Wear
 
 _SOFT_REPEAT_S, _SOFT_REPEATS = 0.25, 8  # a signal may come a moment before the job it is meant for
-_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.1, 10.0
-_SHORT_LIFE_S = 1.0  # a child that dies sooner, without a job, did not really start
 
 
 class Slots(Generic[WorkT, EndedT]):
     def __init__(self, settings: SlotSettings) -> None:
         assert 1 <= settings.batch_max <= 1024, "two batches of tokens fit into the smallest pipe"
-        self.deadline: float | None = None
         self._settings = settings
-        self._children: dict[int, Child[WorkT]] = {n: Child(n) for n in range(settings.children)}
+        self._fleet: Fleet[WorkT, EndedT] = Fleet(settings)
+        self._children = self._fleet.children
         self._ready: deque[WorkT] = deque()  # bounded by the worker, which submits what room() allows
         self._paces = Paces(batch_target_s=settings.batch_target_s, batch_max=settings.batch_max)
+        self._wear = Wear(settings)
         self._withdrawing: set[int] | None = None  # children whose tokens a withdrawal waits for
-        self._failed_starts = 0  # in a row
-        self._going: set[int] = set()  # children that nobody follows
-        self._closing = False
+
+    @property
+    def deadline(self) -> float | None:
+        return self._fleet.deadline
 
     def step(self, event: Event[WorkT, EndedT] | Tick, now: float) -> list[Effect[WorkT, EndedT]]:
         match event:
@@ -85,19 +86,25 @@ class Slots(Generic[WorkT, EndedT]):
             case Recalled(child, tokens):
                 return self._take_back(self._children[child], tokens, now)
             case ChildReady(child):
-                return self._welcome(self._children[child], now)
+                self._fleet.welcome(self._children[child], now)
+                return self._dispatch(now)
             case ChildDied(child, tokens, reason):
                 return self._bury(self._children[child], tokens, reason, now)
             case Withdraw():
                 return self._withdraw()
             case Interrupt():
                 return self._interrupt(now)
-            case Retire(child):
-                return self._retire(self._children[child], now)
+            case Weighed(child, size_bytes):
+                return self._judge_weight(self._children[child], size_bytes, now)
+            case Retire(child, reason):
+                return self._fleet.retire(self._children[child], reason, now)
+            case Replace():
+                self._fleet.replace()
+                return self._dispatch(now)
             case Open():
-                return [self._start(child, now) for child in self._children.values()]
+                return [self._fleet.start(child, now) for child in self._children.values()]
             case Resize(children):
-                return self._resize(children, now)
+                return self._fleet.resize(children, now)
             case Close(grace_s):
                 return self._close(grace_s, now)
             case _:
@@ -105,14 +112,15 @@ class Slots(Generic[WorkT, EndedT]):
 
     def room(self) -> int:
         """How many more jobs would be of use now."""
-        if self._closing:
+        if self._fleet.closing:
             return 0
         wanted = self._paces.wanted_per_child()
         room = -len(self._ready)
         for child in self._children.values():
             if child.state is not State.READY or child.recalled:
                 continue
-            room += min(wanted, 2) - 1 if child.single else wanted - child.outstanding()
+            free = min(wanted, 2) - 1 if child.single else wanted - child.outstanding()
+            room += free if child.single else self._wear.allowance(child, free)
         return max(0, room)
 
     def waiting(self) -> int:
@@ -133,17 +141,20 @@ class Slots(Generic[WorkT, EndedT]):
 
     def _submit(self, jobs: Sequence[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
         self._ready.extend(jobs)
-        return self._give_up() if self._closing else self._dispatch(now)
+        return self._give_up() if self._fleet.closing else self._dispatch(now)
 
     def _dispatch(self, now: float) -> list[Effect[WorkT, EndedT]]:
-        if not self._ready or self._closing or self._withdrawing is not None:
-            return []
-        effects: list[Effect[WorkT, EndedT]] = []
+        effects: list[Effect[WorkT, EndedT]] = self._fleet.roll(now) if self._fleet.rolling else []
+        if not self._ready or self._fleet.closing or self._withdrawing is not None:
+            return effects
         takers = takers_of(self._children.values(), now)
         for position, child in enumerate(takers):
             if not self._ready:
                 break
-            jobs = self._next_batch(share=-(-len(self._ready) // (len(takers) - position)))
+            share = -(-len(self._ready) // (len(takers) - position))
+            if not (share := self._wear.allowance(child, share)):
+                continue
+            jobs = self._next_batch(share=share)
             if not jobs:
                 if child.batches:
                     break  # the first in the queue waits for an idle child, and nobody overtakes it
@@ -181,7 +192,8 @@ class Slots(Generic[WorkT, EndedT]):
             child.soft_repeats = _SOFT_REPEATS
         elif child.recall_at is None:
             child.recall_at = now + self._settings.batch_patience_s
-        self._watch(child)
+        self._wear.job_sent(child, now)
+        self._fleet.watch(child)
         return Send(child.number, batch.number, tuple(jobs))
 
     # ---- and come back -----------------------------------------------------------------------------
@@ -191,21 +203,38 @@ class Slots(Generic[WorkT, EndedT]):
     ) -> list[Effect[WorkT, EndedT]]:
         known = child.finish(outcomes, self._paces, now + self._settings.batch_patience_s)
         if not child.batches:
-            self._rest(child, now)
+            self._fleet.rest(child, now)
         # The child's next work first: the listener may take its time.
-        effects = self._dispatch(now)
+        effects = self._go_on(child, now)
         if known == len(outcomes):
             effects.append(Reported(child.number, outcomes))
             return effects
         effects.append(Reported(child.number, outcomes[:known]))
         stray = outcomes[known].number
-        return effects + self._kill(child, f"it answered for job {stray}, which it had not been given")
+        return effects + self._fleet.kill(child, f"it answered for job {stray}, which it had not been given")
 
-    def _rest(self, child: Child[WorkT], now: float) -> None:
-        child.calm()
-        if child.state is State.LEAVING and not child.kill_reason:
-            child.kill_at = now + self._settings.stop_grace_s
-            self._watch(child)
+    def _go_on(self, child: Child[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
+        """A job has ended: perhaps it was the child's last; perhaps its memory is to be seen first."""
+        if worn := self._wear.worn_out(child):
+            return self._fleet.retire(child, worn, now) + self._dispatch(now)
+        if self._wear.is_to_be_weighed(child, now):
+            return [Weigh(child.number)]
+        self._fleet.watch(child)
+        return self._dispatch(now)
+
+    def _judge_weight(self, child: Child[WorkT], size_bytes: int, now: float) -> list[Effect[WorkT, EndedT]]:
+        effects: list[Effect[WorkT, EndedT]] = []
+        if child.state in (State.READY, State.LEAVING) and not child.kill_reason:
+            self._wear.weighed(child, now)
+            self._fleet.watch(child)
+            if child.batches and (why := self._wear.far_too_heavy(size_bytes)):
+                effects = self._fleet.kill(child, why)
+            elif not child.heavy and (why := self._wear.too_heavy(size_bytes)):
+                child.heavy = True
+                running = self.running(child.number)
+                said = Overweight(child.number, None if running is None else running.number, size_bytes)
+                effects = [said, *self._fleet.retire(child, why, now)]
+        return effects + self._dispatch(now)
 
     def _take_back(self, child: Child[WorkT], tokens: bytes, now: float) -> list[Effect[WorkT, EndedT]]:
         self._ready.extendleft(reversed(child.take_back(tokens)))
@@ -213,18 +242,18 @@ class Slots(Generic[WorkT, EndedT]):
         if child.batches:
             effects.append(Began(child.number, child.batches[-1].jobs[-1].number))
         else:
-            self._rest(child, now)
+            self._fleet.rest(child, now)
         if self._withdrawing is not None:
             self._withdrawing.discard(child.number)
             return effects + self._end_withdrawal()
-        return effects + (self._give_up() if self._closing else self._dispatch(now))
+        return effects + (self._give_up() if self._fleet.closing else self._dispatch(now))
 
     def _withdraw(self) -> list[Effect[WorkT, EndedT]]:
         if self._withdrawing is not None:
             return []  # one is under way, and will bring everything
         holders = [child for child in self._children.values() if child.batches and not child.single]
         self._withdrawing = {child.number for child in holders}
-        return self._recall(holders) or self._end_withdrawal()
+        return self._fleet.recall(holders) or self._end_withdrawal()
 
     def _end_withdrawal(self) -> list[Effect[WorkT, EndedT]]:
         if self._withdrawing:
@@ -233,13 +262,6 @@ class Slots(Generic[WorkT, EndedT]):
         self._ready.clear()
         self._withdrawing = None
         return [Withdrawn(jobs)]
-
-    def _recall(self, children: Iterable[Child[WorkT]]) -> list[Effect[WorkT, EndedT]]:
-        effects: list[Effect[WorkT, EndedT]] = []
-        for child in children:
-            child.recalled, child.recall_at = True, None
-            effects.append(Recall(child.number))
-        return effects
 
     def _give_up(self) -> list[Effect[WorkT, EndedT]]:
         losses = [
@@ -250,102 +272,25 @@ class Slots(Generic[WorkT, EndedT]):
 
     # ---- children come and go ----------------------------------------------------------------------
 
-    def _start(self, child: Child[WorkT], now: float) -> Start:
-        child.state = State.STARTING
-        child.start_at, child.kill_at = None, now + self._settings.start_timeout_s
-        self._watch(child)
-        return Start(child.number)
-
-    def _welcome(self, child: Child[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
-        if child.state is not State.STARTING:  # killed meanwhile
-            return []
-        child.state, child.ready_at, child.kill_at = State.READY, now, None
-        return self._dispatch(now)
-
     def _bury(
         self, child: Child[WorkT], tokens: bytes, reason: str, now: float
     ) -> list[Effect[WorkT, EndedT]]:
         self._ready.extendleft(reversed(child.take_back(tokens)))
         # Who is killed because the pool stops did no harm.
-        innocent = self._closing and bool(child.kill_reason) and not child.timed_out
+        innocent = self._fleet.closing and bool(child.kill_reason) and not child.timed_out
         losses = child.losses(child.kill_reason or reason, charge=not innocent)
         effects: list[Effect[WorkT, EndedT]] = [Lost(losses)] if losses else []
-        heir = self._children[child.number] = Child(child.number)
-        if child.number in self._going and not self._closing:
-            self._going.discard(child.number)
-            del self._children[child.number]
+        effects += self._fleet.bury(child, reason, now, did_something=bool(child.ended or losses))
+        if not self._fleet.closing:
             return effects + self._dispatch(now)
-        if self._closing:
-            effects += self._give_up()
-            gone = all(other.state is State.ABSENT for other in self._children.values())
-            return [*effects, Closed()] if gone else effects
-        lived = child.ready_at is not None and (
-            child.ended or losses or now - child.ready_at >= _SHORT_LIFE_S
-        )
-        if lived:
-            self._failed_starts = 0
-            return [*effects, self._start(heir, now), *self._dispatch(now)]
-        self._failed_starts += 1
-        heir.start_at = now + min(_BACKOFF_FIRST_S * 2.0 ** min(self._failed_starts - 1, 10), _BACKOFF_MAX_S)
-        self._watch(heir)
-        if self._failed_starts == self._settings.start_attempts:
-            effects.append(Failed(child.kill_reason or reason))
-        return effects + self._dispatch(now)
-
-    def _kill(self, child: Child[WorkT], reason: str) -> list[Effect[WorkT, EndedT]]:
-        if child.kill_reason:
-            return []
-        child.calm()
-        child.state, child.kill_reason, child.kill_at = State.LEAVING, reason, None
-        return [Kill(child.number, reason)]
-
-    def _retire(self, child: Child[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
-        if child.state is not State.READY:
-            return []
-        child.state = State.LEAVING
-        if not child.batches:
-            self._rest(child, now)
-        waiting = child.batches and not (child.single or child.recalled)
-        return [*self._recall([child] if waiting else []), Dismiss(child.number)]
-
-    def _resize(self, wanted: int, now: float) -> list[Effect[WorkT, EndedT]]:
-        assert wanted >= 1, "a pool has at least one child"
-        staying = [child for child in self._children.values() if child.number not in self._going]
-        effects: list[Effect[WorkT, EndedT]] = []
-        for child in least_useful(staying, len(staying) - wanted):
-            if child.state is State.ABSENT:
-                del self._children[child.number]
-                continue
-            self._going.add(child.number)
-            is_new = child.state is State.STARTING
-            effects += self._kill(child, "the pool shrinks") if is_new else self._retire(child, now)
-        number = 0
-        for _ in range(0 if self._closing else wanted - len(staying)):
-            while number in self._children:
-                number += 1
-            self._children[number] = Child(number)
-            effects.append(self._start(self._children[number], now))
-        return effects
+        return effects + self._give_up() + self._closed()
 
     def _close(self, grace_s: float, now: float) -> list[Effect[WorkT, EndedT]]:
-        self._closing = True
-        children = self._children.values()
-        holders = [child for child in children if child.batches and not (child.single or child.recalled)]
-        effects = self._recall(holders) + self._give_up()
-        for child in children:
-            child.start_at = None
-            if child.state is State.STARTING:
-                effects += self._kill(child, "the pool was stopped")
-            elif child.state is State.READY:
-                child.state = State.LEAVING
-                effects.append(Dismiss(child.number))
-            if child.state is State.LEAVING and not child.kill_reason:
-                leave_by = now + (grace_s if child.batches else self._settings.stop_grace_s)
-                child.kill_at = leave_by if child.kill_at is None else min(child.kill_at, leave_by)
-            self._watch(child)
-        if all(child.state is State.ABSENT for child in children):
-            effects.append(Closed())
-        return effects
+        effects = self._fleet.close(grace_s, now)
+        return effects + self._give_up() + self._closed()
+
+    def _closed(self) -> list[Effect[WorkT, EndedT]]:
+        return [Closed()] if self._fleet.is_empty() else []
 
     def _interrupt(self, now: float) -> list[Effect[WorkT, EndedT]]:
         for child in self._children.values():
@@ -355,11 +300,6 @@ class Slots(Generic[WorkT, EndedT]):
 
     # ---- time passes -------------------------------------------------------------------------------
 
-    def _watch(self, child: Child[WorkT]) -> None:
-        due = child.due()
-        if due is not None and (self.deadline is None or due < self.deadline):
-            self.deadline = due
-
     def _expire(self, now: float) -> list[Effect[WorkT, EndedT]]:
         effects: list[Effect[WorkT, EndedT]] = []
         for child in self._children.values():
@@ -367,9 +307,7 @@ class Slots(Generic[WorkT, EndedT]):
             if due is not None and due <= now:
                 effects += self._expire_child(child, now)
         # Deadlines that were met left self.deadline too early: that costs one Tick, and here it is.
-        self.deadline = None
-        for child in self._children.values():
-            self._watch(child)
+        self._fleet.watch_all()
         return effects
 
     def _expire_child(self, child: Child[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
@@ -377,18 +315,21 @@ class Slots(Generic[WorkT, EndedT]):
             return at is not None and at <= now
 
         if passed(child.start_at):
-            return [self._start(child, now)]
+            return [self._fleet.start(child, now)]
         if passed(child.kill_at):
             if child.state is State.STARTING:
-                return self._kill(child, f"not ready after {self._settings.start_timeout_s:g} s")
+                return self._fleet.kill(child, f"not ready after {self._settings.start_timeout_s:g} s")
             still = "its job was still running" if child.batches else "it did not end"
-            return self._kill(child, f"{still} when the pool had to stop")
+            return self._fleet.kill(child, f"{still} when the pool had to stop")
         if passed(child.hard_at):
             child.timed_out = True
-            return self._kill(
+            return self._fleet.kill(
                 child, f"the hard time limit of {child.batches[0].jobs[0].hard_limit_s:g} s passed"
             )
         effects: list[Effect[WorkT, EndedT]] = []
+        if passed(child.weigh_at):
+            child.weigh_at = None
+            effects.append(Weigh(child.number))
         if passed(child.soft_at):
             if (job := child.running()) is not None:
                 effects.append(SignalSoftLimit(child.number, job.number, child.stopping))
@@ -396,5 +337,5 @@ class Slots(Generic[WorkT, EndedT]):
             child.soft_at = now + _SOFT_REPEAT_S if child.soft_repeats else None
         if passed(child.recall_at):
             child.recall_at = None
-            effects += self._recall([child] if child.batches else [])
+            effects += self._fleet.recall([child] if child.batches else [])
         return effects

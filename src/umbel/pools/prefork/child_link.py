@@ -36,8 +36,8 @@ class ChildLink:
         self.child = child
         self.pid = 0  # until the fork server has made the process
         self.armed = False  # it has a handler for the soft limit's signal
-        self.doom = ""  # why it is being killed, when that is known here and not to the slots
-        self.dismissed = False  # it was asked to end
+        self.doom = ""  # why it is being killed by us
+        self.dismissed = ""  # why it was asked to end
         self.orphan = False  # its fork server has died
         self.problem = ""  # what it said about its own end
         self._on_messages = on_messages

@@ -10,9 +10,7 @@ the kernel; each is reported when its socket ends, and a new server is started.
 """
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 import time
 from collections import deque
@@ -24,20 +22,12 @@ from umbel.pools.abilities import ABILITIES
 from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.prefork.child import INTERRUPT
 from umbel.pools.prefork.child_link import ChildLink
-from umbel.pools.prefork.exits import exit_reason
-from umbel.pools.prefork.messages import (
-    Exited,
-    Fork,
-    Forked,
-    FromChild,
-    FromServer,
-    Loaded,
-    NotForked,
-    Signal,
-    batch_frames,
-    setup_of,
-)
+from umbel.pools.prefork.exits import Exit, exit_of
+from umbel.pools.prefork.memory import OomKills, resident_bytes
+from umbel.pools.prefork.messages import FromChild, batch_frames
 from umbel.pools.prefork.server_link import ServerLink
+from umbel.pools.prefork.servers import ForkServers
+from umbel.pools.prefork.settings import slot_settings
 from umbel.protocol.machine import Tick
 from umbel.protocol.slot_events import (
     Began,
@@ -54,16 +44,19 @@ from umbel.protocol.slot_events import (
     Kill,
     Lost,
     Open,
+    Overweight,
     Recall,
     Recalled,
+    Replace,
     Reported,
     Resize,
     Retire,
     Send,
     SignalSoftLimit,
-    SlotSettings,
     Start,
     Submit,
+    Weigh,
+    Weighed,
     Withdraw,
     Withdrawn,
 )
@@ -84,20 +77,11 @@ class PreforkPool:
 
     def __init__(self, settings: PoolSettings) -> None:
         self._settings = settings
-        self._slots: Slots[Job, Outcome] = Slots(
-            SlotSettings(
-                children=settings.concurrency,
-                batch_max=settings.batch_max,
-                batch_target_s=settings.batch_target_s,
-                batch_patience_s=settings.batch_patience_s,
-                start_timeout_s=settings.start_timeout_s,
-                stop_grace_s=settings.stop_grace_s,
-            )
-        )
+        self._slots: Slots[Job, Outcome] = Slots(slot_settings(settings))
         self._size = settings.concurrency
-        self._server: ServerLink | None = None
+        self._servers = ForkServers(settings, self)
+        self._oom_kills = OomKills()
         self._links: dict[int, ChildLink] = {}  # by slot
-        self._by_key: dict[int, ChildLink] = {}
         self._keys = 0
         self._unstarted: list[int] = []  # slots that wait for a fork server with the app loaded
         self._effects: deque[Effect[Job, Outcome]] = deque()
@@ -144,7 +128,7 @@ class PreforkPool:
         child = self._slots.holder_of(number)
         if child is not None:  # whatever it is at when the signal comes: the frame names the job
             self._links[child].send(encode_frame(Cancel(number)))
-            self._signal(self._links[child], INTERRUPT)
+            self._servers.signal(self._links[child], INTERRUPT)
         return child is not None
 
     def terminate_job(self, number: int, signum: int) -> bool:
@@ -152,16 +136,29 @@ class PreforkPool:
         if child is None:
             return False
         # The child gets no further job, so the signal cannot hit one that comes after.
-        self._step(Retire(child))
+        self._step(Retire(child, "its task was terminated"))
         running = self._slots.running(child)
         if running is None or running.number != number:
             return False
-        self._signal(self._links[child], signum)
+        link = self._links[child]
+        if signum == signal.SIGKILL:
+            link.doom = "its task was terminated"
+        self._servers.signal(link, signum)
         return True
 
     def interrupt(self) -> int:
         self._step(Interrupt())
         return len(self.describe()["running"])
+
+    def restart(self, *, reload: bool = False) -> None:
+        """Replace the children one after the other, each when it is idle; what runs goes on.
+
+        `reload`: load the app anew first. If that fails, everything stays as it is.
+        """
+        if reload:
+            self._servers.reload()
+        else:
+            self._step(Replace())
 
     def resize(self, by: int) -> int:
         size = self._size + by
@@ -177,7 +174,7 @@ class PreforkPool:
             "implementation": "prefork",
             "max-concurrency": self._size,
             "processes": list(running),
-            "fork-server": self._server.pid if self._server else None,
+            "fork-server": self._servers.pid,
             "running": {job.task_id: pid for pid, job in running.items() if job is not None},
             "waiting": self._slots.waiting(),
         }
@@ -189,10 +186,7 @@ class PreforkPool:
         await self._stopped
         if self._timer is not None:
             self._timer.cancel()
-        if self._server is not None:
-            self._server.close()
-            await self._server.ended()
-            self._server = None
+        await self._servers.close()
 
     # ---- events in, effects out --------------------------------------------------------------------
 
@@ -233,9 +227,14 @@ class PreforkPool:
                 self._signal_soft_limit(self._links[child], SoftLimit(job, stopping))
             case Start(child):
                 self._start_child(child)
-            case Dismiss(child):
-                self._links[child].dismissed = True
+            case Dismiss(child, reason):
+                self._links[child].dismissed = reason
                 self._links[child].send(encode_frame(Stop()))
+            case Weigh(child):
+                link_or_none = self._links.get(child)
+                self._step(Weighed(child, resident_bytes(link_or_none.pid) if link_or_none else 0))
+            case Overweight(child, job, size_bytes):
+                self._listener.on_child("heavy", self._about(child, job=job, size_bytes=size_bytes))
             case Kill(child, reason):
                 self._kill_child(child, reason)
             case Failed(reason):
@@ -249,7 +248,7 @@ class PreforkPool:
     def _signal_soft_limit(self, link: ChildLink, limit: SoftLimit) -> None:
         link.send(encode_frame(limit))
         if limit.stopping or link.armed:
-            self._signal(link, INTERRUPT if limit.stopping else signal.SIGUSR1)
+            self._servers.signal(link, INTERRUPT if limit.stopping else signal.SIGUSR1)
 
     def _kill_child(self, child: int, reason: str) -> None:
         link = self._links.get(child)
@@ -257,11 +256,12 @@ class PreforkPool:
             self._unstarted.remove(child)
             self._step(ChildDied(child, b"", reason))
         else:
-            self._signal(link, signal.SIGKILL)
+            link.doom = reason
+            self._servers.signal(link, signal.SIGKILL)
 
-    def _signal(self, link: ChildLink, signum: int) -> None:
-        if self._server is not None:
-            self._server.send(Signal(link.key, signum))
+    def _about(self, child: int, **fields: object) -> dict[str, Any]:
+        link = self._links[child]
+        return {"child": child, "pid": link.pid, **fields}
 
     def _fail(self, reason: str) -> None:
         error = PoolError(f"no child gets as far as its first job: {reason}")
@@ -273,9 +273,7 @@ class PreforkPool:
 
     def _start_child(self, child: int) -> None:
         try:
-            if self._server is None:
-                self._server = self._open_server()
-            if not self._server.loaded:
+            if not self._servers.is_loaded():
                 self._unstarted.append(child)
                 return
             self._keys += 1
@@ -283,8 +281,8 @@ class PreforkPool:
         except OSError as error:  # no more descriptors, processes or memory for now
             self._step(ChildDied(child, b"", f"it could not be started: {error}"))
             return
-        self._links[child] = self._by_key[link.key] = link
-        self._server.send(Fork(link.key, child), link.child_fds(), link.handed_over)
+        self._links[child] = link
+        self._servers.make_child(link)
 
     def _on_child(self, link: ChildLink, messages: Sequence[FromChild]) -> None:
         outcomes: list[Outcome] = []
@@ -318,82 +316,75 @@ class PreforkPool:
 
     def _on_child_broken(self, link: ChildLink, why: str) -> None:
         if link.orphan:
-            self._bury(link, link.doom)
+            self._bury(link, Exit("killed", link.doom))
         elif why:
             self._kill_broken(link, why)
         else:  # as a rule it is dying, and the server is about to say how
             self._loop.call_later(_END_S, self._kill_broken, link, "it closed its connection")
 
     def _kill_broken(self, link: ChildLink, why: str) -> None:
-        if link.key in self._by_key:
-            link.doom = f"process {link.pid} was killed because {why}"
-            self._signal(link, signal.SIGKILL)
+        if self._servers.is_known(link):
+            link.doom = link.doom or why
+            self._servers.signal(link, signal.SIGKILL)
 
-    def _bury(self, link: ChildLink, reason: str) -> None:
-        if self._by_key.pop(link.key, None) is None:
+    def _bury(self, link: ChildLink, exited: Exit) -> None:
+        if not self._servers.is_known(link):
             return
+        self._servers.forget(link)
         link.drain()
-        if link.problem:
-            reason = f"{reason}: {link.problem}"
+        reason = f"{exited.reason}: {link.problem}" if link.problem else exited.reason
         tokens = link.take_tokens()
         link.close()
         del self._links[link.child]
         self._ready.discard(link.child)
         # The machine first: a listener may submit, and nothing may be sent to the dead.
         self._step(ChildDied(link.child, tokens, reason))
-        what = "ended" if link.dismissed else "died"
-        self._listener.on_child(what, {"child": link.child, "pid": link.pid, "reason": reason})
+        what = "ended" if exited.kind == "asked" else "died"
+        fields = {"child": link.child, "pid": link.pid, "how": exited.kind, "reason": reason}
+        self._listener.on_child(what, fields)
 
-    # ---- the fork server ---------------------------------------------------------------------------
+    # ---- from the fork servers ---------------------------------------------------------------------
 
-    def _open_server(self) -> ServerLink:
-        return ServerLink(setup_of(self._settings), on_messages=self._on_server, on_lost=self._on_server_lost)
+    def on_exited(self, link: ChildLink, status: int) -> None:
+        out_of_memory = self._oom_kills.happened() if status == signal.SIGKILL and not link.doom else False
+        self._bury(
+            link,
+            exit_of(
+                link.pid, status, dismissed=link.dismissed, killed=link.doom, out_of_memory=out_of_memory
+            ),
+        )
 
-    def _on_server(self, server: ServerLink, messages: Sequence[FromServer]) -> None:
-        for message in messages:
-            match message:
-                case Exited(key, status):
-                    link = self._by_key[key]
-                    self._bury(link, link.doom or exit_reason(link.pid, status))
-                case Forked(key, pid):
-                    self._by_key[key].pid = pid
-                case NotForked(key, problem):
-                    self._bury(self._by_key[key], problem)
-                case Loaded(spawn_because):
-                    self._on_loaded(server, spawn_because)
-                case Problem(text):
-                    server.problem = text
-                case _:
-                    assert_never(message)
+    def on_not_forked(self, link: ChildLink, problem: str) -> None:
+        self._bury(link, Exit("exit", problem))
 
-    def _on_loaded(self, server: ServerLink, spawn_because: str) -> None:
-        server.loaded = True
+    def on_loaded(self, spawn_because: str, *, anew: bool) -> None:
         if spawn_because and self._settings.child_start == "auto":
-            log.warning("children start afresh, each importing the app", extra={"because": spawn_because})
             self._listener.on_child("spawning", {"because": spawn_because})
         unstarted, self._unstarted = self._unstarted, []
         for child in unstarted:
             self._start_child(child)
+        if anew:
+            self._listener.on_child("reloaded", {"server": self._servers.pid})
+            self._step(Replace())
 
-    def _on_server_lost(self, server: ServerLink) -> None:
-        """Its children die with it. They are buried as their sockets end, then others take their slots."""
-        self._server = None
-        reason = server.reason()
-        if server.problem:
-            reason = f"the app {self._settings.host.target!r} cannot be loaded: {server.problem}"
+    def on_not_loaded(self, reason: str) -> None:
+        self._listener.on_child("not-reloaded", {"reason": reason})
+
+    def on_server_lost(
+        self, server: ServerLink, reason: str, orphans: Sequence[ChildLink], *, current: bool
+    ) -> None:
+        """Children are buried as their sockets end, then others take their slots."""
         if server.problem and not self._started.done():
             self._started.set_exception(PoolError(reason))
         else:
             log.error("fork server died", extra={"server": server.pid, "reason": reason})
         self._listener.on_child("server-died", {"pid": server.pid, "reason": reason})
-        for link in list(self._by_key.values()):
-            link.orphan, link.doom = True, reason
-            if link.pid:  # 0 would be our own group
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(link.pid, signal.SIGKILL)
-            self._loop.call_later(_END_S, self._bury, link, reason)
+        for link in orphans:
+            link.doom = reason
+            self._loop.call_later(_END_S, self._bury, link, Exit("killed", reason))
             if link.broken:
-                self._bury(link, reason)
-        unstarted, self._unstarted = self._unstarted, []
-        for child in unstarted:
-            self._step(ChildDied(child, b"", reason))
+                self._bury(link, Exit("killed", reason))
+        if current:
+            unstarted, self._unstarted = self._unstarted, []
+            for child in unstarted:
+                self._step(ChildDied(child, b"", reason))

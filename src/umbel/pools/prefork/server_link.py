@@ -66,6 +66,11 @@ class ServerLink:
             if not self.loaded:
                 self._process.kill()  # it has no children yet, and while it imports the app it does not look
 
+    def dismiss(self) -> None:
+        """It has no children left and a successor: let it end, without waiting for it."""
+        self.close()
+        self._await_end(lambda _: None)
+
     async def ended(self) -> None:
         """Wait until the server, and so every descendant, is gone."""
         give_up_at = self._loop.time() + _END_S
@@ -119,10 +124,10 @@ class ServerLink:
         if not data:
             self.close()
             self._process.kill()  # it may have closed the socket and live on
-            self._await_end()
+            self._await_end(self._on_lost)
 
-    def _await_end(self) -> None:
+    def _await_end(self, then: Callable[["ServerLink"], None]) -> None:
         if self._process.poll() is None:
-            self._loop.call_later(_END_STEP_S, self._await_end)
+            self._loop.call_later(_END_STEP_S, self._await_end, then)
         else:
-            self._on_lost(self)
+            then(self)

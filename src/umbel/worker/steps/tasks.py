@@ -38,6 +38,13 @@ from umbel.worker.task_events import TaskEvents
 log = logging.getLogger("umbel.worker.tasks")
 
 IDLE_WAIT_S = 1.0
+_CHILD_LOGGED_AT = {
+    "died": logging.WARNING,
+    "heavy": logging.WARNING,
+    "not-reloaded": logging.ERROR,
+    "ended": logging.INFO,
+    "reloaded": logging.INFO,
+}
 
 
 class Tasks(Step):
@@ -357,9 +364,13 @@ class Tasks(Step):
             self._pool_failed.set_result(str(fields["reason"]))
         if what == "died":
             self._counters.children_died += 1
-        level = logging.WARNING if what == "died" else logging.DEBUG
-        log.log(level, "child %s", what, extra=fields)
+        log.log(_CHILD_LOGGED_AT.get(what, logging.DEBUG), "child %s", what, extra=self._of_child(fields))
         self._room.set()
+
+    def _of_child(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Name the task that a child was at, where the pool names its job."""
+        held = self._held.get(fields["job"]) if fields.get("job") is not None else None
+        return fields if held is None else {**fields, "task": held.headers.task, "task_id": held.headers.id}
 
     async def _finish_settling(self) -> None:
         is_cancelled = all(task.done() for task in self._background)  # because something went wrong
