@@ -3,6 +3,7 @@
 import click
 
 from umbel.cli.history_build import build
+from umbel.cli.history_report import report
 from umbel.cli.history_rows import ROW_COMMANDS
 from umbel.cli.history_sql import sql, tables
 
@@ -12,5 +13,5 @@ def command() -> None:
     """Build tables from what was recorded, and read them: rows, SQL, a report."""
 
 
-for one in (build, tables, sql, *ROW_COMMANDS):
+for one in (build, tables, sql, *ROW_COMMANDS, report):
     command.add_command(one)

@@ -5,6 +5,7 @@ escaped unless it is `Markup`, and only `tag` makes that: to forget to escape is
 page needs no more than this, so it takes no template library.
 """
 
+from collections.abc import Sequence
 from html import escape
 from typing import TypeAlias
 
@@ -17,7 +18,7 @@ class Markup(str):
     __slots__ = ()
 
 
-Content: TypeAlias = "Markup | str | int | float | list[Content] | tuple[Content, ...] | None"
+Content: TypeAlias = "Markup | str | int | float | Sequence[Content] | None"
 
 
 def tag(name: str, /, *content: Content, **attributes: str | float | None) -> Markup:
@@ -42,10 +43,10 @@ def _rendered(content: Content) -> str:
             return ""
         case Markup():
             return content
-        case list() | tuple():
-            return "".join(map(_rendered, content))
-        case _:
+        case str() | int() | float():
             return escape(str(content), quote=True)
+        case _:
+            return "".join(map(_rendered, content))
 
 
 def _number(value: str | float) -> str:

@@ -11,6 +11,10 @@ TIME_STEPS_S = (
     *(HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR),
     *(DAY, 2 * DAY, 7 * DAY, 14 * DAY, 30 * DAY, 90 * DAY, 365 * DAY),
 )
+DURATIONS_S = (
+    *(1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0),
+    *(MINUTE, 10 * MINUTE, HOUR, 10 * HOUR, 4 * DAY, 40 * DAY, 400 * DAY, 4000 * DAY),
+)
 UNITS = ((1e-6, "µs"), (1e-3, "ms"), (1.0, "s"), (MINUTE, "min"), (HOUR, "h"), (DAY, "d"))
 
 
@@ -53,6 +57,13 @@ def duration_marks(top_s: float) -> tuple[list[float], str]:
     return [mark * scale for mark in value_marks(top_s / scale)], unit
 
 
+def logarithmic_marks(low_s: float, top_s: float) -> list[float]:
+    """Durations people count in, around what is shown: 1 ms, 10 ms, …, 1 min, 10 min, 1 h, …"""
+    below = [mark for mark in DURATIONS_S if mark <= low_s] or [DURATIONS_S[0]]
+    above = [mark for mark in DURATIONS_S if mark >= top_s] or [DURATIONS_S[-1]]
+    return [mark for mark in DURATIONS_S if below[-1] <= mark <= above[0]]
+
+
 def unit_of(seconds: float) -> tuple[float, str]:
     fitting = [(scale, unit) for scale, unit in UNITS if abs(seconds) >= scale * 0.999]
     return fitting[-1] if fitting else UNITS[0]
@@ -65,6 +76,10 @@ def duration(seconds: float | None) -> str:
         return "0 s"
     scale, unit = unit_of(seconds)
     return f"{_three_digits(seconds / scale)} {unit}"
+
+
+def signed(seconds: float) -> str:
+    return ("+" if seconds > 0 else "−" if seconds < 0 else "") + duration(abs(seconds))
 
 
 def count(number: float | None) -> str:
@@ -80,15 +95,9 @@ def rate(per_s: float) -> str:
 def percent(share: float | None) -> str:
     if share is None:
         return "–"
-    return (
-        "0 %"
-        if share == 0
-        else "100 %"
-        if share == 1
-        else f"{share * 100:.2g} %"
-        if share < 0.1
-        else f"{share:.1%}".replace("%", " %")
-    )
+    if share in {0, 1}:
+        return f"{share * 100:.0f} %"
+    return f"{share * 100:.2g} %" if share < 0.1 else f"{share * 100:.1f} %"
 
 
 def instant(seconds: float | None) -> str:

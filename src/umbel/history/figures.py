@@ -1,0 +1,224 @@
+"""Figures: what a report says, counted and measured by SQL over the published tables.
+
+Everything is aggregated before it gets here: at most `STEPS_MAX` time steps, so many names, nodes
+and rows, and whatever is left out is counted. So a report of a hundred million events is as large as
+that of a thousand. Percentiles are exact, taken from the attempts themselves.
+
+The time shown is when the broker's log took the events: the nodes' own clocks may be wrong, and a
+node that lives in the year 2099 must not squeeze all others into one pixel. What lies outside is
+counted as `outside`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from umbel.history.query import Tables
+from umbel.history.scales import time_step
+
+STEPS_MAX = 120
+NAMES_MAX = 20
+NODES_MAX = 40
+SESSIONS_MAX = 2000
+ELECTIONS_MAX = 500
+LISTED_MAX = 50
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Period:
+    """Unix seconds; `step_s` is the length of a time step, from `first` on, up to `end`."""
+
+    start: float
+    end: float
+    step_s: float
+
+    @property
+    def shown(self) -> tuple[float, float]:
+        """From the first step's beginning to the last one's end."""
+        times = self.times
+        return times[0], times[-1] + self.step_s
+
+    @property
+    def times(self) -> list[float]:
+        first = self.start // self.step_s
+        steps = int(-(-self.end // self.step_s) - first)
+        return [(first + number) * self.step_s for number in range(max(steps, 1))]
+
+
+@dataclass(frozen=True)
+class Figures:
+    build: Row
+    period: Period | None
+    totals: Row
+    states: list[Row]
+    steps: list[Row]
+    tasks: list[Row]
+    nodes: list[Row]
+    errors: list[Row]
+    sessions: list[Row]
+    elections: list[Row]
+    skews: list[Row]
+    anomaly_kinds: list[Row]
+    anomalies: list[Row]
+
+
+def figures(tables: Tables) -> Figures:
+    period = _period(tables)
+    return Figures(
+        build={"number": tables.build.number, **tables.build.facts},
+        period=period,
+        totals=_totals(tables, period),
+        states=tables.rows(
+            "select state, count(*) as n from tasks group by state order by n desc, state limit 50"
+        ),
+        steps=_steps(tables, period),
+        tasks=_by(tables, "name"),
+        nodes=_by(tables, "worker"),
+        errors=tables.rows(_ERRORS),
+        sessions=_sessions(tables),
+        elections=tables.rows(_ELECTIONS),
+        skews=tables.rows(_SKEWS),
+        anomaly_kinds=tables.rows(
+            "select kind, count(*) as rows from anomalies group by kind order by rows desc, kind"
+        ),
+        anomalies=tables.rows(_ANOMALIES),
+    )
+
+
+def _period(tables: Tables) -> Period | None:
+    [found] = tables.rows(
+        "select epoch(min(recorded_at)) as first, epoch(max(recorded_at)) as last from timeline"
+    )
+    if found["first"] is None:
+        [found] = tables.rows(
+            "select epoch(min(coalesce(sent_at, state_at))) as first, epoch(max(state_at)) as last"
+            " from attempts"
+        )
+    if found["first"] is None:
+        return None
+    start, end = found["first"], max(found["last"], found["first"] + 1.0)
+    return Period(start, end, time_step(end - start, STEPS_MAX))
+
+
+_QUANTILES = ", ".join(
+    f"quantile_cont({what}_s, {share}) as {what}_{name}_s"
+    for what in ("wait", "run")
+    for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+)
+_OUTCOMES = """
+    count(*) as n_attempts,
+    count(*) filter (outcome = 'SUCCESS') as n_succeeded,
+    count(*) filter (outcome = 'FAILURE') as n_failed,
+    count(*) filter (outcome = 'RETRY') as n_retried,
+    count(*) filter (outcome = 'REVOKED') as n_revoked,
+    count(*) filter (outcome = 'REJECTED') as n_rejected,
+    count(*) filter (outcome is null) as n_open"""
+
+
+def _totals(tables: Tables, period: Period | None) -> Row:
+    start, end = period.shown if period else (0.0, 0.0)
+    [totals] = tables.rows(
+        f"""select {_OUTCOMES}, {_QUANTILES},
+        count(*) filter (
+            outcome is not null and not coalesce(epoch(ended_at) >= $start and epoch(ended_at) < $end, false)
+        ) as n_outside
+        from attempts""",
+        {"start": start, "end": end},
+    )
+    for name, query in _COUNTS.items():
+        totals[name] = tables.ask(query).rows[0][0]
+    return totals
+
+
+_COUNTS = {
+    "tasks": "select count(*) from tasks",
+    "tasks_retried": "select count(*) from tasks where retries > 0",
+    "events": "select count(*) from timeline",
+    "nodes": "select count(distinct hostname) from workers",
+    "sessions": "select count(*) from workers",
+    "sessions_lost": "select count(*) from workers where ending = 'lost'",
+    "elections": "select count(*) from elections",
+    "elections_broken": "select count(*) from elections where violations <> '[]'",
+    "anomalies": "select count(*) from anomalies",
+}
+
+
+def _steps(tables: Tables, period: Period | None) -> list[Row]:
+    """One row for each time step, also those in which nothing ended."""
+    if period is None:
+        return []
+    start, end = period.shown
+    found = tables.rows(
+        f"""select floor(epoch(ended_at) / $step)::bigint as step, {_OUTCOMES}, {_QUANTILES}
+        from attempts where outcome is not null and epoch(ended_at) >= $start and epoch(ended_at) < $end
+        group by step order by step""",
+        {"step": period.step_s, "start": start, "end": end},
+    )
+    known = {row["step"]: row for row in found}
+    return [{"at": at, **known.get(round(at / period.step_s), {})} for at in period.times]
+
+
+def _by(tables: Tables, column: str) -> list[Row]:
+    """Those with the most failures, then the most attempts; the others together as one row."""
+    return tables.rows(
+        f"""with ranked as (
+            select {column} as key, row_number() over (
+                order by count(*) filter (outcome = 'FAILURE') desc, count(*) desc, {column} nulls last
+            ) as place from attempts group by {column}
+        )
+        select case when place <= {NAMES_MAX} then key end as key, count(distinct place) as keys,
+            place > {NAMES_MAX} as is_rest, {_OUTCOMES}, {_QUANTILES}
+        from attempts join ranked on attempts.{column} is not distinct from ranked.key
+        group by 1, 3, least(place, {NAMES_MAX} + 1)
+        order by least(place, {NAMES_MAX} + 1)"""
+    )
+
+
+def _sessions(tables: Tables) -> list[Row]:
+    """The sessions of the nodes that had the most trouble, then of the others by name."""
+    return tables.rows(
+        f"""with chosen as (
+            select hostname from workers group by hostname
+            order by count(*) filter (ending = 'lost') desc, hostname limit {NODES_MAX}
+        )
+        select hostname, pid, session, epoch(online_at) as start, epoch(coalesce(ended_at, last_at)) as end,
+            ending, up_s, clock_min, clock_max, processed, sw_ident, sw_ver
+        from workers where hostname in (select hostname from chosen)
+        order by hostname, start nulls first, pid, session limit {SESSIONS_MAX}"""
+    )
+
+
+_ERRORS = f"""
+    select name, left(exception, 200) as exception, count(*) as n, count(distinct uuid) as tasks from attempts
+    where outcome in ('FAILURE', 'RETRY') and exception is not null
+    group by all order by n desc, name, exception limit {NAMES_MAX}"""
+
+_ELECTIONS = f"""
+    select election_id, protocol, topic, winner, term, outcome, n_candidates, attempts,
+        epoch(first_at) as at_s, duration_s, violations
+    from elections order by first_at desc nulls last, election_id limit {ELECTIONS_MAX}"""
+
+# Events reach the log a little after they happened, so a right clock shows slightly below zero.
+_SKEWS = f"""
+    select hostname, count(*) as n, quantile_cont(skew_s, 0.05) as low_s,
+        quantile_cont(skew_s, 0.5) as middle_s, quantile_cont(skew_s, 0.95) as high_s
+    from (
+        select hostname, epoch(timestamp) - epoch(recorded_at) as skew_s from timeline
+        where hostname is not null and timestamp > timestamptz '1980-01-01' and recorded_at is not null
+    )
+    group by hostname order by abs(middle_s) desc, hostname limit {NODES_MAX}"""
+
+_ANOMALIES = f"""
+    select kind, epoch("at") as at_s, subject, name, worker, n, detail from anomalies
+    order by "at" desc nulls last, kind, subject limit {LISTED_MAX}"""
+
+
+def failure_rate(row: Row) -> float | None:
+    judged = row["n_succeeded"] + row["n_failed"]
+    return row["n_failed"] / judged if judged else None
+
+
+def column(rows: Sequence[Row], name: str) -> list[float | None]:
+    return [row.get(name) for row in rows]

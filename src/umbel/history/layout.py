@@ -1,0 +1,39 @@
+"""Layout: the parts that the report's page is put together from: sections, figures, tables."""
+
+from collections.abc import Collection, Sequence
+
+from umbel.history.markup import Content, Markup, joined, tag
+
+
+def section(title: str, *content: Content) -> Markup:
+    name = title.lower().replace(" ", "-")
+    return tag("section", tag("h2", title), content, id=name)
+
+
+def figure(said: str, drawn: Markup, listed: Markup) -> Markup:
+    return joined(tag("figure", tag("figcaption", said), drawn), listed)
+
+
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Content]],
+    *,
+    numbers: Collection[int] = (),
+    id_: str | None = None,
+) -> Markup:
+    """`numbers`: the places of the columns that hold numbers."""
+
+    def kind(place: int) -> str | None:
+        return "number" if place in numbers else None
+
+    head = tag(
+        "tr", [tag("th", name, scope="col", class_=kind(place)) for place, name in enumerate(headings)]
+    )
+    body = [
+        tag("tr", [tag("td", value, class_=kind(place)) for place, value in enumerate(row)]) for row in rows
+    ]
+    return tag("div", tag("table", tag("thead", head), tag("tbody", body), id=id_), class_="wide")
+
+
+def nothing(said: str) -> Markup:
+    return tag("p", said, class_="nothing")

@@ -1,0 +1,189 @@
+"""D4: the report, as a browser shows it: its figures are those of the tables, and nothing else happens."""
+
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.history.browser import Shown, picture, show
+from tests.history.published import BEGAN, Story, publish
+from umbel.events.tables import TABLES
+from umbel.history.figures import LISTED_MAX, NAMES_MAX, STEPS_MAX, Figures, figures
+from umbel.history.query import Tables, read
+from umbel.history.report import main_figures, page
+from umbel.history.scales import count, duration, instant, percent
+
+NASTY = (
+    "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">&amp;'\""
+)
+STORY = Story(tasks=400)
+
+
+def with_nasty_names() -> Story:
+    """The same story with names that would be markup if they could."""
+    story = Story(tasks=400)
+    for table, column in (("attempts", "name"), ("tasks", "name"), ("attempts", "exception")):
+        for row in story.rows[table]:
+            if row["name"] == "mail.send" or row["name"] == NASTY:
+                row[column] = NASTY
+    for row in story.rows["workers"]:
+        row["hostname"] = row["hostname"].replace("w3@shop", NASTY)
+    for row in (*story.rows["elections"], *story.rows["anomalies"]):
+        row |= {name: NASTY for name in ("topic", "winner", "detail", "subject") if name in row}
+    return story
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("report")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Figures:
+    return read(publish(folder / "lake", with_nasty_names().rows), figures)
+
+
+@pytest.fixture(scope="module")
+def file(folder: Path, found: Figures) -> Path:
+    path = folder / "report.html"
+    path.write_text(page(found, title=f"History {NASTY}"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def shown(folder: Path, file: Path) -> Shown:
+    assert shutil.which("chromium"), "chromium is not installed: scripts/setup browser"
+    return show(file, folder / "profile")
+
+
+def test_the_page_is_whole_and_quiet(shown: Shown) -> None:
+    assert shown.console == []
+    assert list(shown.sections) == [
+        *("throughput", "waiting-time", "run-time", "by-task", "by-worker", "worker-sessions"),
+        *("elections", "clock-skew", "anomalies"),
+    ]
+    assert shown.elements.count("h1") == 1
+    assert shown.elements.count("figcaption") == shown.elements.count("figure") == 6
+
+
+def test_names_are_text_whatever_is_in_them(shown: Shown, file: Path) -> None:
+    assert "script" not in shown.elements
+    assert "img" not in shown.elements
+    assert "owned" not in re.findall(r"<title>(.*?)</title>", shown.html)
+    assert any(row[0] == NASTY for row in shown.tables["by-task-table"])
+    assert "http" not in file.read_text().replace("http-equiv", "")
+
+
+def test_the_main_figures_are_those_of_the_tables(shown: Shown, found: Figures) -> None:
+    tasks, attempts = STORY.rows["tasks"], STORY.rows["attempts"]
+    states = [row["state"] for row in tasks]
+    assert shown.figures == main_figures(found)
+    assert shown.figures["tasks"] == count(len(tasks))
+    assert shown.figures["SUCCESS"] == count(states.count("SUCCESS"))
+    assert shown.figures["FAILURE"] == count(states.count("FAILURE"))
+    assert shown.figures["tried again"] == count(sum(row["retries"] > 0 for row in tasks))
+    assert shown.figures["attempts"] == count(len(attempts))
+    assert shown.figures["events"] == count(len(STORY.rows["timeline"]))
+    waits = sorted(row["wait_s"] for row in attempts)
+    middle = (waits[(len(waits) - 1) // 2] + waits[len(waits) // 2]) / 2
+    assert shown.figures["wait p50"] == duration(middle)
+
+
+@pytest.mark.parametrize(("table", "column"), [("by-task-table", "name"), ("by-worker-table", "worker")])
+def test_the_rows_by_task_and_by_worker_are_those_of_the_tables(
+    shown: Shown, table: str, column: str
+) -> None:
+    attempts = with_nasty_names().rows["attempts"]
+    headings, *rows = shown.tables[table]
+    assert headings[2:7] == ["attempts", "succeeded", "failed", "retried", "failure rate"]
+    assert {row[0] for row in rows} == {one[column] for one in attempts}
+    for row in rows:
+        outcomes = [one["outcome"] for one in attempts if one[column] == row[0]]
+        numbers = [outcomes.count(name) for name in ("SUCCESS", "FAILURE", "RETRY")]
+        assert row[2:6] == [count(len(outcomes)), *map(count, numbers)]
+        assert row[6] == percent(numbers[1] / (numbers[0] + numbers[1]))
+
+
+def test_the_steps_add_up_to_the_totals(found: Figures) -> None:
+    assert 0 < len(found.steps) <= STEPS_MAX + 1
+    for name in ("n_attempts", "n_succeeded", "n_failed", "n_retried"):
+        inside = sum(row.get(name, 0) for row in found.steps)
+        assert inside + (found.totals["n_outside"] if name == "n_attempts" else 0) == found.totals[name]
+
+
+def test_sessions_elections_skew_and_anomalies_are_listed(shown: Shown) -> None:
+    endings = [row[4] for row in shown.tables["sessions-table"][1:]]
+    assert sorted(endings) == sorted(row["ending"] for row in STORY.rows["workers"])
+    assert len(shown.tables["elections-table"]) == 1 + len(STORY.rows["elections"])
+    [skewed] = [row for row in shown.tables["skew-table"] if row[0] == "w2@shop"]
+    assert skewed[3] == "+295 ms"
+    assert shown.tables["anomaly-kinds-table"][1][:2] == ["time_skew", "1"]
+    assert shown.tables["anomalies-table"][1][:3] == ["time_skew", instant(BEGAN.timestamp()), NASTY]
+
+
+def test_it_is_drawn(folder: Path, file: Path) -> None:
+    drawn = picture(file, folder / "profile", folder / "report.png")
+    assert drawn.startswith(b"\x89PNG")
+    assert struct.unpack(">II", drawn[16:24]) == (1100, 3600)
+
+
+def test_an_empty_history_says_so_in_every_section(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "empty.html"
+    path.write_text(page(read(publish(tmp_path / "lake", {}), figures)), encoding="utf-8")
+    empty = show(path, folder / "profile")
+    assert empty.console == []
+    assert "svg" not in empty.elements
+    for section, said in {
+        "throughput": "No attempt",
+        "waiting-time": "Nothing was measured",
+        "by-task": "No tasks are known",
+        "worker-sessions": "No worker told",
+        "elections": "There were no elections",
+        "clock-skew": "No event has",
+        "anomalies": "None",
+    }.items():
+        assert said in empty.sections[section]
+
+
+def test_what_is_too_much_is_put_together_and_counted(tmp_path: Path) -> None:
+    story = Story(tasks=0)
+    for number in range(NAMES_MAX + 5):
+        story.rows["attempts"].append(
+            STORY.rows["attempts"][0]
+            | {"uuid": f"t{number}", "name": f"n{number:02d}", "outcome": "SUCCESS", "ended_at": BEGAN}
+        )
+    story.rows["anomalies"] *= LISTED_MAX + 1
+    found = read(publish(tmp_path, story.rows), figures)
+    assert [row["keys"] for row in found.tasks] == [1] * NAMES_MAX + [5]
+    assert found.tasks[-1]["n_attempts"] == 5
+    text = page(found)
+    assert "5 other tasks" in text
+    assert f"The last {LISTED_MAX} of {LISTED_MAX + 1}" in text
+
+
+def test_a_node_with_an_absurd_clock_does_not_stretch_the_time_shown(tmp_path: Path) -> None:
+    story = Story(tasks=50)
+    story.rows["attempts"][0]["ended_at"] = BEGAN.replace(year=9999)
+    found = read(publish(tmp_path, story.rows), figures)
+    assert found.period is not None
+    assert found.period.end - found.period.start < 3700
+    assert found.totals["n_outside"] == 1
+    assert "1 attempts ended at times outside" in page(found)
+
+
+def test_every_figure_comes_from_one_build(tmp_path: Path) -> None:
+    """Two builds cannot be mixed on one page: all is read in one go, or read again."""
+    publish(tmp_path, STORY.rows)
+    builds: list[int] = []
+
+    def work(tables: Tables) -> Figures:
+        builds.append(tables.build.number)
+        if len(builds) == 1:
+            publish(tmp_path, dict.fromkeys(TABLES, ()), number=2)
+            shutil.rmtree(tmp_path / "tables/b1")
+        return figures(tables)
+
+    assert read(tmp_path, work).totals["tasks"] == 0
+    assert builds == [1, 2]
