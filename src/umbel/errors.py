@@ -36,6 +36,7 @@ UmbelError
 │   └── ElectionTimeout        it was not decided in time (also a TimeoutError)
 ├── LeaseTimeout               somebody else held the lease for longer (also a TimeoutError)
 ├── HistoryError               what was recorded cannot be read
+│   ├── LakeError              a folder of history cannot be used as asked
 │   ├── NothingBuilt           there is no history to read yet
 │   └── BadQuery               SQL that cannot be run, or took too long
 ├── ResultTimeout              get() waited long enough (also a TimeoutError)
@@ -235,6 +236,10 @@ class NothingBuilt(HistoryError):
             f"no tables in the lake {str(lake)!r}; build them with `umbel history build`, or name"
             " another lake with --lake"
         )
+
+
+class LakeError(HistoryError):
+    pass
 
 
 class BadQuery(HistoryError):

@@ -79,6 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connect_timeout_s: float = 4.0  # for the broker to answer, or the embedded one's file to be free
     lease_s: float = 10.0  # a worker silent for so long loses its messages to the others
     storage_max_bytes: int | None = None  # of the embedded broker's file
+    history_lake: str = "umbel-lake"  # a folder; relative to where the command runs
+    worker_record: bool = False  # workers write the history, one at a time
     event_log_max: int = 1_000_000
     event_log_retention_s: float = 7 * 86_400.0
 

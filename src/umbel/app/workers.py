@@ -70,6 +70,7 @@ def make_worker(
         grace_s=settings.worker_grace_s,
         soft_grace_s=settings.worker_soft_grace_s,
         send_task_events=settings.task_send_events,
+        history_lake=Path(settings.history_lake) if settings.worker_record else None,
         control_allow=settings.control_allow,
         control_commands=app.panel,
         election_handlers=app.topics.handlers,

@@ -29,6 +29,7 @@ COMMANDS = {
     "election": "Have one worker do something; see how elections ended, or watch them.",
     "schedule": "The periodic tasks: list them, run one now, pause and resume.",
     "events": "Show what happens in the cluster, as it happens, in its order.",
+    "record": "Write down what happens: the broker's event log as files.",
     "history": "Build tables from what was recorded, and read them: rows, SQL, a report.",
     "health": "Say whether the workers on this machine are well.",
     "doctor": "Check this machine and the app's settings.",

@@ -49,6 +49,7 @@ log = logging.getLogger("umbel.worker")
     metavar="SIZE",
     help="Replace a child that holds more, after its task; in KiB, or with a unit: 200MB.",
 )
+@click.option("--record", metavar="DIR", help="Write the cluster's history there, when no one else does.")
 @run_directory_option
 @json_option
 def command(
@@ -63,6 +64,7 @@ def command(
     grace: float | None,
     time_limit: float | None,
     soft_time_limit: float | None,
+    record: str | None,
     run_directory: Path | None,
     as_json: bool,
     **flags: bool | int | str | None,  # named like the settings that they override
@@ -88,6 +90,7 @@ def command(
         worker_queues=_names(queues),
         worker_pool=pool,
         task_send_events=task_events,
+        **({"history_lake": record, "worker_record": True} if record else {}),
         worker_grace_s=grace,
         task_time_limit_s=time_limit,
         task_soft_time_limit_s=soft_time_limit,

@@ -60,6 +60,7 @@ class WorkerSettings:
     grace_s: float = 30.0
     soft_grace_s: float = 5.0
     send_task_events: bool = False
+    history_lake: Path | None = None  # where to record, when this worker is the one to do it
     control_allow: tuple[str, ...] = (EVERYTHING,)
     shown_settings: Mapping[str, Any] = field(default_factory=dict)  # as they may be told to others
     changed_settings: frozenset[str] = frozenset()  # those that are not at their defaults

@@ -29,6 +29,7 @@ from umbel.worker.steps.health import Health
 from umbel.worker.steps.heart import Heart
 from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.pool import PoolStep
+from umbel.worker.steps.recorder import RecorderStep
 from umbel.worker.steps.scheduler import Scheduler
 from umbel.worker.steps.state_store import StateStore
 from umbel.worker.steps.tasks import Tasks
@@ -65,6 +66,9 @@ class Worker:
         self._control.members = self._state.known
         self._steps: list[Step] = [
             Connection(self._context),
+            RecorderStep(
+                self._context
+            ),  # early, so that it stops late: what others tell at the end is recorded
             PoolStep(self._context, self._tasks),
             events,
             StateStore(self._context, events, saved),

@@ -1,0 +1,60 @@
+"""Arrow: the library that reads and writes Parquet, and the lake's schema in its words.
+
+PyArrow is an extra, because most workers never write a file of history. It is asked for here and
+nowhere else, so that who lacks it is told once, and how to get it.
+"""
+
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from umbel.errors import ConfigurationError
+from umbel.events.columns import COLUMNS, LAKE_VERSION, Column
+
+VERSION_KEY = b"umbel.lake_version"
+
+
+@cache
+def arrow() -> Any:
+    """The module `pyarrow`."""
+    return _imported("pyarrow")
+
+
+@cache
+def parquet() -> Any:
+    """The module `pyarrow.parquet`."""
+    arrow()
+    return _imported("pyarrow.parquet")
+
+
+@cache
+def event_schema() -> Any:
+    """One field for each of COLUMNS, in their order; all may be null."""
+    fields = [arrow().field(column.name, arrow_type(column)) for column in COLUMNS]
+    return arrow().schema(fields, metadata={VERSION_KEY: str(LAKE_VERSION).encode()})
+
+
+def arrow_type(column: Column) -> Any:
+    library = arrow()
+    match column.kind:
+        case "text" | "json":
+            return library.string()
+        case "int":
+            return library.int64()
+        case "float":
+            return library.float64()
+        case "bool":
+            return library.bool_()
+        case "instant":
+            return library.timestamp("us", tz="UTC")
+
+
+def _imported(name: str) -> ModuleType:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"history needs PyArrow, which cannot be imported ({error}): pip install 'umbel[history]'"
+        ) from None

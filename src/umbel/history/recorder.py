@@ -1,0 +1,395 @@
+"""Recorder: reads the broker's event log, writes files of the lake, and acknowledges what is safe.
+
+When to read, to close a file and to acknowledge is decided by `protocol/recording.py`; this is its
+shell. One coroutine performs one thing after the other. What takes time (decoding, Parquet, disks) runs
+in a thread of its own, so that a worker's loop can carry a recorder.
+
+Beside the events it writes down what it knows of its own work, as events of these types:
+
+    recorder-online, recorder-offline   when it recorded; `unheard_since`: what Celery's workers told
+                                        from then on was heard by nobody
+    recorder-gap                        numbers `first` to `last` of that node's events did not come
+    recorder-lost                       `lost` events fell out of the log before they were read
+    recorder-deaf                       the broker was away from `since` on; what Celery's workers told
+                                        meanwhile may be lost
+    recorder-unreadable                 `count` entries are no events; they lie in `file`
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from random import random
+from time import monotonic, time, time_ns
+from typing import Any, TypeVar
+
+from umbel.brokers.interface import Broker, LoggedEvent
+from umbel.errors import BrokerError, LakeError, NotSupported
+from umbel.events.sequences import Gap, Sequences
+from umbel.history.arrow import arrow, event_schema, parquet
+from umbel.history.lake import Lake
+from umbel.history.listening import Listening
+from umbel.history.memory import Memory, read_memory, write_memory
+from umbel.history.rows import Heard, Rows, Unreadable
+from umbel.history.segment import Segment
+from umbel.protocol.machine import Tick
+from umbel.protocol.recording import (
+    Acknowledge,
+    Begin,
+    Effect,
+    Ended,
+    EntriesRead,
+    Event,
+    FactsAdded,
+    FileFinished,
+    FinishFile,
+    ForgetFile,
+    ReadAfter,
+    Recording,
+    RotationSettings,
+    Stop,
+    WritingFailed,
+)
+from umbel.protocol.retry import reconnect_wait_s
+
+log = logging.getLogger("umbel.history")
+
+DEFAULT_NAME = "recorder"
+READ_MAX = 5000
+GROUP_ROWS, GROUP_BYTES = 50_000, 32 * 1024 * 1024
+LOOK_EVERY_S = 5.0
+UNREADABLE_MAX = 10_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderSettings:
+    name: str = DEFAULT_NAME
+    rotation: RotationSettings = field(default_factory=RotationSettings)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What this run has done; for who watches."""
+
+    events: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    lag: int = 0
+    problem: str = ""  # why nothing is written or read now
+
+
+class Recorder:
+    """`holding` says whether this process may still write: whoever lost its lease stops at once."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        lake: Lake,
+        settings: RecorderSettings | None = None,
+        *,
+        holding: Callable[[], bool] = lambda: True,
+    ) -> None:
+        if not broker.capabilities.event_log:
+            raise NotSupported(f"transport {broker.capabilities.transport} keeps no event log to record")
+        self.progress = Progress()
+        self._broker = broker
+        self._lake = lake
+        self._settings = settings or RecorderSettings()
+        self._holding = holding
+        self._boot = time_ns() // 1000
+        self._machine = Recording(self._settings.rotation)
+        self._segment = Segment(lake, self._settings.name, self._boot)
+        self._rows = Rows(broker.capabilities.transport)
+        self._group_bytes = 0
+        self._memory = Memory(self._settings.name)
+        self._sequences = Sequences()
+        self._facts: list[dict[str, Any]] = []
+        self._unreadable: list[Unreadable] = []
+        self._unreadable_count = 0
+        self._listening = Listening(broker)
+        self._dropped_told = 0
+        self._look_at = 0.0
+        self._deaf_since = 0.0
+        self._thread = ThreadPoolExecutor(1, "umbel-recorder")
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Record until told to stop, or until the lease is lost; what was read is safe on disk then."""
+        name = self._settings.name
+        try:
+            with self._lake.locked(name, f"a recorder named {name!r}"):
+                await self._in_thread(self._open_lake)
+                async with asyncio.TaskGroup() as group:
+                    listening = group.create_task(self._listening.run(), name="umbel-listening")
+                    await self._record(stop)
+                    listening.cancel()
+        except OSError as error:
+            raise LakeError(f"cannot use the lake {self._lake.root}: {error}") from None
+        except BaseExceptionGroup as several:
+            raise _first_cause(several) from several
+        finally:
+            self._thread.shutdown()
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    async def _record(self, stop: asyncio.Event) -> None:
+        try:
+            if await self._drive(stop):
+                return
+            log.warning("the lease is lost: recording goes on elsewhere")
+        except BrokerError as error:
+            if not stop.is_set() and self._holding():
+                raise
+            log.warning("stopped without the broker; what is not acknowledged is read again: %s", error)
+        await self._in_thread(self._segment.forget)
+
+    async def _drive(self, stop: asyncio.Event) -> bool:
+        """False when the lease was lost."""
+        effects: deque[Effect] = deque(self._step(Begin(await self._register(stop))))
+        effects.extend(self._tell(self._online()))
+        stopping = False
+        while self._holding():
+            if stop.is_set() and not stopping:
+                stopping = True
+                effects.extend(self._tell(self._fact("recorder-offline")))
+                effects.extend(self._step(Stop()))
+            if not effects:
+                effects.extend(await self._next_tick(stop))
+                continue
+            effect = effects.popleft()
+            if isinstance(effect, Ended):
+                return True
+            effects.extend(await self._perform(effect, stop))
+        return False
+
+    def _step(self, event: Event | Tick) -> list[Effect]:
+        return self._machine.step(event, monotonic())
+
+    async def _next_tick(self, stop: asyncio.Event) -> list[Effect]:
+        deadline = self._machine.deadline
+        wait_s = LOOK_EVERY_S if deadline is None else max(0.0, deadline - monotonic())
+        try:
+            async with asyncio.timeout(wait_s):
+                await stop.wait()
+        except TimeoutError:
+            return self._step(Tick())
+        return []
+
+    async def _perform(self, effect: Effect, stop: asyncio.Event) -> list[Effect]:
+        try:
+            match effect:
+                case ReadAfter(place):
+                    if monotonic() >= self._look_at:
+                        anew = await self._patiently(self._look, stop)
+                        if anew is not None:
+                            return self._step(Begin(anew))
+                    return await self._read(place, stop)
+                case FinishFile(through):
+                    await self._patiently(self._count_lost, stop)
+                    await self._in_thread(self._finish, through)
+                    return self._step(FileFinished(through))
+                case Acknowledge(place):
+                    name = self._settings.name
+                    await self._patiently(lambda: self._broker.acknowledge_events(name, place), stop)
+                    return []
+                case ForgetFile():
+                    await self._in_thread(self._forget)
+                    return self._step(FactsAdded(len(self._facts)))
+                case Ended():
+                    return []
+        except OSError as error:
+            self._complain(f"cannot write to {self._lake.root}: {error.strerror or error}")
+            return self._step(WritingFailed())
+
+    async def _read(self, place: int, stop: asyncio.Event) -> list[Effect]:
+        name = self._settings.name
+        entries = await self._patiently(lambda: self._broker.read_events(name, READ_MAX, after=place), stop)
+        if not entries:
+            return self._step(EntriesRead(place, 0, self._segment.size_bytes, more=False))
+        before = self.progress.events
+        await self._in_thread(self._take, entries)
+        rows = self.progress.events - before
+        more = len(entries) >= READ_MAX // 5
+        size = self._segment.size_bytes + self._group_bytes // 10
+        return self._step(EntriesRead(entries[-1].offset, rows, size, more=more))
+
+    # -- in the thread ---------------------------------------------------------------------------
+
+    def _open_lake(self) -> None:
+        arrow(), parquet(), event_schema()  # the slow first import, or a clear message
+        self._lake.clear_unfinished(self._settings.name)
+        found = read_memory(self._lake, self._settings.name)
+        if found is not None:
+            self._memory = found
+
+    def _take(self, entries: Sequence[LoggedEvent]) -> None:
+        before = self._rows.count
+        heard = self._rows.add(entries)
+        self.progress.events += self._rows.count - before
+        self._group_bytes += sum(len(one.body) for one in entries)
+        self._account(heard)
+        if self._rows.count >= GROUP_ROWS or self._group_bytes >= GROUP_BYTES:
+            self._write_group()
+
+    def _account(self, heard: Heard) -> None:
+        self._sequences.saw(heard.stamped, time())
+        self._unreadable_count += len(heard.unreadable)
+        self._unreadable += heard.unreadable[: UNREADABLE_MAX - len(self._unreadable)]
+        if heard.strangers:
+            self._loop.call_soon_threadsafe(self._listening.met, heard.strangers, heard.arrived)
+
+    def _write_group(self) -> None:
+        if self._rows.count:
+            self._segment.write(self._rows.table())
+            self._group_bytes = 0
+
+    def _finish(self, through: int) -> None:
+        """File, then account; after that the events may be acknowledged."""
+        gaps = self._sequences.settled(time())
+        self._facts += [self._gap(gap) for gap in gaps]
+        facts = list(self._facts)
+        if self._unreadable:
+            aside = self._lake.name_of(self._segment.set_aside(self._unreadable))
+            facts.append(self._fact("recorder-unreadable", count=self._unreadable_count, file=aside))
+        recorded_us = time_ns() // 1000
+        for fact in facts:
+            self._rows.add_fact(fact, recorded_us=recorded_us)
+        self._write_group()
+        path, size = self._segment.finish()
+        memory = self._memory
+        memory.unreadable += self._unreadable_count
+        self._facts, self._unreadable, self._unreadable_count = [], [], 0
+        memory.gaps += len(gaps)
+        memory.missing += sum(gap.missing for gap in gaps)
+        memory.files += 1
+        memory.size_bytes += size
+        memory.events += self._machine.rows
+        memory.acknowledged, memory.updated_at = through, time()
+        memory.senders = self._sequences.known()
+        write_memory(self._lake, memory)
+        self.progress.files += 1
+        self.progress.size_bytes += size
+        self.progress.problem = ""
+        log.info("recorded", extra={"file": self._lake.name_of(path), "rows": self._machine.rows})
+
+    def _forget(self) -> None:
+        self._segment.forget()
+        self._rows = Rows(self._broker.capabilities.transport)
+        self._group_bytes = 0
+        self._unreadable, self._unreadable_count = [], 0
+
+    # -- with the broker -------------------------------------------------------------------------
+
+    async def _register(self, stop: asyncio.Event) -> int:
+        self._loop = asyncio.get_running_loop()
+        name = self._settings.name
+        known = await self._patiently(self._broker.recorders, stop)
+        acknowledged = await self._patiently(lambda: self._broker.register_recorder(name), stop)
+        if name not in known or not self._memory.began_us:
+            self._memory.began_us, self._memory.senders = time_ns() // 1000, []
+            self._memory.lost_told = await self._patiently(self._broker.lost_events, stop)
+            self._memory.updated_at = 0.0
+        self._sequences = Sequences(began_us=self._memory.began_us, known=self._memory.senders)
+        self._memory.starts += 1
+        return acknowledged
+
+    async def _look(self) -> int | None:
+        """Where to begin anew, if the broker has lost its log or our registration; else None."""
+        self._look_at = monotonic() + LOOK_EVERY_S
+        acknowledged = await self._broker.register_recorder(self._settings.name)
+        state = await self._broker.event_log()
+        machine = self._machine
+        self.progress.lag = max(0, state.last_offset - machine.through)
+        if acknowledged >= machine.acknowledged and state.last_offset >= machine.through:
+            return None
+        log.warning("the broker has lost its event log; recording begins anew", extra={"from": acknowledged})
+        self._facts.append(self._fact("recorder-lost", lost=0, why="the broker has lost its event log"))
+        self._step(FactsAdded(1))
+        return acknowledged
+
+    async def _count_lost(self) -> None:
+        lost, dropped = await self._broker.lost_events(), self._listening.dropped
+        fresh = max(0, lost - self._memory.lost_told) + dropped - self._dropped_told
+        self._memory.lost_told, self._dropped_told = lost, dropped
+        if fresh:
+            self._memory.lost += fresh
+            self._facts.append(self._fact("recorder-lost", lost=fresh, why="the log was full"))
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]], stop: asyncio.Event) -> T:
+        """Ask until the broker answers. Told to stop meanwhile, give up: nothing is lost by that."""
+        failures = 0
+        while True:
+            try:
+                answer = await ask()
+            except BrokerError as error:
+                failures += 1
+                self._complain(f"the broker does not answer: {error}")
+                self._deaf_since = self._deaf_since or time()
+                if stop.is_set() or not self._holding():
+                    raise
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+                continue
+            if self._deaf_since:
+                self._heard_again()
+            return answer
+
+    def _heard_again(self) -> None:
+        since, self._deaf_since = self._deaf_since, 0.0
+        self.progress.problem = ""
+        log.info("the broker answers again")
+        if self._broker.capabilities.events_of_others == "fan-out":
+            self._memory.deaf_s += time() - since
+            self._facts.append(self._fact("recorder-deaf", since=since))
+            self._step(FactsAdded(1))
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+    def _complain(self, problem: str) -> None:
+        if self.progress.problem != problem:
+            log.error("%s; nothing is acknowledged, trying again", problem)
+        self.progress.problem = problem
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    def _tell(self, fact: dict[str, Any]) -> list[Effect]:
+        self._facts.append(fact)
+        return self._step(FactsAdded(1))
+
+    def _online(self) -> dict[str, Any]:
+        others = self._broker.capabilities.events_of_others
+        unheard = self._memory.updated_at if others == "fan-out" else 0.0
+        return self._fact("recorder-online", unheard_since=unheard or None, starts=self._memory.starts)
+
+    def _fact(self, type_name: str, **fields: Any) -> dict[str, Any]:
+        return {
+            "type": type_name,
+            "hostname": f"{self._settings.name}@{socket.gethostname()}",
+            "pid": os.getpid(),
+            "timestamp": time(),
+            "inc": self._boot,
+            "recorder": self._settings.name,
+            **fields,
+        }
+
+    def _gap(self, gap: Gap) -> dict[str, Any]:
+        """The same whenever it is told: a recorder that was killed tells it again."""
+        return {
+            "type": "recorder-gap",
+            "hostname": gap.hostname,
+            "pid": gap.pid,
+            "inc": gap.inc,
+            "timestamp": gap.at_us / 1_000_000,
+            "recorder": self._settings.name,
+            "first": gap.first,
+            "last": gap.last,
+        }
+
+
+def _first_cause(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = several.exceptions[0]
+    return _first_cause(first) if isinstance(first, BaseExceptionGroup) else first

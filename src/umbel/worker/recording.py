@@ -1,0 +1,123 @@
+"""RecorderSeat: one candidate for the lease `recorder`; whoever holds it records (D1).
+
+A worker has one as its step, `umbel record` is one. When the holder dies, the next one takes over
+where it stopped: the place is the broker's. A stand-by only asks for the lease.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from umbel.brokers.interface import Broker
+from umbel.errors import LakeError
+from umbel.history.housekeeping import expire
+from umbel.history.lake import Lake
+from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
+from umbel.protocol.lease import Acquired, LeaseSettings
+from umbel.worker.leases import Change, LeaseKeeper
+
+log = logging.getLogger("umbel.history")
+
+LEASE = "recorder"
+LEASE_S = 10.0
+RENEWALS_PER_TTL = 3
+ASK_EVERY_S = 0.5
+LOOK_S = 0.1
+EXPIRE_EVERY_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SeatSettings:
+    lake: Path
+    recorder: RecorderSettings = field(default_factory=RecorderSettings)
+    lease_s: float = LEASE_S
+    keep_days: float | None = None
+
+
+def lease_of(name: str) -> str:
+    return LEASE if name == DEFAULT_NAME else f"{LEASE}.{name}"
+
+
+class RecorderSeat:
+    """`changed(leader)` is called on the loop when somebody else is seen to record."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        settings: SeatSettings,
+        owner: str,
+        *,
+        standing_by: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.recorder: Recorder | None = None
+        self._broker = broker
+        self._settings = settings
+        self._standing_by = standing_by
+        self._acquired = asyncio.Event()
+        ttl_s = settings.lease_s
+        self._keeper = LeaseKeeper(
+            broker.coordination,
+            lease_of(settings.recorder.name),
+            owner,
+            settings=LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, ask_every_s=ASK_EVERY_S),
+            changed=self._changed,
+        )
+
+    @property
+    def leader(self) -> str:
+        return self._keeper.leader
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Stand, and record for as long as the lease is ours, until told to stop."""
+        campaign = asyncio.create_task(self._keeper.run(), name="umbel-recorder-lease")
+        try:
+            while not stop.is_set():
+                await self._wait_for_turn(campaign, stop)
+                if not stop.is_set():
+                    await self._record(stop)
+        finally:
+            campaign.cancel()
+            await asyncio.wait([campaign])
+            await self._keeper.stop()
+
+    async def _wait_for_turn(self, campaign: asyncio.Task[None], stop: asyncio.Event) -> None:
+        told = ""
+        while not stop.is_set() and not (self._acquired.is_set() and self._keeper.still_mine()):
+            if campaign.done():
+                campaign.result()
+            if self.leader and self.leader not in (told, self._keeper.holder):
+                told = self.leader
+                self._standing_by(told)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await stop.wait()
+
+    async def _record(self, stop: asyncio.Event) -> None:
+        lake = Lake(self._settings.lake)
+        self.recorder = Recorder(self._broker, lake, self._settings.recorder, holding=self._keeper.still_mine)
+        expiring = asyncio.create_task(self._expire_on(lake), name="umbel-expiry")
+        try:
+            await self.recorder.run(stop)
+        finally:
+            expiring.cancel()
+            await asyncio.wait([expiring])
+            self.recorder = None
+
+    async def _expire_on(self, lake: Lake) -> None:
+        while self._settings.keep_days is not None:
+            try:
+                report = await asyncio.to_thread(expire, lake, self._settings.keep_days)
+                if report.dropped_days:
+                    log.info("days dropped", extra={"days": ",".join(report.dropped_days)})
+            except (LakeError, OSError) as error:
+                log.warning("cannot drop old days", extra={"why": str(error)})
+            await asyncio.sleep(EXPIRE_EVERY_S)
+
+    def _changed(self, change: Change) -> None:
+        if isinstance(change, Acquired):
+            self._acquired.set()
+        else:
+            self._acquired.clear()

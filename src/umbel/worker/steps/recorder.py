@@ -1,0 +1,68 @@
+"""Recorder: writes the cluster's history, when this worker is the one to do it (D1).
+
+Off unless the worker was given a lake. Of all workers and `umbel record` processes with the same
+broker, the holder of the lease `recorder` records; the others wait for it to die. Decoding and
+Parquet run in a thread of their own. A lake that cannot be used is said again and again, and never
+stops the worker: tasks matter more than their history.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from umbel.errors import ConfigurationError, UmbelError
+from umbel.worker.bootsteps import Step
+from umbel.worker.context import WorkerContext
+
+log = logging.getLogger("umbel.history")
+AGAIN_S = 30.0
+STOP_S = 15.0
+
+
+class RecorderStep(Step):
+    name = "recorder"
+    requires = ("connection",)
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__()
+        self._context = context
+        self._stop = asyncio.Event()
+
+    async def start(self) -> None:
+        lake = self._context.settings.history_lake
+        if lake is None:
+            return
+        capabilities = self._context.broker.capabilities
+        if not (capabilities.event_log and capabilities.leases):
+            log.warning("recording is off: transport %s keeps no event log", capabilities.transport)
+            return
+        # Only who records needs any of this.
+        from umbel.history.arrow import arrow
+
+        await asyncio.to_thread(arrow)  # who asked for history and cannot have it is told at once
+        self.run_in_background(self._record(lake))
+
+    async def stop(self) -> None:
+        self._stop.set()
+        if self._background:
+            await asyncio.wait(self._background, timeout=STOP_S)
+        await self.end_background()
+
+    async def _record(self, lake: Path) -> None:
+        from umbel.worker.recording import RecorderSeat, SeatSettings
+
+        campaigns = 0
+        while not self._stop.is_set():
+            campaigns += 1
+            owner = f"{self._context.identity.owner}.recorder.{campaigns}"
+            try:
+                await RecorderSeat(self._context.broker, SeatSettings(lake), owner).run(self._stop)
+            except ConfigurationError:
+                raise
+            except UmbelError as error:
+                log.error("cannot record; trying again in %g s: %s", AGAIN_S, error)
+                try:
+                    async with asyncio.timeout(AGAIN_S):
+                        await self._stop.wait()
+                except TimeoutError:
+                    continue
