@@ -31,6 +31,7 @@ COMMANDS = {
     "events": "Show what happens in the cluster, as it happens, in its order.",
     "record": "Write down what happens: the broker's event log as files.",
     "history": "Build tables from what was recorded, and read them: rows, SQL, a report.",
+    "top": "Watch the cluster in the terminal: members, queues, tasks, one task's story.",
     "health": "Say whether the workers on this machine are well.",
     "doctor": "Check this machine and the app's settings.",
     "simulate": "Simulate elections under faults, and check every promise.",

@@ -122,9 +122,15 @@ class ClusterState:
         finished: bool | None = None,
         newest_first: bool = True,
         limit: int | None = None,
+        admits: Callable[[Tracked], bool] | None = None,
     ) -> list[TaskRecord]:
-        """The tasks in their order; of one name, on one worker, finished or not."""
+        """The tasks in their order; of one name, on one worker, finished or not.
+
+        `admits` is asked of each before its record is made, which is what costs.
+        """
         ids = self._ordered(name, worker, finished, newest_first)
+        if admits is not None:
+            ids = (uuid for uuid in ids if admits(self._tasks[uuid]))
         return [record for uuid in islice(ids, limit) if (record := self.task(uuid)) is not None]
 
     def names(self) -> list[str]:

@@ -1,0 +1,1 @@
+"""The terminal monitor: what a cluster does, as it happens."""

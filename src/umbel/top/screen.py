@@ -1,0 +1,345 @@
+"""Screen: the monitor in the terminal. It draws what Sight knows twice a second and asks Feed to act."""
+
+from collections.abc import Callable, Coroutine, Sequence
+from time import localtime, strftime, time
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.coordinate import Coordinate
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Label, Sparkline, Static
+
+from umbel.errors import UmbelError
+from umbel.events.types import TaskEvent
+from umbel.events.view import TaskRecord
+from umbel.protocol.pidbox import Answers
+from umbel.top.feed import Feed
+from umbel.top.sight import Filter, MemberRow
+from umbel.wire.show import brief
+
+DRAW_EVERY_S = 0.5
+TASKS_SHOWN = 60
+MEMBERS_SHOWN = 500
+COLOURS = {
+    "SUCCESS": "green",
+    "FAILURE": "red",
+    "RETRY": "yellow",
+    "REVOKED": "magenta",
+    "STARTED": "cyan",
+    "RECEIVED": "blue",
+    "alive": "green",
+    "silent": "red",
+    "left": "bright_black",
+}
+Cells = Sequence[str | Text]
+
+
+class Confirm(ModalScreen[bool]):
+    """Asks before something is done that cannot be undone."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "yes"),
+        Binding("n,escape", "answer(False)", "no"),
+    ]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        yield Label(f"{self._question}  [b]y[/b]es / [b]n[/b]o", id="question")
+
+    def action_answer(self, answer: bool) -> None:
+        self.dismiss(answer)
+
+
+class Top(App[None]):
+    TITLE = "umbel top"
+    CSS = """
+    #summary { height: 1; padding: 0 1; background: $panel; }
+    #pace { height: 2; margin: 0 1; }
+    #left { width: 2fr; }
+    #right { width: 3fr; }
+    #queues { height: 30%; }
+    #story { height: 35%; border-top: solid $panel; padding: 0 1; overflow-y: auto; }
+    #filter { display: none; height: 3; }
+    #filter.shown { display: block; }
+    Confirm { align: center middle; }
+    #question { padding: 1 3; border: thick $warning; background: $surface; }
+    DataTable { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("space", "pause", "pause"),
+        Binding("slash", "filter", "filter"),
+        Binding("w", "of_worker", "of this worker"),
+        Binding("escape", "clear", "all tasks"),
+        Binding("r", "revoke", "revoke"),
+        Binding("t", "terminate", "terminate"),
+        Binding("plus,equals_sign", "resize(1)", "grow"),
+        Binding("minus", "resize(-1)", "shrink"),
+        Binding("S", "shut_down", "shut down"),
+    ]
+
+    def __init__(self, feed: Feed, where: str) -> None:
+        super().__init__()
+        self.feed = feed
+        self.filter = Filter()
+        self.paused = False
+        self._where = where
+        self._chosen = ""
+        self._shown: dict[str, Sequence[tuple[str, Cells]]] = {}
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="summary")
+        yield Sparkline([0.0], id="pace")
+        with Horizontal():
+            with Vertical(id="left"):
+                yield DataTable[str | Text](id="members", cursor_type="row", zebra_stripes=True)
+                yield DataTable[str | Text](id="queues", cursor_type="none")
+            with Vertical(id="right"):
+                yield DataTable[str | Text](id="tasks", cursor_type="row", zebra_stripes=True)
+                yield Static(id="story")
+        yield Input(
+            placeholder="part of a task's name, the beginning of its id, or state:FAILURE", id="filter"
+        )
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._table("members").add_columns("node", "state", "active", "done", "clock", "load", "software")
+        self._table("queues").add_columns("queue", "ready", "delayed", "claimed")
+        self._table("tasks").add_columns("clock", "state", "task", "id", "worker", "wait s", "run s")
+        self._table("tasks").focus()
+        self.listen()
+        self.set_interval(DRAW_EVERY_S, self.draw)
+
+    @work(exclusive=True, group="feed")
+    async def listen(self) -> None:
+        await self.feed.run()
+
+    # -- drawing ---------------------------------------------------------------------------------
+
+    def draw(self) -> None:
+        now, sight = time(), self.feed.sight
+        members = sight.members(now)
+        self.query_one("#summary", Static).update(self._summary(members, now))
+        self.query_one("#pace", Sparkline).data = [float(one) for one in sight.history(now)]
+        if self.paused:
+            return
+        self._fill("members", [(one.node, _member(one)) for one in members[:MEMBERS_SHOWN]])
+        queues = self.feed.queues.items()
+        self._fill("queues", [(name, _numbers(name, *_depth(depth))) for name, depth in queues])
+        tasks = sight.tasks(self.filter, TASKS_SHOWN)
+        self._fill("tasks", [(one.uuid, _task(one)) for one in tasks])
+        self._draw_story()
+
+    def _summary(self, members: Sequence[MemberRow], now: float) -> Text:
+        if self.feed.problem:
+            return Text(f"{self._where}: {self.feed.problem}", style="bold red")
+        events, succeeded, failed = self.feed.sight.rates(now)
+        alive = sum(one.state == "alive" for one in members)
+        counts = self.feed.sight.state.counts
+        shown = "  ".join(f"{state.lower()} {count:,}" for state, count in counts.items())
+        text = Text(
+            f"{self._where}  clock {self.feed.sight.receiver.clock.value:,}  "
+            f"members {alive}/{len(members)}  {events:,.0f} events/s  {succeeded:,.0f} done/s  "
+            f"{failed:,.0f} failed/s  {shown}"
+        )
+        if self.paused:
+            text.append("  PAUSED", style="bold yellow")
+        if self.filter != Filter():
+            text.append(f"  only {_said(self.filter)}", style="bold yellow")
+        return text
+
+    def _draw_story(self) -> None:
+        story = self.feed.sight.story(self._chosen) if self._chosen else []
+        lines = [_line(event) for event in story] or [Text("choose a task to see what became of it")]
+        self.query_one("#story", Static).update(Text("\n").join(lines))
+
+    def _fill(self, name: str, rows: Sequence[tuple[str, Cells]]) -> None:
+        """Show these rows; whoever's cursor is on one of them stays on it."""
+        table, shown = self._table(name), self._shown.get(name, ())
+        self._shown[name] = rows
+        if rows == shown:
+            return
+        if [key for key, _ in rows] == [key for key, _ in shown]:
+            _update(table, shown, rows)
+            return
+        chosen = self._key_at_cursor(name)
+        scrolled = table.scroll_y
+        table.clear()
+        for key, cells in rows:
+            table.add_row(*cells, key=key)
+        keys = [key for key, _ in rows]
+        if chosen in keys:
+            table.move_cursor(row=keys.index(chosen), scroll=False)
+        table.scroll_to(y=scrolled, animate=False)
+
+    def _table(self, name: str) -> DataTable[str | Text]:
+        return self.query_one(f"#{name}", DataTable)
+
+    def _key_at_cursor(self, name: str) -> str:
+        table = self._table(name)
+        if not table.row_count:
+            return ""
+        return table.coordinate_to_cell_key(Coordinate(table.cursor_row, 0)).row_key.value or ""
+
+    # -- what the user does ----------------------------------------------------------------------
+
+    def on_data_table_row_selected(self, chosen: DataTable.RowSelected) -> None:
+        if chosen.data_table.id == "tasks":
+            self._chosen = chosen.row_key.value or ""
+            self._draw_story()
+
+    def on_input_submitted(self, submitted: Input.Submitted) -> None:
+        text = submitted.value.strip()
+        state = text.removeprefix("state:").upper() if text.startswith("state:") else ""
+        self.filter = Filter(text="" if state else text, state=state)
+        submitted.input.remove_class("shown")
+        self._table("tasks").focus()
+        self.draw()
+
+    def action_pause(self) -> None:
+        self.paused = not self.paused
+        self.draw()
+
+    def action_filter(self) -> None:
+        entry = self.query_one("#filter", Input)
+        entry.value = ""
+        entry.add_class("shown")
+        entry.focus()
+
+    def action_of_worker(self) -> None:
+        self.filter = Filter(worker=self._key_at_cursor("members"))
+        self.draw()
+
+    def action_clear(self) -> None:
+        self.query_one("#filter", Input).remove_class("shown")
+        self.filter = Filter()
+        self.draw()
+
+    def action_revoke(self) -> None:
+        self._on_task("revoke", terminate=False)
+
+    def action_terminate(self) -> None:
+        self._on_task("end", terminate=True)
+
+    def action_resize(self, by: int) -> None:
+        node = self._key_at_cursor("members")
+        if node:
+            command = "pool_grow" if by > 0 else "pool_shrink"
+            self._act(f"{command} on {node}", lambda: self.feed.ask(command, {"n": 1}, node))
+
+    def action_shut_down(self) -> None:
+        node = self._key_at_cursor("members")
+
+        async def shut_down() -> None:
+            await self.feed.tell("shutdown", {}, node)
+
+        if node:
+            self._confirmed(f"Shut {node} down?", lambda: self._act(f"shutdown of {node}", shut_down))
+
+    def _on_task(self, what: str, *, terminate: bool) -> None:
+        uuid = self._chosen if self.focused is not self._table("tasks") else self._key_at_cursor("tasks")
+
+        def act() -> None:
+            self._act(f"{what} {uuid}", lambda: self.feed.revoke(uuid, terminate=terminate))
+
+        if uuid:
+            self._confirmed(f"{what.capitalize()} task {uuid}?", act)
+
+    def _confirmed(self, question: str, then: Callable[[], object]) -> None:
+        def answered(yes: bool | None) -> None:
+            if yes:
+                then()
+
+        self.push_screen(Confirm(question), answered)
+
+    @work(group="actions")
+    async def _act(self, what: str, act: Callable[[], Coroutine[Any, Any, Answers | None]]) -> None:
+        try:
+            answers = await act()
+        except UmbelError as error:
+            self.notify(f"{what}: {error}", severity="error")
+            return
+        told = "told" if answers is None else f"{len(answers.replies)} answered"
+        errors = [] if answers is None else [one for one in answers.replies.values() if _is_error(one)]
+        self.notify(
+            f"{what}: {errors[0]['error'] if errors else told}", severity="error" if errors else "information"
+        )
+
+
+def _update(
+    table: DataTable[str | Text], shown: Sequence[tuple[str, Cells]], rows: Sequence[tuple[str, Cells]]
+) -> None:
+    """Change only what differs: drawing all of a large cluster anew would take most of a core."""
+    for at, ((_, before), (_, after)) in enumerate(zip(shown, rows, strict=True)):
+        for column, (old, new) in enumerate(zip(before, after, strict=True)):
+            if old != new:
+                table.update_cell_at(Coordinate(at, column), new)
+
+
+def _member(one: MemberRow) -> Cells:
+    state = one.state if one.state != "silent" else f"silent {one.silent_s:.0f} s"
+    return (
+        _printable(one.node),
+        Text(state, style=COLOURS[one.state]),
+        *_numbers(one.active, one.processed, one.clock, one.load),
+        _printable(one.software),
+    )
+
+
+def _task(one: TaskRecord) -> Cells:
+    wait = None if one.received_at is None or one.started_at is None else one.started_at - one.received_at
+    return (
+        *_numbers(one.clock),
+        Text(one.state, style=COLOURS.get(one.state, "")),
+        _printable(one.name or "?"),
+        _printable(one.uuid),
+        _printable(one.worker or ""),
+        *_numbers("" if wait is None else f"{max(0.0, wait):.3f}"),
+        *_numbers("" if one.runtime is None else f"{one.runtime:.3f}"),
+    )
+
+
+def _line(event: TaskEvent) -> Text:
+    fields = [
+        f"{name}={brief(value)}"
+        for name in event.__struct_fields__
+        if name not in _ENVELOPE and (value := getattr(event, name)) is not None
+    ]
+    at = f"{strftime('%H:%M:%S', localtime(event.timestamp))}.{event.at_us // 1000 % 1000:03}"
+    return Text(
+        f"{at} {event.clock:>8} try {event.retries or 0} {event.type_name:<15} {_printable(event.hostname)}  "
+        f"{' '.join(fields)}"
+    )
+
+
+_ENVELOPE = frozenset(
+    {"hostname", "pid", "clock", "timestamp", "utcoffset", "inc", "seq", "uuid", "retries", "subject"}
+)
+
+
+def _numbers(*values: object) -> Cells:
+    return [Text(f"{one:,}" if isinstance(one, int) else str(one), justify="right") for one in values]
+
+
+def _depth(depth: Any) -> tuple[int, int, int]:
+    return (depth.ready, depth.delayed, depth.claimed)
+
+
+def _printable(text: str) -> Text:
+    """What a peer sent must neither move the cursor nor be taken for markup."""
+    return Text(text if text.isprintable() else brief(text))
+
+
+def _said(wanted: Filter) -> str:
+    return " ".join(one for one in (wanted.text, wanted.state, wanted.worker) if one)
+
+
+def _is_error(reply: Any) -> bool:
+    return isinstance(reply, dict) and "error" in reply
