@@ -14,6 +14,7 @@ from umbel.app.results import AsyncResult
 from umbel.app.send_options import SendOptions, check_options, known_options
 from umbel.app.sending import Prepared
 from umbel.errors import ConfigurationError, NotRegistered
+from umbel.protocol.sensitive import HIDDEN
 from umbel.wire.task import SignatureMap, check_signature
 
 if TYPE_CHECKING:
@@ -205,8 +206,17 @@ class Signature(Generic[R]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        args, kwargs = self._shown()
+        given = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
         return f"{self.task}({', '.join(given)})"
+
+    def _shown(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Without sensitive arguments. Where a chain may put a result first, their places are not known."""
+        task = None if self._app is None else self._app.find_task(self.task)
+        if task is None or (hides := task.options.hides) is None:
+            return self.args, self.kwargs
+        args, kwargs = hides.hide(self.args, self.kwargs)
+        return args if self.immutable else [HIDDEN] * len(args), kwargs
 
 
 class Chain(Signature[Any]):

@@ -9,6 +9,7 @@ import msgspec
 from umbel.errors import ConfigurationError, nearest
 from umbel.protocol.rate import parse_rate
 from umbel.protocol.retry import RetryPolicy
+from umbel.protocol.sensitive import Sensitive
 
 PRIORITY_MAX = 9
 
@@ -36,6 +37,7 @@ class TaskKeywords(TypedDict, total=False):
     soft_time_limit: Limit
     serializer: Literal["json", "msgpack", "pickle"]
     track_started: bool
+    sensitive: tuple[str, ...]
 
 
 _TYPES = get_type_hints(TaskKeywords, include_extras=True)
@@ -55,6 +57,8 @@ class TaskOptions:
     soft_time_limit_s: float | None = None
     serializer: str | None = None
     track_started: bool = False
+    sensitive: tuple[str, ...] = ()
+    hides: Sensitive | None = None  # the same, once the function is known
 
 
 def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOptions:
@@ -82,6 +86,7 @@ def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOpti
         soft_time_limit_s=given.get("soft_time_limit"),
         serializer=given.get("serializer"),
         track_started=given.get("track_started", False),
+        sensitive=tuple(given.get("sensitive", ())),
     )
 
 

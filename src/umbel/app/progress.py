@@ -17,8 +17,9 @@ from umbel.errors import BrokerError, WireError
 from umbel.events.precedence import STATES
 from umbel.events.types import KNOWN_TYPES, TASK_PREFIX
 from umbel.pools.interface import Told
+from umbel.protocol.sensitive import Secrets
 from umbel.wire.result import encode_state
-from umbel.wire.values import encode_json
+from umbel.wire.values import decode_json, encode_json
 
 if TYPE_CHECKING:
     from umbel.app.app import App
@@ -40,7 +41,9 @@ Teller = Callable[[Told], None]
 def reports_of(app: "App", request: "Request") -> "Reports | None":
     """Where a running task tells of itself; None when it was called as a function."""
     if request.reports is None and not request.called_directly:
-        request.reports = Reports(app, request.id, request.reply_to, request.tell, request.number)
+        request.reports = Reports(
+            app, request.id, request.reply_to, request.tell, request.number, request.secrets
+        )
     return request.reports
 
 
@@ -48,8 +51,15 @@ class Reports:
     """Of one run of one task."""
 
     def __init__(
-        self, app: "App", task_id: str, reply_to: str, tell: Teller | None = None, number: int = 0
+        self,
+        app: "App",
+        task_id: str,
+        reply_to: str,
+        tell: Teller | None = None,
+        number: int = 0,
+        secrets: Secrets | None = None,
     ) -> None:
+        self._secrets = secrets
         self._app = app
         self._task_id = task_id
         self._reply_to = reply_to
@@ -105,6 +115,8 @@ class Reports:
         plain = {str(name): value for name, value in fields.items() if name not in RESERVED}
         try:
             encoded = encode_json(plain, root="event")
+            if self._secrets:
+                encoded = encode_json(self._secrets.strike_all(decode_json(encoded)), root="event")
         except WireError as error:
             log.warning("an event cannot be sent", extra={"event": event_type, "why": str(error)})
             return False

@@ -15,6 +15,7 @@ from umbel.wire.task import TaskCall
 
 if TYPE_CHECKING:
     from umbel.app.progress import Reports, Teller
+    from umbel.protocol.sensitive import Secrets
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Request:
     reports: "Reports | None" = None  # what it has told of itself; made when it first does
     tell: "Teller | None" = None
     number: int = 0  # of its job
+    secrets: "Secrets | None" = None  # of its sensitive arguments
 
     def sent(self, task_ids: Iterable[str]) -> None:
         """Note tasks that this one sent."""

@@ -35,6 +35,8 @@ from umbel.wire.task import (
     encode_task,
     format_instant,
     parse_instant,
+    show_args,
+    show_kwargs,
 )
 from umbel.wire.template import CallTemplate
 
@@ -92,7 +94,7 @@ def prepare(
     task_id = task_id or new_id()
     standing = _standing(app, task, defaults or _NO_TASK)
     ignores_result = standing.headers.ignore_result
-    if standing.template is None or not _PLAIN.issuperset(options):
+    if standing.template is None or not _PLAIN.issuperset(options) or standing.own.hides is not None:
         ignores_result = _first(options.get("ignore_result"), ignores_result)
         outgoing = _encoded_in_full(app, task_id, args, kwargs, options, standing, sender)
     elif options or sender is not None or standing.sends_results:
@@ -134,6 +136,7 @@ def _encoded_in_full(
         root_id=options.get("root_id") or (sender.root_id if sender else None) or task_id,
         parent_id=options.get("parent_id") or (sender.id if sender else None),
         origin=origin(),
+        **_shown(standing, args, kwargs),
         **stated,
     )
     reply_to = _reply_to(app, options, standing, wants_result=not headers.ignore_result or "chain" in options)
@@ -153,6 +156,14 @@ def _encoded_in_full(
         expiration_ms=expiration_ms,
     )
     return Outgoing(_queue(options, standing), message, due)
+
+
+def _shown(standing: Standing, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments as headers show them, without the sensitive ones."""
+    if standing.own.hides is not None:
+        args, kwargs = standing.own.hides.hide(args, kwargs)
+    text_max = standing.settings.task_repr_max_chars
+    return {"argsrepr": show_args(args, text_max), "kwargsrepr": show_kwargs(kwargs, text_max)}
 
 
 # Options that leave the headers of a call as the task's other calls have them, but for the gaps
@@ -210,7 +221,9 @@ def _standing(app: Sender, task: str, own: TaskOptions) -> Standing:
         serializer=serializer,
         sends_results=sends_results(settings.backend),
         headers=headers,
-        template=CallTemplate(headers) if serializer == "json" else None,
+        template=CallTemplate(headers, text_max=settings.task_repr_max_chars)
+        if serializer == "json"
+        else None,
     )
     return made
 

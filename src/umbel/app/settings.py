@@ -44,6 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     task_allow_join: bool = False  # let tasks wait for other tasks' results
     task_send_sent_event: bool = False
     task_send_events: bool = False  # the worker's -E
+    task_repr_max_chars: int = 1024  # of arguments and results, as events and logs show them
+    task_traceback_max_bytes: int = 64 * 1024
     message_max_bytes: int = 16 * 1024 * 1024
     publish_timeout_s: float = 4.0  # while the broker is away a sender waits so long; 0: not at all
     publish_buffer_max: int = 1000  # messages that a running task may keep meanwhile
@@ -111,6 +113,8 @@ _AT_LEAST: Mapping[str, float] = {
     "worker_concurrency": 1,
     "worker_prefetch_max": 1,
     "task_max_deliveries": 1,
+    "task_repr_max_chars": 64,
+    "task_traceback_max_bytes": 1024,
     "message_max_bytes": 1024,
     "publish_timeout_s": 0,
     "publish_buffer_max": 0,

@@ -6,6 +6,7 @@ error in the editor, and at run time before anything is sent.
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import update_wrapper
 from random import random
 from time import time
@@ -19,6 +20,7 @@ from umbel.app.options import TaskOptions
 from umbel.app.progress import check_type, reports_of
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
+from umbel.app.secrecy import sensitive_of
 from umbel.app.send_options import SendOptions, check_options
 from umbel.app.sending import instant
 from umbel.errors import ConfigurationError, MaxRetriesExceeded, Retry
@@ -36,10 +38,12 @@ class Task(Generic[P, R]):
         update_wrapper(self, function)
         self.app = app
         self.name = name
-        self.options = options
+        arguments = _Arguments(name, function, bound=options.bind)
+        hides = sensitive_of(name, options.sensitive, arguments.parameters)
+        self.options = options if hides is None else replace(options, hides=hides)
         self.run = function
         self.is_async = inspect.iscoroutinefunction(function)
-        self.check_arguments = _Arguments(name, function, bound=options.bind).check
+        self.check_arguments = arguments.check
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function here and now, as if it had not been decorated."""
@@ -182,6 +186,7 @@ class _Arguments:
         parameters = list(inspect.signature(function).parameters.values())
         if bound:
             parameters = _without_first(name, parameters)
+        self.parameters = parameters  # as callers see them
         self._signature = inspect.Signature(parameters)
         positional = [one for one in parameters if one.kind in _POSITIONAL]
         self._least = sum(one.default is one.empty for one in positional)

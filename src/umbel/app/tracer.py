@@ -7,7 +7,6 @@ and never raises because of what a task or a message did.
 
 import logging
 import os
-import traceback as tracebacks
 from inspect import iscoroutine
 from random import random
 from time import perf_counter, time
@@ -26,6 +25,7 @@ from umbel.app.follow_ups import (
 )
 from umbel.app.progress import Teller
 from umbel.app.request import Request, Running, request_of
+from umbel.app.tracebacks import traceback_text
 from umbel.errors import (
     BrokerError,
     Ignore,
@@ -40,9 +40,11 @@ from umbel.errors import (
 )
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import Job, Outcome
+from umbel.protocol.sensitive import MASK, Secrets, Sensitive
 from umbel.protocol.states import FAILURE, RETRY, STARTED, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure, encode_state, encode_success, exception_map
+from umbel.wire.show import cut
 from umbel.wire.task import TaskCall, decode_task, show_args, show_kwargs, show_value
 from umbel.wire.values import encode_json
 
@@ -51,7 +53,8 @@ if TYPE_CHECKING:
     from umbel.app.task import Task
 
 log = logging.getLogger("umbel.task")
-TRACEBACK_MAX_CHARS = 64 * 1024
+EXCEPTION_MAX_CHARS = 8 * 1024
+STRUCK_MAX_CHARS = 256 * 1024
 EXCEPTION_ARGS_MAX = 16  # each up to a megabyte; a result must fit its limit
 
 
@@ -82,6 +85,9 @@ class Tracer:
             is_eager=self._is_eager,
         )
         request.tell, request.number = self._tell, job.number
+        if task.options.hides is not None:
+            run.hides = task.options.hides
+            request.secrets = run.secrets = _hidden(call, task.options.hides)
         return self._traced(run, task, call, request)
 
     def close(self) -> None:
@@ -135,11 +141,13 @@ class Tracer:
 class _Run:
     """One run of one job: measures it and builds the outcome."""
 
-    __slots__ = ("_app", "_began", "_job", "_started_at")
+    __slots__ = ("_app", "_began", "_job", "_started_at", "hides", "secrets")
 
     def __init__(self, app: "App", job: Job) -> None:
         self._app = app
         self._job = job
+        self.hides: Sensitive | None = None
+        self.secrets: Secrets | None = None
         self._started_at = time()
         self._began = perf_counter()
 
@@ -169,7 +177,7 @@ class _Run:
             "success",
             results=[*results, *body.results],
             follow_ups=[*follow_ups, *body.follow_ups],
-            summary=show_value(value),
+            summary=self._show(value),
         )
 
     def raised(
@@ -194,7 +202,8 @@ class _Run:
         if isinstance(error, Ignore):
             return self._outcome("ignored")
         if isinstance(error, Reject):
-            return self._outcome("requeued" if error.requeue else "rejected", summary=error.reason)
+            reason = self.secrets.strike(str(error.reason)) if self.secrets else error.reason
+            return self._outcome("requeued" if error.requeue else "rejected", summary=reason)
         if isinstance(error, task.options.autoretry_for) and not policy.exhausted(request.retries):
             due = time() + policy.wait_s(request.retries, random())
             return self._retried(task, call, request, error, due)
@@ -207,7 +216,7 @@ class _Run:
         follow_up = error.again if isinstance(error, Retry) else None
         if follow_up is None:
             follow_up = next_attempt(self._job.message, call, request, due=due, queue=self._job.queue)
-        text = _traceback_text(cause)
+        text = self._text(cause)
         if self._app.signals.task_retry:
             self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)
         results: tuple[StoredResult, ...] = ()
@@ -217,7 +226,7 @@ class _Run:
             "retry",
             results=results,
             follow_ups=[follow_up],
-            summary=_safe_repr(cause),
+            summary=self._repr(cause),
             traceback=text,
             due=due,
         )
@@ -226,8 +235,8 @@ class _Run:
         self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
     ) -> Outcome:
         if isinstance(error, TaskCancelled):  # the main process knows what becomes of it
-            return self._outcome("cancelled", summary=_safe_repr(error))
-        text = _traceback_text(error)
+            return self._outcome("cancelled", summary=self._repr(error))
+        text = self._text(error)
         done_at = time()
         follow_ups = after_failure(self._app, call, request, error, text)
         if self._app.signals.task_failure:
@@ -235,13 +244,13 @@ class _Run:
         results: list[StoredResult] = []
         if keeps_result(self._app, call.headers):
             results.append(self._failure(request, error, text, status=FAILURE, done_at=done_at))
-        results += steps_that_never_run(call, _described(error), text, status=FAILURE, done_at=done_at)
-        body = part_ended(self._app, call, request, FAILURE, _described(error))
+        results += steps_that_never_run(call, self._described(error), text, status=FAILURE, done_at=done_at)
+        body = part_ended(self._app, call, request, FAILURE, self._described(error))
         return self._outcome(
             "failure",
             results=[*results, *body.results],
             follow_ups=[*follow_ups, *body.follow_ups],
-            summary=_safe_repr(error),
+            summary=self._repr(error),
             traceback=text,
         )
 
@@ -249,7 +258,9 @@ class _Run:
         self, request: Request, error: BaseException, text: str, *, status: str, done_at: float | None
     ) -> StoredResult:
         about = self._about(request)
-        return encode_failure(request.id, _described(error), text, status=status, done_at=done_at, **about)
+        return encode_failure(
+            request.id, self._described(error), text, status=status, done_at=done_at, **about
+        )
 
     def _about(self, request: Request) -> dict[str, Any]:
         about: dict[str, Any] = {
@@ -260,12 +271,39 @@ class _Run:
         if self._app.settings.result_extended:
             about["extended"] = {
                 "name": request.task,
-                **_arguments(request),
+                **_arguments(request, self.hides),
                 "worker": request.hostname,
                 "retries": request.retries,
                 "queue": self._job.queue,
             }
         return about
+
+    def _text(self, error: BaseException) -> str:
+        return traceback_text(
+            error, max_bytes=self._app.settings.task_traceback_max_bytes, secrets=self.secrets
+        )
+
+    def _described(self, error: BaseException) -> ExceptionMap:
+        described = exception_map(error)
+        if len(described["exc_message"]) > EXCEPTION_ARGS_MAX:
+            described["exc_message"] = [*described["exc_message"][:EXCEPTION_ARGS_MAX], "…"]
+        if self.secrets:
+            described["exc_message"] = self.secrets.strike_all(described["exc_message"])
+        return described
+
+    def _show(self, value: Any) -> str:
+        text_max = self._app.settings.task_repr_max_chars
+        if not self.secrets:
+            return show_value(value, text_max)
+        # Shown at length, so that no secret is cut in two before it is struck out.
+        return cut(self.secrets.strike(show_value(value, STRUCK_MAX_CHARS)), text_max)
+
+    def _repr(self, error: BaseException) -> str:
+        shown = call_guarded(repr, error)
+        text = f"<{type(error).__name__}>" if isinstance(shown, Raised) else shown.value
+        if self.secrets:
+            text = self.secrets.strike(text)
+        return cut(text, max(self._app.settings.task_repr_max_chars, EXCEPTION_MAX_CHARS))
 
     def _outcome(self, kind: Any, *, due: float = 0.0, **fields: Any) -> Outcome:
         return Outcome(
@@ -283,36 +321,21 @@ def _with_unsent(outcome: Outcome, unsent: list[Outgoing]) -> Outcome:
     return replace(outcome, follow_ups=[*unsent, *outcome.follow_ups])
 
 
-def _traceback_text(error: BaseException) -> str:
-    """The traceback from the task's own frame on: ours above it say nothing to a user."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None and _is_ours(frames.tb_frame.f_globals):
-        frames = frames.tb_next
-    text = "".join(tracebacks.format_exception(type(error), error, frames))
-    return text if len(text) <= TRACEBACK_MAX_CHARS else "…" + text[-TRACEBACK_MAX_CHARS:]
-
-
-def _is_ours(names: dict[str, Any]) -> bool:
-    return str(names.get("__name__", "")).startswith(("umbel.", "asyncio.", "concurrent.", "contextlib"))
-
-
-def _described(error: BaseException) -> ExceptionMap:
-    described = exception_map(error)
-    if len(described["exc_message"]) > EXCEPTION_ARGS_MAX:
-        described["exc_message"] = [*described["exc_message"][:EXCEPTION_ARGS_MAX], "…"]
-    return described
-
-
-def _arguments(request: Request) -> dict[str, Any]:
+def _arguments(request: Request, hides: Sensitive | None) -> dict[str, Any]:
     """The arguments as they are, or as text when they came in another form than results have."""
-    given = {"args": request.args, "kwargs": request.kwargs}
+    args, kwargs = request.args, request.kwargs
+    if hides is not None:
+        args, kwargs = hides.hide(args, kwargs, MASK)
+    given = {"args": args, "kwargs": kwargs}
     try:
         encode_json(given)
     except WireError:
-        return {"args": show_args(request.args), "kwargs": show_kwargs(request.kwargs)}
+        return {"args": show_args(args), "kwargs": show_kwargs(kwargs)}
     return given
 
 
-def _safe_repr(error: BaseException) -> str:
-    shown = call_guarded(repr, error)
-    return f"<{type(error).__name__}>" if isinstance(shown, Raised) else shown.value
+def _hidden(call: TaskCall, hides: Sensitive) -> Secrets:
+    """What must not get out; the headers, which further attempts take over, do not say it any more."""
+    args, kwargs = hides.hide(call.args, call.kwargs)
+    call.headers = replace(call.headers, argsrepr=show_args(args), kwargsrepr=show_kwargs(kwargs))
+    return Secrets(hides.values(call.args, call.kwargs))

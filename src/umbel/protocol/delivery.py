@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from umbel.protocol.rate import TokenBucket
+from umbel.protocol.sensitive import Sensitive
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class TaskRules:
     soft_limit_s: float | None = None
     hard_limit_s: float | None = None
     is_async: bool = False
+    hides: Sensitive | None = None  # arguments that nobody may read
 
     @property
     def has_limits(self) -> bool:

@@ -20,16 +20,21 @@ SMALL_ITEMS = 16
 SMALL_TEXT = 200
 
 
-def show_args(args: Sequence[object]) -> str:
-    return _show(tuple(args) if len(args) <= TEXT_MAX else tuple(args[:TEXT_MAX]), args)
+def show_args(args: Sequence[object], text_max: int = TEXT_MAX) -> str:
+    return _show(tuple(args) if len(args) <= text_max else tuple(args[:text_max]), args, text_max)
 
 
-def show_kwargs(kwargs: Mapping[str, object]) -> str:
-    return _show(dict(kwargs), kwargs.values()) if kwargs else "{}"
+def show_kwargs(kwargs: Mapping[str, object], text_max: int = TEXT_MAX) -> str:
+    return _show(dict(kwargs), kwargs.values(), text_max) if kwargs else "{}"
 
 
-def show_value(value: object) -> str:
-    return _show(value, (value,))
+def show_value(value: object, text_max: int = TEXT_MAX) -> str:
+    return _show(value, (value,), text_max)
+
+
+def cut(text: str, text_max: int) -> str:
+    """The text, or its beginning."""
+    return text if len(text) <= text_max else text[:text_max] + CUT
 
 
 def brief(value: object) -> str:
@@ -37,17 +42,19 @@ def brief(value: object) -> str:
     return _shown_carefully(value, BRIEF_MAX)
 
 
-def _show(value: object, items: Collection[object]) -> str:
+def _show(value: object, items: Collection[object], text_max: int) -> str:
     if _are_small(items):
         text = attempt(repr, value, _nothing)
-        if 0 < len(text) <= TEXT_MAX:
+        if 0 < len(text) <= text_max:
             return text
-    return _shown_carefully(value, TEXT_MAX)
+    return _shown_carefully(value, text_max)
 
 
 def _shown_carefully(value: object, text_max: int) -> str:
     # Even a plain container can raise: when another thread changes it meanwhile.
-    return attempt(lambda value: _joined(_pieces(value, 1), text_max), value, lambda _: _type_of(value))
+    return attempt(
+        lambda value: _joined(_pieces(value, 1, text_max), text_max), value, lambda _: _type_of(value)
+    )
 
 
 def _are_small(items: Collection[object]) -> bool:
@@ -71,22 +78,24 @@ def _joined(pieces: Iterable[str], text_max: int) -> str:
     return text
 
 
-def _pieces(value: object, level: int) -> Iterator[str]:
+def _pieces(value: object, level: int, text_max: int) -> Iterator[str]:
     """Yield the text of a value bit by bit, so that the reader can stop when it has enough."""
     match value:
         case str() | bytes() if type(value) is str or type(value) is bytes:
-            yield repr(value) if len(value) <= TEXT_MAX else repr(value[:TEXT_MAX]) + CUT
+            yield repr(value) if len(value) <= text_max else repr(value[:text_max]) + CUT
         case dict() if type(value) is dict:
-            yield from _container_pieces("{", "}", _pairs(value, level), level, empty=not value)
+            yield from _container_pieces("{", "}", _pairs(value, level, text_max), level, empty=not value)
         case list() if type(value) is list:
-            yield from _container_pieces("[", "]", _items(value, level), level, empty=not value)
+            yield from _container_pieces("[", "]", _items(value, level, text_max), level, empty=not value)
         case tuple() if type(value) is tuple:
             end = ",)" if len(value) == 1 else ")"
-            yield from _container_pieces("(", end, _items(value, level), level, empty=not value)
+            yield from _container_pieces("(", end, _items(value, level, text_max), level, empty=not value)
         case set() if type(value) is set and value:
-            yield from _container_pieces("{", "}", _items(value, level), level, empty=False)
+            yield from _container_pieces("{", "}", _items(value, level, text_max), level, empty=False)
         case frozenset() if type(value) is frozenset and value:
-            yield from _container_pieces("frozenset({", "})", _items(value, level), level, empty=False)
+            yield from _container_pieces(
+                "frozenset({", "})", _items(value, level, text_max), level, empty=False
+            )
         case _:
             yield _own_repr(value)
 
@@ -105,18 +114,18 @@ def _container_pieces(
     yield end
 
 
-def _items(values: Iterable[object], level: int) -> Iterator[Iterator[str]]:
-    return (_pieces(value, level + 1) for value in values)
+def _items(values: Iterable[object], level: int, text_max: int) -> Iterator[Iterator[str]]:
+    return (_pieces(value, level + 1, text_max) for value in values)
 
 
-def _pairs(values: Mapping[object, object], level: int) -> Iterator[Iterator[str]]:
-    return (_pair(key, value, level) for key, value in values.items())
+def _pairs(values: Mapping[object, object], level: int, text_max: int) -> Iterator[Iterator[str]]:
+    return (_pair(key, value, level, text_max) for key, value in values.items())
 
 
-def _pair(key: object, value: object, level: int) -> Iterator[str]:
-    yield from _pieces(key, level + 1)
+def _pair(key: object, value: object, level: int, text_max: int) -> Iterator[str]:
+    yield from _pieces(key, level + 1, text_max)
     yield ": "
-    yield from _pieces(value, level + 1)
+    yield from _pieces(value, level + 1, text_max)
 
 
 def _own_repr(value: object) -> str:

@@ -16,7 +16,7 @@ from umbel.wire.call import NOTHING_FOLLOWS, Embed, TaskHeaders, encode_body
 from umbel.wire.limits import DEFAULT_LIMITS, check_size
 from umbel.wire.message import Message
 from umbel.wire.plain import are_atoms, is_flat
-from umbel.wire.show import show_args, show_kwargs
+from umbel.wire.show import TEXT_MAX, show_args, show_kwargs
 
 SMALL_BYTES = 200
 """Arguments that take no more are short in every respect: their digits, their text, their repr."""
@@ -29,8 +29,9 @@ _EMPTY = Embed()
 class CallTemplate:
     """`headers` are those that all calls share; what they say of the gaps is not looked at."""
 
-    def __init__(self, headers: TaskHeaders) -> None:
+    def __init__(self, headers: TaskHeaders, *, text_max: int = TEXT_MAX) -> None:
         self._task = headers.task
+        self._text_max = text_max
         self._headers = _with_gaps(headers)
 
     def message(
@@ -47,7 +48,7 @@ class CallTemplate:
         priority: int = 0,
         reply_to: str = "",
     ) -> Message:
-        argsrepr, kwargsrepr, body = _encode_arguments(args, kwargs)
+        argsrepr, kwargsrepr, body = _encode_arguments(args, kwargs, self._text_max)
         try:
             quoted_id = _to_json(task_id)
             headers = self._headers % (
@@ -79,7 +80,9 @@ def _with_gaps(headers: TaskHeaders) -> bytes:
     return b"{%b}" % b",".join(fields)
 
 
-def _encode_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, bytes, bytes]:
+def _encode_arguments(
+    args: Sequence[Any], kwargs: Mapping[str, Any], text_max: int
+) -> tuple[bytes, bytes, bytes]:
     """Both as JSON text to show, and the body. Small plain ones, as most are, need few looks."""
     if are_atoms(args) and (not kwargs or is_flat(kwargs)):
         try:
@@ -87,11 +90,11 @@ def _encode_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[b
             named = _to_json(kwargs) if kwargs else _NO_KWARGS
         except ValueError:  # a number too long, or text that is no Unicode
             quoted = named = b""
-        if 0 < len(quoted) + len(named) <= SMALL_BYTES:
+        if 0 < len(quoted) + len(named) <= (SMALL_BYTES if text_max >= TEXT_MAX else text_max // 4):
             return (
                 _to_json(repr(args if type(args) is tuple else tuple(args))),
                 _to_json(repr(kwargs)) if kwargs else _NO_KWARGS_SHOWN,
                 b"[%b,%b,%b]" % (quoted, named, NOTHING_FOLLOWS),
             )
     body = encode_body(list(args), dict(kwargs), _EMPTY)
-    return _to_json(show_args(args)), _to_json(show_kwargs(kwargs)), body
+    return _to_json(show_args(args, text_max)), _to_json(show_kwargs(kwargs, text_max)), body

@@ -1,12 +1,18 @@
 """Held: one message that this worker has claimed and not yet settled."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from umbel.brokers.interface import Delivery
+from umbel.errors import WireError
 from umbel.pools.interface import Job
 from umbel.protocol.delivery import Arrival, Run
+from umbel.protocol.sensitive import HIDDEN, MASK, Sensitive
 from umbel.wire.message import Message
-from umbel.wire.task import TaskHeaders, parse_instant
+from umbel.wire.task import TaskHeaders, decode_task, parse_instant, show_args, show_kwargs
+
+DECODED_MAX_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -20,7 +26,38 @@ class Held:
     told_started: bool = False
     started_at: float | None = None  # Unix time, once it is known to run
     pid: int | None = None
+    hides: Sensitive | None = None
     terminated_by: str = ""  # the signal, when somebody asked to end it
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Arguments and keywords as events may show them.
+
+        What the sender wrote into the headers is not believed where something is sensitive: Celery's
+        clients know nothing of that.
+        """
+        headers = self.headers
+        if self.hides is None:
+            return headers.argsrepr, headers.kwargsrepr
+        found = self.arguments()
+        if found is None:
+            return MASK, MASK
+        return show_args(found[0]), show_kwargs(found[1])
+
+    def arguments(self, mask: Any = HIDDEN) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
+        """Without the sensitive ones; None when they cannot be read here, or are large.
+
+        Only JSON is: the main process runs nothing that a message brings.
+        """
+        if not self.message.body or len(self.message.body) > DECODED_MAX_BYTES:
+            return None
+        try:
+            call = decode_task(self.message)
+        except WireError:
+            return None
+        return (
+            (call.args, call.kwargs) if self.hides is None else self.hides.hide(call.args, call.kwargs, mask)
+        )
 
     @property
     def limits(self) -> tuple[float | None, float | None]:

@@ -10,15 +10,13 @@ from math import inf
 from time import time
 from typing import Any
 
-from umbel.errors import WireError
 from umbel.protocol.revoked import RevokedTasks
-from umbel.wire.task import decode_task
+from umbel.protocol.sensitive import MASK
 from umbel.worker.context import WorkerContext
 from umbel.worker.held import Held
 from umbel.worker.steps.tasks import Tasks
 
 SHOWN_MAX = 10_000
-DECODED_MAX_BYTES = 64 * 1024
 SCHEDULE_PRIORITY = 6  # of Celery's timer; part of the reply's form
 
 
@@ -112,14 +110,9 @@ class Requests:
 
 
 def _arguments(held: Held, *, safe: bool) -> tuple[Any, Any]:
-    headers = held.headers
-    shown = (headers.argsrepr, headers.kwargsrepr)
-    if safe and any(shown):
-        return shown
-    if not held.message.body or len(held.message.body) > DECODED_MAX_BYTES:
-        return shown
-    try:
-        call = decode_task(held.message)
-    except WireError:
-        return shown
-    return (repr(call.args), repr(call.kwargs)) if safe else (call.args, call.kwargs)
+    if safe and any(held.shown):
+        return held.shown
+    found = held.arguments(MASK)
+    if found is None:
+        return held.shown
+    return (repr(found[0]), repr(found[1])) if safe else found

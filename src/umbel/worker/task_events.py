@@ -33,12 +33,13 @@ class TaskEvents:
         if not self.wanted:
             return
         headers = held.headers
+        args, kwargs = held.shown
         self._tell(
             "task-received",
             held,
             name=headers.shadow or headers.task,
-            args=headers.argsrepr,
-            kwargs=headers.kwargsrepr,
+            args=args,
+            kwargs=kwargs,
             root_id=headers.root_id,
             parent_id=headers.parent_id,
             eta=headers.eta,

@@ -330,7 +330,10 @@ class Tasks(Step):
         except WireError as error:
             self._endings.bury_unreadable(delivery, error)
             return None
-        return Held(next(self._numbers), delivery, message, headers, arrival)
+        held = Held(next(self._numbers), delivery, message, headers, arrival)
+        if (rules := self._desk.rules.get(headers.task)) is not None:
+            held.hides = rules.hides
+        return held
 
     # -- from the pool (PoolListener) ------------------------------------------------------------
 

@@ -1,0 +1,34 @@
+"""Secrecy: which parameters of a task's function are sensitive, from their names and its signature."""
+
+import inspect
+from collections.abc import Sequence
+
+from umbel.errors import ConfigurationError, nearest
+from umbel.protocol.sensitive import Sensitive
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def sensitive_of(
+    task: str, names: Sequence[str], parameters: Sequence[inspect.Parameter]
+) -> Sensitive | None:
+    """`parameters` are those that a caller sees. A name that the function does not have is refused."""
+    if not names:
+        return None
+    known = {one.name: one for one in parameters}
+    takes_more = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    for name in names:
+        if name not in known and not takes_more:
+            near = nearest(name, known)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigurationError(f"task {task!r} has no parameter {name!r} to be sensitive{hint}")
+    positional = [one.name for one in parameters if one.kind in _POSITIONAL]
+    rest = next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    others = next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD), None)
+    plain = frozenset(known) - {rest, others}
+    return Sensitive(
+        names=frozenset(names),
+        positions=frozenset(place for place, name in enumerate(positional) if name in names),
+        rest_from=len(positional) if rest in names else None,
+        other_names=plain if others in names else None,
+    )

@@ -1,0 +1,158 @@
+"""Sensitive: which arguments of a task nobody may read, and how texts are rid of them.
+
+Two ways, because a value gets out in two. Where arguments are shown (headers, events, `inspect`,
+extended results) the sensitive ones are replaced before a text is made of them. Where a text comes
+from the task itself (tracebacks, messages of exceptions, reprs of results) what it was given is
+looked for and struck out, also when only its beginning is left because somebody cut it.
+
+It stops being right for what the task makes of a value: its hash, its half, its upper case. Nor are
+texts of fewer than `SHORTEST` characters, or numbers of fewer digits, looked for: they are everywhere.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MASK = "***"
+SHORTEST = 3
+PREFIX = 16  # the beginning of a longer secret is a secret too
+LEAVES_MAX = 1000  # of what a sensitive argument holds; what lies beyond makes the whole text secret
+DEPTH_MAX = 16
+
+
+class Hidden:
+    """Stands where a sensitive value was, when arguments are shown."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return MASK
+
+
+HIDDEN = Hidden()
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitive:
+    """`positions` of those that may be given by position; `rest_from`: of a sensitive `*args`."""
+
+    names: frozenset[str]
+    positions: frozenset[int] = frozenset()
+    rest_from: int | None = None
+    other_names: frozenset[str] | None = None  # of a sensitive `**kwargs`: all names but these
+
+    def hide(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], mask: Any = HIDDEN
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with a mask for each sensitive one."""
+        return (
+            [mask if self._at(place) else value for place, value in enumerate(args)],
+            {name: mask if self._named(name) else value for name, value in kwargs.items()},
+        )
+
+    def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        return [value for place, value in enumerate(args) if self._at(place)] + [
+            value for name, value in kwargs.items() if self._named(name)
+        ]
+
+    def _at(self, place: int) -> bool:
+        return place in self.positions or (self.rest_from is not None and place >= self.rest_from)
+
+    def _named(self, name: str) -> bool:
+        return name in self.names or (self.other_names is not None and name not in self.other_names)
+
+
+class Secrets:
+    """The texts that must not get out, of the arguments of one call."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        found: set[str] = set()
+        self._too_many = False
+        for count, leaf in enumerate(_leaves(values, 0)):
+            if count >= LEAVES_MAX or leaf is None:
+                self._too_many = True
+                break
+            found |= _forms(leaf)
+        # The longest first: one may be part of another.
+        self._texts = sorted(found, key=lambda text: (-len(text), text))
+
+    def __bool__(self) -> bool:
+        return self._too_many or bool(self._texts)
+
+    def strike(self, text: str) -> str:
+        """The text without them."""
+        if self._too_many:
+            return MASK
+        for secret in self._texts:
+            text = _struck(text, secret)
+        return text
+
+    def strike_all(self, value: Any, depth: int = 0) -> Any:
+        """Plain data without them; what is deeper than data should be is left out."""
+        if depth > DEPTH_MAX:
+            return MASK
+        match value:
+            case str():
+                return self.strike(value)
+            case dict():
+                return {self.strike_all(name): self.strike_all(one, depth + 1) for name, one in value.items()}
+            case list() | tuple():
+                return [self.strike_all(one, depth + 1) for one in value]
+            case bool() | None:
+                return value
+            case _:
+                text = str(value)
+                return value if self.strike(text) == text else MASK
+
+
+def _leaves(values: Iterable[Any], depth: int) -> Iterator[Any]:
+    """Texts, bytes and numbers, however deep; None for what is deeper than anyone looks."""
+    for value in values:
+        match value:
+            case str() | bytes() | int() | float():
+                yield value
+            case Mapping():
+                yield from (
+                    _leaves([*value.keys(), *value.values()], depth + 1) if depth < DEPTH_MAX else [None]
+                )
+            case list() | tuple() | set() | frozenset():
+                yield from _leaves(value, depth + 1) if depth < DEPTH_MAX else [None]
+            case None:
+                continue
+            case _:
+                yield str(value)
+
+
+def _forms(leaf: Any) -> set[str]:
+    """As it may stand in a text: plain, in a repr, in JSON."""
+    if isinstance(leaf, bool):
+        return set()
+    if isinstance(leaf, int | float):
+        text = str(leaf)
+        return {text} if len(text) > SHORTEST else set()
+    if isinstance(leaf, bytes):
+        plain = leaf.decode("utf-8", "backslashreplace")
+        forms = {plain, repr(leaf)[2:-1]}
+    else:
+        quoted = repr(leaf)[1:-1]
+        forms = {leaf, quoted, ascii(leaf)[1:-1], _in_json(leaf), leaf.strip()}
+        forms |= {quoted.replace("'", "\\'"), quoted.replace("\\'", "'")}
+    return {form for form in forms if len(form) >= SHORTEST}
+
+
+def _in_json(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return escaped.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+
+
+def _struck(text: str, secret: str) -> str:
+    beginning = secret[:PREFIX]
+    parts: list[str] = []
+    start = 0
+    while (found := text.find(beginning, start)) >= 0:
+        end = found + len(beginning)
+        while end < len(text) and end - found < len(secret) and text[end] == secret[end - found]:
+            end += 1
+        parts += (text[start:found], MASK)
+        start = end
+    return "".join([*parts, text[start:]]) if parts else text
