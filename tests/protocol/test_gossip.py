@@ -1,7 +1,7 @@
 """The membership machine: every transition, as coordination.md 8 has it (S4, S5)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -41,7 +41,7 @@ H = 2.0
 ME = ("me@x", 500, 1)
 ALIVE, SUSPECT, LOST, LEFT = MemberState
 A = Heard("a@x", 100, 7, Kind.BEAT, clock=10, sent_at=1000.0, freq_s=H, software="umbel")
-CELERY = replace(A, node="c@x", inc=0, pid=33, software="celery")
+CELERY = A.replaced(node="c@x", inc=0, pid=33, software="celery")
 
 
 class Observer:
@@ -87,7 +87,7 @@ class Observer:
 
 
 def beat(heard: Heard, *, clock: int, sent_at: float | None = None) -> Heard:
-    return replace(heard, clock=clock, sent_at=1000.0 + clock if sent_at is None else sent_at)
+    return heard.replaced(clock=clock, sent_at=1000.0 + clock if sent_at is None else sent_at)
 
 
 def kinds(effects: Sequence[Effect]) -> list[str]:
@@ -112,19 +112,19 @@ def test_the_first_event_of_a_node_makes_it_a_member(observer: Observer) -> None
 
 def test_a_node_that_says_goodbye_has_left_once(observer: Observer) -> None:
     observer.take(A)
-    goodbye = replace(A, kind=Kind.OFFLINE, clock=12)
+    goodbye = A.replaced(kind=Kind.OFFLINE, clock=12)
     assert kinds(observer.take(goodbye, goodbye)) == ["Left"]
     assert observer.state() is LEFT and observer.machine.nodes == 1
 
 
 def test_what_was_on_its_way_behind_a_goodbye_does_not_bring_the_node_back(observer: Observer) -> None:
-    observer.take(A, replace(A, kind=Kind.OFFLINE, clock=12))
+    observer.take(A, A.replaced(kind=Kind.OFFLINE, clock=12))
     assert observer.take(beat(A, clock=11), beat(A, clock=20)) == []
     assert observer.state() is LEFT
 
 
 def test_a_goodbye_of_a_stranger_is_no_news(observer: Observer) -> None:
-    assert observer.take(replace(A, kind=Kind.OFFLINE)) == []
+    assert observer.take(A.replaced(kind=Kind.OFFLINE)) == []
     assert observer.state() is None
 
 
@@ -138,7 +138,7 @@ def test_silence_of_two_intervals_makes_a_suspect_that_is_asked_for(observer: Ob
 
 
 def test_the_interval_is_the_senders_own(observer: Observer) -> None:
-    observer.take(replace(A, freq_s=10.0))
+    observer.take(A.replaced(freq_s=10.0))
     assert observer.at(19.0).state() is ALIVE
     assert observer.at(20.0).state() is SUSPECT
 
@@ -147,7 +147,7 @@ def test_the_interval_is_the_senders_own(observer: Observer) -> None:
 def test_a_node_that_tells_no_believable_interval_gets_celerys_minute(
     observer: Observer, freq: float | None
 ) -> None:
-    observer.take(replace(A, freq_s=freq))
+    observer.take(A.replaced(freq_s=freq))
     assert observer.at(119.0).state() is ALIVE
     assert observer.at(120.0).state() is SUSPECT
 
@@ -221,7 +221,7 @@ def test_what_the_broker_knows_counts_of_suspects_only(observer: Observer) -> No
 
 
 def test_a_missing_mark_is_one_voice_but_not_of_nodes_that_leave_none(observer: Observer) -> None:
-    observer.take(A, CELERY, *(replace(A, node=f"n{number}@x", freq_s=99.0) for number in range(9)))
+    observer.take(A, CELERY, *(A.replaced(node=f"n{number}@x", freq_s=99.0) for number in range(9)))
     observer.at(4.0)
     observer.take(Probed("a@x", 100, 7, "unknown"), Probed("c@x", 0, 33, "unknown"))
     observer.at(4.0 + H * (6 - 5 * 0.63) + 0.1)
@@ -284,46 +284,46 @@ def test_a_lost_node_that_speaks_again_returns(observer: Observer) -> None:
 def test_an_event_sent_before_the_last_one_heard_does_not_bring_a_lost_node_back(observer: Observer) -> None:
     observer.take(A)
     observer.at(100.0)
-    assert observer.take(replace(A, clock=9, sent_at=999.0)) == []
+    assert observer.take(A.replaced(clock=9, sent_at=999.0)) == []
 
 
 def test_a_new_run_of_a_node_replaces_the_old_one(observer: Observer) -> None:
     observer.take(A)
-    effects = observer.take(replace(A, inc=200, pid=8))
+    effects = observer.take(A.replaced(inc=200, pid=8))
     assert kinds(effects) == ["Lost", "Joined"]
     assert effects[0].member.inc == 100 and effects[0].member.reason == "restarted"  # type: ignore[union-attr]
-    assert observer.take(A, replace(A, kind=Kind.OFFLINE)) == []  # the old one is ignored
+    assert observer.take(A, A.replaced(kind=Kind.OFFLINE)) == []  # the old one is ignored
     assert observer.state() is ALIVE and observer.machine.nodes == 2
 
 
 def test_after_a_goodbye_a_new_run_just_joins(observer: Observer) -> None:
-    observer.take(A, replace(A, kind=Kind.OFFLINE))
-    assert kinds(observer.take(replace(A, inc=200))) == ["Joined"]
+    observer.take(A, A.replaced(kind=Kind.OFFLINE))
+    assert kinds(observer.take(A.replaced(inc=200))) == ["Joined"]
 
 
 def test_a_clock_that_was_set_back_hides_a_node_for_a_minute_at_most(observer: Observer) -> None:
-    observer.take(A, replace(A, kind=Kind.OFFLINE))
-    again = replace(A, inc=50, kind=Kind.ONLINE)
+    observer.take(A, A.replaced(kind=Kind.OFFLINE))
+    again = A.replaced(inc=50, kind=Kind.ONLINE)
     assert observer.at(LATE_MAX_S - 1).take(again) == []
     assert kinds(observer.at(LATE_MAX_S + 1).take(again)) == ["Joined"]
 
 
 def test_celerys_nodes_leave_and_return_with_their_connection(observer: Observer) -> None:
-    observer.take(CELERY, replace(CELERY, kind=Kind.OFFLINE, sent_at=1001.0))
-    assert observer.take(replace(CELERY, sent_at=1000.5)) == []
-    (joined,) = observer.take(replace(CELERY, kind=Kind.ONLINE, sent_at=1002.0))
+    observer.take(CELERY, CELERY.replaced(kind=Kind.OFFLINE, sent_at=1001.0))
+    assert observer.take(CELERY.replaced(sent_at=1000.5)) == []
+    (joined,) = observer.take(CELERY.replaced(kind=Kind.ONLINE, sent_at=1002.0))
     assert isinstance(joined, Joined) and joined.returned
 
 
 def test_celerys_runs_are_told_apart_by_process_id(observer: Observer) -> None:
     observer.take(CELERY)
-    assert kinds(observer.take(replace(CELERY, pid=34, sent_at=1001.0))) == ["Lost", "Joined"]
-    assert observer.take(replace(CELERY, sent_at=1000.5)) == []
+    assert kinds(observer.take(CELERY.replaced(pid=34, sent_at=1001.0))) == ["Lost", "Joined"]
+    assert observer.take(CELERY.replaced(sent_at=1000.5)) == []
 
 
 def test_in_a_container_where_every_process_id_is_1_the_clock_tells(observer: Observer) -> None:
-    observer.take(replace(CELERY, clock=500))
-    online = replace(CELERY, kind=Kind.ONLINE, clock=3, sent_at=1003.0)
+    observer.take(CELERY.replaced(clock=500))
+    online = CELERY.replaced(kind=Kind.ONLINE, clock=3, sent_at=1003.0)
     assert kinds(observer.take(online)) == ["Lost", "Joined"]
     assert observer.take(online) == []
 
@@ -336,7 +336,7 @@ def test_a_slow_observer_gives_others_more_time(observer: Observer) -> None:
 
 
 def test_health_that_recovers_does_not_look_like_having_slept(observer: Observer) -> None:
-    observer.take(*[Strained("lag")] * 7, replace(A, freq_s=20.0))
+    observer.take(*[Strained("lag")] * 7, A.replaced(freq_s=20.0))
     observer.at(1000.0)
     assert (observer.machine.health.level, observer.count(Suspected)) == (1, 1)
 
@@ -372,7 +372,7 @@ def test_local_health_has_a_floor_and_recovers_by_clean_minutes(observer: Observ
 
 
 def test_when_most_fall_silent_at_once_nobody_is_given_up_for_a_while(observer: Observer) -> None:
-    observer.take(*(replace(A, node=f"n{number}@x") for number in range(4)))
+    observer.take(*(A.replaced(node=f"n{number}@x") for number in range(4)))
     observer.at(4.0)
     assert [effect for effect in observer.effects if isinstance(effect, Degraded)] == [Degraded(3, 5)]
     assert observer.take(Probed("n0@x", 100, 7, "gone")) == []
@@ -385,7 +385,7 @@ def test_when_most_fall_silent_at_once_nobody_is_given_up_for_a_while(observer: 
 
 def test_nodes_that_fall_silent_one_after_the_other_are_no_sign_of_a_cut(observer: Observer) -> None:
     for number in range(4):
-        observer.at(5.0 * number).take(replace(A, node=f"n{number}@x"))
+        observer.at(5.0 * number).take(A.replaced(node=f"n{number}@x"))
     observer.at(100.0)
     assert (observer.count(Degraded), observer.count(Lost)) == (0, 4)
 
@@ -397,32 +397,32 @@ def test_half_of_the_cluster_is_not_most_of_it(observer: Observer) -> None:
 
 
 def test_another_process_under_our_name_is_reported_once(observer: Observer) -> None:
-    mine = replace(A, node="me@x", inc=500, pid=1)
+    mine = A.replaced(node="me@x", inc=500, pid=1)
     assert observer.take(mine) == []
-    assert observer.take(replace(mine, inc=400, pid=2)) == []  # a former run of ours
-    assert observer.take(replace(mine, inc=600, pid=2), replace(mine, inc=600, pid=2)) == [Namesake(2, 600)]
-    assert observer.take(replace(mine, inc=0, pid=9)) == [Namesake(9, 0)]
+    assert observer.take(mine.replaced(inc=400, pid=2)) == []  # a former run of ours
+    assert observer.take(mine.replaced(inc=600, pid=2), mine.replaced(inc=600, pid=2)) == [Namesake(2, 600)]
+    assert observer.take(mine.replaced(inc=0, pid=9)) == [Namesake(9, 0)]
     assert observer.machine.members() == ()
 
 
 def test_a_peer_introduces_those_it_knows_but_not_the_gone(observer: Observer) -> None:
     named = Introduced("a@x", 100, 7, 10, H, "umbel")
     assert kinds(observer.take(named, named, A)) == ["Joined"]
-    observer.take(replace(A, kind=Kind.OFFLINE))
+    observer.take(A.replaced(kind=Kind.OFFLINE))
     assert observer.take(named, Introduced("me@x", 1, 1)) == []
-    assert kinds(observer.take(replace(named, inc=101))) == ["Joined"]
+    assert kinds(observer.take(named.replaced(inc=101))) == ["Joined"]
 
 
 def test_the_gone_are_forgotten_after_an_hour(observer: Observer) -> None:
-    observer.take(A, replace(A, kind=Kind.OFFLINE))
+    observer.take(A, A.replaced(kind=Kind.OFFLINE))
     assert observer.at(GONE_KEPT_S - 1).state() is LEFT
     assert observer.at(GONE_KEPT_S).state() is None
 
 
 def test_a_full_table_forgets_the_gone_first_and_then_the_longest_unheard() -> None:
     observer = Observer(members_max=3)
-    a, b, c, d, e = (replace(A, node=f"{name}@x") for name in "abcde")
-    observer.take(a, b, c, replace(b, kind=Kind.OFFLINE), d)
+    a, b, c, d, e = (A.replaced(node=f"{name}@x") for name in "abcde")
+    observer.take(a, b, c, b.replaced(kind=Kind.OFFLINE), d)
     assert [member.node for member in observer.machine.members()] == ["a@x", "c@x", "d@x"]
     observer.take(beat(a, clock=11), e)
     assert [member.node for member in observer.machine.members()] == ["d@x", "a@x", "e@x"]

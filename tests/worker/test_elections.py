@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
 from typing import Any, cast
@@ -245,13 +245,13 @@ def test_a_slow_store_is_asked_once_at_a_time_and_its_late_answer_serves() -> No
         call = CallStart("e", "key", "ada@host.7.1", 5, sent_s=1.0)
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             calls.make(call, group)
-            calls.make(replace(call, sent_s=2.0), group)
-            calls.make(replace(call, election_id="f"), group)
+            calls.make(call.replaced(sent_s=2.0), group)
+            calls.make(call.replaced(election_id="f"), group)
             await eventually(lambda: _now(len(store.asked) == 2), what="the calls")
             store.answer.set()
         assert [cast("StartReplied", one).sent_s for one in answers] == [1.0, 1.0]
         async with asyncio.TaskGroup() as group:
-            calls.make(replace(call, sent_s=3.0), group)
+            calls.make(call.replaced(sent_s=3.0), group)
         assert answers[-1] == StartReplied("e", 5, 3.0, ok=True)
 
     play(scenario)

@@ -6,10 +6,10 @@ that is the one moment known to lie before the store's decision. A call that fai
 has no reply: the machine asks again by its own timer.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from umbel.protocol.coordination import ElectionReply, ElectionRequest, ElectionState, Policy
+from umbel.protocol.value import Value
 
 
 class Phase(StrEnum):
@@ -35,22 +35,19 @@ class Stage(StrEnum):
 # ---- events ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Value):
     """A request came by the control command or from a durable intake."""
 
     request: ElectionRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
+class Swept(Value):
     """The sweep found this election open, or held by one whose time is over."""
 
     request: ElectionRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ElectedHeard:
+class ElectedHeard(Value):
     """A node, perhaps this one, says that `winner` (`hostname.pid.inc`) holds the election.
 
     `request` is missing where the event was too large to carry it.
@@ -63,46 +60,40 @@ class ElectedHeard:
     request: ElectionRequest | None
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedHeard:
+class ClosedHeard(Value):
     """A node says that the election is over."""
 
     election_id: str
     phase: Phase
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimReplied:
+class ClaimReplied(Value):
     election_id: str
     sent_s: float
     reply: ElectionReply
 
 
-@dataclass(frozen=True, slots=True)
-class StartReplied:
+class StartReplied(Value):
     election_id: str
     term: int
     sent_s: float
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RenewReplied:
+class RenewReplied(Value):
     election_id: str
     term: int
     sent_s: float
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FinishReplied:
+class FinishReplied(Value):
     election_id: str
     term: int
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerEnded:
+class HandlerEnded(Value):
     """The handler returned, or raised: then `ok` is false and `outcome` says what."""
 
     election_id: str
@@ -111,23 +102,20 @@ class HandlerEnded:
     outcome: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HolderLost:
+class HolderLost(Value):
     """Membership gave up the process `hostname.pid.inc`."""
 
     holder: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Value):
     """The worker stops: take nothing new, let what acts finish, forget the rest."""
 
 
 # ---- effects ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CallClaim:
+class CallClaim(Value):
     """`claim_election(key, holder, request, ttl_s)`; answer with ClaimReplied."""
 
     election_id: str
@@ -138,8 +126,7 @@ class CallClaim:
     sent_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CallStart:
+class CallStart(Value):
     """`start_election(key, holder, term)`; answer with StartReplied."""
 
     election_id: str
@@ -149,8 +136,7 @@ class CallStart:
     sent_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CallRenew:
+class CallRenew(Value):
     """`renew_election(key, holder, term)`; answer with RenewReplied."""
 
     election_id: str
@@ -160,8 +146,7 @@ class CallRenew:
     sent_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CallFinish:
+class CallFinish(Value):
     """`finish_election(key, holder, term, outcome)`; answer with FinishReplied."""
 
     election_id: str
@@ -171,8 +156,7 @@ class CallFinish:
     outcome: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(Value):
     """Broadcast a `worker-elected` event. Phase ELECTED carries the request, for takers-over."""
 
     phase: Phase
@@ -186,8 +170,7 @@ class Tell:
     request: ElectionRequest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunHandler:
+class RunHandler(Value):
     """Run the topic's handler, off the event loop, and answer with HandlerEnded.
 
     `deadline_s` is on the boot clock: before it the election is still ours, Prolong moves it.
@@ -200,8 +183,7 @@ class RunHandler:
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Prolong:
+class Prolong(Value):
     """The running handler's election is ours until `deadline_s`."""
 
     election_id: str
@@ -209,8 +191,7 @@ class Prolong:
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CancelHandler:
+class CancelHandler(Value):
     """Tell the running handler to stop; it still answers with HandlerEnded."""
 
     election_id: str
@@ -218,15 +199,13 @@ class CancelHandler:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Resend:
+class Resend(Value):
     """Broadcast the request command once more: no handler for it here, perhaps elsewhere."""
 
     request: ElectionRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Value):
     """A request was not taken. `shed`: the table is full, and the sweep will bring it back."""
 
     election_id: str
@@ -234,8 +213,7 @@ class Dropped:
     shed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Value):
     """This node's record of the election is closed, by itself or by what it heard.
 
     `state` is None when this node never could take part.
@@ -287,8 +265,7 @@ def outcome_text(ok: bool, outcome: str) -> str:
 # ---- the view --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RecordView:
+class RecordView(Value):
     """One election as a snapshot shows it. `finishing`: the handler has ended, the store not told."""
 
     election_id: str
@@ -301,8 +278,7 @@ class RecordView:
     request_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Value):
     """Everything a checker or a person may want to see of the table."""
 
     records: tuple[RecordView, ...]

@@ -24,6 +24,7 @@ from umbel.protocol.election_v1_events import (
     PublishElect,
     is_sound,
 )
+from umbel.protocol.value import Value
 
 LOWEST_CLOCK = 1
 FEW_OF_OURS = 3
@@ -32,23 +33,20 @@ KNOWN_MAX = 10_000
 KNOWN_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(Value):
     """How many live workers elect by Celery's rules, and how many by the store; ourselves included."""
 
     classic: int
     ours: int
 
 
-@dataclass(frozen=True, slots=True)
-class Enter:
+class Enter(Value):
     """Take part by the store: to be asked of `election.py`."""
 
     request: ElectionRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Unfenced:
+class Unfenced(Value):
     """A Celery worker may run this election besides the one of ours that will."""
 
     election_id: str

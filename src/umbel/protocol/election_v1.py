@@ -28,6 +28,7 @@ from umbel.protocol.election_v1_events import (
     is_sound,
 )
 from umbel.protocol.machine import Tick
+from umbel.protocol.value import Value
 
 DECIDE_S = 10.0
 REMEMBER_S = 60.0
@@ -36,20 +37,17 @@ ACTION_BYTES_MAX = 64 * 2**20
 NODES_MAX = 4_096  # of one election: who stood, and who acked
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(Value):
     """The names of the live members; this node always is one."""
 
     nodes: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Value):
     """The worker stops: it stands no more and decides nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(Value):
     """This node knows the leader. `mine`: it leads, and is to run the topic's handler on the action."""
 
     election_id: str
@@ -59,8 +57,7 @@ class Decided:
     mine: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Value):
     """This node stood and could not decide."""
 
     election_id: str
@@ -68,8 +65,7 @@ class Failed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Shed:
+class Shed(Value):
     """The table is full: this node does not stand."""
 
     election_id: str

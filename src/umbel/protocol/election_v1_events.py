@@ -7,6 +7,8 @@ its clock and, where clocks are equal, by the text `name@host.pid`.
 
 from dataclasses import dataclass
 
+from umbel.protocol.value import Value
+
 NAME_BYTES_MAX = 128
 ACTION_BYTES_MAX = 1 << 20
 CLOCK_MAX = 2**53 - 1
@@ -23,8 +25,7 @@ class Candidate:
 # ---- events ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
+class Called(Value):
     """The control command `election` came in its old form: nothing but id, topic and action."""
 
     election_id: str
@@ -32,8 +33,7 @@ class Called:
     action: bytes  # JSON
 
 
-@dataclass(frozen=True, slots=True)
-class ElectHeard:
+class ElectHeard(Value):
     """A `worker-elect` event, perhaps our own. `version` is its `cver`; what has none is of version 1."""
 
     election_id: str
@@ -49,8 +49,7 @@ class ElectHeard:
         return Candidate(self.clock, f"{self.node}.{self.pid}")
 
 
-@dataclass(frozen=True, slots=True)
-class AckHeard:
+class AckHeard(Value):
     """A `worker-elect-ack` event, perhaps our own. Ours say whom they know as the lowest."""
 
     election_id: str
@@ -61,8 +60,7 @@ class AckHeard:
 # ---- effects ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PublishElect:
+class PublishElect(Value):
     """Broadcast `worker-elect`. `clock` None: stamped as every event is."""
 
     election_id: str
@@ -71,8 +69,7 @@ class PublishElect:
     clock: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PublishAck:
+class PublishAck(Value):
     """Broadcast `worker-elect-ack`."""
 
     election_id: str

@@ -17,7 +17,6 @@ process id is told apart by its clock alone.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 from typing import assert_never
 
@@ -213,8 +212,7 @@ class Membership:
         known = record.member
         record.heard_s = now.boot_s
         record.sent_at = max(record.sent_at, heard.sent_at)
-        record.member = replace(
-            known,
+        record.member = known.replaced(
             software=heard.software or known.software,
             clock=max(known.clock, heard.clock),
             freq_s=believable_freq_s(heard.freq_s, known.freq_s),
@@ -363,7 +361,7 @@ class Membership:
 
     def _set(self, record: Record, state: MemberState, now: Instant, reason: str = "") -> None:
         record.changed_s = now.boot_s
-        record.member = replace(record.member, state=state, since=now.wall_s, reason=reason)
+        record.member = record.member.replaced(state=state, since=now.wall_s, reason=reason)
         if state is not MemberState.SUSPECT:
             self._guard.spoke(record.node)
         self._members.changed(record)

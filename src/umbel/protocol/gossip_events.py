@@ -4,9 +4,10 @@ One run of a node is (node, inc, pid). `inc` is the microsecond its process star
 node that sends none, as Celery's: there the process id tells one run from the next.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
+
+from umbel.protocol.value import Value
 
 
 class MemberState(StrEnum):
@@ -28,8 +29,7 @@ class Kind(StrEnum):
     OTHER = "other"  # any other event: it lives
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Value):
     """One node as this one sees it. `last_heard` and `since` (of its state) are Unix time here."""
 
     node: str
@@ -53,8 +53,7 @@ class Member:
 # ---- events ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(Value):
     """An event of another node arrived. `sent_at` is the sender's Unix time."""
 
     node: str
@@ -68,8 +67,7 @@ class Heard:
     observed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Introduced:
+class Introduced(Value):
     """A peer names a node that it knows to be alive: how a newcomer learns of the others."""
 
     node: str
@@ -80,8 +78,7 @@ class Introduced:
     software: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Accused:
+class Accused(Value):
     """The node `by` does not hear the subject any more."""
 
     subject: str
@@ -90,8 +87,7 @@ class Accused:
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class Condemned:
+class Condemned(Value):
     """The node `by` has given the subject up."""
 
     subject: str
@@ -101,15 +97,13 @@ class Condemned:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Value):
     """The node answered a ping."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
+class Probed(Value):
     """What the broker knows of a run of a node: see `brokers.interface.Evidence`."""
 
     node: str
@@ -118,15 +112,13 @@ class Probed:
     evidence: Literal["alive", "gone", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Strained:
+class Strained(Value):
     """Something here is slow, so that others may only seem silent."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Observe:
+class Observe(Value):
     """Whether heartbeats are heard here from now on, so that silence means something."""
 
     on: bool
@@ -135,85 +127,73 @@ class Observe:
 # ---- effects ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Value):
     """A node is a member. `returned`: it had been taken for lost and speaks again."""
 
     member: Member
     returned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(Value):
     """It stopped in good order."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Value):
     """It is given up; `by` found it, `member.reason` says how."""
 
     member: Member
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class Suspected:
+class Suspected(Value):
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class Cleared:
+class Cleared(Value):
     """A suspect was heard from."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class Accuse:
+class Accuse(Value):
     """Broadcast `worker-suspect` about it."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class Condemn:
+class Condemn(Value):
     """Broadcast `worker-lost` about it."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Value):
     """Ask the broker about it, and ping it; answer with Probed and Answered."""
 
     member: Member
     ping: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Refute:
+class Refute(Value):
     """Somebody takes this node for silent: beat at once. `lost`: come online again."""
 
     lost: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Degraded:
+class Degraded(Value):
     """More than half of the cluster fell silent at once: rather this node's link, or the broker."""
 
     suspects: int
     nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Value):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Namesake:
+class Namesake(Value):
     """Another process speaks under this node's name."""
 
     pid: int

@@ -10,12 +10,12 @@ slow, not the others: it is reported as Lagged.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
 from umbel.protocol.coordination import Instant
 from umbel.protocol.machine import Tick
+from umbel.protocol.value import Value
 
 NODES_PER_SECOND = 200
 INTERVAL_MAX_S = 15.0
@@ -33,43 +33,36 @@ class BeatKind(StrEnum):
     OFFLINE = "worker-offline"
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Value):
     """Say that this node is there, and beat from now on. Again: as after a lost connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class BeatNow:
+class BeatNow(Value):
     """Do not wait for the next beat: somebody asked, or takes this node for silent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resized:
+class Resized(Value):
     """So many nodes are there now."""
 
     nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Echoed:
+class Echoed(Value):
     """A beat of this node came back to it; `sent_at` is the Unix time it carries."""
 
     sent_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Value):
     """Say goodbye."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(Value):
     kind: BeatKind
     freq_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Lagged:
+class Lagged(Value):
     reason: str
 
 

@@ -13,11 +13,11 @@ would otherwise end what the same holder has taken again under the same term.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 
 from umbel.protocol.coordination import LEASE_TTL_S, Instant, LeaseReply
 from umbel.protocol.machine import Tick
+from umbel.protocol.value import Value
 
 SAFE_SHARE = 0.9
 RENEW_JITTER = 0.2
@@ -30,8 +30,7 @@ class Role(StrEnum):
     LEADER = "leader"
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseSettings:
+class LeaseSettings(Value):
     """`wait_s`: how far followers spread their asking once the lease is free.
 
     `ask_every_s` is for followers that hear of no release: they ask at least so often.
@@ -47,39 +46,33 @@ class LeaseSettings:
 # ---- events ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Campaign:
+class Campaign(Value):
     """From now on this node wants the lease, until Stop. Comes once."""
 
 
-@dataclass(frozen=True, slots=True)
-class AcquireReplied:
+class AcquireReplied(Value):
     sent_s: float
     reply: LeaseReply
 
 
-@dataclass(frozen=True, slots=True)
-class RenewReplied:
+class RenewReplied(Value):
     term: int
     sent_s: float
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseHeard:
+class ReleaseHeard(Value):
     """The leader says that it gave the lease up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Value):
     """Give the lease up if it is ours, and want it no more."""
 
 
 # ---- effects ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CallAcquire:
+class CallAcquire(Value):
     """`acquire_lease(name, holder, ttl_s)`; answer with AcquireReplied."""
 
     name: str
@@ -88,8 +81,7 @@ class CallAcquire:
     sent_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CallRenew:
+class CallRenew(Value):
     """`renew_lease(name, holder, term, ttl_s)`; answer with RenewReplied."""
 
     name: str
@@ -99,8 +91,7 @@ class CallRenew:
     sent_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CallRelease:
+class CallRelease(Value):
     """`release_lease(name, holder, term)`; needs no answer."""
 
     name: str
@@ -108,22 +99,19 @@ class CallRelease:
     term: int
 
 
-@dataclass(frozen=True, slots=True)
-class Acquired:
+class Acquired(Value):
     """This node leads. `data` is what the last leader left."""
 
     term: int
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Value):
     term: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(Value):
     term: int
 
 

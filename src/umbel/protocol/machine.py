@@ -5,17 +5,16 @@ order in which they are to be performed. The shell around it owns the clock, the
 processes. Because step() neither waits nor fails, one caller at a time is all the locking needed.
 """
 
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from umbel.protocol.coordination import Instant
+from umbel.protocol.value import Value
 
 EventT_contra = TypeVar("EventT_contra", contravariant=True)
 EffectT = TypeVar("EffectT")
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Value):
     """Time has passed. Sent when a machine's deadline is due; an early or a second one is harmless."""
 
 

@@ -15,13 +15,13 @@ more than `AHEAD_MAX_S` ahead of it are taken for the work of a clock that was w
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from typing import Protocol
 
 from umbel.protocol.coordination import Instant
 from umbel.protocol.machine import Tick
+from umbel.protocol.value import Value
 
 CATCH_UP_MAX = 1000
 SEND_MAX = 1000
@@ -53,8 +53,7 @@ class Rule(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Every:
+class Every(Value):
     """Each multiple of an interval since 1970: the same slots on every node and after any restart."""
 
     interval_us: int
@@ -66,15 +65,13 @@ class Every:
         return at_us // self.interval_us * self.interval_us
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Value):
     name: str
     rule: Rule
     catch_up: CatchUp = CatchUp.ONE
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Value):
     name: str
     at_us: int
 
@@ -82,35 +79,29 @@ class Slot:
 # ---- events ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Lead:
+class Lead(Value):
     """This node leads, and these are the marks it was left."""
 
     marks: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Follow:
+class Follow(Value):
     """This node leads no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(Value):
     """What was asked for is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unsure:
+class Unsure(Value):
     """Nobody knows whether what was asked for is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarksRead:
+class MarksRead(Value):
     marks: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class PausesRead:
+class PausesRead(Value):
     """Those that are to pass, now and until other news."""
 
     names: frozenset[str]
@@ -119,26 +110,22 @@ class PausesRead:
 # ---- effects ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Value):
     """Publish these and keep the marks, in one step; answer with Sent, Unsure or Follow."""
 
     slots: tuple[Slot, ...]
     marks: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadMarks:
+class ReadMarks(Value):
     """Answer with MarksRead, Unsure or Follow."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPauses:
+class ReadPauses(Value):
     """A new leader sends nothing before it knows what is paused. Answer with PausesRead or Follow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Missed:
+class Missed(Value):
     """Slots of this entry were passed over: so many, or more than can be counted."""
 
     name: str
@@ -146,8 +133,7 @@ class Missed:
     last_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unproven:
+class Unproven(Value):
     """Marked, but the answer was lost: where marking and sending are two steps, maybe not sent."""
 
     slots: tuple[Slot, ...]

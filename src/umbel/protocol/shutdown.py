@@ -10,11 +10,11 @@ no phase does neither. What was cut off runs again elsewhere, so the only repeat
 `Cut` counts. It stops being right where tasks are acknowledged before they run (`acks_early`).
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
 from umbel.protocol.machine import Tick
+from umbel.protocol.value import Value
 
 
 class Phase(Enum):
@@ -25,42 +25,35 @@ class Phase(Enum):
     DONE = "stopped"
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Value):
     """Somebody wants the worker to stop: a signal, a command of remote control."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quit:
+class Quit(Value):
     """Somebody wants it to stop at once, and to wait for nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Value):
     """So many tasks run, of those that were running when it was asked to stop."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopTaking:
+class StopTaking(Value):
     """Claim nothing more, and return what has not started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(Value):
     """Tell the tasks that run: they may tidy up, and then their messages return."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Value):
     """End the children and return what they ran: so many tasks will run twice."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Value):
     """Nothing runs any more."""
 
 

@@ -4,8 +4,9 @@ Jobs and outcomes are the pool's own records: the machine reads a few fields and
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+from umbel.protocol.value import Value
 
 
 class Work(Protocol):
@@ -38,8 +39,7 @@ WorkT = TypeVar("WorkT", bound=Work)
 EndedT = TypeVar("EndedT", bound=Ended)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotSettings:
+class SlotSettings(Value):
     children: int
     batch_max: int = 64
     batch_target_s: float = 0.010
@@ -55,31 +55,26 @@ class SlotSettings:
 # ---- events ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(Value):
     """Fill every slot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submit(Generic[WorkT]):
+class Submit(Value, Generic[WorkT]):
     jobs: Sequence[WorkT]
 
 
-@dataclass(frozen=True, slots=True)
-class Finished(Generic[EndedT]):
+class Finished(Value, Generic[EndedT]):
     """A child's outcomes, in the order in which it ran the jobs."""
 
     child: int
     outcomes: Sequence[EndedT]
 
 
-@dataclass(frozen=True, slots=True)
-class ChildReady:
+class ChildReady(Value):
     child: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChildDied:
+class ChildDied(Value):
     """Everything the child sent has been read before; `tokens` are those left in its pipe."""
 
     child: int
@@ -87,54 +82,46 @@ class ChildDied:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recalled:
+class Recalled(Value):
     """The answer to Recall: the tokens that were still there. Comes even if the child is dead."""
 
     child: int
     tokens: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(Value):
     """Give back every job that has not started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(Value):
     """Raise in every job that runs: the worker stops."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
+class Retire(Value):
     """Let the child finish the job it is at and end; another takes its slot."""
 
     child: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Weighed:
+class Weighed(Value):
     """The answer to Weigh: how much memory the child holds; 0 when nobody can tell."""
 
     child: int
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Replace:
+class Replace(Value):
     """Put another in the place of every child there is now, one after the other, as they are idle."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resize:
+class Resize(Value):
     """Have so many children: more are started, or some end as soon as their job has (F4)."""
 
     children: int
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(Value):
     """End all children; what still runs after `grace_s` is lost."""
 
     grace_s: float
@@ -143,13 +130,11 @@ class Close:
 # ---- effects ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Value):
     child: int
 
 
-@dataclass(frozen=True, slots=True)
-class Send(Generic[WorkT]):
+class Send(Value, Generic[WorkT]):
     """First the tokens, `batch` modulo 256 as many times as there are jobs, then the jobs."""
 
     child: int
@@ -157,59 +142,51 @@ class Send(Generic[WorkT]):
     jobs: Sequence[WorkT]
 
 
-@dataclass(frozen=True, slots=True)
-class Recall:
+class Recall(Value):
     """Take the tokens out of the child's pipe and answer with Recalled."""
 
     child: int
 
 
-@dataclass(frozen=True, slots=True)
-class SignalSoftLimit:
+class SignalSoftLimit(Value):
     child: int
     job: int
     stopping: bool = False  # not because of its limit, but because the worker stops
 
 
-@dataclass(frozen=True, slots=True)
-class Dismiss:
+class Dismiss(Value):
     """Ask the child to end once it has done what it was sent."""
 
     child: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Weigh:
+class Weigh(Value):
     """See how much memory the child holds and answer with Weighed."""
 
     child: int
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(Value):
     """SIGKILL, and in time a ChildDied; also for a child that has not got as far as a process."""
 
     child: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reported(Generic[EndedT]):
+class Reported(Value, Generic[EndedT]):
     child: int
     outcomes: Sequence[EndedT]
 
 
-@dataclass(frozen=True, slots=True)
-class Began:
+class Began(Value):
     """This job is known to run now. Not reported for every job."""
 
     child: int
     job: int
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(Value):
     """A job that ends here without an outcome.
 
     `charged`: it was running when its child died, and may be the cause. `ran`: it ran or may
@@ -223,18 +200,15 @@ class Loss:
     timed_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Value):
     losses: Sequence[Loss]
 
 
-@dataclass(frozen=True, slots=True)
-class Withdrawn(Generic[WorkT]):
+class Withdrawn(Value, Generic[WorkT]):
     jobs: Sequence[WorkT]
 
 
-@dataclass(frozen=True, slots=True)
-class Overweight:
+class Overweight(Value):
     """It holds more than `memory_max_bytes`, perhaps because of this job; it is replaced after it."""
 
     child: int
@@ -242,8 +216,7 @@ class Overweight:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Value):
     """Children die before they can take a job, again and again, and there is no other.
 
     Slots keeps trying, more and more slowly, but whoever hears this had better end.
@@ -252,8 +225,7 @@ class Failed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Value):
     """The last child is gone."""
 
 

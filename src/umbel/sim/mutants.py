@@ -92,13 +92,13 @@ class CountsFromTheAnswer(Elections):
     """Its time begins when the yes arrives: later than the store's, and never too late."""
 
     def _started(self, record: Record, replied: StartReplied, now: Instant) -> list[Effect]:
-        return super()._started(record, replace(replied, sent_s=now.boot_s), now)
+        return super()._started(record, replied.replaced(sent_s=now.boot_s), now)
 
 
 class ProlongsFromTheAnswer(Elections):
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
         if isinstance(event, RenewReplied):
-            event = replace(event, sent_s=now.boot_s)
+            event = event.replaced(sent_s=now.boot_s)
         return super().step(event, now)
 
 
@@ -208,7 +208,7 @@ class LeadsOn(Lease):
 class LeadsFromTheAnswer(Lease):
     def step(self, event: LeaseEvent | Tick, now: Instant) -> list[LeaseEffect]:
         if isinstance(event, AcquireReplied | LeaseRenewReplied):
-            event = replace(event, sent_s=now.boot_s)
+            event = event.replaced(sent_s=now.boot_s)
         return super().step(event, now)
 
 
