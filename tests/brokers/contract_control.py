@@ -18,9 +18,10 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from umbel.brokers.interface import Ack, Broadcast, Broker, Delivery, Revoke
+from umbel.brokers.interface import Ack, Broadcast, Broker, Delivery
 from umbel.errors import RevokesFull
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
+from umbel.wire.revoke import Revoke
 
 
 async def first(count: int, heard: AsyncIterator[Broadcast]) -> list[bytes]:
@@ -152,5 +153,28 @@ class ControlContract:
                     await broker.revoke([three])
                 claim = await other.claim(OWNER, ["celery"], 1)
                 assert {revoke.task_id for revoke in claim.revokes} == {"a", "b"}
+
+        run(scenario())
+
+    def test_a_revoke_that_is_taken_back_is_told_to_who_knew_it(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open(revokes_max=1) as broker, under_test.open() as other:
+                now = time.time()
+                await broker.revoke([Revoke("a", now, now + 3600)])
+                claim = await take(other)
+                assert [one.takes_back for one in claim.revokes] == [False]
+                await broker.revoke([Revoke("a", now + 1, now + 1)])
+
+                async def news() -> list[Revoke]:
+                    found = await other.claim(OWNER, ["celery"], 0, revoked_after=claim.revoked_cursor)
+                    return list(found.revokes)
+
+                told = await eventually(news, what="the news")
+                assert [(one.task_id, one.takes_back) for one in told] == [("a", True)]
+
+                async def others() -> list[str]:
+                    return [one.task_id for one in (await take(broker)).revokes if not one.takes_back]
+
+                assert await others() == []
 
         run(scenario())

@@ -20,7 +20,7 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from umbel.brokers.interface import Broadcast, Revoke
+from umbel.brokers.interface import Broadcast
 from umbel.errors import RevokesFull
 from umbel.protocol.coordination import (
     Busy,
@@ -31,6 +31,7 @@ from umbel.protocol.coordination import (
     LeaseReply,
     Policy,
 )
+from umbel.wire.revoke import Revoke
 
 EXCHANGE = "celeryev"
 

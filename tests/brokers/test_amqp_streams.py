@@ -24,8 +24,9 @@ from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.frames import Method
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.records import RevokeView, encode_record
-from umbel.brokers.interface import Broker, BrokerSettings, Revoke
+from umbel.brokers.interface import Broker, BrokerSettings
 from umbel.errors import BrokerError
+from umbel.wire.revoke import Revoke
 
 __all__ = ["amqp_url"]
 

@@ -20,9 +20,10 @@ from tests.brokers.under_test import (
     texts,
 )
 from tests.servers.redis import RedisServer, redis_server, redis_url
-from umbel.brokers.interface import Ack, Broker, BrokerSettings, Claim, Depth, Revoke, Settled
+from umbel.brokers.interface import Ack, Broker, BrokerSettings, Claim, Depth, Settled
 from umbel.brokers.redis.broker import CAPABILITIES
 from umbel.errors import BrokerError
+from umbel.wire.revoke import Revoke
 
 __all__ = ["redis_server", "redis_url"]  # fixtures
 HANDED = f"umbel.handed.{OWNER}"

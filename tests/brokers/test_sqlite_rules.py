@@ -28,7 +28,7 @@ from tests.brokers.under_test import (
     texts,
 )
 from tests.waiting import wait_until
-from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery, Return, Revoke, Started
+from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery, Return, Started
 from umbel.brokers.sqlite import dead_letters, revokes, store, wakeup
 from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.claims import Heap, share
@@ -38,6 +38,7 @@ from umbel.brokers.sqlite.messages import DUE_MAX
 from umbel.brokers.sqlite.store import Store
 from umbel.brokers.sqlite.verdicts import judge
 from umbel.wire.message import Outgoing
+from umbel.wire.revoke import Revoke
 from umbel.wire.topic import matches
 
 

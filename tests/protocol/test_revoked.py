@@ -29,6 +29,22 @@ def test_the_later_expiry_of_two_holds_in_either_order() -> None:
         assert "a" not in revoked
 
 
+def test_what_is_taken_back_may_start_and_peers_cannot_bring_it_again() -> None:
+    revoked = filled([("a", 100.0), ("b", 100.0)])
+    revoked.learn("c", 0.0, 10.0)
+    revoked.add_header("k=v", 100.0)
+    for one in ("a", "c", "unknown"):
+        revoked.take_back(one, 10.0)
+    revoked.take_back_header("k=v")
+    assert not revoked.learn("a", 0.0, 11.0) and not revoked.learn("c", 0.0, 11.0)
+    assert list(revoked) == ["b"] and revoked.told(11.0)[0][0] == "b"
+    assert not revoked.covers("x", {"k": ["v"]})
+    revoked.expire(50.0)
+    revoked.add("a", 200.0)  # the record can
+    revoked.expire(150.0)
+    assert list(revoked) == ["a"]
+
+
 def test_revoking_one_task_over_and_over_takes_no_more_room() -> None:
     revoked = filled([("a", float(moment)) for moment in range(1, 50_000)])
     assert len(revoked) == 1

@@ -156,6 +156,43 @@ def test_a_revoked_task_never_runs(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.stop_worker("late") == 0
 
 
+def test_a_revoke_can_be_taken_back(cluster: Cluster) -> None:
+    """In the record, and with the workers that knew it."""
+    sent = cluster.app.send_task("control_tasks.add", [1, 2], queue="taken-back")
+    control = cluster.app.control
+    control.revoke(sent.id)
+    wait_until(lambda: sent.id in ask(cluster, ONE, "revoked"), what="it to be known")
+    told = control.unrevoke(sent.id, reply=True, timeout=ENOUGH_S, limit=2)
+    assert told is not None and len(told) == 2
+    assert {ONE: {"ok": f"tasks {{'{sent.id}'}} may start again"}} in told
+    assert sent.id not in ask(cluster, ONE, "revoked")
+    ask_for_queue(cluster, ONE, "taken-back")
+    assert sent.get(timeout=ENOUGH_S) == 3
+    ask(cluster, ONE, "cancel_consumer", queue="taken-back")
+
+
+def test_the_holders_of_leases_are_shown(cluster: Cluster) -> None:
+    """E6."""
+
+    async def held() -> Any:
+        async with cluster.app.lease("of-a-test", timeout=ENOUGH_S) as lease:
+            seen = await cluster.app.control.aio.inspect([ONE], timeout=ENOUGH_S).leases("of-a-test")
+            return lease.term, seen
+
+    term, seen = asyncio.run(held())
+    ((row,),) = seen.values()
+    assert (row["name"], row["term"], row["mine"]) == ("of-a-test", term, False)
+    assert row["holder"] and row["left_s"] > 0
+    (free,) = ask(cluster, ONE, "leases", names=["nobody's"])
+    assert free == {"name": "nobody's", "holder": "", "term": 0, "left_s": 0.0, "mine": False}
+
+    def sweeper() -> Any:
+        rows = {node: ask(cluster, node, "leases") for node in (ONE, TWO)}
+        return [node for node, of in rows.items() for row in of if row["mine"]]
+
+    assert set(wait_until(sweeper, what="one of them to hold a lease")) <= {ONE, TWO}
+
+
 # -- every command, with Celery's reply shapes (P3) --------------------------------------------------
 
 
@@ -486,6 +523,13 @@ def test_the_command_line_asks_and_tells(cluster: Cluster) -> None:
     revoked = cluster.umbel_json("revoke", "no-such-task", "--timeout", "20")
     assert revoked["recorded"] == ["no-such-task"] and ONE in revoked["replies"]
     assert "no-such-task" in ask(cluster, TWO, "revoked")
+    back = cluster.umbel_json("revoke", "--undo", "no-such-task", "--timeout", "20")
+    assert back["replies"][ONE] == {"ok": "tasks {'no-such-task'} may start again"}
+    assert "no-such-task" not in ask(cluster, TWO, "revoked")
+    both = cluster.umbel("revoke", "--undo", "--terminate", "x", check=False)
+    assert both.returncode == 2 and "stays ended" in both.stderr
+    queues = cluster.umbel("inspect", "active_queues", "-d", ONE, "--timeout", "20").stdout.split()
+    assert queues == ["node", "queue", "exchange", "routing", "key", ONE, "celery", "celery", "celery"]
     failed = cluster.umbel("control", "rate_limit", "nobody", "1/s", "-d", ONE, check=False)
     assert (failed.returncode, failed.stdout) == (1, f"{ONE}: error\n    unknown task\n")
 

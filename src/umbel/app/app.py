@@ -36,12 +36,13 @@ from umbel.app.topics import AT_MOST_ONCE, HandlerT, Topics
 from umbel.app.tracer import Tracer
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
-from umbel.brokers.interface import Producer, Revoke
+from umbel.brokers.interface import Producer
 from umbel.brokers.registry import open_producer
 from umbel.control.panel import UsersPanel
 from umbel.errors import ConfigurationError
 from umbel.pools.interface import ChildContext, Runner
 from umbel.wire.message import Outgoing
+from umbel.wire.revoke import Revoke
 
 if TYPE_CHECKING:
     from umbel.app.control import Control

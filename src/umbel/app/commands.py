@@ -6,6 +6,8 @@ What a method returns depends on who carries it out (`control.py`): replies, or 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from umbel.control.state import REVOKE_RETENTION_S
+
 ToldT = TypeVar("ToldT")
 SeenT = TypeVar("SeenT")
 DEFAULT_TIMEOUT_S = 1.0
@@ -63,6 +65,19 @@ class Commands(Generic[ToldT, SeenT]):
             arguments["recorded"] = True
         return self.broadcast("revoke", arguments, **options)
 
+    def unrevoke(self, task_id: TaskIds, **options: Any) -> ToldT:
+        """Take a revoke back, in the record and with the workers that are up.
+
+        A task that was refused meanwhile is gone: send it again. Celery's workers know no such
+        thing, and may pass the revoke on to workers that start within three hours.
+        """
+        task_ids = [task_id] if isinstance(task_id, str) else list(task_id)
+        arguments: dict[str, Any] = {"task_id": task_ids}
+        if not options.get("destination") and not options.get("pattern"):
+            self._record(task_ids, retention_s=0.0)
+            arguments["recorded"] = True
+        return self.broadcast("unrevoke", arguments, **options)
+
     def terminate(self, task_id: TaskIds, signal: str | None = None, **options: Any) -> ToldT:
         return self.revoke(task_id, terminate=True, signal=signal, **options)
 
@@ -116,7 +131,7 @@ class Commands(Generic[ToldT, SeenT]):
         """Have workers finish what runs and end; they do not answer."""
         return self.broadcast("shutdown", **options)
 
-    def _record(self, task_ids: Sequence[str]) -> None:
+    def _record(self, task_ids: Sequence[str], *, retention_s: float = REVOKE_RETENTION_S) -> None:
         raise NotImplementedError
 
 
@@ -166,6 +181,9 @@ class Inspect(Generic[SeenT]):
 
     def active_queues(self) -> SeenT:
         return self.query("active_queues")
+
+    def leases(self, *names: str) -> SeenT:
+        return self.query("leases", names=list(names))
 
     def query_task(self, *ids: str | Sequence[str]) -> SeenT:
         flat = [one for given in ids for one in ([given] if isinstance(given, str) else given)]

@@ -22,17 +22,18 @@ from weakref import ref
 from umbel.app.commands import DEFAULT_TIMEOUT_S, Commands, Inspect, TaskIds
 from umbel.app.elections import WAIT_S, ElectionOutcome, hold_election, make_election
 from umbel.app.line import Line
-from umbel.brokers.interface import Broadcast, Revoke
+from umbel.brokers.interface import Broadcast
 from umbel.brokers.registry import open_broker
 from umbel.control.client import UNANSWERED_TTL_S, make_request
+from umbel.control.state import REVOKE_RETENTION_S
 from umbel.protocol.pidbox import Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
+from umbel.wire.revoke import Revoke
 from umbel.wire.values import decode_json
 
 if TYPE_CHECKING:
     from umbel.app.app import App
 
-REVOKE_RETENTION_S = 7 * 86_400.0
 SLACK_S = 30.0  # the thread answers long before; a caller must not hang although it did not
 
 Replies = list[dict[str, Any]]
@@ -165,9 +166,9 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
             [Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=UNANSWERED_TTL_S
         )
 
-    def _record(self, task_ids: Sequence[str]) -> None:
+    def _record(self, task_ids: Sequence[str], *, retention_s: float = REVOKE_RETENTION_S) -> None:
         now = time()
-        expires_at = now + REVOKE_RETENTION_S
+        expires_at = now + retention_s
         self._the_app().producer.revoke([Revoke(one, now, expires_at) for one in task_ids])
 
     def _open_line(self) -> Line:
@@ -219,6 +220,9 @@ class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] 
         self, task_id: TaskIds, terminate: bool = False, signal: str | None = None, **options: Any
     ) -> Awaitable[Replies | None]:
         return asyncio.to_thread(self._control.revoke, task_id, terminate, signal, **options)
+
+    def unrevoke(self, task_id: TaskIds, **options: Any) -> Awaitable[Replies | None]:
+        return asyncio.to_thread(self._control.unrevoke, task_id, **options)
 
 
 def as_list(answers: Answers) -> Replies:

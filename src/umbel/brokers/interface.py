@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.wire.revoke import Revoke
 
 if TYPE_CHECKING:  # clients and running tasks have no use for it
     from umbel.protocol.coordination import ElectionRecord, ElectionReply, ElectionRequest, LeaseReply
@@ -139,15 +140,6 @@ Verdict = Ack | Return | Bury | Started
 class Settled:
     applied: int
     refused: frozenset[Tag] = frozenset()
-
-
-class Revoke(msgspec.Struct, frozen=True, gc=False):
-    """One entry of the durable revoke record: this task, or tasks with this stamped header."""
-
-    task_id: str
-    recorded_at: float
-    expires_at: float
-    header: str = ""  # "key=value"; then task_id is empty
 
 
 @dataclass(frozen=True, slots=True)

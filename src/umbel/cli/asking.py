@@ -1,24 +1,23 @@
-"""What the commands that ask workers share: whom to ask, how to print answers, how to end.
+"""What the commands that ask workers share: their options, whom to ask, how to end.
 
 Exit codes: 0 everybody answered who should; 69 nobody did; 75 some did not.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
+from umbel.cli.options import app_option, broker_option, json_option, print_json, timeout_option
 
 if TYPE_CHECKING:
     from umbel.brokers.interface import Broker
     from umbel.control.panel import Command, Panel
     from umbel.protocol.pidbox import Answers, Known
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -30,18 +29,71 @@ class Whom:
     matcher: str | None
     timeout_s: float
 
+    def __str__(self) -> str:
+        return ", ".join(self.destination) if self.destination else self.pattern or "all workers"
 
-def whom_options(function: FunctionT) -> FunctionT:
+
+@dataclass(frozen=True)
+class Question:
+    """What every command that asks workers is given on its command line."""
+
+    app_name: str | None
+    url: str | None
+    to: Whom
+    as_json: bool
+
+    def ask(self, method: str, arguments: Mapping[str, Any] | None = None) -> "Answers":
+        asked = arguments or {}
+        return ask_broker(self.app_name, lambda broker: ask_on(broker, self.to, method, asked), url=self.url)
+
+    def tell(self, method: str, arguments: Mapping[str, Any]) -> None:
+        from umbel.control.client import Asker
+
+        whom: dict[str, Any] = {
+            "destination": self.to.destination,
+            "pattern": self.to.pattern,
+            "matcher": self.to.matcher,
+        }
+        ask_broker(self.app_name, lambda broker: Asker(broker).tell(method, arguments, **whom), url=self.url)
+
+    def show(self, answers: "Answers", print_answers: Callable[["Answers"], None], **more: Any) -> int:
+        """Print the answers, as JSON with what else is known, or for people; the exit code."""
+        if self.as_json:
+            print_json({**as_data(answers), **more})
+        elif answers.replies:
+            print_answers(answers)
+        return judge(answers)
+
+
+def asks_workers(function: Callable[..., int]) -> Callable[..., int]:
+    """The options of a command that asks workers, handed to it as one `Question`."""
+
+    @wraps(function)
+    def gathered(
+        *,
+        app_name: str | None,
+        url: str | None,
+        destination: str | None,
+        glob: str | None,
+        regex: str | None,
+        timeout_s: float,
+        as_json: bool,
+        **rest: Any,
+    ) -> int:
+        to = whom(destination, glob, regex, timeout_s)
+        return function(Question(app_name, url, to, as_json), **rest)
+
     for option in (
-        click.option(
-            "--timeout", "timeout_s", type=float, default=1.0, show_default=True, help="In seconds."
-        ),
+        json_option,
+        timeout_option,
         click.option("--regex", metavar="PATTERN", help="Only nodes that match this regular expression."),
         click.option("--glob", metavar="PATTERN", help="Only nodes that match, as in 'web*@host'."),
         click.option("-d", "--destination", metavar="NODE[,NODE]", help="Only these nodes."),
+        broker_option,
+        app_option,
     ):
-        function = option(function)
-    return function
+        gathered = option(gathered)
+    return gathered
 
 
 def whom(destination: str | None, glob: str | None, regex: str | None, timeout_s: float) -> Whom:
@@ -55,12 +107,6 @@ def whom(destination: str | None, glob: str | None, regex: str | None, timeout_s
     return Whom(names, glob or regex, "glob" if glob else "pcre" if regex else None, timeout_s)
 
 
-def ask(
-    app_name: str | None, url: str | None, to: Whom, method: str, arguments: Mapping[str, Any]
-) -> "Answers":
-    return ask_broker(app_name, lambda broker: ask_on(broker, to, method, arguments), url=url)
-
-
 async def ask_on(broker: "Broker", to: Whom, method: str, arguments: Mapping[str, Any]) -> "Answers":
     from umbel.control.client import Asker
 
@@ -71,18 +117,6 @@ async def ask_on(broker: "Broker", to: Whom, method: str, arguments: Mapping[str
         pattern=to.pattern,
         matcher=to.matcher,
         timeout_s=to.timeout_s,
-    )
-
-
-def tell(app_name: str | None, url: str | None, to: Whom, method: str, arguments: Mapping[str, Any]) -> None:
-    from umbel.control.client import Asker
-
-    ask_broker(
-        app_name,
-        lambda broker: Asker(broker).tell(
-            method, arguments, destination=to.destination, pattern=to.pattern, matcher=to.matcher
-        ),
-        url=url,
     )
 
 
@@ -115,31 +149,6 @@ def as_data(answers: "Answers") -> dict[str, Any]:
         ],
         "unknown": list(answers.unknown),
     }
-
-
-def print_replies(replies: Mapping[str, Any]) -> None:
-    for node, value in sorted(replies.items()):
-        click.echo(f"{click.style(node, bold=True)}: {_mark(value)}")
-        for line in _lines(value):
-            click.echo(f"    {line}")
-
-
-def _mark(value: Any) -> str:
-    return click.style("error", fg="red") if isinstance(value, dict) and "error" in value else "ok"
-
-
-def _lines(value: Any) -> list[str]:
-    if isinstance(value, dict) and len(value) == 1 and ("ok" in value or "error" in value):
-        return str(next(iter(value.values()))).strip().splitlines()
-    if value is None:
-        return []
-    if isinstance(value, str):
-        return value.splitlines()
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return list(value) or ["- none -"]
-    if value in ([], {}):
-        return ["- none -"]
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str).splitlines()
 
 
 def find_command(app_name: str | None, name: str, *, changes: bool) -> "Command":

@@ -3,39 +3,21 @@
 import click
 
 from umbel.cli import asking, exits
-from umbel.cli.options import app_option, broker_option, json_option, print_json
+from umbel.cli.answers import print_answers
 
 
 @click.command("inspect")
-@app_option
-@broker_option
 @click.argument("name", metavar="[COMMAND]", required=False)
 @click.argument("words", metavar="[ARGUMENTS]...", nargs=-1)
-@asking.whom_options
-@json_option
-def command(
-    app_name: str | None,
-    url: str | None,
-    name: str | None,
-    words: tuple[str, ...],
-    destination: str | None,
-    glob: str | None,
-    regex: str | None,
-    timeout_s: float,
-    as_json: bool,
-) -> int:
+@asking.asks_workers
+def command(question: asking.Question, name: str | None, words: tuple[str, ...]) -> int:
     """Ask workers COMMAND: active, stats, registered, ... Without COMMAND, list them.
 
     Exit code: 0 all that should have answered, 69 nobody, 75 not all.
     """
-    to = asking.whom(destination, glob, regex, timeout_s)
     if name is None:
-        asking.list_commands(app_name, changes=False)
+        asking.list_commands(question.app_name, changes=False)
         return exits.OK
-    found = asking.find_command(app_name, name, changes=False)
-    answers = asking.ask(app_name, url, to, found.name, asking.arguments_of(found, words))
-    if as_json:
-        print_json(asking.as_data(answers))
-    else:
-        asking.print_replies(answers.replies)
-    return asking.judge(answers)
+    found = asking.find_command(question.app_name, name, changes=False)
+    answers = question.ask(found.name, asking.arguments_of(found, words))
+    return question.show(answers, lambda given: print_answers(found.name, given))

@@ -32,6 +32,13 @@ def json_option(function: FunctionT) -> FunctionT:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
+def timeout_option(function: FunctionT) -> FunctionT:
+    option = click.option(
+        "--timeout", "timeout_s", type=float, default=1.0, show_default=True, help="In seconds."
+    )
+    return option(function)
+
+
 def run_directory_option(function: FunctionT) -> FunctionT:
     option = click.option(
         "--run-dir",

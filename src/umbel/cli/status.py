@@ -7,7 +7,7 @@ import click
 from umbel.brokers.interface import Broker, Capabilities
 from umbel.cli import asking
 from umbel.cli.broker import ask_broker
-from umbel.cli.options import app_option, broker_option, json_option, print_json, print_table
+from umbel.cli.options import print_table
 from umbel.cli.phases import phase_text
 
 if TYPE_CHECKING:
@@ -27,37 +27,30 @@ FEATURES = {
 
 
 @click.command("status")
-@app_option
-@broker_option
-@asking.whom_options
-@json_option
-def command(
-    app_name: str | None,
-    url: str | None,
-    destination: str | None,
-    glob: str | None,
-    regex: str | None,
-    timeout_s: float,
-    as_json: bool,
-) -> int:
+@asking.asks_workers
+def command(question: asking.Question) -> int:
     """Show the workers that answer, what they do, and what the broker supports.
 
     Exit code: 0 all that should have answered, 69 nobody, 75 not all.
     """
-    to = asking.whom(destination, glob, regex, timeout_s)
-    capabilities, answers = ask_broker(app_name, lambda broker: _look(broker, to), url=url)
+    look = ask_broker(question.app_name, lambda broker: _look(broker, question.to), url=question.url)
+    capabilities, answers = look
     features = _features(capabilities)
-    if as_json:
-        print_json({**asking.as_data(answers), "broker": features})
-        return asking.judge(answers)
-    if answers.replies:
-        print_table(COLUMNS, [_row(node, stats) for node, stats in sorted(answers.replies.items())])
+    if not question.as_json:
+        _say_what_is_supported(features)
+    return question.show(answers, _print, broker=features)
+
+
+def _print(answers: "Answers") -> None:
+    print_table(COLUMNS, [_row(node, stats) for node, stats in sorted(answers.replies.items())])
+
+
+def _say_what_is_supported(features: dict[str, Any]) -> None:
     supported = [name for name, why in features["supports"].items() if why is True]
     click.echo(f"umbel: {features['transport']} supports {', '.join(supported)}", err=True)
     for name, why in features["supports"].items():
         if why is not True:
             click.echo(f"umbel: {name} is off: {why}", err=True)
-    return asking.judge(answers)
 
 
 async def _look(broker: Broker, to: asking.Whom) -> tuple[Capabilities, "Answers"]:

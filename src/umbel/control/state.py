@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from umbel.protocol.clock import LamportClock
 from umbel.protocol.delivery import TaskRules
 
+REVOKE_RETENTION_S = 7 * 86_400.0
+
 
 class ControlState(Protocol):
     @property
@@ -42,6 +44,12 @@ class ControlState(Protocol):
         """
         ...
 
+    async def unrevoke(
+        self, task_ids: Sequence[str], *, headers: Sequence[str] = (), is_recorded: bool
+    ) -> None:
+        """They may start again, here and, through the durable record, anywhere."""
+        ...
+
     def running_with(self, headers: Sequence[str]) -> Sequence[str]:
         """The ids of tasks that run now and are stamped so."""
         ...
@@ -58,8 +66,15 @@ class ControlState(Protocol):
         """Take part in an election; why this worker cannot, or nothing."""
         ...
 
+    async def leases(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Who holds these leases, or those of the cluster itself that somebody holds."""
+        ...
+
     def terminate(self, task_ids: Sequence[str], signal: str) -> Sequence[str]:
-        """Signal the processes that run these tasks now; which of them did run."""
+        """End these tasks where they run now; which of them did run.
+
+        SIGTERM asks the task before it ends the process; every other signal goes there at once.
+        """
         ...
 
     async def dead_letters(self, limit: int) -> list[dict[str, Any]]: ...

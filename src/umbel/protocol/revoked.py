@@ -10,7 +10,8 @@ Both are joins: whatever order entries come in, and however often, the same is k
 joins by the later expiry, because whoever revokes again wants it to hold longer. What peers say
 joins by the earlier stamp: what is passed on from node to node arrives later and never earlier than
 it was said, so nobody can prolong it by repeating it. An id that has expired leaves a tombstone, so
-that a peer that stamps what it hears anew does not make it immortal.
+that a peer that stamps what it hears anew does not make it immortal. So does one that was taken back:
+from then on only the record can bring it again, not what a peer has not forgotten.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,6 +52,16 @@ class RevokedTasks:
     def add_header(self, header: str, expires_at: float) -> None:
         """Tasks with this stamped header, written `key=value`, must not start."""
         self._headers[header] = max(expires_at, self._headers.get(header, 0.0))
+
+    def take_back(self, task_id: str, now: float) -> None:
+        """It may start again."""
+        self._recorded.pop(task_id, None)
+        self._hearsay.pop(task_id, None)
+        self._tombstones.pop(task_id, None)  # to the end: they are kept in the order of expiry
+        self._bury(task_id, now)
+
+    def take_back_header(self, header: str) -> None:
+        self._headers.pop(header, None)
 
     def _push(self, expires_at: float, task_id: str) -> None:
         heappush(self._by_expiry, (expires_at, task_id))

@@ -6,14 +6,13 @@ import resource
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from signal import Signals
 from time import time
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from umbel.brokers.interface import Revoke, without_password
+from umbel.brokers.interface import without_password
 from umbel.control.panel import NO_ANSWER
-from umbel.control.state import ELECTION_REFUSED, Elect
+from umbel.control.state import ELECTION_REFUSED, REVOKE_RETENTION_S, Elect
 from umbel.events.stamp import SOFTWARE
 from umbel.pools.stacks import stacks_of
 from umbel.protocol.clock import LamportClock
@@ -21,19 +20,18 @@ from umbel.protocol.delivery import TaskRules
 from umbel.protocol.pidbox import Known
 from umbel.version import VERSION
 from umbel.wire.gossip import describe
+from umbel.wire.revoke import Revoke
 from umbel.worker.context import WorkerContext
-from umbel.worker.held import Held
+from umbel.worker.lease_list import look_at_leases
 from umbel.worker.requests import Requests
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.heart import Heart
 from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.tasks import Tasks
+from umbel.worker.terminating import Terminator
 
-REVOKE_RETENTION_S = 7 * 86_400.0
 SAMPLES_MAX = 100
-GENTLE_SIGNAL = "SIGTERM"  # what callers send who did not choose: the task is asked first
-CANCEL_AGAIN_S, CANCEL_GRACE_S, TERMINATE_GRACE_S = (0.1, 0.5), 2.0, 5.0
 SETTLED_BEATS = 4
 
 
@@ -52,6 +50,7 @@ class WorkerState:
         self._tasks = tasks
         self._stop = stop
         self._requests = Requests(context, tasks)
+        self._terminator = Terminator(context, tasks, self._requests)
         self._samples: deque[float] = deque(maxlen=SAMPLES_MAX)
         self.elections: Elect | None = None  # set by the step that holds elections
         self.mingle: Mingle | None = None  # likewise
@@ -97,6 +96,17 @@ class WorkerState:
         if record and not is_recorded:
             await self._context.broker.revoke(record)
 
+    async def unrevoke(
+        self, task_ids: Sequence[str], *, headers: Sequence[str] = (), is_recorded: bool
+    ) -> None:
+        now = time()
+        record = [Revoke(one, now, now) for one in task_ids]
+        record += [Revoke("", now, now, header) for header in headers]
+        for one in record:
+            self._tasks.take_back(one)
+        if record and not is_recorded:
+            await self._context.broker.revoke(record)
+
     def running_with(self, headers: Sequence[str]) -> Sequence[str]:
         return self._requests.running_with(headers)
 
@@ -115,37 +125,11 @@ class WorkerState:
     def elect(self, request: Mapping[str, Any]) -> str:
         return ELECTION_REFUSED if self.elections is None else self.elections(request)
 
+    async def leases(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        return await look_at_leases(self._context, names)
+
     def terminate(self, task_ids: Sequence[str], signal: str) -> Sequence[str]:
-        ended: list[str] = []
-        for held in self._requests.running(task_ids):
-            held.terminated_by = signal
-            if (signal == GENTLE_SIGNAL and self._cancel(held)) or self._signal(held, signal):
-                ended.append(held.headers.id)
-            else:
-                held.terminated_by = ""
-        return ended
-
-    def _cancel(self, held: Held) -> bool:
-        """Ask the task itself to end; its process is signalled only if it does not."""
-        if not self._context.pool.cancel_job(held.number):
-            return False
-        loop = asyncio.get_running_loop()
-        for after_s in CANCEL_AGAIN_S:  # the first may have come before it could be interrupted
-            loop.call_later(after_s, self._if_running, held, self._context.pool.cancel_job, held.number)
-        loop.call_later(CANCEL_GRACE_S, self._if_running, held, self._signal, held, GENTLE_SIGNAL)
-        return True
-
-    def _signal(self, held: Held, signal: str) -> bool:
-        """Signal its process. A task may catch that; the last one cannot be caught."""
-        terminate, loop = self._context.pool.terminate_job, asyncio.get_running_loop()
-        if not terminate(held.number, Signals[signal]):
-            return False
-        loop.call_later(TERMINATE_GRACE_S, self._if_running, held, terminate, held.number, Signals.SIGKILL)
-        return True
-
-    def _if_running(self, held: Held, do: Callable[..., object], *arguments: object) -> None:
-        if self._tasks.is_holding(held):
-            do(*arguments)
+        return self._terminator.terminate(task_ids, signal)
 
     def known(self) -> Sequence[Known]:
         """The members as a caller of remote control wants them; none while this node is too new.

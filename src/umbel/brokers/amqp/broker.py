@@ -34,12 +34,12 @@ from umbel.brokers.interface import (
     EventLogState,
     Evidence,
     LoggedEvent,
-    Revoke,
     Settled,
     Subscription,
     Verdict,
 )
 from umbel.wire.message import Outgoing
+from umbel.wire.revoke import Revoke
 
 log = logging.getLogger("umbel.brokers.amqp")
 STARTING_S = 30.0

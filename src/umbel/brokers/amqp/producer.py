@@ -23,9 +23,10 @@ from umbel.brokers.amqp.records import FactsView, QueueFact, RevokeView, encode_
 from umbel.brokers.amqp.refusals import BrokerStarting, ChannelClosed
 from umbel.brokers.amqp.streams import OFFSET, PREFETCH, Followed, offset_of
 from umbel.brokers.amqp.topology import Exchange, Queue
-from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities, Revoke
+from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.errors import BrokerError, BrokerUnavailable, RevokesFull
 from umbel.wire.message import Outgoing
+from umbel.wire.revoke import Revoke
 
 RECORDERS_FRESH_S = 1.0
 STARTING_PAUSE_S = 0.1

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import msgspec
 
-from umbel.brokers.interface import Revoke
 from umbel.errors import RevokesFull
 from umbel.protocol.coordination import RETENTION_S, ElectionRecord
+from umbel.wire.revoke import Revoke
 
 STARTS_MAX = 100_000
 TELL_AGAIN_AFTER = 5_000  # entries of the facts; the stream keeps many times as many
@@ -59,7 +59,7 @@ class RevokeView:
         return [
             revoke
             for place, revoke in self._order[first:]
-            if revoke.expires_at > now and self._entries[revoke.task_id, revoke.header][0] == place
+            if revoke.is_news(now) and self._entries[revoke.task_id, revoke.header][0] == place
         ]
 
     def check_room(self, new: Sequence[Revoke], limit: int, now: float) -> None:

@@ -25,7 +25,6 @@ from umbel.brokers.interface import (
     EventLogState,
     Evidence,
     LoggedEvent,
-    Revoke,
     Settled,
     Subscription,
     Tag,
@@ -49,6 +48,7 @@ from umbel.brokers.redis.waiting import Watch
 from umbel.errors import BrokerError
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import Outgoing
+from umbel.wire.revoke import Revoke
 
 CAPABILITIES = Capabilities(
     transport="redis",
@@ -166,7 +166,7 @@ class RedisBroker:
         deliveries = self._holding.take_in(owner, ticket, epoch, taken)
         if deliveries:
             self._last_queue = deliveries[-1].queue
-        standing = [revoke for one in revokes if (revoke := _revoke(one)).expires_at > float(now_s)]
+        standing = [revoke for one in revokes if (revoke := _revoke(one)).is_news(float(now_s))]
         return Claim(deliveries, standing, int(cursor), returned)
 
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:

@@ -6,7 +6,7 @@ the connect time-out. A call whose connection broke before the reply may be sent
 
 from collections.abc import Sequence
 
-from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities, Revoke
+from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.answers import answer, is_direct
 from umbel.brokers.redis.broker import CAPABILITIES
@@ -17,6 +17,7 @@ from umbel.brokers.redis.revokes import revokes_to_record
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.wire.message import Outgoing
+from umbel.wire.revoke import Revoke
 
 _LOG, _REVOKE = script("event_log"), script("revoke")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import Revoke
 from umbel.brokers.redis.keys import Keys
 from umbel.errors import RevokesFull
+from umbel.wire.revoke import Revoke
 
 REVOKES_AT_ONCE = 2000
 _encode = msgspec.json.Encoder().encode

@@ -17,7 +17,6 @@ from umbel.brokers.interface import (
     Evidence,
     LoggedEvent,
     Return,
-    Revoke,
     Settled,
     Subscription,
     Verdict,
@@ -31,6 +30,7 @@ from umbel.brokers.sqlite.thread import StoreThread
 from umbel.brokers.sqlite.wakeup import AsyncBell
 from umbel.errors import BrokerError
 from umbel.wire.message import Outgoing
+from umbel.wire.revoke import Revoke
 
 CAPABILITIES = Capabilities(
     transport="sqlite",

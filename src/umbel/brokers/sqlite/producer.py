@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities, Revoke
+from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.store import Store
 from umbel.wire.message import Outgoing
+from umbel.wire.revoke import Revoke
 
 
 class SqliteProducer:

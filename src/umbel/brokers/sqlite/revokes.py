@@ -8,8 +8,8 @@ the revoke that names it. The record never forgets early: at its limit it refuse
 import sqlite3
 from collections.abc import Sequence
 
-from umbel.brokers.interface import Revoke
 from umbel.errors import RevokesFull
+from umbel.wire.revoke import Revoke
 
 PAGE_MAX = 10_000
 
@@ -42,7 +42,7 @@ def after(db: sqlite3.Connection, cursor: int, now_s: float) -> tuple[list[Revok
     ).fetchall()
     if not rows:
         return [], cursor, True
-    news = [Revoke(*entry) for _, *entry in rows if entry[2] > now_s]
+    news = [revoke for _, *entry in rows if (revoke := Revoke(*entry)).is_news(now_s)]
     return news, rows[-1][0], len(rows) < PAGE_MAX
 
 

@@ -9,16 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 
-from umbel.brokers.interface import (
-    BrokerSettings,
-    Claim,
-    DeadLetter,
-    Delivery,
-    Depth,
-    Revoke,
-    Settled,
-    Verdict,
-)
+from umbel.brokers.interface import BrokerSettings, Claim, DeadLetter, Delivery, Depth, Settled, Verdict
 from umbel.brokers.sqlite import claims, dead_letters, messages, meta, results, revokes, verdicts, waiters
 from umbel.brokers.sqlite.clock import Clock
 from umbel.brokers.sqlite.database import Database
@@ -26,6 +17,7 @@ from umbel.brokers.sqlite.location import path_from_url
 from umbel.brokers.sqlite.wakeup import poke
 from umbel.errors import BrokerError
 from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.revoke import Revoke
 
 LOST_CHECKS_PER_LEASE = 3
 PURGE_ROWS_MAX = 20_000  # in one transaction

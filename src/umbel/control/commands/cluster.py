@@ -11,6 +11,7 @@ panel = Panel()
 REVOKED_AT_ONCE_MAX = 50_000
 TASK_ID_MAX = 1000
 DEAD_LETTERS_MAX = 1000
+LEASE_NAME_MAX, LEASES_AT_ONCE_MAX = 200, 100
 
 
 @panel.inspect_command(args=[("from_node", str)], hidden=True)
@@ -23,6 +24,12 @@ async def hello(state: ControlState, from_node: str, revoked: Any = None, **more
 def members(state: ControlState, **_: Any) -> list[Any]:
     """Every node that this one knows, and what it knows of it."""
     return list(state.members())
+
+
+@panel.inspect_command(variadic="names", signature="[NAME ...]")
+async def leases(state: ControlState, names: list[Any] | None = None, **_: Any) -> list[dict[str, Any]]:
+    """Who holds which lease, under which term, and for how long."""
+    return await state.leases([str(name)[:LEASE_NAME_MAX] for name in names or ()][:LEASES_AT_ONCE_MAX])
 
 
 @panel.control_command(args=[("id", str), ("topic", str)], hidden=True)

@@ -58,13 +58,21 @@ async def revoke(
 ) -> dict[str, str]:
     """See to it that tasks never start."""
     task_ids = ids_in(task_id)
-    # What only some nodes are told is theirs alone; the record is everybody's.
-    is_for_all = request.destination is None and not request.pattern
-    await state.revoke(task_ids, is_recorded=recorded or not is_for_all)
+    await state.revoke(task_ids, is_recorded=recorded or not _is_for_all(request))
     if not terminate:
         return {"ok": f"tasks {set(task_ids) or '{}'} flagged as revoked"}
     ended = state.terminate(task_ids, signal_name(signal))
     return {"ok": f"terminate: {', '.join(ended) if ended else 'tasks unknown'}"}
+
+
+@panel.control_command(variadic="task_id", signature="ID [ID ...]")
+async def unrevoke(
+    state: ControlState, task_id: list[Any], recorded: bool = False, *, request: Request, **_: Any
+) -> dict[str, str]:
+    """Take a revoke back: tasks that were not refused yet may start."""
+    task_ids = ids_in(task_id)
+    await state.unrevoke(task_ids, is_recorded=recorded or not _is_for_all(request))
+    return {"ok": f"tasks {set(task_ids) or '{}'} may start again"}
 
 
 @panel.control_command(args=[("signal", str)], variadic="task_id", signature="SIGNAL ID [ID ...]")
@@ -90,12 +98,16 @@ async def revoke_by_stamped_headers(
     lines = [f"{key}={value}" for key, values in stamps.items() for value in _listed(values)]
     if not lines:
         raise ValueError(f"no header in {headers!r}; write KEY=VALUE")
-    is_for_all = request.destination is None and not request.pattern
-    await state.revoke((), headers=lines, is_recorded=not is_for_all)
+    await state.revoke((), headers=lines, is_recorded=not _is_for_all(request))
     if not terminate:
         return {"ok": f"headers {stamps} flagged as revoked, but not terminated"}
     ended = state.terminate(state.running_with(lines), signal_name(signal))
     return {"ok": f"headers {stamps} {'revoked' if ended else 'were not terminated'}"}
+
+
+def _is_for_all(request: Request) -> bool:
+    """What only some nodes are told is theirs alone; the record is everybody's."""
+    return request.destination is None and not request.pattern
 
 
 def _stamps(given: Any) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import Revoke
 from umbel.errors import BrokerError
 from umbel.protocol import mingle
 from umbel.protocol.gossip_events import Introduced
 from umbel.wire.gossip import read_introduction
+from umbel.wire.revoke import Revoke
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.steps.control import Control

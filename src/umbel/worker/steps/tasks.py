@@ -25,6 +25,7 @@ from umbel.pools.interface import Job, LostJob, Outcome, Told
 from umbel.protocol.delivery import Desk, Park, Refusal, Refuse
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.revoked import RevokedTasks
+from umbel.wire.revoke import Revoke
 from umbel.wire.task import read_headers, to_v2
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
@@ -166,6 +167,13 @@ class Tasks(Step):
         for job in keep:
             self._endings.give_back(self._held.pop(job.number), ran=False)
 
+    def take_back(self, revoke: Revoke) -> None:
+        """Forget a revoke, by the record or by a command."""
+        if revoke.header:
+            self.revoked.take_back_header(revoke.header)
+        else:
+            self.revoked.take_back(revoke.task_id, time())
+
     def _is_revoked(self, held: Held) -> bool:
         return self.revoked.covers(held.headers.id, held.headers.stamps)
 
@@ -241,7 +249,9 @@ class Tasks(Step):
 
     def _learn_revokes(self, claim: Claim) -> None:
         for revoke in claim.revokes:
-            if revoke.task_id:
+            if revoke.takes_back:
+                self.take_back(revoke)
+            elif revoke.task_id:
                 self.revoked.add(revoke.task_id, revoke.expires_at, revoke.recorded_at)
             elif revoke.header:
                 self.revoked.add_header(revoke.header, revoke.expires_at)

@@ -1,0 +1,38 @@
+"""The leases of a cluster as its store has them, for whoever asks a worker."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from umbel.protocol.gossip_mode import OBSERVER_LEASES
+from umbel.worker.context import WorkerContext
+
+OF_THE_CLUSTER = ("scheduler", "recorder", "coord-sweeper", *OBSERVER_LEASES)
+READ_S = 5.0
+
+
+async def look_at_leases(context: WorkerContext, names: Sequence[str]) -> list[dict[str, Any]]:
+    """One row for each lease that was named, or for each of the cluster's own that is held.
+
+    A lease that an app holds is known by its name only: the store keeps no list of them.
+    """
+    if not context.broker.capabilities.leases:
+        return []
+    store, owner = context.broker.coordination, context.identity.owner
+    rows = []
+    async with asyncio.timeout(READ_S):
+        for name in names or OF_THE_CLUSTER:
+            found = await store.read_lease(name)
+            if found.holder or names:
+                is_mine = found.holder == owner or found.holder.startswith(f"{owner}.")
+                left_s = round(max(0.0, found.left_s), 1)
+                rows.append(
+                    {
+                        "name": name,
+                        "holder": found.holder,
+                        "term": found.term,
+                        "left_s": left_s,
+                        "mine": is_mine,
+                    }
+                )
+    return rows
