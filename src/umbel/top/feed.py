@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import Broker, Depth, Revoke
+from umbel.brokers.interface import Broker, Depth
 from umbel.control.client import Asker
 from umbel.errors import BrokerError
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.protocol.pidbox import Answers
 from umbel.top.sight import Sight
+from umbel.wire.revoke import Revoke
 
 QUEUES_EVERY_S = 2.0
 ENABLE_EVERY_S = 30.0  # workers that came meanwhile are asked too
