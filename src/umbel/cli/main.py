@@ -15,6 +15,7 @@ from umbel.version import VERSION
 
 COMMANDS = {
     "worker": "Run a worker: take tasks from the broker and run them in child processes.",
+    "dev": "Work on your tasks: a worker that starts anew when the code changes.",
     "call": "Send a task.",
     "result": "Show the result of a task.",
     "queues": "List, look into or empty the queues.",
