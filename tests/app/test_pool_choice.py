@@ -14,7 +14,12 @@ from umbel.pools.abilities import ABILITIES, OPTIONS, lacks
 from umbel.pools.interface import HostSpec, Pool
 
 # A value other than the default for each option that asks something of a pool.
-ASKED: dict[str, Any] = {"worker_child_start": "spawn"}
+ASKED: dict[str, Any] = {
+    "worker_child_start": "spawn",
+    "worker_max_tasks_per_child": 10,
+    "worker_max_memory_per_child": "100M",
+    "worker_max_memory_hard": "100M",
+}
 
 
 def chosen(app: App, **flags: Any) -> Pool:

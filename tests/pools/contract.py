@@ -194,6 +194,25 @@ class PoolContract:
 
         asyncio.run(scenario())
 
+    def test_a_cancelled_job_hears_it_and_no_other_does(self, tmp_path: Path) -> None:
+        """P3."""
+
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                gate = tmp_path / "gate"
+                pool.submit([make_job(1, "wait-for", str(gate))])
+                await until_waiting(gate)
+                await recorder.until(lambda: 1 in recorder.begun, what="the job to be known to run")
+                assert pool.cancel_job(1)
+                assert not pool.cancel_job(77)
+                pool.submit([make_job(2)])
+                await recorder.until_back(1, 2)
+                assert recorder.outcomes[1].kind == "failure"
+                assert "ancelled" in recorder.outcomes[1].summary
+                assert recorder.outcomes[2].kind == "success"
+
+        asyncio.run(scenario())
+
     def test_a_hard_limit_ends_the_job_or_is_refused(self, tmp_path: Path) -> None:
         """F6."""
 
@@ -230,7 +249,7 @@ class PoolContract:
                     gate.touch()
                     await recorder.until_back(1)
                     return
-                assert not pool.abilities.terminate
+                assert not (pool.abilities.terminate and pool.abilities.async_terminate)
                 await recorder.until_back(1)
                 assert recorder.lost[1].ran
                 pool.submit([make_job(2)])

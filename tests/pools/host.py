@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.pools.coroutines import COROUTINES
 from tests.waiting import wait_until
 from umbel.errors import SoftTimeLimitExceeded
-from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.guard import Raised, Returned, await_guarded, call_guarded
 from umbel.pools.interface import ChildContext, HostSpec, Job, Outcome, Runner
 from umbel.wire.message import Message, StoredResult
 
@@ -78,7 +79,7 @@ class TestHost:
         if "start-crash" in self._quirks:
             os._exit(9)
         self._context = context
-        return self._run
+        return AsyncTestRunner(self) if context.on_loop else self._run
 
     def stop_child(self) -> None:
         for quirk in self._quirks:
@@ -91,14 +92,7 @@ class TestHost:
     def _run(self, job: Job) -> Outcome:
         started_at, clock = time.time(), time.perf_counter()
         verb, argument = json.loads(job.message.body)
-        ran = call_guarded(_VERBS[verb], argument, self)
-        runtime_s = time.perf_counter() - clock
-        if isinstance(ran, Raised):
-            if isinstance(ran.error, SystemExit):
-                raise ran.error
-            return Outcome(job.number, "failure", started_at, runtime_s, summary=f"{ran.error!r}")
-        result = StoredResult(job.task_id, "SUCCESS", json.dumps(ran.value).encode())
-        return Outcome(job.number, "success", started_at, runtime_s, (result,))
+        return _outcome(job, call_guarded(_VERBS[verb], argument, self), started_at, clock)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -108,6 +102,35 @@ class TestHost:
             "stdin": os.readlink("/proc/self/fd/0"),
             "sockets": sum(os.readlink(f"/proc/self/fd/{fd}").startswith("socket:") for fd in _open_fds()),
         }
+
+
+class AsyncTestRunner:
+    """Runs the verbs that have a coroutine, where the job does not ask for the plain function."""
+
+    def __init__(self, host: TestHost) -> None:
+        self._host = host
+
+    def __call__(self, job: Job) -> Outcome:
+        return self._host._run(job)
+
+    def is_async(self, task: str) -> bool:
+        return task in COROUTINES
+
+    async def run(self, job: Job) -> Outcome:
+        started_at, clock = time.time(), time.perf_counter()
+        verb, argument = json.loads(job.message.body)
+        return _outcome(job, await await_guarded(COROUTINES[verb], argument), started_at, clock)
+
+
+def _outcome(job: Job, ran: Returned[Any] | Raised, started_at: float, clock: float) -> Outcome:
+    runtime_s = time.perf_counter() - clock
+    if isinstance(ran, Raised):
+        if isinstance(ran.error, SystemExit):
+            raise ran.error
+        kind = "SoftTimeLimitExceeded" if isinstance(ran.error, SoftTimeLimitExceeded) else ""
+        return Outcome(job.number, "failure", started_at, runtime_s, summary=kind or f"{ran.error!r}")
+    result = StoredResult(job.task_id, "SUCCESS", json.dumps(ran.value).encode())
+    return Outcome(job.number, "success", started_at, runtime_s, (result,))
 
 
 def _open_fds() -> list[str]:
@@ -132,8 +155,10 @@ def _crash_once(path: str) -> str:
 
 def _wait_for(path: str) -> str:
     """Say by a file that it runs, and run until there is another."""
-    with open(f"{path}.waiting", "w", encoding="utf-8") as file:
+    mark = f"{path}.{threading.get_native_id()}"
+    with open(mark, "w", encoding="utf-8") as file:
         file.write(str(os.getpid()))
+    os.rename(mark, f"{path}.waiting")  # whoever sees it may interrupt: the file is closed
     wait_until(lambda: os.path.exists(path), deadline_s=600.0, what=path)
     return "released"
 

@@ -9,3 +9,7 @@ class TestSolo(PoolContract):
 
 class TestThreads(PoolContract):
     name = "threads"
+
+
+class TestAsyncio(PoolContract):
+    name = "asyncio"

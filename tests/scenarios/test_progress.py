@@ -12,7 +12,7 @@ TASKS_FILE = Path(__file__).with_name("progress_tasks.py")
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(120)]
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "asyncio"])
 def test_progress_is_seen_while_the_task_runs_and_its_events_come_in_order(pool: str, tmp_path: Path) -> None:
     with Cluster(tmp_path, TASKS_FILE) as cluster:
         with EventsTail(tmp_path, cluster.app.settings.broker) as tail:

@@ -33,7 +33,7 @@ from umbel.app.settings import Settings, assemble
 from umbel.app.signals import Signals
 from umbel.app.task import AsyncTask, Task
 from umbel.app.topics import AT_MOST_ONCE, HandlerT, Topics
-from umbel.app.tracer import Tracer
+from umbel.app.tracer import Tracer, make_tracer
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Producer
@@ -382,7 +382,7 @@ class App:
     def start_child(self, context: ChildContext) -> Runner:
         set_up_child_logging(context)
         self._node = context.node
-        self._tracer = Tracer(self, hostname=context.node, tell=context.tell)
+        self._tracer = make_tracer(self, context)
         self.signals.worker_process_init.send(node=context.node, child=context.child)
         return self._tracer
 

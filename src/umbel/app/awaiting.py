@@ -1,9 +1,9 @@
 """Awaiting: a coroutine run to its end from code that is not async.
 
 A child keeps one loop for all its async tasks, so that clients made on it (connections, sessions)
-can be kept too. Where a loop already runs in this thread (eager mode inside async code, an errback
-in the worker's main process), or the lasting one is busy in another thread, the coroutine gets a
-loop of its own.
+can be kept too; where tasks run in threads, each thread has its own. Where a loop already runs in
+this thread (eager mode inside async code, an errback in the worker's main process), the coroutine
+gets a loop of its own.
 
 asyncio is imported when the first coroutine comes: with the TLS library that it brings along it is
 a quarter of what a child would take, and most apps have no async task.
@@ -13,7 +13,7 @@ import contextvars
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from threading import Lock
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, TaskError
@@ -23,34 +23,33 @@ if TYPE_CHECKING:
 
 
 class LastingLoop:
-    """A loop that is made when it is first needed and lasts until `close`."""
+    """A loop for each thread, made when it is first needed; lasts until `close`."""
 
     def __init__(self) -> None:
-        self._runner: asyncio.Runner | None = None
-        self._in_use = Lock()
+        self._runners: dict[int, asyncio.Runner] = {}  # by thread, of which a pool has so many
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        if _a_loop_runs_here() or not self._in_use.acquire(blocking=False):
+        if _a_loop_runs_here():
             return run_to_end(coroutine)
-        try:
-            if self._runner is None:
-                import asyncio
+        here = get_ident()
+        runner = self._runners.get(here)
+        if runner is None:
+            import asyncio
 
-                self._runner = asyncio.Runner()
+            runner = self._runners[here] = asyncio.Runner()
+        try:
             with cancelled_is_failed():
-                return self._runner.run(coroutine, context=contextvars.copy_context())
+                return runner.run(coroutine, context=contextvars.copy_context())
         except (SoftTimeLimitExceeded, TaskCancelled):
             # It may have hit the loop while it waited: the coroutine is still pending then, and
             # would go on during the next task. Closing the loop cancels it.
-            self.close()
+            self._runners.pop(here).close()
             raise
-        finally:
-            self._in_use.release()
 
     def close(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        """Close all of them; none may be running."""
+        while self._runners:
+            self._runners.popitem()[1].close()
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:

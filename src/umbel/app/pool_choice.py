@@ -4,13 +4,19 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from umbel.app.builtins import CHUNKS_TASK, MAP_TASK, STARMAP_TASK
 from umbel.app.settings import Settings
 from umbel.app.sizes import size_bytes
 from umbel.errors import BadSetting
-from umbel.pools.abilities import ABILITIES, OPTIONS, PREFERRED, lacks
+from umbel.pools.abilities import ABILITIES, GREEN, OPTIONS, PREFERRED, lacks
 from umbel.pools.interface import HostSpec, Pool, PoolSettings
 from umbel.pools.registry import make_pool
 from umbel.protocol.delivery import TaskRules
+
+GREEN_CONCURRENCY = 100  # what waits costs little, but what it waits for may not like it
+
+
+_OURS = frozenset({MAP_TASK, STARMAP_TASK, CHUNKS_TASK})
 
 
 class ChildLogs(NamedTuple):
@@ -27,7 +33,7 @@ def choose_pool(
     pool_settings = PoolSettings(
         host=host,
         node=node,
-        concurrency=settings.worker_concurrency or os.cpu_count() or 1,
+        concurrency=settings.worker_concurrency or _default_concurrency(settings.worker_pool),
         loglevel=logs.loglevel,
         logfile=logs.logfile,
         log_json=logs.log_json,
@@ -41,12 +47,19 @@ def choose_pool(
     return make_pool(settings.worker_pool, pool_settings)
 
 
+def _default_concurrency(pool: str) -> int:
+    return GREEN_CONCURRENCY if pool in GREEN else os.cpu_count() or 1
+
+
 def refuse_unenforceable(pool: str, tasks: Mapping[str, TaskRules]) -> None:
     """A pool that cannot end a task at its limit must not take a task that has one.
 
-    Users' tasks are named before our own, which have a limit only when all tasks have one.
+    Our own (map, starmap, chunks) are plain functions and have a limit when all tasks have one. Few
+    apps send them, so they do not count here: the worker refuses such a message when it comes.
     """
-    for task, rules in sorted(tasks.items(), key=lambda one: (one[0].startswith("celery."), one[0])):
+    for task, rules in sorted(tasks.items()):
+        if task in _OURS:
+            continue
         soft, hard = rules.soft_limit_s is not None, rules.hard_limit_s is not None
         reason = ABILITIES[pool].unenforceable(is_async=rules.is_async, soft=soft, hard=hard)
         if reason:

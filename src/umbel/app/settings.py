@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     result_extended: bool = False
 
     worker_concurrency: int | None = None  # None: the number of cores
-    worker_pool: Literal["prefork", "solo", "threads"] = "prefork"
+    worker_pool: Literal["prefork", "solo", "threads", "asyncio"] = "prefork"
     worker_queues: tuple[str, ...] = ()  # (): the default queue
     worker_prefetch_max: int = 1000
     worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs

@@ -38,8 +38,8 @@ from umbel.errors import (
     WireError,
     WorkerStopping,
 )
-from umbel.pools.guard import Raised, call_guarded
-from umbel.pools.interface import Job, Outcome
+from umbel.pools.guard import Raised, Returned, call_guarded
+from umbel.pools.interface import ChildContext, Job, Outcome
 from umbel.protocol.sensitive import MASK, Secrets, Sensitive
 from umbel.protocol.states import FAILURE, RETRY, STARTED, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
@@ -58,6 +58,14 @@ STRUCK_MAX_CHARS = 256 * 1024
 EXCEPTION_ARGS_MAX = 16  # each up to a megabyte; a result must fit its limit
 
 
+def make_tracer(app: "App", context: ChildContext) -> "Tracer":
+    if not context.on_loop:
+        return Tracer(app, hostname=context.node, tell=context.tell)
+    from umbel.app.async_tracer import AsyncTracer  # brings asyncio along, which few children need
+
+    return AsyncTracer(app, hostname=context.node, tell=context.tell)
+
+
 class Tracer:
     def __init__(
         self, app: "App", *, hostname: str, is_eager: bool = False, tell: Teller | None = None
@@ -69,6 +77,22 @@ class Tracer:
         self._loop = LastingLoop()
 
     def __call__(self, job: Job) -> Outcome:
+        opened = self._open(job)
+        if isinstance(opened, Outcome):
+            return opened
+        _, task, call, request = opened
+        with Running(request):
+            if self._app.signals.task_prerun:
+                self._tell_prerun(task, call, request)
+            if task.options.track_started:
+                self._tell_started(request)
+            return self._ended(opened, call_guarded(self._call, task, call))
+
+    def close(self) -> None:
+        self._loop.close()
+
+    def _open(self, job: Job) -> "_Opened | Outcome":
+        """The call and everything that is known about it; or how a message ends that is none."""
         run = _Run(self._app, job)
         try:
             call = decode_task(job.message, accept=self._app.settings.accept_content)
@@ -88,36 +112,30 @@ class Tracer:
         if task.options.hides is not None:
             run.hides = task.options.hides
             request.secrets = run.secrets = _hidden(call, task.options.hides)
-        return self._traced(run, task, call, request)
+        return run, task, call, request
 
-    def close(self) -> None:
-        self._loop.close()
-
-    def _traced(self, run: "_Run", task: "Task[Any, Any]", call: TaskCall, request: Request) -> Outcome:
+    def _ended(self, opened: "_Opened", happened: Returned[Any] | Raised) -> Outcome:
+        run, task, call, request = opened
+        if request.reports is not None:
+            request.reports.flush()
+        if isinstance(happened, Raised):
+            outcome = run.raised(task, call, request, happened.error)
+        else:
+            outcome = run.returned(task, call, request, happened.value)
         signals = self._app.signals
-        with Running(request):
-            if signals.task_prerun:
-                signals.task_prerun.send(task=task, task_id=request.id, args=call.args, kwargs=call.kwargs)
-            if task.options.track_started:
-                self._tell_started(request)
-            happened = call_guarded(self._call, task, call)
-            if request.reports is not None:
-                request.reports.flush()
-            if isinstance(happened, Raised):
-                outcome = run.raised(task, call, request, happened.error)
-            else:
-                outcome = run.returned(task, call, request, happened.value)
-            if signals.task_postrun:
-                value = happened.error if isinstance(happened, Raised) else happened.value
-                signals.task_postrun.send(
-                    task=task,
-                    task_id=request.id,
-                    args=call.args,
-                    kwargs=call.kwargs,
-                    state=outcome.kind,
-                    value=value,
-                )
+        if signals.task_postrun:
+            signals.task_postrun.send(
+                task=task,
+                task_id=request.id,
+                args=call.args,
+                kwargs=call.kwargs,
+                state=outcome.kind,
+                value=happened.error if isinstance(happened, Raised) else happened.value,
+            )
         return outcome if not request.unsent else _with_unsent(outcome, request.unsent)
+
+    def _tell_prerun(self, task: "Task[Any, Any]", call: TaskCall, request: Request) -> None:
+        self._app.signals.task_prerun.send(task=task, task_id=request.id, args=call.args, kwargs=call.kwargs)
 
     def _tell_started(self, request: Request) -> None:
         """For display only, so a backend that is away does not stop the task."""
@@ -314,6 +332,9 @@ class _Run:
             not_before=due,
             **fields,
         )
+
+
+_Opened = tuple[_Run, "Task[Any, Any]", TaskCall, Request]
 
 
 def _with_unsent(outcome: Outcome, unsent: list[Outgoing]) -> Outcome:

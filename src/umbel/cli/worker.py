@@ -4,15 +4,13 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from umbel.cli import exits
 from umbel.cli.options import app_option, json_option, run_directory_option
+from umbel.pools.loops import loop_factory
 
 LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("umbel.worker")
@@ -20,10 +18,12 @@ log = logging.getLogger("umbel.worker")
 
 @click.command("worker")
 @app_option
-@click.option("-c", "--concurrency", type=int, help="How many child processes; default: one per core.")
+@click.option(
+    "-c", "--concurrency", type=int, help="How many tasks at once; default: one per core, 100 in green pools."
+)
 @click.option("-n", "--hostname", metavar="NAME[@HOST]", help="The node's name; %h is this host.")
 @click.option("-Q", "--queues", metavar="A,B", help="Queues to consume, in a fair rotation.")
-@click.option("-P", "--pool", help="prefork (default), threads or solo.")
+@click.option("-P", "--pool", help="prefork (default), asyncio, threads or solo.")
 @click.option("-l", "--loglevel", type=click.Choice(LEVELS, case_sensitive=False), default="info")
 @click.option("-f", "--logfile", type=click.Path(dir_okay=False), help="Log here instead of to stderr.")
 @click.option(
@@ -109,7 +109,7 @@ def command(
         )
         await worker.run()
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run())
     return exits.OK
 
@@ -121,11 +121,3 @@ def _names(queues: str | None) -> list[str] | None:
     if not names:
         raise click.BadParameter(f"{queues!r} names no queue; write them as a,b", param_hint="--queues")
     return names
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's loop where it is installed; it is an extra, not a need."""
-    if find_spec("uvloop") is None:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = import_module("uvloop").new_event_loop
-    return factory

@@ -7,6 +7,7 @@ limit that ends a task only sometimes is worse than none: one relies on it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
+GREEN = frozenset({"asyncio"})  # many tasks share a thread, and each must give it back of its own will
 PREFERRED = "prefork"  # where everything works
 
 
@@ -18,7 +19,8 @@ class Abilities:
     hard_limits: str = ""  # of plain functions
     async_hard_limits: str = ""  # of `async def` tasks
     async_tasks: str = ""  # whether `async def` tasks run at all
-    terminate: str = ""  # end a running job from outside
+    terminate: str = ""  # end a running job from outside: a plain function
+    async_terminate: str = ""  # and an `async def` one
     resize: str = ""
     autoscale: str = ""
     max_tasks_per_child: str = ""
@@ -35,6 +37,7 @@ class Abilities:
 
 _NO_KILL = "a thread cannot be ended from outside"
 _NO_CHILDREN = "tasks run in the worker's own process: there is no child to replace"
+_COROUTINES_ONLY = "plain functions run in threads, and a thread cannot be ended from outside"
 _NO_STARTS = "tasks run in the worker's own process: no child is started"
 _ONE_ONLY = "it runs one task at a time"
 
@@ -44,6 +47,7 @@ ABILITIES: Mapping[str, Abilities] = {
         hard_limits=_NO_KILL,
         async_hard_limits=_NO_KILL,
         terminate=_NO_KILL,
+        async_terminate=_NO_KILL,
         resize=_ONE_ONLY,
         autoscale=_ONE_ONLY,
         max_tasks_per_child=_NO_CHILDREN,
@@ -54,6 +58,14 @@ ABILITIES: Mapping[str, Abilities] = {
         hard_limits=_NO_KILL,
         async_hard_limits=_NO_KILL,
         terminate=_NO_KILL,
+        async_terminate=_NO_KILL,
+        max_tasks_per_child=_NO_CHILDREN,
+        max_memory_per_child=_NO_CHILDREN,
+        child_start=_NO_STARTS,
+    ),
+    "asyncio": Abilities(
+        hard_limits=_COROUTINES_ONLY,
+        terminate=_COROUTINES_ONLY,
         max_tasks_per_child=_NO_CHILDREN,
         max_memory_per_child=_NO_CHILDREN,
         child_start=_NO_STARTS,
@@ -75,6 +87,7 @@ TITLES: Mapping[str, str] = {
     "async_hard_limits": "hard time limits of `async def` tasks",
     "async_tasks": "`async def` tasks",
     "terminate": "ending a running task (`revoke --terminate`)",
+    "async_terminate": "ending a running `async def` task",
     "resize": "growing and shrinking while it runs",
     "autoscale": "autoscaling",
     "max_tasks_per_child": "`max_tasks_per_child`",

@@ -93,6 +93,7 @@ class ChildContext:
     logfile: str | None = None  # may hold %p, the pid of the child
     log_json: bool = False
     tell: Callable[[Told], None] | None = None  # safe in any thread; None where nobody hears it
+    on_loop: bool = False  # the runner has to be an AsyncRunner
 
 
 # Runs what users wrote through `guard.call_guarded`: there, and nowhere else, a soft limit raises.

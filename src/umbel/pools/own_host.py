@@ -16,14 +16,15 @@ R = TypeVar("R")
 
 
 async def start_host(
-    settings: PoolSettings, tell: Callable[[Told], None] | None = None
+    settings: PoolSettings, tell: Callable[[Told], None] | None = None, *, on_loop: bool = False
 ) -> tuple[Host, Runner]:
     """The app, ready to run tasks; PoolError with one line that says why not."""
     target = settings.host.target
 
     def load() -> tuple[Host, Runner]:
         host = load_host(settings.host)
-        context = ChildContext(settings.node, 0, settings.loglevel, settings.logfile, settings.log_json, tell)
+        logs = settings.loglevel, settings.logfile, settings.log_json
+        context = ChildContext(settings.node, 0, *logs, tell=tell, on_loop=on_loop)
         return host, host.start_child(context)
 
     try:

@@ -33,5 +33,16 @@ def _threads(settings: PoolSettings) -> Pool:
     return ThreadsPool(settings)
 
 
+def _asyncio(settings: PoolSettings) -> Pool:
+    from umbel.pools.asyncio import AsyncioPool
+
+    return AsyncioPool(settings)
+
+
 # Each imports its module when asked: a worker needs one of them, a client none.
-_POOLS: dict[str, Callable[[PoolSettings], Pool]] = {"prefork": _prefork, "solo": _solo, "threads": _threads}
+_POOLS: dict[str, Callable[[PoolSettings], Pool]] = {
+    "prefork": _prefork,
+    "solo": _solo,
+    "threads": _threads,
+    "asyncio": _asyncio,
+}

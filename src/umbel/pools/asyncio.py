@@ -1,0 +1,377 @@
+"""AsyncioPool: `async def` tasks as coroutines, thousands at once, on a loop in a thread of its own.
+
+Plain functions run in threads beside it. The worker's main loop runs no task: a coroutine that does
+not give its loop back holds up the other coroutines, but not heartbeats, leases and remote control.
+
+Limits are timed by the main loop, from the moment a job starts. A soft limit is an exception where
+the coroutine waits. At a hard limit the coroutine is cancelled; if it has not ended soon after, the
+verdict is given all the same, and what the coroutine still does is of no consequence. If by then the
+loop itself does not turn, because that coroutine holds it, an exception is raised in its code; and
+should even that not help (it waits in C), the lane is abandoned: a new thread with a new loop takes
+its place, and the jobs that were stuck behind it come back to be run again.
+
+A plain function in a thread cannot be ended, so it must not have a hard limit here.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never, cast
+
+from umbel.errors import PoolError, SoftTimeLimitExceeded, TaskCancelled, TaskError, WorkerStopping
+from umbel.pools.abilities import ABILITIES
+from umbel.pools.crew import INTERRUPTIONS, Began, Broke, Crew, Ended, Left
+from umbel.pools.hosting import in_one_line
+from umbel.pools.interface import AsyncRunner, Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
+from umbel.pools.lane import (
+    Cancel,
+    CancelAsked,
+    Cancelled,
+    End,
+    Interrupt,
+    Interruption,
+    Lane,
+    LaneEnded,
+    Report,
+    ShowSign,
+    SoftLimitPassed,
+    WorkerStops,
+)
+from umbel.pools.own_host import start_host, stop_host
+from umbel.pools.reports import Reports
+
+log = logging.getLogger(__name__)
+
+_THREADS_MAX = 64  # for plain functions; more of them wait
+_BRIEF_S = 0.25  # below this, a job that waits here is worth more than one left to other nodes
+_AGAIN_S = 0.01  # until the next try to raise in a thread
+_CANCEL_S = 1.0  # for a cancelled coroutine to end, before the verdict
+_ABANDON_S = 5.0  # for a loop to turn again after that
+_WATCH_S = 1.0  # a loop that does not turn for so long is worth a line in the log
+_LIMIT = "its limit"
+_STOPPED = "the pool was stopped before it started"
+_CUT_OFF = "its job was still running when the pool had to stop"
+
+
+@dataclass(slots=True)
+class _Running:
+    job: Job
+    lane: Lane | None  # None: in a thread
+    began: bool = False
+    soft: asyncio.TimerHandle | None = None
+    hard: asyncio.TimerHandle | None = None
+    ended_by: str = ""  # why it was cancelled
+
+    def disarm(self) -> None:
+        for timer in (self.soft, self.hard):
+            if timer is not None:
+                timer.cancel()
+
+
+class AsyncioPool:
+    name = "asyncio"
+    is_green = True
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self.abilities = ABILITIES[self.name]
+        self._settings = settings
+        self._size = settings.concurrency
+        self._waiting: deque[Job] = deque()
+        self._running: dict[int, _Running] = {}
+        self._in_threads = 0  # of them
+        self._typical_s: float | None = None
+        self._host: Host | None = None
+        self._closing = False
+        self._warned = False  # of a loop that does not turn
+        self._lanes_ended: list[Lane] = []
+        self._listener: PoolListener | None = None
+
+    # ---- the interface -----------------------------------------------------------------------------
+
+    async def start(self, listener: PoolListener) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._ended = asyncio.Event()
+        self._reports: Reports[Report | Left | Told] = Reports(self._loop, self._on_reports)
+        self._host, runner = await start_host(self._settings, self._reports.add, on_loop=True)
+        self._runner = cast(AsyncRunner, runner)
+        self._crew = Crew(self.name, runner, self._reports.add)
+        self._lane = Lane(self._runner, self._reports.add)
+        self._watch = self._loop.call_later(_WATCH_S, self._look)
+        listener.on_child("started", {"child": 0, "pid": os.getpid()})
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if job.hard_limit_s is not None and not self._runner.is_async(job.task):
+                raise PoolError(
+                    f"the {self.name} pool cannot enforce the hard limit of {job.task!r}: "
+                    f"{self.abilities.hard_limits}"
+                )
+        self._waiting.extend(jobs)
+        if self._closing:
+            self._give_up()
+        self._start_next()
+
+    def room(self) -> int:
+        if self._closing:
+            return 0
+        is_brief = self._typical_s is not None and self._typical_s < _BRIEF_S
+        return max(0, self._size * (2 if is_brief else 1) - len(self._running) - len(self._waiting))
+
+    def withdraw(self) -> Sequence[Job]:
+        jobs = [*self._waiting]
+        self._waiting.clear()
+        if self._host is not None:
+            untaken = self._crew.withdraw()
+            for job in untaken:
+                self._forget(job.number)
+            jobs[:0] = untaken
+        return tuple(jobs)
+
+    def cancel_job(self, number: int) -> bool:
+        self._interrupt(number, TaskCancelled, CancelAsked)
+        return number in self._running
+
+    def terminate_job(self, number: int, signum: int) -> bool:
+        running = self._running.get(number)
+        if running is None or running.lane is None:
+            return False
+        running.ended_by = "a request"
+        running.lane.tell(Cancel(number))
+        return True
+
+    def interrupt(self) -> int:
+        for number in self._running:
+            self._interrupt(number, WorkerStopping, WorkerStops)
+        return len(self._running)
+
+    def resize(self, by: int) -> int:
+        size = self._size + by
+        if size < 1:
+            raise PoolError(f"a pool for {self._size} jobs cannot lose {-by}: at least one stays")
+        self._size = size
+        self._start_next()
+        return size
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "implementation": self.name,
+            "max-concurrency": self._size,
+            "processes": [],
+            "threads": self._size,
+            "running": {one.job.task_id: os.getpid() for one in self._running.values()},
+            "waiting": len(self._waiting),
+        }
+
+    async def stop(self, *, grace_s: float) -> None:
+        if self._host is None or self._closing:
+            return
+        self._closing = True
+        self._give_up()
+        try:
+            async with asyncio.timeout(grace_s):
+                while self._running:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            pass
+        in_threads, cut_off = self._in_threads, list(self._running)
+        self._lose([LostJob(number, started=False, reason=_CUT_OFF, ran=True) for number in cut_off])
+        self._watch.cancel()
+        self._lane.tell(End())
+        self._crew.dismiss(self._crew.size)
+        try:
+            async with asyncio.timeout(self._settings.stop_grace_s):
+                while self._lane not in self._lanes_ended:
+                    self._ended.clear()
+                    await self._ended.wait()
+                if not in_threads:  # what cannot be ended still uses the app
+                    await stop_host(self._host)
+        except TimeoutError:
+            log.warning("a task still holds the loop of the pool: the app was not told of the end")
+
+    # ---- starting jobs -----------------------------------------------------------------------------
+
+    def _start_next(self) -> None:
+        while self._waiting and len(self._running) < self._size:
+            job = self._waiting.popleft()
+            if self._runner.is_async(job.task):
+                self._running[job.number] = _Running(job, self._lane)
+                self._lane.tell(job)
+            else:
+                self._running[job.number] = _Running(job, None)
+                self._in_threads += 1
+                if self._in_threads > self._crew.size and self._crew.size < _THREADS_MAX:
+                    self._crew.hire(1)
+                self._crew.put(job)
+
+    def _arm(self, running: _Running, began_at: float) -> None:
+        job, passed_s = running.job, time.time() - began_at
+        if job.soft_limit_s is not None:
+            due_s = max(0.0, job.soft_limit_s - passed_s)
+            running.soft = self._loop.call_later(due_s, self._on_soft_limit, job.number)
+        if job.hard_limit_s is not None:
+            due_s = max(0.0, job.hard_limit_s - passed_s)
+            running.hard = self._loop.call_later(due_s, self._on_hard_limit, job.number)
+
+    # ---- what comes back ---------------------------------------------------------------------------
+
+    def _on_reports(self, reports: Sequence[Report | Left | Told]) -> None:
+        ended: list[Outcome] = []
+        lost: list[LostJob] = []
+        begun: dict[int, tuple[int, float, int]] = {}
+        for report in reports:
+            match report:
+                case Began(job, at):
+                    running = self._running.get(job.number)
+                    if running is not None:
+                        running.began = True
+                        self._arm(running, at)
+                        begun[job.number] = (job.number, at, os.getpid())
+                case Told():
+                    self._listen().on_told(report)
+                case Ended(outcome):
+                    begun.pop(outcome.number, None)
+                    if self._forget(outcome.number) is not None:
+                        self._typical_s = outcome.runtime_s
+                        ended.append(outcome)
+                case Broke(job, error):
+                    begun.pop(job.number, None)
+                    if self._forget(job.number) is not None:
+                        lost.append(_broken(job, error))
+                case Cancelled(job):
+                    begun.pop(job.number, None)
+                    if (running := self._forget(job.number)) is not None:
+                        lost.append(_cancelled(job, running.ended_by))
+                case LaneEnded(lane):
+                    self._on_lane_ended(lane)
+                case Left():
+                    pass
+                case _:
+                    assert_never(report)
+        self._ended.set()
+        self._start_next()
+        self._tell(list(begun.values()), ended, lost)
+
+    def _tell(
+        self, begun: Sequence[tuple[int, float, int]], ended: Sequence[Outcome], lost: Sequence[LostJob]
+    ) -> None:
+        listener = self._listen()
+        if begun:
+            listener.on_started(begun)
+        if ended:
+            listener.on_outcomes(ended, os.getpid())
+        if lost:
+            listener.on_lost(lost)
+
+    def _forget(self, number: int) -> _Running | None:
+        running = self._running.pop(number, None)
+        if running is not None:
+            running.disarm()
+            self._in_threads -= running.lane is None
+        return running
+
+    # ---- limits ------------------------------------------------------------------------------------
+
+    def _on_soft_limit(self, number: int) -> None:
+        self._interrupt(number, SoftTimeLimitExceeded, SoftLimitPassed)
+
+    def _interrupt(self, number: int, in_thread: type[TaskError], on_loop: Interruption) -> None:
+        running = self._running.get(number)
+        if running is None:
+            return
+        if running.lane is not None:
+            running.lane.tell(Interrupt(number, on_loop))
+        else:
+            self._raise_in_thread(number, in_thread)
+
+    def _raise_in_thread(self, number: int, error: type[TaskError]) -> None:
+        running = self._running.get(number)
+        if running is not None and not self._crew.raise_in(number, error):
+            running.soft = self._loop.call_later(_AGAIN_S, self._raise_in_thread, number, error)
+
+    def _on_hard_limit(self, number: int) -> None:
+        running = self._running[number]
+        assert running.lane is not None, "plain functions have no hard limit here"
+        running.ended_by = _LIMIT
+        running.lane.tell(Cancel(number))
+        running.hard = self._loop.call_later(_CANCEL_S, self._on_deaf, number)
+
+    def _on_deaf(self, number: int) -> None:
+        """It was cancelled and goes on. The verdict does not wait for it."""
+        running = self._running[number]
+        assert running.lane is not None
+        cancelled_at = time.monotonic() - _CANCEL_S
+        holder = running.lane.holder()
+        if running.lane.sign_at < cancelled_at and holder is not None and holder[0].number == number:
+            running.lane.break_in()
+            self._loop.call_later(_ABANDON_S, self._abandon_if_stuck, running.lane, cancelled_at)
+        else:
+            log.warning("a task goes on after it was cancelled at its limit", extra=_about(running.job))
+        self._lose([_cancelled(running.job, _LIMIT)])
+        self._start_next()
+
+    def _abandon_if_stuck(self, lane: Lane, since: float) -> None:
+        if lane is self._lane and lane.sign_at < since and not self._closing:
+            log.error("a task holds up the loop of the pool beyond its limit: a new loop takes over")
+            self._replace(lane, "the loop it ran on was held up by another task, and given up")
+
+    def _on_lane_ended(self, lane: Lane) -> None:
+        self._lanes_ended.append(lane)
+        if lane is self._lane and not self._closing:
+            self._replace(lane, "the loop it ran on came to an end")
+
+    def _replace(self, lane: Lane, reason: str) -> None:
+        self._lane = Lane(self._runner, self._reports.add)
+        lane.tell(End())  # if its loop ever turns again
+        stuck = [number for number, running in self._running.items() if running.lane is lane]
+        self._lose(
+            [LostJob(one, started=False, reason=reason, ran=self._running[one].began) for one in stuck]
+        )
+        self._start_next()
+
+    def _look(self) -> None:
+        """Whether the loop turns; say so once if not, and who holds it."""
+        silent_s = time.monotonic() - self._lane.sign_at
+        holder = self._lane.holder() if silent_s > 2 * _WATCH_S else None
+        if holder is not None and not self._warned:
+            job, frame = holder
+            where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            fields = {**_about(job), "for_s": round(silent_s, 1), "where": where}
+            log.warning("a task holds up all others in the asyncio pool", extra=fields)
+        self._warned = holder is not None
+        self._lane.tell(ShowSign())
+        self._watch = self._loop.call_later(_WATCH_S, self._look)
+
+    def _give_up(self) -> None:
+        jobs = self.withdraw()
+        self._lose([LostJob(job.number, started=False, reason=_STOPPED) for job in jobs])
+
+    def _lose(self, lost: Sequence[LostJob]) -> None:
+        for one in lost:
+            self._forget(one.number)
+        if lost:
+            self._listen().on_lost(lost)
+
+    def _listen(self) -> PoolListener:
+        assert self._listener is not None, "jobs come after start()"
+        return self._listener
+
+
+def _broken(job: Job, error: BaseException) -> LostJob:
+    reason = f"the task ended its runner: {in_one_line(error)}"
+    is_late = isinstance(error, INTERRUPTIONS)  # it came in the moment in which the task ended
+    return LostJob(job.number, started=not is_late, reason=reason, ran=True)
+
+
+def _cancelled(job: Job, by: str) -> LostJob:
+    reason = f"it was cancelled by {by or 'the end of its loop'}"
+    return LostJob(job.number, started=by == _LIMIT, reason=reason, timed_out=by == _LIMIT, ran=True)
+
+
+def _about(job: Job) -> dict[str, Any]:
+    return {"task": job.task, "task_id": job.task_id}
