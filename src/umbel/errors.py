@@ -37,6 +37,7 @@ UmbelError
 ├── LeaseTimeout               somebody else held the lease for longer (also a TimeoutError)
 ├── HistoryError               what was recorded cannot be read
 │   ├── LakeError              a folder of history cannot be used as asked
+│   │   └── LakeBusy           somebody else is at work in it
 │   ├── NothingBuilt           there is no history to read yet
 │   └── BadQuery               SQL that cannot be run, or took too long
 ├── ResultTimeout              get() waited long enough (also a TimeoutError)
@@ -239,6 +240,10 @@ class NothingBuilt(HistoryError):
 
 
 class LakeError(HistoryError):
+    pass
+
+
+class LakeBusy(LakeError):
     pass
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from umbel.protocol.machine import Tick
 from umbel.protocol.recording import (
+    LAST_READS_MAX,
     Acknowledge,
     Begin,
     Effect,
@@ -72,14 +73,32 @@ def test_what_could_not_be_written_is_read_again_after_a_while() -> None:
 def test_stopping_finishes_and_acknowledges_what_was_read() -> None:
     recording = begun()
     recording.step(EntriesRead(7, 2, 1, more=False), 0.0)
-    assert recording.step(Stop(), 0.1) == [FinishFile(7)]
-    assert recording.step(FileFinished(7), 0.2) == [Acknowledge(7), Ended()]
+    assert recording.step(Stop(), 0.1) == [ReadAfter(7)]  # what came last is recorded too
+    assert recording.step(EntriesRead(8, 1, 1, more=False), 0.1) == [FinishFile(8)]
+    assert recording.step(FileFinished(8), 0.2) == [Acknowledge(8), Ended()]
+
+
+def test_stopping_ends_although_others_tell_for_ever() -> None:
+    recording = begun()
+    recording.step(Stop(), 0.0)
+    reads = 0
+    while recording.step(EntriesRead(6 + reads, 1, 1, more=True), 0.0) == [ReadAfter(6 + reads)]:
+        reads += 1
+        assert reads < LAST_READS_MAX
+    assert recording.step(FileFinished(6 + reads), 0.0)[-1] == Ended()
+
+
+def test_stopping_does_not_wait_for_a_disk_that_is_full() -> None:
+    recording = begun()
+    recording.step(EntriesRead(20, 10, 1, more=True), 0.0)
+    recording.step(WritingFailed(), 1.0)
+    assert recording.step(Stop(), 1.1) == [Ended()]
 
 
 def test_entries_that_give_no_rows_are_acknowledged_without_a_file() -> None:
     recording = begun()
-    recording.step(EntriesRead(7, 0, 0, more=False), 0.0)
-    assert recording.step(Stop(), 0.1) == [Acknowledge(7), Ended()]
+    recording.step(Stop(), 0.0)
+    assert recording.step(EntriesRead(7, 0, 0, more=False), 0.1) == [Acknowledge(7), Ended()]
 
 
 def test_a_log_that_begins_anew_is_read_from_its_beginning_after_what_is_open_was_finished() -> None:
@@ -92,8 +111,8 @@ def test_a_log_that_begins_anew_is_read_from_its_beginning_after_what_is_open_wa
 def test_the_recorders_own_rows_make_a_file_too() -> None:
     recording = begun()
     recording.step(FactsAdded(1), 0.0)
-    recording.step(EntriesRead(5, 0, 0, more=False), 0.0)
-    assert recording.step(Stop(), 1.0) == [FinishFile(5)]
+    recording.step(Stop(), 1.0)
+    assert recording.step(EntriesRead(5, 0, 0, more=False), 1.0) == [FinishFile(5)]
 
 
 # ---- any course, killed anywhere -------------------------------------------------------------------

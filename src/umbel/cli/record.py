@@ -113,13 +113,13 @@ async def _record(broker: Broker, settings: "SeatSettings", *, no_wait: bool) ->
         loop.add_signal_handler(signum, stop.set)
     refused = ""
 
-    def standing_by(leader: str) -> None:
+    def standing_by(who: str) -> None:
         nonlocal refused
         if no_wait:
-            refused = leader
+            refused = who
             stop.set()
         else:
-            logging.getLogger("umbel.history").warning("standing by: %s records", leader)
+            logging.getLogger("umbel.history").warning("standing by: %s", who)
 
     owner = f"record@{socket.gethostname()}.{os.getpid()}.{time.time_ns() // 1000}"
     seat = RecorderSeat(broker, settings, owner, standing_by=standing_by)
@@ -131,7 +131,7 @@ async def _record(broker: Broker, settings: "SeatSettings", *, no_wait: bool) ->
             showing.cancel()
             click.echo(err=True)
     if refused:
-        click.echo(f"umbel: {refused} records already; without --no-wait this one stands by", err=True)
+        click.echo(f"umbel: {refused}; without --no-wait this one stands by", err=True)
         return exits.PARTIAL
     return exits.OK
 

@@ -53,7 +53,7 @@ def compact(lake: Lake, *, now: float | None = None, grace_s: float = GRACE_S) -
                 path for path in sorted(folder.glob(f"ev-*{SUFFIX}")) if lake.name_of(path) not in replaced
             ]
             for group in _groups(waiting):
-                _put_together(lake, group, at, report)
+                _put_together(lake, group, report)
         removable = _removable(lake, before, at, grace_s)
         times = {name: since for name, since in before.replaced_at.items() if name not in removable}
         times |= dict.fromkeys(report.replaced, at)
@@ -117,11 +117,11 @@ def _groups(paths: Iterable[Path]) -> Iterator[list[Path]]:
         yield group
 
 
-def _put_together(lake: Lake, group: Sequence[Path], now: float, report: Report) -> None:
+def _put_together(lake: Lake, group: Sequence[Path], report: Report) -> None:
     hour, day = group[0].parent.name, group[0].parent.parent.name
     folder = lake.compacted / day / hour
     make_folder(folder)
-    path = folder / f"co-{round(now * 1_000_000)}-{len(report.written):06}{SUFFIX}"
+    path = folder / f"co-{time.time_ns() // 1000}-{len(report.written):06}{SUFFIX}"
     taken: list[Path] = []
     rows = 0
     with (

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from umbel.errors import LakeError
+from umbel.errors import LakeBusy, LakeError
 
 DEFAULT_LAKE = "umbel-lake"
 MANIFESTS_KEPT = 5
@@ -154,7 +154,7 @@ class Lake:
             except OSError:
                 file.seek(0)
                 owner = file.read(100).strip() or "another process"
-                raise LakeError(
+                raise LakeBusy(
                     f"{what} is at work in {self.root} ({owner}): stop it, or use another name or lake"
                 ) from None
             file.seek(0)

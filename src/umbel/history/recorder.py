@@ -4,21 +4,11 @@ When to read, to close a file and to acknowledge is decided by `protocol/recordi
 shell. One coroutine performs one thing after the other. What takes time (decoding, Parquet, disks) runs
 in a thread of its own, so that a worker's loop can carry a recorder.
 
-Beside the events it writes down what it knows of its own work, as events of these types:
-
-    recorder-online, recorder-offline   when it recorded; `unheard_since`: what Celery's workers told
-                                        from then on was heard by nobody
-    recorder-gap                        numbers `first` to `last` of that node's events did not come
-    recorder-lost                       `lost` events fell out of the log before they were read
-    recorder-deaf                       the broker was away from `since` on; what Celery's workers told
-                                        meanwhile may be lost
-    recorder-unreadable                 `count` entries are no events; they lie in `file`
+Beside the events it writes down what it knows of its own work (`facts.py`).
 """
 
 import asyncio
 import logging
-import os
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +19,9 @@ from typing import Any, TypeVar
 
 from umbel.brokers.interface import Broker, LoggedEvent
 from umbel.errors import BrokerError, LakeError, NotSupported
-from umbel.events.sequences import Gap, Sequences
+from umbel.events.sequences import Sequences
 from umbel.history.arrow import arrow, event_schema, parquet
+from umbel.history.facts import DEAF, LOST, OFFLINE, ONLINE, UNREADABLE, Fact, FactMaker
 from umbel.history.lake import Lake
 from umbel.history.listening import Listening
 from umbel.history.memory import Memory, read_memory, write_memory
@@ -108,7 +99,8 @@ class Recorder:
         self._group_bytes = 0
         self._memory = Memory(self._settings.name)
         self._sequences = Sequences()
-        self._facts: list[dict[str, Any]] = []
+        self._maker = FactMaker(self._settings.name, self._boot)
+        self._facts: list[Fact] = []
         self._unreadable: list[Unreadable] = []
         self._unreadable_count = 0
         self._listening = Listening(broker)
@@ -145,7 +137,7 @@ class Recorder:
             if not stop.is_set() and self._holding():
                 raise
             log.warning("stopped without the broker; what is not acknowledged is read again: %s", error)
-        await self._in_thread(self._segment.forget)
+        await self._in_thread(self._abandon)
 
     async def _drive(self, stop: asyncio.Event) -> bool:
         """False when the lease was lost."""
@@ -155,7 +147,7 @@ class Recorder:
         while self._holding():
             if stop.is_set() and not stopping:
                 stopping = True
-                effects.extend(self._tell(self._fact("recorder-offline")))
+                effects.extend(self._tell(self._maker.make(OFFLINE)))
                 effects.extend(self._step(Stop()))
             if not effects:
                 effects.extend(await self._next_tick(stop))
@@ -250,11 +242,11 @@ class Recorder:
     def _finish(self, through: int) -> None:
         """File, then account; after that the events may be acknowledged."""
         gaps = self._sequences.settled(time())
-        self._facts += [self._gap(gap) for gap in gaps]
+        self._facts += [self._maker.gap(gap) for gap in gaps]
         facts = list(self._facts)
         if self._unreadable:
             aside = self._lake.name_of(self._segment.set_aside(self._unreadable))
-            facts.append(self._fact("recorder-unreadable", count=self._unreadable_count, file=aside))
+            facts.append(self._maker.make(UNREADABLE, count=self._unreadable_count, file=aside))
         recorded_us = time_ns() // 1000
         for fact in facts:
             self._rows.add_fact(fact, recorded_us=recorded_us)
@@ -276,6 +268,15 @@ class Recorder:
         self.progress.problem = ""
         log.info("recorded", extra={"file": self._lake.name_of(path), "rows": self._machine.rows})
 
+    def _abandon(self) -> None:
+        """Keep what was read, without acknowledging it: it may come twice, which is better than never."""
+        try:
+            if self._machine.rows:
+                self._finish(self._machine.acknowledged)
+        except OSError as error:
+            log.warning("what was read is left to be read again: %s", error)
+            self._forget()
+
     def _forget(self) -> None:
         self._segment.forget()
         self._rows = Rows(self._broker.capabilities.transport)
@@ -289,6 +290,8 @@ class Recorder:
         name = self._settings.name
         known = await self._patiently(self._broker.recorders, stop)
         acknowledged = await self._patiently(lambda: self._broker.register_recorder(name), stop)
+        if name not in known and self._memory.began_us:
+            self._facts.append(self._maker.make(LOST, lost=0, why="the broker did not know this recorder"))
         if name not in known or not self._memory.began_us:
             self._memory.began_us, self._memory.senders = time_ns() // 1000, []
             self._memory.lost_told = await self._patiently(self._broker.lost_events, stop)
@@ -307,7 +310,7 @@ class Recorder:
         if acknowledged >= machine.acknowledged and state.last_offset >= machine.through:
             return None
         log.warning("the broker has lost its event log; recording begins anew", extra={"from": acknowledged})
-        self._facts.append(self._fact("recorder-lost", lost=0, why="the broker has lost its event log"))
+        self._facts.append(self._maker.make(LOST, lost=0, why="the broker has lost its event log"))
         self._step(FactsAdded(1))
         return acknowledged
 
@@ -317,7 +320,7 @@ class Recorder:
         self._memory.lost_told, self._dropped_told = lost, dropped
         if fresh:
             self._memory.lost += fresh
-            self._facts.append(self._fact("recorder-lost", lost=fresh, why="the log was full"))
+            self._facts.append(self._maker.make(LOST, lost=fresh, why="the log was full"))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]], stop: asyncio.Event) -> T:
         """Ask until the broker answers. Told to stop meanwhile, give up: nothing is lost by that."""
@@ -343,7 +346,7 @@ class Recorder:
         log.info("the broker answers again")
         if self._broker.capabilities.events_of_others == "fan-out":
             self._memory.deaf_s += time() - since
-            self._facts.append(self._fact("recorder-deaf", since=since))
+            self._facts.append(self._maker.make(DEAF, since=since))
             self._step(FactsAdded(1))
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
@@ -356,38 +359,14 @@ class Recorder:
 
     # -- facts -----------------------------------------------------------------------------------
 
-    def _tell(self, fact: dict[str, Any]) -> list[Effect]:
+    def _tell(self, fact: Fact) -> list[Effect]:
         self._facts.append(fact)
         return self._step(FactsAdded(1))
 
-    def _online(self) -> dict[str, Any]:
+    def _online(self) -> Fact:
         others = self._broker.capabilities.events_of_others
         unheard = self._memory.updated_at if others == "fan-out" else 0.0
-        return self._fact("recorder-online", unheard_since=unheard or None, starts=self._memory.starts)
-
-    def _fact(self, type_name: str, **fields: Any) -> dict[str, Any]:
-        return {
-            "type": type_name,
-            "hostname": f"{self._settings.name}@{socket.gethostname()}",
-            "pid": os.getpid(),
-            "timestamp": time(),
-            "inc": self._boot,
-            "recorder": self._settings.name,
-            **fields,
-        }
-
-    def _gap(self, gap: Gap) -> dict[str, Any]:
-        """The same whenever it is told: a recorder that was killed tells it again."""
-        return {
-            "type": "recorder-gap",
-            "hostname": gap.hostname,
-            "pid": gap.pid,
-            "inc": gap.inc,
-            "timestamp": gap.at_us / 1_000_000,
-            "recorder": self._settings.name,
-            "first": gap.first,
-            "last": gap.last,
-        }
+        return self._maker.make(ONLINE, unheard_since=unheard or None, starts=self._memory.starts)
 
 
 def _first_cause(several: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -20,6 +20,7 @@ from typing import assert_never
 
 from umbel.protocol.machine import Tick
 
+LAST_READS_MAX = 20
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 30.0
 
 
@@ -75,7 +76,7 @@ class WritingFailed:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Finish what is read, and read no more."""
+    """Read what there is, but no more than LAST_READS_MAX times: others may tell for ever. Finish it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class Recording:
         self._reading = False
         self._finishing = False
         self._stopping = False
+        self._last_reads = LAST_READS_MAX
 
     def step(self, event: Event | Tick, now: float) -> list[Effect]:
         match event:
@@ -140,12 +142,17 @@ class Recording:
             case WritingFailed():
                 return self._failed(now)
             case Stop():
-                is_first, self._stopping = not self._stopping, True
-                return self._finish() if is_first and not (self._reading or self._finishing) else []
+                return self._stop()
             case Tick():
                 return self._tick(now)
             case _:
                 assert_never(event)
+
+    def _stop(self) -> list[Effect]:
+        is_first, self._stopping = not self._stopping, True
+        if not is_first or self._reading or self._finishing:
+            return []
+        return self._finish() if self.failures else self._read()
 
     def _count(self, rows: int, now: float) -> None:
         if rows and self._opened_at is None:
@@ -153,9 +160,10 @@ class Recording:
         self.rows += rows
 
     def _after_reading(self, file_bytes: int, more: bool, now: float) -> list[Effect]:
-        if self._stopping:
-            return self._finish()
         settings = self._settings
+        if self._stopping:
+            self._last_reads -= 1
+            return self._read() if more and self._last_reads > 0 else self._finish()
         if file_bytes >= settings.file_max_bytes or self.rows >= settings.file_max_rows or self._is_old(now):
             return self._finish()
         if more:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from umbel.brokers.interface import Broker
-from umbel.errors import LakeError
+from umbel.errors import LakeBusy, LakeError
 from umbel.history.housekeeping import expire
 from umbel.history.lake import Lake
 from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
@@ -26,6 +26,7 @@ LEASE_S = 10.0
 RENEWALS_PER_TTL = 3
 ASK_EVERY_S = 0.5
 LOOK_S = 0.1
+BUSY_S = 1.0
 EXPIRE_EVERY_S = 600.0
 
 
@@ -42,7 +43,7 @@ def lease_of(name: str) -> str:
 
 
 class RecorderSeat:
-    """`changed(leader)` is called on the loop when somebody else is seen to record."""
+    """`standing_by(who)` is called on the loop when somebody else is seen to record."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class RecorderSeat:
                 campaign.result()
             if self.leader and self.leader not in (told, self._keeper.holder):
                 told = self.leader
-                self._standing_by(told)
+                self._standing_by(f"{told} records already")
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await stop.wait()
@@ -101,6 +102,11 @@ class RecorderSeat:
         expiring = asyncio.create_task(self._expire_on(lake), name="umbel-expiry")
         try:
             await self.recorder.run(stop)
+        except LakeBusy as error:  # one that lost the lease may still be putting its file away
+            self._standing_by(str(error))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BUSY_S):
+                    await stop.wait()
         finally:
             expiring.cancel()
             await asyncio.wait([expiring])

@@ -51,12 +51,13 @@ class RecorderStep(Step):
     async def _record(self, lake: Path) -> None:
         from umbel.worker.recording import RecorderSeat, SeatSettings
 
+        settings = SeatSettings(lake, lease_s=self._context.settings.lease_s)
         campaigns = 0
         while not self._stop.is_set():
             campaigns += 1
             owner = f"{self._context.identity.owner}.recorder.{campaigns}"
             try:
-                await RecorderSeat(self._context.broker, SeatSettings(lake), owner).run(self._stop)
+                await RecorderSeat(self._context.broker, settings, owner).run(self._stop)
             except ConfigurationError:
                 raise
             except UmbelError as error:

@@ -1,0 +1,164 @@
+"""What tests of the recorder share: a recorder as a process, events to log, and the lake read back."""
+
+import asyncio
+import resource
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import time
+from typing import Any
+
+from tests.waiting import wait_until
+from umbel.brokers.interface import Broker, BrokerSettings
+from umbel.brokers.registry import open_broker
+from umbel.events.digest import eid
+from umbel.events.reading import EventReader
+from umbel.events.stamp import EventStamper
+from umbel.history.arrow import parquet
+from umbel.history.lake import Lake
+from umbel.protocol.clock import LamportClock
+from umbel.wire.event import decode_events, encode_event, routing_key
+
+STEPS = ("task-received", "task-started", "task-succeeded")
+Logged = tuple[str, bytes]
+
+
+class Teller:
+    """A node that tells of its tasks, and knows what it told."""
+
+    def __init__(self, name: str = "w1@x", inc: int = 1000) -> None:
+        self._stamper = EventStamper(hostname=name, pid=1, incarnation=inc, clock=LamportClock())
+
+    def skip(self, number: int = 1) -> None:
+        for _ in range(number):
+            self._stamper.skip()
+
+    def tell(self, count: int) -> list[Logged]:
+        """So many events: each task has three."""
+        told: list[Logged] = []
+        task = ""
+        for number in range(count):
+            step = STEPS[number % 3]
+            task = str(uuid.uuid4()) if number % 3 == 0 else task
+            fields = {
+                "uuid": task,
+                "retries": 0,
+                **({"name": "t.add", "args": "(1,)"} if number % 3 == 0 else {}),
+            }
+            event = self._stamper.stamp(step, fields, at=time())
+            told.append((routing_key(step), encode_event(event)))
+        return told
+
+
+def digests_of(told: Sequence[Logged]) -> set[int]:
+    reader = EventReader()
+    found = [reader.read(event) for _, body in told for event in decode_events(body)]
+    return {eid(event) for event in found if event is not None}
+
+
+def rows_of(lake: Path, *columns: str) -> list[dict[str, Any]]:
+    """Every row of every current file, as often as it is there."""
+    wanted = [*columns] or None
+    tables = [parquet().ParquetFile(path).read(columns=wanted) for path in Lake(lake).event_files()]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def facts_of(lake: Path) -> list[dict[str, Any]]:
+    return [row for row in rows_of(lake) if row["type"].startswith("recorder-")]
+
+
+class RecorderProcess:
+    """`umbel record`, as a user starts it."""
+
+    def __init__(self, url: str, lake: Path, *flags: str, file_limit: int | None = None) -> None:
+        self.lake = lake
+        self.log_file = lake.parent / "record.log"
+
+        command = [sys.executable, "-m", "umbel.cli.main", "record", "--broker", url, "--lake", str(lake)]
+        if file_limit is not None:
+            # The shell's unit is 512 bytes; only the soft limit, so that the test can lift it.
+            limited = f'ulimit -S -f {file_limit // 512}; exec "$@"'
+            command = ["/bin/sh", "-c", limited, "limited", *command]
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--rotate", "0.2", "--lease", "0.5", *flags],
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def allow_large_files(self) -> None:
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, unlimited)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+    def has_said(self, text: str) -> bool:
+        assert self.process.poll() is None, f"the recorder ended: {self.log}"
+        return text in self.log
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: self.has_said(text), deadline_s=30.0, what=f"the recorder to say {text!r}")
+
+
+@contextmanager
+def recording(url: str, lake: Path, *flags: str, file_limit: int | None = None) -> Iterator[RecorderProcess]:
+    made = RecorderProcess(url, lake, *flags, file_limit=file_limit)
+    try:
+        yield made
+    finally:
+        if made.process.poll() is None:
+            made.kill()
+
+
+class LogWriter:
+    """A connection to the broker, for tests that are not asynchronous."""
+
+    def __init__(self, url: str) -> None:
+        self._runner = asyncio.Runner()
+        self.broker: Broker = self._runner.run(_opened(url))
+
+    def log(self, events: Sequence[Logged]) -> int:
+        return self._runner.run(self.broker.log_events(events))
+
+    def register(self, name: str = "recorder") -> None:
+        self._runner.run(self.broker.register_recorder(name))
+
+    def is_registered(self, name: str = "recorder") -> bool:
+        return name in self._runner.run(self.broker.recorders())
+
+    def lag(self, name: str = "recorder") -> int:
+        state = self._runner.run(self.broker.event_log())
+        return state.last_offset - state.acknowledged[name]
+
+    def wait_until_recorded(self) -> None:
+        wait_until(lambda: self.lag() == 0, deadline_s=60.0, what="everything to be acknowledged")
+
+    def close(self) -> None:
+        self._runner.run(self.broker.close())
+        self._runner.close()
+
+    def __enter__(self) -> "LogWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _opened(url: str, **settings: Any) -> Broker:
+    broker = open_broker(BrokerSettings(url, **settings))
+    await broker.open()
+    return broker

@@ -1,0 +1,104 @@
+"""The recorder killed again and again, on every broker (D1): nothing lost, nothing counted twice."""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.history.recording import LogWriter, Teller, digests_of, facts_of, recording, rows_of
+from tests.servers.rabbitmq import shared_server
+from tests.servers.redis import RedisServer
+from tests.waiting import wait_until
+from umbel.history.lake import Lake
+
+TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
+SOAK = bool(os.environ.get("UMBEL_SOAK"))
+EVENTS, KILLS = (200_000, 50) if SOAK else (3_000, 2)
+BATCH = 100
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900 if SOAK else 120)]
+
+
+@pytest.fixture(params=["sqlite", "redis", "amqp"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'queue.db'}"
+    elif request.param == "amqp":
+        yield shared_server().url(shared_server().new_vhost())
+    else:
+        server = RedisServer(tmp_path)
+        server.start()
+        yield server.url
+        server.stop()
+
+
+def wait_until_there(lake: Path, files: int, log: LogWriter) -> None:
+    wait_until(
+        lambda: len(Lake(lake).raw_files()) >= files or log.lag() == 0,
+        deadline_s=60.0,
+        what="the recorder to come that far",
+    )
+
+
+def test_a_recorder_killed_at_any_moment_loses_and_doubles_nothing(url: str, tmp_path: Path) -> None:
+    lake, seed = tmp_path / "lake", random.randrange(10**6)
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    teller, ledger = Teller(), set[int]()
+    with LogWriter(url) as log:
+        log.register()
+        for life in range(KILLS + 1):
+            rest = EVENTS * (life + 1) // (KILLS + 1) - len(ledger)
+            seen = len(Lake(lake).raw_files()) + chance.randrange(3)
+            with recording(url, lake) as recorder:
+                while rest > 0:
+                    told = teller.tell(min(BATCH, rest))
+                    assert log.log(told) == len(told)
+                    ledger |= digests_of(told)
+                    rest -= len(told)
+                if life == KILLS:
+                    log.wait_until_recorded()
+                    assert recorder.stop() == 0, recorder.log
+                    break
+                # It dies with so many files done, at whatever it is at then; sometimes before it began.
+                wait_until_there(lake, seen, log)
+                recorder.kill()
+    found = Counter(row["digest"] for row in rows_of(lake) if not row["type"].startswith("recorder-"))
+    assert len(ledger) == EVENTS
+    assert found.keys() == ledger
+    facts = Counter(fact["type"] for fact in facts_of(lake))
+    assert facts["recorder-gap"] == facts["recorder-lost"] == facts["recorder-unreadable"] == 0
+    assert facts["recorder-offline"] == 1
+
+
+def test_a_worker_records_and_another_takes_over_when_it_dies(tmp_path: Path) -> None:
+    """Also: every event of workers and clients is in the lake, once a recorder is registered."""
+    lake = tmp_path / "lake"
+    settings = {"task_send_sent_event": True, "lease_s": 1.0}
+    with Cluster(tmp_path, TASKS_FILE, **settings) as cluster, LogWriter(cluster.app.settings.broker) as log:
+        log.register()
+        for name in ("w1", "w2"):
+            cluster.start_worker(name, "-c", "1", "-P", "solo", "--record", str(lake))
+        wait_until((lake / "_recorder/recorder.lock").exists, what="one of them to record")
+        first = int((lake / "_recorder/recorder.lock").read_text().removeprefix("pid "))
+        victim = next(name for name, process in cluster.workers.items() if process.pid == first)
+        sent = [cluster.app.send_task("chaos_tasks.add", [1, n]) for n in range(20)]
+        assert [one.get(timeout=30) for one in sent] == [1 + n for n in range(20)]
+        cluster.kill_worker(victim)
+        (left,) = cluster.workers
+        wait_until(
+            lambda: str(cluster.workers[left].pid) in (lake / "_recorder/recorder.lock").read_text(),
+            deadline_s=40.0,
+            what="the other to take over",
+        )
+        more = [cluster.app.send_task("chaos_tasks.add", [1, n]) for n in range(20)]
+        assert [one.get(timeout=30) for one in more] == [1 + n for n in range(20)]
+        assert cluster.stop_worker(left) == 0
+    ids = {one.id for one in [*sent, *more]}
+    rows = {row["digest"]: row for row in rows_of(lake, "digest", "type", "uuid", "hostname")}.values()
+    per_step = Counter(row["type"] for row in rows if row["uuid"] in ids)
+    assert per_step == dict.fromkeys(("task-sent", "task-received", "task-started", "task-succeeded"), 40)
+    assert f"{left}@" in next(row["hostname"] for row in rows if row["type"] == "worker-offline")
