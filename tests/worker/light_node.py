@@ -44,7 +44,7 @@ class LightNode:
             run_directory=home,
             **given,
         )
-        pool = SimpleNamespace(describe=lambda: {"running": {}})
+        pool = SimpleNamespace(describe=lambda: {"running": {}}, is_green=False)
         self.context = WorkerContext(
             chosen, Identity(self.name, pid, pid * 1000), self.broker, cast("Any", None), cast("Any", pool)
         )

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -87,6 +88,12 @@ class State:
         return {}
 
 
+@pytest.fixture(params=["shared", "green"], autouse=True)
+def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both shapes of the mailbox (P6) do the same."""
+    monkeypatch.setattr(Cluster, "is_green", request.param == "green")
+
+
 def nothing(message: Message, queue: str, error: Exception, status: str) -> Ending:
     return Ending()
 
@@ -96,6 +103,7 @@ class Cluster:
     url: str
     asker: Asker
     broker: Broker
+    is_green: ClassVar[bool] = False  # whether its nodes have mailboxes with a thread of their own (P6)
     controls: dict[str, Control] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
 
@@ -113,11 +121,10 @@ class Cluster:
             run_directory=Path("nowhere"),
             control_allow=allow,
             control_commands=commands or Panel(),
+            open_broker=lambda: SqliteBroker(BrokerSettings(self.url)),
         )
-        nobody = cast("Any", None)
-        context = WorkerContext(
-            settings, Identity(name, 1, 1), broker, cast("Backend", nobody), cast("Pool", nobody)
-        )
+        nobody, pool = cast("Any", None), cast("Pool", SimpleNamespace(is_green=self.is_green))
+        context = WorkerContext(settings, Identity(name, 1, 1), broker, cast("Backend", nobody), pool)
         state = self.states[name] = State(name)
         control = self.controls[name] = Control(context, state.clock, cast("ControlState", state))
         async with asyncio.TaskGroup() as group:
@@ -289,6 +296,7 @@ def test_a_worker_obeys_what_its_setting_allows(
     play(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("shape", ["shared"], indirect=True)  # the other looks once in a second
 def test_the_answers_tell_who_is_missing(tmp_path: Path) -> None:
     """P7."""
 

@@ -65,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_max_tasks_per_child: int | None = None
     worker_max_memory_per_child: int | str | None = None  # in KiB, or "200MB": replaced after its task
     worker_max_memory_hard: int | str | None = None  # likewise, but killed, and the task with it
+    control_mailbox: Literal["auto", "shared", "own"] = "auto"  # own: a connection and a thread for it
     control_allow: tuple[str, ...] = ("all",)  # or "read-only" and names of commands
     heartbeat_interval_s: float = 2.0  # at least; it grows with the cluster
     without_heartbeat: bool = False

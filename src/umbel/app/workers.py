@@ -71,6 +71,8 @@ def make_worker(
         soft_grace_s=settings.worker_soft_grace_s,
         send_task_events=settings.task_send_events,
         history_lake=Path(settings.history_lake) if settings.worker_record else None,
+        control_mailbox=settings.control_mailbox,
+        open_broker=lambda: open_broker(settings.for_broker()),
         control_allow=settings.control_allow,
         control_commands=app.panel,
         election_handlers=app.topics.handlers,

@@ -35,6 +35,7 @@ class Command:
     is_hidden: bool = False
     is_users: bool = False  # runs off the loop, because nobody knows what it does
     is_answered: bool = True
+    is_stateless: bool = False  # needs nothing of the worker, so that any thread can answer
     types: Mapping[str, type] = field(default_factory=dict)
 
     @property
@@ -165,6 +166,7 @@ def _command(
     help: str = "",
     hidden: bool = False,
     answered: bool = True,
+    stateless: bool = False,
 ) -> Command:
     if not name:
         raise ConfigurationError(f"{handler!r} has no name of its own; give the command one with name=")
@@ -183,6 +185,7 @@ def _command(
         help or (cleandoc(handler.__doc__).partition("\n")[0] if handler.__doc__ else ""),
         hidden,
         is_answered=answered,
+        is_stateless=stateless,
         types=types,
     )
 

@@ -17,9 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
-
-from umbel.protocol.clock import LamportClock
+from typing import Any, Protocol
 
 EVERY_UMBEL_NODE = "@v2"
 """A destination that every node of ours takes as its own name, and no Celery node does."""
@@ -112,10 +110,16 @@ Event = Request | Malformed
 Effect = Handle | Refused | PassedOver
 
 
+class Forwarding(Protocol):
+    """A clock, or whoever moves one."""
+
+    def forward(self) -> object: ...
+
+
 class Mailbox:
     """`refusal_of(method)` says why this node does not obey a command; "" means that it does."""
 
-    def __init__(self, node: str, clock: LamportClock, *, refusal_of: Callable[[str], str]) -> None:
+    def __init__(self, node: str, clock: Forwarding, *, refusal_of: Callable[[str], str]) -> None:
         self.received = self.malformed = self.refused = self.repeated = self.handled = 0
         self._node = node
         self._clock = clock

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from umbel.brokers.interface import Broker
 from umbel.control.panel import EVERYTHING, Panel
 from umbel.protocol.delivery import TaskRules
 from umbel.protocol.gossip_mode import GossipMode
@@ -61,6 +62,8 @@ class WorkerSettings:
     soft_grace_s: float = 5.0
     send_task_events: bool = False
     history_lake: Path | None = None  # where to record, when this worker is the one to do it
+    control_mailbox: str = "auto"
+    open_broker: Callable[[], Broker] | None = None  # one more connection, for a mailbox of its own
     control_allow: tuple[str, ...] = (EVERYTHING,)
     shown_settings: Mapping[str, Any] = field(default_factory=dict)  # as they may be told to others
     changed_settings: frozenset[str] = frozenset()  # those that are not at their defaults

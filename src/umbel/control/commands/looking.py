@@ -13,7 +13,7 @@ BUILTIN_PREFIX = "celery."
 DEFAULT_ITEMS = ("exchange", "routing_key", "rate_limit")
 
 
-@panel.inspect_command
+@panel.inspect_command(stateless=True)
 def ping(_state: ControlState, **_: Any) -> dict[str, str]:
     """Ask whether a worker is there."""
     return {"ok": "pong"}

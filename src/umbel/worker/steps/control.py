@@ -1,57 +1,30 @@
 """Control: this node's mailbox (P1), apart from the queues of tasks.
 
-Commands of ours run on the loop, one after the other, in the order in which they came; those that
-wait for the broker, and all that users wrote, run beside it, so that a `ping` is answered whatever
-the others do. The step stops after the tasks have: a worker that drains still answers (P6).
-
-A fault of the channel makes the mailbox anew, and the worker goes on (P5). What was sent while it
-was away is missed, on Redis as with Celery's workers; the caller sees who is silent.
+It has two shapes (P6). As a rule it shares the worker's connection and loop. Where the pool is
+green, what tasks do could hold the main process up, so it has a connection, a loop and a thread of
+its own. The step stops after the tasks have: a worker that drains still answers.
 """
 
 import asyncio
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from random import random
-from time import monotonic, time
 from typing import Any
 
-from umbel.brokers.interface import Broadcast
 from umbel.control.client import Asker
 from umbel.control.commands import builtin_panel
-from umbel.control.panel import NO_ANSWER, Command, Panel, refusal
+from umbel.control.panel import Command, Panel, refusal
 from umbel.control.state import ControlState
-from umbel.errors import BrokerError, WireError
-from umbel.pools.guard import Raised, Returned, call_guarded
+from umbel.pools.guard import call_guarded
 from umbel.protocol.clock import LamportClock
-from umbel.protocol.pidbox import (
-    Answers,
-    Handle,
-    Known,
-    Mailbox,
-    Malformed,
-    PassedOver,
-    Refused,
-    Request,
-)
-from umbel.protocol.retry import reconnect_wait_s
-from umbel.wire.control import REQUEST_EXCHANGE, decode_request, encode_reply
+from umbel.protocol.pidbox import Answers, Known, Mailbox
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
+from umbel.worker.green_mailbox import GreenMailbox
+from umbel.worker.mailbox import Happened, MailboxShell, awaited, in_thread
 
 log = logging.getLogger("umbel.worker.control")
 
 OPEN_S = 5.0
-REPLIES_MAX = 1000
-REPLY_TTL_S = 60.0
-REPLY_TRIES_S = 10.0
-HANDLED_MAX = 100
-COMPLAIN_EVERY_S = 10.0
-MEMBERS_TOLD_MAX = 100  # in a larger cluster only the first few nodes tell who is a member
-MEMBERS_TOLD_BY = 3
-
-_Happened = Returned[Any] | Raised
 
 
 class Control(Step):
@@ -63,19 +36,25 @@ class Control(Step):
         self._context = context
         self._node = context.identity.node
         self._state = state
+        self._clock = clock
         self.panel: Panel = builtin_panel()
         self.panel.include(context.settings.control_commands)
         self.members: Callable[[], Sequence[Known]] = tuple  # set by whoever knows the members
-        self.resets = 0
-        self.replies_dropped = 0
-        self._complained_at = -COMPLAIN_EVERY_S
         self.mailbox = Mailbox(self._node, clock, refusal_of=self._refusal_of)
+        self._shell: MailboxShell | None = None
+        self._green: GreenMailbox | None = None
         self._asker = Asker(context.broker)
-        self._replies: deque[tuple[Broadcast, float]] = deque()
-        self._replies_clock = 0
-        self._to_send = asyncio.Event()
-        self._is_open = asyncio.Event()
-        self._handling: set[asyncio.Task[None]] = set()
+
+    @property
+    def resets(self) -> int:
+        """How often the mailbox was made anew."""
+        shape = self._green or self._shell
+        return 0 if shape is None else shape.resets
+
+    @property
+    def replies_dropped(self) -> int:
+        shape = self._green or self._shell
+        return 0 if shape is None else shape.replies_dropped
 
     async def ask(
         self,
@@ -110,178 +89,62 @@ class Control(Step):
         if not capabilities.fanout:
             log.warning("control is off: transport %s has no fan-out", capabilities.transport)
             return
-        self.run_in_background(self._send_replies())
-        self.run_in_background(self._listen())
+        opened = self._start_green() if self._has_own_thread() else self._start_shared()
         try:
             async with asyncio.timeout(OPEN_S):
-                await self._is_open.wait()
+                await opened()
         except TimeoutError:
             log.warning("the mailbox cannot be opened yet; trying on", extra={"node": self._node})
 
     async def stop(self) -> None:
+        if self._green is not None:
+            await self._green.stop()
         await self.end_background()
-        for task in self._handling:
-            task.cancel()
-        try:
-            async with asyncio.timeout(1.0):
-                await self._send_waiting()
-        except (BrokerError, TimeoutError) as error:
-            log.debug("the last replies are lost", extra={"why": str(error)})
+        if self._shell is not None:
+            await self._shell.send_last_replies()
 
-    # -- requests --------------------------------------------------------------------------------
+    def _has_own_thread(self) -> bool:
+        chosen = self._context.settings.control_mailbox
+        return chosen == "own" or (chosen == "auto" and self._context.pool.is_green)
 
-    async def _listen(self) -> None:
-        failures = 0
-        while True:
-            try:
-                async with self._context.broker.subscribe(REQUEST_EXCHANGE, [self._node]) as requests:
-                    self._is_open.set()
-                    failures = 0
-                    async for broadcast in requests:
-                        self._take(broadcast)
-            except BrokerError as error:
-                self.resets += 1
-                failures += 1
-                if failures == 1:
-                    log.warning("the mailbox is made anew", extra={"node": self._node, "why": str(error)})
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
+    def _start_shared(self) -> Callable[[], Any]:
+        shell = self._shell = MailboxShell(
+            self._node, self._context.broker, self.mailbox, self.panel, self, self._known
+        )
+        self.run_in_background(shell.run())
+        return shell.is_open.wait
 
-    def _take(self, broadcast: Broadcast) -> None:
-        try:
-            event: Request | Malformed = decode_request(broadcast.headers, broadcast.body)
-        except WireError as error:
-            event = Malformed(str(error))
-        for effect in self.mailbox.step(event, time()):
-            match effect:
-                case Handle(request):
-                    self._handle(request)
-                case Refused(request, why):
-                    self._complain(request, why)
-                    self._answer(request, {"error": why})
-                case PassedOver(why):
-                    log.debug("command passed over", extra={"why": why})
+    def _start_green(self) -> Callable[[], Any]:
+        open_broker = self._context.settings.open_broker
+        assert open_broker is not None, "a worker that needs another connection can open one"
+        green = self._green = GreenMailbox(
+            self._node,
+            open_broker,
+            self._clock,
+            self.panel,
+            self._state,
+            refusal_of=self._refusal_of,
+            members=self._known,
+        )
+        self.mailbox = green.mailbox
+        self.run_in_background(green.run())
+        log.info("the mailbox has a connection and a thread of its own", extra={"node": self._node})
+        return green.opened
 
-    def _complain(self, request: Request, why: str) -> None:
-        """Say so, but not for each one of a flood."""
-        is_time = monotonic() - self._complained_at >= COMPLAIN_EVERY_S
-        if is_time:
-            self._complained_at = monotonic()
-        fields = {"command": request.method[:100], "why": why, "refused": self.mailbox.refused}
-        log.log(logging.WARNING if is_time else logging.DEBUG, "command refused", extra=fields)
+    def _known(self) -> Sequence[Known]:
+        return self.members()
 
     def _refusal_of(self, method: str) -> str:
         return refusal(self.panel, method, self._context.settings.control_allow)
 
-    # -- handlers --------------------------------------------------------------------------------
+    # -- commands, on the worker's loop --------------------------------------------------------------
 
-    def _handle(self, request: Request) -> None:
-        command = self.panel.find(request.method)
-        assert command is not None, "the mailbox refuses commands that nobody knows"
-        log.debug("command", extra={"command": command.name})
-        bound = call_guarded(command.bind, request)
-        if isinstance(bound, Raised):
-            self._answer(request, {"error": repr(bound.error)})
-        elif not command.is_users and not command.is_async:
-            self._finish(request, command, call_guarded(command.handler, self._state, **bound.value))
-        elif len(self._handling) >= HANDLED_MAX:
-            self._answer(request, {"error": f"{HANDLED_MAX} commands are being carried out here; ask later"})
-        else:
-            assert self._group is not None
-            task = self._group.create_task(self._handle_beside(request, command, bound.value))
-            self._handling.add(task)
-            task.add_done_callback(self._handling.discard)
+    def at_once(self, command: Command, arguments: dict[str, Any]) -> Happened | None:
+        if command.is_users or command.is_async:
+            return None
+        return call_guarded(command.handler, self._state, **arguments)
 
-    async def _handle_beside(self, request: Request, command: Command, arguments: dict[str, Any]) -> None:
-        happened: _Happened
+    async def beside(self, command: Command, arguments: dict[str, Any]) -> Happened:
         if command.is_users:
-            happened = await _in_thread(command, self._state, arguments)
-        else:
-            done = await asyncio.gather(command.handler(self._state, **arguments), return_exceptions=True)
-            happened = Raised(done[0]) if isinstance(done[0], Exception) else Returned(done[0])
-        self._finish(request, command, happened)
-
-    def _finish(self, request: Request, command: Command, happened: _Happened) -> None:
-        if isinstance(happened, Raised):
-            log.error(
-                "a command failed", extra={"command": command.name}, exc_info=_unless_ours(happened.error)
-            )
-            self._answer(request, {"error": repr(happened.error)})
-        elif command.is_answered and happened.value is not NO_ANSWER:
-            self._answer(request, happened.value)
-
-    # -- replies ---------------------------------------------------------------------------------
-
-    def _answer(self, request: Request, value: Any) -> None:
-        """Queue a reply; the oldest goes when too many wait for a broker that does not take them."""
-        to = request.reply_to
-        if to is None:
-            return
-        self._replies_clock += 1
-        told = (request.ticket, self._replies_clock, self._members_to_tell())
-        try:
-            headers, body = encode_reply(self._node, value, *told)
-        except WireError as error:
-            headers, body = encode_reply(self._node, {"error": str(error)}, *told)
-        if len(self._replies) >= REPLIES_MAX:
-            self._replies.popleft()
-            self.replies_dropped += 1
-        self._replies.append((Broadcast(to.exchange, to.routing_key, body, headers), time()))
-        self._to_send.set()
-
-    def _members_to_tell(self) -> Sequence[Known]:
-        members = self.members()
-        if len(members) <= MEMBERS_TOLD_MAX:
-            return members
-        first = sorted(one.node for one in members if one.is_umbel)[:MEMBERS_TOLD_BY]
-        return members if self._node in first else ()
-
-    async def _send_replies(self) -> None:
-        failures = 0
-        while True:
-            await self._to_send.wait()
-            self._to_send.clear()
-            try:
-                await self._send_waiting()
-                failures = 0
-            except BrokerError as error:
-                failures += 1
-                log.debug("replies cannot be sent; trying on", extra={"why": str(error)})
-                self._to_send.set()
-                await asyncio.sleep(reconnect_wait_s(failures, random()))
-
-    async def _send_waiting(self) -> None:
-        while self._replies:
-            now = time()
-            batch = list(self._replies)
-            fresh = [reply for reply, at in batch if now - at < REPLY_TRIES_S]
-            self.replies_dropped += len(batch) - len(fresh)
-            if fresh:
-                await self._context.broker.broadcast(fresh, ttl_s=REPLY_TTL_S)
-            for _ in range(min(len(batch), len(self._replies))):
-                self._replies.popleft()
-
-
-async def _in_thread(command: Command, state: ControlState, arguments: dict[str, Any]) -> _Happened:
-    """Run a user's handler in a thread of its own, which does not keep the worker from ending."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_Happened] = loop.create_future()
-
-    def run() -> Any:
-        value = command.handler(state, **arguments)
-        return asyncio.run(value) if asyncio.iscoroutine(value) else value
-
-    def settle(happened: _Happened) -> None:
-        if not done.done():
-            done.set_result(happened)
-
-    def work() -> None:
-        happened = call_guarded(run)
-        call_guarded(loop.call_soon_threadsafe, settle, happened)  # the loop may have ended meanwhile
-
-    threading.Thread(target=work, name=f"umbel-control-{command.name}", daemon=True).start()
-    return await done
-
-
-def _unless_ours(error: BaseException) -> BaseException | None:
-    """The error with its traceback; the broker's own say all in one line."""
-    return None if isinstance(error, BrokerError) else error
+            return await in_thread(command, self._state, arguments)
+        return await awaited(command.handler(self._state, **arguments))

@@ -1,0 +1,245 @@
+"""MailboxShell: listens for control requests on one connection, has them carried out, sends the replies.
+
+The shell of `protocol/pidbox.py`. Commands of ours that do not wait are carried out in the order in
+which they came; those that wait, and all that users wrote, beside it, so that a `ping` is answered
+whatever the others do. Where they are carried out is for whoever makes the shell to say (`Runner`).
+
+A fault of the channel makes the mailbox anew, and the worker goes on (P5). What was sent while it
+was away is missed, on Redis as with Celery's workers; the caller sees who is silent.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from random import random
+from time import monotonic, time
+from typing import Any, Protocol
+
+from umbel.brokers.interface import Broadcast, Broker
+from umbel.control.panel import NO_ANSWER, Command, Panel
+from umbel.control.state import ControlState
+from umbel.errors import BrokerError, WireError
+from umbel.pools.guard import Raised, Returned, call_guarded
+from umbel.protocol.pidbox import Handle, Known, Mailbox, Malformed, PassedOver, Refused, Request
+from umbel.protocol.retry import reconnect_wait_s
+from umbel.wire.control import REQUEST_EXCHANGE, decode_request, encode_reply
+
+log = logging.getLogger("umbel.worker.control")
+
+REPLIES_MAX = 1000
+REPLY_TTL_S = 60.0
+REPLY_TRIES_S = 10.0
+HANDLED_MAX = 100
+COMPLAIN_EVERY_S = 10.0
+MEMBERS_TOLD_MAX = 100  # in a larger cluster only the first few nodes tell who is a member
+MEMBERS_TOLD_BY = 3
+
+Happened = Returned[Any] | Raised
+
+
+class Runner(Protocol):
+    """Carries commands out with the worker's state."""
+
+    def at_once(self, command: Command, arguments: dict[str, Any]) -> Happened | None:
+        """What happened, for a command that may run here and now; None for any other."""
+        ...
+
+    async def beside(self, command: Command, arguments: dict[str, Any]) -> Happened: ...
+
+
+class MailboxShell:
+    def __init__(
+        self,
+        node: str,
+        broker: Broker,
+        mailbox: Mailbox,
+        panel: Panel,
+        runner: Runner,
+        members: Callable[[], Sequence[Known]],
+    ) -> None:
+        self.resets = 0
+        self.replies_dropped = 0
+        self.is_open = asyncio.Event()
+        self._node = node
+        self._broker = broker
+        self._mailbox = mailbox
+        self._panel = panel
+        self._runner = runner
+        self._members = members
+        self._complained_at = -COMPLAIN_EVERY_S
+        self._replies: deque[tuple[Broadcast, float]] = deque()
+        self._replies_clock = 0
+        self._to_send = asyncio.Event()
+        self._handling: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Until cancelled; what is being carried out then is given up."""
+        async with asyncio.TaskGroup() as self._group:
+            self._group.create_task(self._send_replies())
+            await self._listen()
+
+    async def send_last_replies(self) -> None:
+        """To be called when `run` has ended."""
+        try:
+            async with asyncio.timeout(1.0):
+                await self._send_waiting()
+        except (BrokerError, TimeoutError) as error:
+            log.debug("the last replies are lost", extra={"why": str(error)})
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async with self._broker.subscribe(REQUEST_EXCHANGE, [self._node]) as requests:
+                    self.is_open.set()
+                    failures = 0
+                    async for broadcast in requests:
+                        self._take(broadcast)
+            except BrokerError as error:
+                self.resets += 1
+                failures += 1
+                if failures == 1:
+                    log.warning("the mailbox is made anew", extra={"node": self._node, "why": str(error)})
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+
+    def _take(self, broadcast: Broadcast) -> None:
+        try:
+            event: Request | Malformed = decode_request(broadcast.headers, broadcast.body)
+        except WireError as error:
+            event = Malformed(str(error))
+        for effect in self._mailbox.step(event, time()):
+            match effect:
+                case Handle(request):
+                    self._handle(request)
+                case Refused(request, why):
+                    self._complain(request, why)
+                    self._answer(request, {"error": why})
+                case PassedOver(why):
+                    log.debug("command passed over", extra={"why": why})
+
+    def _complain(self, request: Request, why: str) -> None:
+        """Say so, but not for each one of a flood."""
+        is_time = monotonic() - self._complained_at >= COMPLAIN_EVERY_S
+        if is_time:
+            self._complained_at = monotonic()
+        fields = {"command": request.method[:100], "why": why, "refused": self._mailbox.refused}
+        log.log(logging.WARNING if is_time else logging.DEBUG, "command refused", extra=fields)
+
+    # -- handlers --------------------------------------------------------------------------------
+
+    def _handle(self, request: Request) -> None:
+        command = self._panel.find(request.method)
+        assert command is not None, "the mailbox refuses commands that nobody knows"
+        log.debug("command", extra={"command": command.name})
+        bound = call_guarded(command.bind, request)
+        if isinstance(bound, Raised):
+            self._answer(request, {"error": repr(bound.error)})
+        elif (happened := self._runner.at_once(command, bound.value)) is not None:
+            self._finish(request, command, happened)
+        elif len(self._handling) >= HANDLED_MAX:
+            self._answer(request, {"error": f"{HANDLED_MAX} commands are being carried out here; ask later"})
+        else:
+            assert self._group is not None
+            task = self._group.create_task(self._handle_beside(request, command, bound.value))
+            self._handling.add(task)
+            task.add_done_callback(self._handling.discard)
+
+    async def _handle_beside(self, request: Request, command: Command, arguments: dict[str, Any]) -> None:
+        self._finish(request, command, await self._runner.beside(command, arguments))
+
+    def _finish(self, request: Request, command: Command, happened: Happened) -> None:
+        if isinstance(happened, Raised):
+            log.error(
+                "a command failed", extra={"command": command.name}, exc_info=_unless_ours(happened.error)
+            )
+            self._answer(request, {"error": repr(happened.error)})
+        elif command.is_answered and happened.value is not NO_ANSWER:
+            self._answer(request, happened.value)
+
+    # -- replies ---------------------------------------------------------------------------------
+
+    def _answer(self, request: Request, value: Any) -> None:
+        """Queue a reply; the oldest goes when too many wait for a broker that does not take them."""
+        to = request.reply_to
+        if to is None:
+            return
+        self._replies_clock += 1
+        told = (request.ticket, self._replies_clock, self._members_to_tell())
+        try:
+            headers, body = encode_reply(self._node, value, *told)
+        except WireError as error:
+            headers, body = encode_reply(self._node, {"error": str(error)}, *told)
+        if len(self._replies) >= REPLIES_MAX:
+            self._replies.popleft()
+            self.replies_dropped += 1
+        self._replies.append((Broadcast(to.exchange, to.routing_key, body, headers), time()))
+        self._to_send.set()
+
+    def _members_to_tell(self) -> Sequence[Known]:
+        members = self._members()
+        if len(members) <= MEMBERS_TOLD_MAX:
+            return members
+        first = sorted(one.node for one in members if one.is_umbel)[:MEMBERS_TOLD_BY]
+        return members if self._node in first else ()
+
+    async def _send_replies(self) -> None:
+        failures = 0
+        while True:
+            await self._to_send.wait()
+            self._to_send.clear()
+            try:
+                await self._send_waiting()
+                failures = 0
+            except BrokerError as error:
+                failures += 1
+                log.debug("replies cannot be sent; trying on", extra={"why": str(error)})
+                self._to_send.set()
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+
+    async def _send_waiting(self) -> None:
+        while self._replies:
+            now = time()
+            batch = list(self._replies)
+            fresh = [reply for reply, at in batch if now - at < REPLY_TRIES_S]
+            self.replies_dropped += len(batch) - len(fresh)
+            if fresh:
+                await self._broker.broadcast(fresh, ttl_s=REPLY_TTL_S)
+            for _ in range(min(len(batch), len(self._replies))):
+                self._replies.popleft()
+
+
+async def awaited(coroutine: Coroutine[Any, Any, Any]) -> Happened:
+    """What came of a command of ours that waits."""
+    done = await asyncio.gather(coroutine, return_exceptions=True)
+    return Raised(done[0]) if isinstance(done[0], Exception) else Returned(done[0])
+
+
+async def in_thread(command: Command, state: ControlState, arguments: dict[str, Any]) -> Happened:
+    """Run a user's handler in a thread of its own, which does not keep the worker from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Happened] = loop.create_future()
+
+    def run() -> Any:
+        value = command.handler(state, **arguments)
+        return asyncio.run(value) if asyncio.iscoroutine(value) else value
+
+    def settle(happened: Happened) -> None:
+        if not done.done():
+            done.set_result(happened)
+
+    def work() -> None:
+        happened = call_guarded(run)
+        call_guarded(loop.call_soon_threadsafe, settle, happened)  # the loop may have ended meanwhile
+
+    threading.Thread(target=work, name=f"umbel-control-{command.name}", daemon=True).start()
+    return await done
+
+
+def _unless_ours(error: BaseException) -> BaseException | None:
+    """The error with its traceback; the broker's own say all in one line."""
+    return None if isinstance(error, BrokerError) else error
