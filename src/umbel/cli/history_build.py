@@ -1,6 +1,8 @@
 """`umbel history build`: the tables, made from the recorded events by Spark."""
 
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from umbel.cli import exits
-from umbel.cli.options import json_option, print_json, print_table
+from umbel.cli.options import json_option, lake_option, print_json, print_table
 from umbel.errors import ConfigurationError, UmbelError
 from umbel.events.tables import TABLES
 
@@ -18,20 +20,38 @@ if TYPE_CHECKING:
     from umbel.pipeline.io import Manifest
     from umbel.pipeline.jobs.build import Tell
 
-DEFAULT_LAKE = "umbel-lake"
-
 
 @click.command("build")
+@lake_option
 @click.option(
-    "--lake", type=click.Path(path_type=Path), default=DEFAULT_LAKE, show_default=True, help="The lake."
+    "--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002."
+)
+@click.option("--tables", metavar="A,B", help="Only these tables, and what they are made from.")
+@click.option("--follow", "is_following", is_flag=True, help="Go on, and publish again when events came.")
+@click.option(
+    "--until-caught-up", is_flag=True, help="With --follow: end when all that is there is published."
 )
 @click.option(
-    "--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002, ..."
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --follow: look for new events so often.",
 )
-@click.option("--tables", metavar="A,B", help="Only these tables; else all of them.")
 @click.option("--conf", "pairs", metavar="NAME=VALUE", multiple=True, help="A setting of Spark's.")
 @json_option
-def build(lake: Path, master: str | None, tables: str | None, pairs: tuple[str, ...], as_json: bool) -> int:
+def build(
+    lake: Path,
+    master: str | None,
+    tables: str | None,
+    is_following: bool,
+    until_caught_up: bool,
+    every_s: float,
+    pairs: tuple[str, ...],
+    as_json: bool,
+) -> int:
     """Make the tables from all recorded events, and publish them at once.
 
     Files that cannot be read are moved to the lake's quarantine and named; the tables are made from
@@ -45,12 +65,26 @@ def build(lake: Path, master: str | None, tables: str | None, pairs: tuple[str, 
 
         lake = _existing(lake)
         with io.locked(lake), _progress() as tell:
-            found = _look(lake)
+            found = _look(lake, may_be_empty=is_following and not until_caught_up)
             tell("starting Spark", 0, 1)
             work = lake / ".work"
             with spark_session(master, lake_bytes=found.size_bytes, work_folder=work, conf=conf) as spark:
-                manifest = make(spark, lake, found, only=wanted, tell=tell)
-    _print_summary(manifest, as_json=as_json)
+                if not is_following:
+                    manifest = make(spark, lake, found, only=wanted, tell=tell)
+                    _print_summary(manifest, as_json=as_json)
+                    return exits.PARTIAL if found.unreadable else exits.OK
+                from umbel.pipeline.jobs.follow import Following, follow
+
+                following = Following(
+                    look=lambda: _look(lake, may_be_empty=True),
+                    published=lambda manifest: _print_summary(manifest, as_json=as_json),
+                    until_caught_up=until_caught_up,
+                    every_s=every_s,
+                    only=wanted,
+                    tell=tell,
+                )
+                with _stopped_by_signals() as stop:
+                    follow(spark, lake, following, stop=stop)
     return exits.PARTIAL if found.unreadable else exits.OK
 
 
@@ -79,7 +113,7 @@ def _existing(lake: Path) -> Path:
     return lake.resolve()
 
 
-def _look(lake: Path) -> "Found":
+def _look(lake: Path, *, may_be_empty: bool = False) -> "Found":
     """The lake's files that can be read; those that cannot go to the quarantine and are named."""
     from umbel.pipeline.faults import EmptyLake
     from umbel.pipeline.files import look_into
@@ -88,7 +122,7 @@ def _look(lake: Path) -> "Found":
     for one in found.unreadable:
         moved = _set_aside(lake, one.path)
         click.echo(f"umbel: {one.path} cannot be read ({one.why}); moved to {moved}", err=True)
-    if not found.files:
+    if not found.files and not may_be_empty:
         raise EmptyLake(f"there are no events in {lake} yet: record some with `umbel record --lake {lake}`")
     return found
 
@@ -101,6 +135,20 @@ def _set_aside(lake: Path, path: Path) -> Path:
     target = lake / "quarantine" / path.relative_to(lake).as_posix().replace("/", "__")
     target.parent.mkdir(exist_ok=True)
     return path.rename(target)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """SIGTERM and SIGINT end following after the round that runs."""
+    stop = threading.Event()
+    former = {
+        number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

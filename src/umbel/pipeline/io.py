@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +38,7 @@ WrittenT = TypeVar("WrittenT")
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What is published. Paths are relative to the lake."""
+    """What is published. Files are named from the folder `tables`."""
 
     build: str
     tables: dict[str, list[str]]
@@ -66,6 +67,7 @@ def follow_events(spark: SparkSession, folder: Path, *, files_per_batch: int) ->
         .option("recursiveFileLookup", "true")
         .option("maxFilesPerTrigger", files_per_batch)
         .option("maxFileAge", "3650d")  # a file that is copied in late is not to be passed over
+        .option("ignoreMissingFiles", "true")  # one that was set aside after it was planned for a batch
     )
     return source.parquet(str(folder))
 
@@ -79,6 +81,11 @@ def read_parts(spark: SparkSession, schema: T.StructType, folders: Sequence[Path
     if not folders:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).option("pathGlobFilter", PARQUET).parquet(*map(str, folders))
+
+
+def local_path(name: str) -> str:
+    """A file as the system names it, from how Spark does: as an address, with escapes."""
+    return unquote(urlsplit(name).path)
 
 
 def write(frame: DataFrame, folder: Path) -> None:
@@ -100,7 +107,9 @@ def new_build(lake: Path) -> str:
 
 def publish(lake: Path, manifest: Manifest) -> Path:
     """Make a build the one that is read. Its files must be there, or readers would miss them."""
-    missing = [name for names in manifest.tables.values() for name in names if not (lake / name).exists()]
+    missing = [
+        name for names in manifest.tables.values() for name in names if not (lake / "tables" / name).exists()
+    ]
     if missing:
         raise BuildFailed(f"{missing[0]} was written and is gone; nothing was published: build again")
     path = _manifests(lake) / f"{newest_number(lake) + 1:06d}.json"

@@ -81,7 +81,6 @@ MARKS = T.StructType(
         T.StructField("first_at", T.TimestampType()),
         T.StructField("last_at", T.TimestampType()),
         T.StructField("ahead_s", T.DoubleType()),
-        T.StructField("behind_s", T.DoubleType()),
         T.StructField("recorded_at", T.TimestampType()),
     ]
 )

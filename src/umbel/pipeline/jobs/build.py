@@ -2,12 +2,13 @@
 
 The files are given: which of them are the lake's now is known to whoever keeps the lake. What is
 known of tasks is joined once (`states`), lies on disk while the tables that need it are made, and
-`tasks` and `attempts` come from it without another exchange. What is counted from tasks and attempts
-reads the tables just written, which are smaller than the events.
+`tasks` and `attempts` come from it without another exchange. What is counted from other tables reads
+them as they were just written, which is less than the events.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,17 +17,27 @@ from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from umbel.events.tables import TABLES
 from umbel.pipeline import io
 from umbel.pipeline.faults import BuildFailed
 from umbel.pipeline.files import Found, rows_in
+from umbel.pipeline.transforms.anomalies import anomalies
 from umbel.pipeline.transforms.attempts import attempts
+from umbel.pipeline.transforms.elections import elections
+from umbel.pipeline.transforms.marks import marks_of
+from umbel.pipeline.transforms.metrics import metrics
 from umbel.pipeline.transforms.states import states_of
 from umbel.pipeline.transforms.tasks import tasks
+from umbel.pipeline.transforms.timeline import timeline
+from umbel.pipeline.transforms.workers import workers
 
 Tell = Callable[[str, int, int], None]
 """Told of progress: what is made now, how many steps are done, of how many."""
+
+NEEDS = {"metrics": ("attempts",), "anomalies": ("tasks", "attempts", "workers", "elections")}
+"""Tables that are made from other tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,40 +50,47 @@ class Parts:
     events: DataFrame
 
 
+def parts_of(events: DataFrame) -> Parts:
+    return Parts(states_of(events), others_of(events), marks_of(events), events)
+
+
+def others_of(events: DataFrame) -> DataFrame:
+    """The events that are about no task: few, and kept as they are."""
+    return events.where(F.col("slot").isNull())
+
+
 def build(
     spark: SparkSession, lake: Path, found: Found, *, only: Sequence[str] = (), tell: Tell | None = None
 ) -> io.Manifest:
-    """Make the tables and publish them. `only`: these tables and no others. Hold the lock."""
+    """Make the tables and publish them. `only`: these, and what they are made from. Hold the lock."""
     started = time.monotonic()
-    events = io.read_events(spark, found.files)
-    parts = Parts(states_of(events), events, events, events)
-    return make_tables(lake, parts, found, only=only, tell=tell, started=started)
+    parts = parts_of(io.read_events(spark, found.files))
+    return make_tables(spark, lake, parts, found, only=only, tell=tell, started=started)
 
 
 def make_tables(
+    spark: SparkSession,
     lake: Path,
     parts: Parts,
     found: Found,
     *,
+    started: float,
     only: Sequence[str] = (),
     tell: Tell | None = None,
-    started: float,
     origin: str = "batch",
 ) -> io.Manifest:
-    name = io.new_build(lake)
-    wanted = [table for table in TABLES if table in only] if only else ["tasks", "attempts"]
+    name, wanted = io.new_build(lake), wanted_tables(only)
     try:
-        _write_tables(lake, name, parts, wanted, tell or _say_nothing)
+        _write_tables(spark, lake, name, parts, wanted, tell or _say_nothing)
     except (PySparkException, Py4JError) as error:
-        raise BuildFailed(
-            f"Spark could not make the tables, nothing was published: {_gist(error)}"
-        ) from error
-    folders = {table: io.table_folder(lake, name, table) for table in wanted}
-    files = {table: io.files_in(folder) for table, folder in folders.items()}
+        gist = gist_of(error)
+        raise BuildFailed(f"Spark could not make the tables, nothing was published: {gist}") from error
+    files = {table: io.files_in(io.table_folder(lake, name, table)) for table in wanted}
     rows = {table: rows_in(paths) for table, paths in files.items()}
+    tables = lake / "tables"
     manifest = io.Manifest(
         build=name,
-        tables={table: [str(path.relative_to(lake)) for path in paths] for table, paths in files.items()},
+        tables={table: [str(path.relative_to(tables)) for path in paths] for table, paths in files.items()},
         rows=rows,
         events=found.events,
         tasks=rows.get("tasks", 0),
@@ -87,23 +105,63 @@ def make_tables(
     return manifest
 
 
-def _write_tables(lake: Path, name: str, parts: Parts, wanted: Sequence[str], tell: Tell) -> None:
-    states = parts.states
-    if {"tasks", "attempts"} <= set(wanted):
-        states = states.persist(StorageLevel.DISK_ONLY)
-    made = {"tasks": lambda: tasks(states), "attempts": lambda: attempts(states)}
-    for done, table in enumerate(wanted):
-        tell(table, done, len(wanted))
-        io.write(made[table](), io.table_folder(lake, name, table))
-    states.unpersist()
+def wanted_tables(only: Iterable[str]) -> list[str]:
+    """In the order of building, with what they need."""
+    asked = set(only) or set(TABLES)
+    asked |= {needed for table in asked for needed in NEEDS.get(table, ())}
+    return [table for table in TABLES if table in asked]
+
+
+def _write_tables(
+    spark: SparkSession, lake: Path, name: str, parts: Parts, wanted: Sequence[str], tell: Tell
+) -> None:
+    def read(table: str) -> DataFrame:
+        return io.read_table(spark, lake, name, table)
+
+    with _kept(parts, wanted) as kept:
+        makers: dict[str, Callable[[], DataFrame]] = {
+            "tasks": lambda: tasks(kept.states),
+            "attempts": lambda: attempts(kept.states),
+            "timeline": lambda: timeline(kept.events),
+            "workers": lambda: workers(kept.others, kept.marks),
+            "elections": lambda: elections(kept.others),
+            "metrics": lambda: metrics(read("attempts")),
+            "anomalies": lambda: anomalies(
+                read("tasks"), read("attempts"), read("workers"), read("elections"), kept.others, kept.marks
+            ),
+        }
+        for done, table in enumerate(wanted):
+            tell(table, done, len(wanted))
+            io.write(makers[table](), io.table_folder(lake, name, table))
     tell("", len(wanted), len(wanted))
+
+
+@contextmanager
+def _kept(parts: Parts, wanted: Sequence[str]) -> Iterator[Parts]:
+    """What several tables are made from is worked out once and lies on disk meanwhile."""
+
+    def keep(frame: DataFrame, *users: str) -> DataFrame:
+        is_shared = len(set(users) & set(wanted)) > 1
+        return frame.persist(StorageLevel.DISK_ONLY) if is_shared else frame
+
+    kept = Parts(
+        states=keep(parts.states, "tasks", "attempts"),
+        others=keep(parts.others, "workers", "elections", "anomalies"),
+        marks=keep(parts.marks, "workers", "anomalies"),
+        events=parts.events,
+    )
+    try:
+        yield kept
+    finally:
+        for frame in (kept.states, kept.others, kept.marks):
+            frame.unpersist()
 
 
 def _say_nothing(_what: str, _done: int, _total: int) -> None:
     pass
 
 
-def _gist(error: Exception) -> str:
+def gist_of(error: Exception) -> str:
     """The first line that says something; Java's errors have a hundred."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:400] if lines else type(error).__name__

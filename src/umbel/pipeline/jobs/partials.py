@@ -1,0 +1,158 @@
+"""Partials: what a stream has made of each batch of files, on disk, and all of it together.
+
+    stream/batches/batch=000000012/{states,others,marks}/*.parquet   what one batch told
+    stream/batches/batch=000000012/_done.json                        that it is whole, and from which files
+    stream/base-000000012/{states,others,marks}/                     all batches up to this one, joined
+    stream/_base.json                                                which base counts
+    stream/_passed.json                                              the raw files that were taken
+    stream/_version.json                                             which states these are
+
+A batch that is run again overwrites its own folder, and what came twice all the same is absorbed by
+the join: so nothing is lost or doubled wherever a stream is killed. Batches are put together into a
+base now and then, because every publication reads all of them.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from umbel.pipeline import io
+from umbel.pipeline.faults import BuildFailed
+from umbel.pipeline.files import rows_in
+from umbel.pipeline.jobs.build import Parts, parts_of
+from umbel.pipeline.schemas import EVENTS, MARKS, STATES, STATES_VERSION
+from umbel.pipeline.transforms.marks import merged_marks
+from umbel.pipeline.transforms.states import merged
+
+BATCHES_MAX = 32
+"""Beyond so many they are put together."""
+
+_SCHEMAS = {"states": STATES, "others": EVENTS, "marks": MARKS}
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """Files of the lake, named from its root, that one batch or the base was made from."""
+
+    files: list[str] = []
+    missing: list[str] = []
+    events: int = 0
+    upto: int = -1
+
+
+class Version(msgspec.Struct, frozen=True):
+    states: int
+
+
+class Partials:
+    """The folder `stream` of one lake. Only for who holds the lake's lock."""
+
+    def __init__(self, lake: Path) -> None:
+        self._lake = lake
+        self.folder = lake / "stream"
+        self.checkpoint = self.folder / "checkpoint"
+        self._batches = self.folder / "batches"
+
+    def open(self) -> None:
+        """Make the folder, or see that it is one that can be gone on with."""
+        told = self.folder / "_version.json"
+        if not told.exists():
+            io.write_json(told, {"states": STATES_VERSION})
+        version = io.read_json(told, Version).states
+        if version != STATES_VERSION:
+            raise BuildFailed(
+                f"{self.folder} holds partial states of version {version}, and this Umbel makes"
+                f" {STATES_VERSION}: move that folder away, and the stream begins again from the events"
+            )
+
+    def put(self, frame: DataFrame, batch_id: int) -> None:
+        """Write what one batch tells. Run again with the same number it leaves the same."""
+        if batch_id <= self._base().upto:
+            return  # it is in the base: a stream that died before it said so begins with it again
+        folder = self._batches / f"batch={batch_id:09d}"
+        done = folder / "_done.json"
+        done.unlink(missing_ok=True)
+        parts = parts_of(frame)
+        for name, part in (("states", parts.states), ("others", parts.others), ("marks", parts.marks)):
+            io.write(part.select(*_SCHEMAS[name].names), folder / name)
+        paths = [Path(io.local_path(one)) for one in sorted(frame.inputFiles())]
+        there = [path for path in paths if path.exists()]
+        taken = Taken(
+            files=[self._name_of(path) for path in there],
+            missing=[self._name_of(path) for path in paths if not path.exists()],
+            events=rows_in(there),
+            upto=batch_id,
+        )
+        io.write_file(done, msgspec.json.encode(taken))
+
+    def taken(self) -> Taken:
+        """All that the stream has, batches and base."""
+        every = [self._base(), *(io.read_json(one / "_done.json", Taken) for one in self._whole_batches())]
+        return Taken(
+            files=sorted({name for one in every for name in one.files}),
+            missing=sorted({name for one in every for name in one.missing}),
+            events=sum(one.events for one in every),
+            upto=max(one.upto for one in every),
+        )
+
+    def tell_passed(self) -> None:
+        """Leave word of which files are not needed any more, for whoever tidies the lake."""
+        io.write_json(self.folder / "_passed.json", {"files": self.taken().files})
+
+    def all(self, spark: SparkSession, event_files: Sequence[Path]) -> Parts:
+        folders = [*self._base_folders(), *self._whole_batches()]
+
+        def read(name: str) -> DataFrame:
+            return io.read_parts(spark, _SCHEMAS[name], [folder / name for folder in folders])
+
+        return Parts(
+            states=merged(read("states")),
+            others=read("others"),
+            marks=merged_marks(read("marks")),
+            events=io.read_events(spark, event_files) if event_files else spark.createDataFrame([], EVENTS),
+        )
+
+    def fold(self, spark: SparkSession) -> None:
+        """Put the batches together, if they are many."""
+        if len(self._whole_batches()) <= BATCHES_MAX:
+            return
+        taken = self.taken()
+        parts = self.all(spark, [])
+        folder = self.folder / f"base-{taken.upto:09d}"
+        distinct = parts.others.dropDuplicates(["hostname", "type", "digest"])
+        for name, part in (("states", parts.states), ("others", distinct), ("marks", parts.marks)):
+            io.write(part.select(*_SCHEMAS[name].names), folder / name)
+        io.write_file(self.folder / "_base.json", msgspec.json.encode(taken))
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what the base has replaced; also what a process that died has left."""
+        upto = self._base().upto
+        for folder in self._batches.glob("batch=*"):
+            if _number(folder) <= upto:
+                shutil.rmtree(folder)
+        for folder in self.folder.glob("base-*"):
+            if int(folder.name.removeprefix("base-")) != upto:
+                shutil.rmtree(folder)
+
+    def _base(self) -> Taken:
+        told = self.folder / "_base.json"
+        return io.read_json(told, Taken) if told.exists() else Taken()
+
+    def _base_folders(self) -> list[Path]:
+        upto = self._base().upto
+        return [self.folder / f"base-{upto:09d}"] if upto >= 0 else []
+
+    def _whole_batches(self) -> list[Path]:
+        upto = self._base().upto
+        found = sorted(self._batches.glob("batch=*"))
+        return [folder for folder in found if _number(folder) > upto and (folder / "_done.json").exists()]
+
+    def _name_of(self, path: Path) -> str:
+        return path.relative_to(self._lake).as_posix()
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("batch="))

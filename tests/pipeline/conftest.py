@@ -1,0 +1,15 @@
+"""One Spark for all tests of the pipeline: starting it costs more than most of them."""
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from umbel.pipeline.session import TESTS, spark_session
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    work = tmp_path_factory.mktemp("spark")
+    with spark_session(None, lake_bytes=0, work_folder=work, conf=TESTS) as session:
+        yield session

@@ -1,0 +1,56 @@
+"""Lakes for tests: files as the recorder writes them, from events as they come over the wire."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from umbel.events.columns import COLUMNS, LAKE_VERSION, row
+from umbel.events.reading import EventReader
+from umbel.events.types import Event
+
+Wire = dict[str, Any]
+RECORDED_US = 1_700_000_000_000_000
+HOUR = "events/dt=2026-11-15/hour=07"
+
+_TYPES = {
+    "text": pa.string(),
+    "json": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "instant": pa.timestamp("us", tz="UTC"),
+}
+
+
+def arrow_schema(version: int = LAKE_VERSION) -> pa.Schema:
+    metadata = {b"umbel.lake_version": str(version).encode()}
+    return pa.schema([(one.name, _TYPES[one.kind]) for one in COLUMNS], metadata=metadata)
+
+
+def read(events: Iterable[Wire]) -> list[Event]:
+    reader = EventReader()
+    return [event for told in events if (event := reader.read(told)) is not None]
+
+
+def rows_of(events: Iterable[Event], *, recorded_us: int = RECORDED_US) -> list[dict[str, Any]]:
+    rows = (row(event, recorded_us=recorded_us, source="test") for event in events)
+    return [{column.name: one.get(column.name) for column in COLUMNS} for one in rows]
+
+
+def table_of(
+    events: Iterable[Event], *, recorded_us: int = RECORDED_US, version: int = LAKE_VERSION
+) -> pa.Table:
+    return pa.Table.from_pylist(rows_of(events, recorded_us=recorded_us), schema=arrow_schema(version))
+
+
+def record(lake: Path, name: str, events: Iterable[Wire], **how: Any) -> Path:
+    """One file of the lake, there at once."""
+    path = lake / HOUR / f"ev-test-1-{name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".{path.name}")
+    pq.write_table(table_of(read(events), **how), hidden, compression="zstd")
+    hidden.rename(path)
+    return path

@@ -1,0 +1,58 @@
+"""docs/tables.md, made from the tables' own definition.
+
+`python -m tests.pipeline.tables_page > docs/tables.md`
+"""
+
+from collections.abc import Iterable
+
+from umbel.events.columns import COLUMNS
+from umbel.events.tables import ANOMALY_KINDS, TABLES, Table
+
+KINDS = {
+    "text": "text",
+    "int": "whole number",
+    "float": "number",
+    "bool": "yes or no",
+    "instant": "instant, UTC",
+    "json": "JSON text",
+}
+HEAD = """# The tables
+
+What [`umbel history build`](pipeline.md) makes of the recorded events, column by column. In Parquet a text
+is a string, a whole number has 64 bits, an instant has microseconds. **Bold** columns tell one row from
+another; a column without a `?` is never null. This page is made from `events/tables.py` and
+`events/columns.py`.
+"""
+LAKE = """## The lake: events
+
+One row an event, as it was recorded; the same event may be there twice, with the same `digest`.
+"""
+KINDS_HEAD = """### Kinds of anomalies
+"""
+
+
+def page() -> str:
+    parts = [HEAD, *(_table(table) for table in TABLES.values())]
+    parts += [KINDS_HEAD + "\n| kind | what happened |\n|---|---|\n" + _rows(ANOMALY_KINDS.items())]
+    lake = _rows((f"`{one.name}`", KINDS[one.kind], one.doc) for one in COLUMNS)
+    return "\n".join([*parts, LAKE + "\n| column | is | what it holds |\n|---|---|---|\n" + lake])
+
+
+def _table(table: Table) -> str:
+    rows = _rows(
+        (
+            f"**`{one.name}`**" if one.name in table.key else f"`{one.name}`",
+            KINDS[one.kind] + ("?" if one.nullable else ""),
+            one.doc,
+        )
+        for one in table.columns
+    )
+    return f"## {table.name}\n\n{table.doc}\n\n| column | is | what it holds |\n|---|---|---|\n{rows}"
+
+
+def _rows(rows: Iterable[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

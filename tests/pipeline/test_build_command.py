@@ -1,0 +1,93 @@
+"""D2, D3: `umbel history build` as people meet it, with lakes that are not as they should be."""
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+
+from tests.events.histories import attempt
+from tests.pipeline.lakes import HOUR, record
+from umbel.cli.history import command
+from umbel.events.tables import TABLES
+from umbel.pipeline import io
+
+HISTORY = attempt(0, "sent", "received", "started", "succeeded")
+
+
+def build(lake: Path, *options: str) -> Result:
+    return CliRunner().invoke(command, ["build", "--lake", str(lake), *options], standalone_mode=False)
+
+
+@pytest.fixture
+def in_our_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command in the session that is there: a second JVM would show nothing more."""
+    from contextlib import nullcontext
+
+    from umbel.pipeline import session
+
+    monkeypatch.setattr(session, "spark_session", lambda *_args, **_named: nullcontext(spark))
+
+
+@pytest.mark.usefixtures("in_our_spark")
+def test_a_truncated_file_is_set_aside_and_named_and_the_rest_is_built(tmp_path: Path) -> None:
+    record(tmp_path, "whole", HISTORY)
+    cut = record(tmp_path, "cut", HISTORY)
+    cut.write_bytes(cut.read_bytes()[:-20])
+    result = build(tmp_path, "--json")
+    assert result.return_value == 75
+    told = json.loads(result.stdout)
+    assert (told["events"], told["tasks"], told["quarantined"]) == (4, 1, [cut.name])
+    assert f"{cut} cannot be read" in result.stderr
+    assert not cut.exists() and [path.name for path in (tmp_path / "quarantine").iterdir()] == [
+        f"{HOUR}/{cut.name}".replace("/", "__")
+    ]
+    manifest = io.newest_manifest(tmp_path)
+    assert manifest is not None and set(manifest.tables) == set(TABLES)
+    assert all((tmp_path / "tables" / name).exists() for files in manifest.tables.values() for name in files)
+    assert all(manifest.tables.values()), "also a table without rows has a file, with its schema"
+
+
+@pytest.mark.usefixtures("in_our_spark")
+def test_old_builds_go_when_new_ones_come(tmp_path: Path) -> None:
+    record(tmp_path, "1", HISTORY)
+    (tmp_path / "tables/left-by-one-that-died").mkdir(parents=True)
+    for _ in range(3):
+        assert build(tmp_path, "--tables", "tasks").return_value == 0
+    assert len(list((tmp_path / "tables").glob("2*"))) == io.BUILDS_KEPT
+    assert not (tmp_path / "tables/left-by-one-that-died").exists()
+    assert io.newest_number(tmp_path) == 3
+
+
+def test_an_empty_lake_is_said_to_be_empty(tmp_path: Path) -> None:
+    result = build(tmp_path)
+    assert result.return_value == 3 or getattr(result.exception, "exit_code", None) == 3
+    assert f"no events in {tmp_path} yet" in result.stderr
+
+
+def test_no_lake_at_all(tmp_path: Path) -> None:
+    result = build(tmp_path / "nowhere")
+    assert "there is no lake at" in result.stderr
+
+
+def test_a_newer_lake_is_refused_with_its_version(tmp_path: Path) -> None:
+    record(tmp_path, "new", HISTORY, version=9)
+    result = build(tmp_path)
+    assert "version 9" in str(result.exception) and "upgrade Umbel" in str(result.exception)
+    assert not (tmp_path / "tables").exists()
+
+
+def test_two_builds_at_once_are_refused(tmp_path: Path) -> None:
+    record(tmp_path, "1", HISTORY)
+    with (tmp_path / ".build.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.write("process 1 on h")
+        held.flush()
+        result = build(tmp_path)
+    assert "process 1 on h builds in" in str(result.exception)
+
+
+def test_a_table_that_there_is_not(tmp_path: Path) -> None:
+    assert "there is no table 'task'" in str(build(tmp_path, "--tables", "task").exception)
