@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 from umbel.app import chords, groups  # noqa: F401 (they make themselves known to canvas)
 from umbel.app.builtins import builtin_tasks
 from umbel.app.canvas import Signature, signature_from
-from umbel.app.child_logs import set_up_child_logging
+from umbel.app.child_logs import redirect_streams, set_up_child_logging
 from umbel.app.eager import EagerBackend, EagerRunner
 from umbel.app.ids import new_ids
 from umbel.app.naming import directory_of, home_of, task_name
@@ -381,6 +381,8 @@ class App:
 
     def start_child(self, context: ChildContext) -> Runner:
         set_up_child_logging(context)
+        if context.is_process and self.settings.worker_redirect_stdouts:
+            redirect_streams(self.settings.worker_redirect_stdouts_level)
         self._node = context.node
         self._tracer = make_tracer(self, context)
         self.signals.worker_process_init.send(node=context.node, child=context.child)

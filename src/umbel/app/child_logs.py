@@ -1,13 +1,21 @@
-"""Logging in a child: what a task logs looks like the worker's own lines, and names the task.
+"""Logging in a child: what a task logs or prints looks like the worker's own lines, and names the task.
 
-An app that has set up logging for itself keeps what it set up.
+An app that has set up logging for itself keeps what it set up. What is printed is logged line by line;
+what a C library or a subprocess writes to the descriptors themselves passes by.
 """
 
+import io
 import logging
+import os
+import sys
+import threading
+from typing import TextIO
 
 from umbel.app.request import current_request
 from umbel.pools.interface import ChildContext
 from umbel.worker.logs import set_up_logging
+
+LINE_MAX_CHARS = 16 * 1024  # a longer one is logged in pieces
 
 
 def set_up_child_logging(context: ChildContext) -> None:
@@ -15,12 +23,84 @@ def set_up_child_logging(context: ChildContext) -> None:
     if root.handlers:
         return
     set_up_logging(context.loglevel, logfile=context.logfile, as_json=context.log_json)
+
+    def name_the_task(record: logging.LogRecord) -> bool:
+        request = current_request()
+        if request is not None:
+            record.task, record.task_id = request.task, request.id
+        record.child, record.pid = context.child, os.getpid()
+        return True
+
     for handler in root.handlers:
-        handler.addFilter(_name_the_task)
+        handler.addFilter(name_the_task)
 
 
-def _name_the_task(record: logging.LogRecord) -> bool:
-    request = current_request()
-    if request is not None:
-        record.task, record.task_id = request.task, request.id
-    return True
+def redirect_streams(level: str) -> None:
+    """From now on `print` in a task is a line of the log."""
+    number = logging.getLevelNamesMapping()[level]
+    sys.stdout = LoggedStream("umbel.stdout", number, sys.stdout)
+    sys.stderr = LoggedStream("umbel.stderr", number, sys.stderr)
+
+
+class LoggedStream(io.TextIOBase):
+    """Takes text and logs it line by line; what logging itself writes goes to the stream behind it."""
+
+    def __init__(self, name: str, level: int, behind: TextIO) -> None:
+        self._log = logging.getLogger(name)
+        self._level = level
+        self._behind = behind
+        self._lines = threading.local()  # threads do not mix their lines
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._behind.encoding or "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._behind.fileno()
+
+    def write(self, text: str) -> int:
+        if getattr(self._lines, "is_logging", False):  # a handler writes here: not in a circle
+            return self._behind.write(text)
+        *whole, rest = (getattr(self._lines, "begun", "") + text).split("\n")
+        while len(rest) > LINE_MAX_CHARS:
+            whole.append(rest[:LINE_MAX_CHARS])
+            rest = rest[LINE_MAX_CHARS:]
+        self._lines.begun = rest
+        if rest:
+            UNFINISHED.add(self)
+        for line in whole:
+            self._say(line)
+        return len(text)
+
+    def flush(self) -> None:
+        """A line that has no end yet stays: `print(".", end="", flush=True)` is no line each."""
+        self._behind.flush()
+
+    def end_line(self) -> None:
+        """Log what was begun, because nothing more comes."""
+        rest, self._lines.begun = getattr(self._lines, "begun", ""), ""
+        self._say(rest)
+
+    def _say(self, line: str) -> None:
+        if not line.strip():
+            return
+        self._lines.is_logging = True
+        try:
+            self._log.log(self._level, "%s", line.rstrip())
+        finally:
+            self._lines.is_logging = False
+
+
+UNFINISHED: set[LoggedStream] = set()  # those with a line that has no end yet
+
+
+def end_lines() -> None:
+    """The task has ended: what it printed last belongs to it."""
+    while UNFINISHED:
+        UNFINISHED.pop().end_line()

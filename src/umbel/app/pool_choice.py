@@ -33,7 +33,7 @@ def choose_pool(
     pool_settings = PoolSettings(
         host=host,
         node=node,
-        concurrency=settings.worker_concurrency or _default_concurrency(settings.worker_pool),
+        concurrency=_concurrency(settings),
         loglevel=logs.loglevel,
         logfile=logs.logfile,
         log_json=logs.log_json,
@@ -47,8 +47,12 @@ def choose_pool(
     return make_pool(settings.worker_pool, pool_settings)
 
 
-def _default_concurrency(pool: str) -> int:
-    return GREEN_CONCURRENCY if pool in GREEN else os.cpu_count() or 1
+def _concurrency(settings: Settings) -> int:
+    """A pool that scales by itself starts small."""
+    if settings.worker_autoscale is not None:
+        return settings.worker_autoscale[1]
+    default = GREEN_CONCURRENCY if settings.worker_pool in GREEN else os.cpu_count() or 1
+    return settings.worker_concurrency or default
 
 
 def refuse_unenforceable(pool: str, tasks: Mapping[str, TaskRules]) -> None:

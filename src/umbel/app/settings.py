@@ -60,6 +60,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs
     worker_soft_grace_s: float = 5.0  # told twice, it interrupts what runs and waits so long
     worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
+    worker_autoscale: tuple[int, int] | None = None  # the most children and the least
+    worker_autoscale_cool_down_s: float = 30.0  # a child is of no use for so long before it goes
+    worker_redirect_stdouts: bool = True  # what tasks print goes to the log
+    worker_redirect_stdouts_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+    worker_pool_restarts: bool = False  # allow the command pool_restart
     worker_start_timeout_s: float = 60.0  # for a child to be ready
     worker_start_attempts: int = 10  # failed in a row, with no child left: the worker ends
     worker_max_tasks_per_child: int | None = None
@@ -130,6 +135,7 @@ _AT_LEAST: Mapping[str, float] = {
     "worker_soft_grace_s": 0,
     "worker_start_timeout_s": 0.1,
     "worker_start_attempts": 1,
+    "worker_autoscale_cool_down_s": 0,
     "worker_max_tasks_per_child": 1,
     "event_log_max": 1,
     "event_log_retention_s": 0,
@@ -185,6 +191,8 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
         raise BadSetting(name, value, _wanted(name) or str(error), source=source) from None
     if name in _SIZES:
         size_bytes(name, converted, source=source)
+    if name == "worker_autoscale" and converted is not None and not 1 <= converted[1] <= converted[0]:
+        raise BadSetting(name, value, "must be MAX,MIN with MAX >= MIN >= 1", source=source)
     least, most = _AT_LEAST.get(name), _AT_MOST.get(name)
     # Not "below the least", because a NaN is below nothing.
     if least is not None and converted is not None and not converted >= least:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from umbel.app.attempts import next_attempt
 from umbel.app.awaiting import LastingLoop, cancelled_from_within, cancelled_type
+from umbel.app.child_logs import UNFINISHED, end_lines
 from umbel.app.chords import part_ended
 from umbel.app.follow_ups import (
     after_failure,
@@ -118,6 +119,8 @@ class Tracer:
         run, task, call, request = opened
         if request.reports is not None:
             request.reports.flush()
+        if UNFINISHED:
+            end_lines()
         if isinstance(happened, Raised):
             outcome = run.raised(task, call, request, happened.error)
         else:

@@ -50,6 +50,13 @@ log = logging.getLogger("umbel.worker")
     help="Replace a child that holds more, after its task; in KiB, or with a unit: 200MB.",
 )
 @click.option("--record", metavar="DIR", help="Write the cluster's history there, when no one else does.")
+@click.option(
+    "--autoscale",
+    "worker_autoscale",
+    metavar="MAX,MIN",
+    callback=lambda _context, _parameter, value: _sizes(value),
+    help="Between so many children, as there is work; MIN is 1 if left out.",
+)
 @run_directory_option
 @json_option
 def command(
@@ -67,7 +74,7 @@ def command(
     record: str | None,
     run_directory: Path | None,
     as_json: bool,
-    **flags: bool | int | str | None,  # named like the settings that they override
+    **flags: object,  # named like the settings that they override
 ) -> int:
     """Run a worker: take tasks from the broker and run them in child processes.
 
@@ -121,3 +128,14 @@ def _names(queues: str | None) -> list[str] | None:
     if not names:
         raise click.BadParameter(f"{queues!r} names no queue; write them as a,b", param_hint="--queues")
     return names
+
+
+def _sizes(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    most, _, least = text.partition(",")
+    try:
+        return int(most), int(least or 1)
+    except ValueError:
+        problem = f"{text!r} is no pair of sizes; write it as 10,3"
+        raise click.BadParameter(problem, param_hint="--autoscale") from None

@@ -136,6 +136,16 @@ class ControlState(Protocol):
         """More children, or fewer; how many there will be. NotSupported where that cannot be."""
         ...
 
+    @property
+    def is_autoscaled(self) -> bool: ...
+    def autoscale(self, most: int | None, least: int | None) -> tuple[int, int]:
+        """Let the pool be between these sizes; ValueError where it is not autoscaled."""
+        ...
+
+    def restart_pool(self, *, reload: bool) -> None:
+        """Replace the children one after the other, as they are idle; `reload`: with the app loaded anew."""
+        ...
+
     def stop(self) -> None:
         """As a SIGTERM does."""
         ...

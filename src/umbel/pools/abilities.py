@@ -75,6 +75,7 @@ ABILITIES: Mapping[str, Abilities] = {
 # Settings that ask for an ability, when they are not at their defaults.
 OPTIONS: Mapping[str, str] = {
     "worker_child_start": "child_start",
+    "worker_autoscale": "autoscale",
     "worker_max_tasks_per_child": "max_tasks_per_child",
     "worker_max_memory_per_child": "max_memory_per_child",
     "worker_max_memory_hard": "max_memory_per_child",

@@ -92,6 +92,7 @@ class ChildContext:
     loglevel: str = "WARNING"
     logfile: str | None = None  # may hold %p, the pid of the child
     log_json: bool = False
+    is_process: bool = False  # tasks have this process to themselves
     tell: Callable[[Told], None] | None = None  # safe in any thread; None where nobody hears it
     on_loop: bool = False  # the runner has to be an AsyncRunner
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from umbel.brokers.interface import Broker
 from umbel.control.panel import EVERYTHING, Panel
+from umbel.protocol.autoscale import COOL_DOWN_S
 from umbel.protocol.delivery import TaskRules
 from umbel.protocol.gossip_mode import GossipMode
 from umbel.protocol.schedule import Entry
@@ -64,6 +65,9 @@ class WorkerSettings:
     history_lake: Path | None = None  # where to record, when this worker is the one to do it
     control_mailbox: str = "auto"
     open_broker: Callable[[], Broker] | None = None  # one more connection, for a mailbox of its own
+    autoscale: tuple[int, int] | None = None  # the most children and the least
+    autoscale_cool_down_s: float = COOL_DOWN_S
+    pool_restarts: bool = False
     control_allow: tuple[str, ...] = (EVERYTHING,)
     shown_settings: Mapping[str, Any] = field(default_factory=dict)  # as they may be told to others
     changed_settings: frozenset[str] = frozenset()  # those that are not at their defaults

@@ -13,7 +13,9 @@ from urllib.parse import unquote, urlsplit
 from umbel.brokers.interface import without_password
 from umbel.control.panel import NO_ANSWER
 from umbel.control.state import ELECTION_REFUSED, REVOKE_RETENTION_S, Elect
+from umbel.errors import NotSupported
 from umbel.events.stamp import SOFTWARE
+from umbel.pools.interface import Restartable
 from umbel.pools.stacks import stacks_of
 from umbel.protocol.clock import LamportClock
 from umbel.protocol.delivery import TaskRules
@@ -24,6 +26,7 @@ from umbel.wire.revoke import Revoke
 from umbel.worker.context import WorkerContext
 from umbel.worker.lease_list import look_at_leases
 from umbel.worker.requests import Requests
+from umbel.worker.steps.autoscaler import Autoscaler
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.heart import Heart
@@ -55,6 +58,7 @@ class WorkerState:
         self.elections: Elect | None = None  # set by the step that holds elections
         self.mingle: Mingle | None = None  # likewise
         self.gossip: Gossip | None = None
+        self.autoscaler: Autoscaler | None = None
 
     @property
     def node(self) -> str:
@@ -181,6 +185,7 @@ class WorkerState:
             "pool": self._pool(),
             "broker": broker_map(self._context.broker.url),
             "rusage": {name.removeprefix("ru_"): getattr(usage, name) for name in _USAGE},
+            **({"autoscaler": self.autoscaler.describe()} if self.autoscaler and self.is_autoscaled else {}),
             "umbel": {
                 "incarnation": self._context.identity.incarnation,
                 "counters": self._context.counters.as_dict(),
@@ -266,6 +271,22 @@ class WorkerState:
     def resize_pool(self, by: int) -> int:
         return self._context.pool.resize(by)
 
+    @property
+    def is_autoscaled(self) -> bool:
+        return self.autoscaler is not None and self.autoscaler.is_on
+
+    def autoscale(self, most: int | None, least: int | None) -> tuple[int, int]:
+        assert self.autoscaler is not None, "a worker has its steps before it answers"
+        return self.autoscaler.limit(most, least)
+
+    def restart_pool(self, *, reload: bool) -> None:
+        pool = self._context.pool
+        if not self._context.settings.pool_restarts:
+            raise ValueError("Pool restarts not enabled")
+        if not isinstance(pool, Restartable):
+            raise NotSupported(f"the {pool.describe()['implementation']} pool has no children to replace")
+        pool.restart(reload=reload)
+
     def stop(self) -> None:
         self._stop()
 
@@ -278,7 +299,7 @@ class WorkerState:
             **found,
             "implementation": f"umbel.pools.{found['implementation']}",
             "processes": processes,
-            "max-tasks-per-child": "N/A",
+            "max-tasks-per-child": found.get("max-tasks-per-child") or "N/A",
             "put-guarded-by-semaphore": False,
             "timeouts": [0, 0],
             "writes": {

@@ -20,6 +20,7 @@ from umbel.worker.run_directory import refuse_second
 from umbel.worker.saved_state import next_incarnation, read_saved, saved_file
 from umbel.worker.settings import WorkerSettings
 from umbel.worker.state import WorkerState
+from umbel.worker.steps.autoscaler import Autoscaler
 from umbel.worker.steps.connection import Connection
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.elections import ElectionsStep
@@ -63,6 +64,7 @@ class Worker:
         mingle = Mingle(self._context, events, self._control, self._tasks)
         gossip = Gossip(self._context, events, heart, self._control, mingle)
         self._state.mingle, self._state.gossip = mingle, gossip
+        self._state.autoscaler = autoscaler = Autoscaler(self._context)
         self._control.members = self._state.known
         self._steps: list[Step] = [
             Connection(self._context),
@@ -81,6 +83,7 @@ class Worker:
             Scheduler(self._context, events, gossip),
             Health(self._context, self._tasks),
             Watchdog(self._context),
+            autoscaler,
         ]
 
     @property

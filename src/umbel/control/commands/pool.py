@@ -8,11 +8,14 @@ from umbel.control.state import ControlState
 panel = Panel()
 
 GROW_MAX = 1000
+_AUTOSCALED = "{} is not supported with autoscale. Adjust autoscale range instead."
 
 
 @panel.control_command(args=[("n", int)], signature="[N=1]")
 def pool_grow(state: ControlState, n: int = 1, **_: Any) -> dict[str, str]:
     """Start more children."""
+    if state.is_autoscaled:
+        return {"error": _AUTOSCALED.format("pool_grow")}
     state.resize_pool(_checked(n))
     return {"ok": "pool will grow"}
 
@@ -20,20 +23,24 @@ def pool_grow(state: ControlState, n: int = 1, **_: Any) -> dict[str, str]:
 @panel.control_command(args=[("n", int)], signature="[N=1]")
 def pool_shrink(state: ControlState, n: int = 1, **_: Any) -> dict[str, str]:
     """End children that are idle, or as soon as they are."""
+    if state.is_autoscaled:
+        return {"error": _AUTOSCALED.format("pool_shrink")}
     state.resize_pool(-_checked(n))
     return {"ok": "pool will shrink"}
 
 
-@panel.control_command
-def pool_restart(_state: ControlState, **_: Any) -> dict[str, str]:
-    """Start the children afresh."""
-    raise ValueError("Pool restarts not enabled")
+@panel.control_command(args=[("reload", bool)], signature="[RELOAD]")
+def pool_restart(state: ControlState, reload: bool = False, **_: Any) -> dict[str, str]:
+    """Replace the children one after the other, as they are idle; with RELOAD, load the app anew first."""
+    state.restart_pool(reload=bool(reload))
+    return {"ok": "reload started"}
 
 
 @panel.control_command(args=[("max", int), ("min", int)], signature="[MAX [MIN]]")
-def autoscale(_state: ControlState, max: int | None = None, min: int | None = None) -> dict[str, str]:  # noqa: ARG001
+def autoscale(state: ControlState, max: int | None = None, min: int | None = None) -> dict[str, str]:
     """Let the pool grow and shrink between these sizes."""
-    raise ValueError("Autoscale not enabled")
+    most, least = state.autoscale(max, min)
+    return {"ok": f"autoscale now max={most} min={least}"}
 
 
 @panel.control_command(args=[("msg", str)], answered=False)

@@ -75,9 +75,8 @@ def run_child(
         _settle_in(setup, number, parent)
         if host is None:
             host = load_host(HostSpec(setup.loader, setup.target, setup.search_path))
-        context = ChildContext(
-            setup.node, number, setup.loglevel, setup.logfile, setup.log_json, tell=child.tell
-        )
+        logs = (setup.loglevel, setup.logfile, setup.log_json)
+        context = ChildContext(setup.node, number, *logs, is_process=True, tell=child.tell)
         child.serve(host.start_child(context))
         host.stop_child()
         status = 0

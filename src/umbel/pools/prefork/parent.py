@@ -173,6 +173,7 @@ class PreforkPool:
         return {
             "implementation": "prefork",
             "max-concurrency": self._size,
+            "max-tasks-per-child": self._settings.max_tasks_per_child,
             "processes": list(running),
             "fork-server": self._servers.pid,
             "running": {job.task_id: pid for pid, job in running.items() if job is not None},

@@ -104,7 +104,8 @@ class ElectionsStep(Step):
             return
         rules.begin_stop()
         for _ in range(int(self._context.settings.grace_s / STOP_POLL_S)):
-            if not rules.busy:
+            # When something went wrong, everything was cancelled: nobody is left to wait for.
+            if not rules.busy or all(task.done() for task in self._background):
                 break
             await asyncio.sleep(STOP_POLL_S)
         if rules.busy:

@@ -1,0 +1,76 @@
+"""Autoscaler: looks at the pool and at the queues, and makes the pool larger or smaller (F4)."""
+
+import asyncio
+import logging
+
+from umbel.errors import BrokerError
+from umbel.protocol.autoscale import Autoscale, Limit, Load
+from umbel.worker.bootsteps import Step
+from umbel.worker.context import WorkerContext
+
+LOOK_EVERY_S = 0.5
+log = logging.getLogger("umbel.worker.autoscaler")
+
+
+class Autoscaler(Step):
+    name = "autoscaler"
+    requires = ("tasks",)
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__()
+        self._context = context
+        settings = context.settings
+        self._machine: Autoscale | None = None
+        if settings.autoscale is not None:
+            most, least = settings.autoscale
+            self._machine = Autoscale(most=most, least=least, cool_down_s=settings.autoscale_cool_down_s)
+
+    @property
+    def is_on(self) -> bool:
+        return self._machine is not None
+
+    async def start(self) -> None:
+        if self._machine is not None:
+            self.run_in_background(self._look_on(self._machine))
+
+    def limit(self, most: int | None, least: int | None) -> tuple[int, int]:
+        """Change one size or both; what holds now. Whoever is too many goes when it is idle."""
+        if self._machine is None:
+            raise ValueError("Autoscale not enabled")
+        most = self._machine.most if most is None else most
+        least = min(self._machine.least, most) if least is None else least
+        if not 1 <= least <= most:
+            raise ValueError(f"max must be at least min, and min at least 1, not max={most} min={least}")
+        self._machine.step(Limit(most, least), asyncio.get_running_loop().time())
+        return most, least
+
+    def describe(self) -> dict[str, int] | None:
+        """As Celery's `stats` has it."""
+        if self._machine is None:
+            return None
+        size = self._context.pool.describe()["max-concurrency"]
+        return {"max": self._machine.most, "min": self._machine.least, "current": size, "qty": 0}
+
+    async def _look_on(self, machine: Autoscale) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            load = self._load()
+            if machine.wants_depth(load):
+                ready = await self._ready()
+                now_load = self._load()  # asking took a moment
+                load = Load(now_load.size, now_load.busy, now_load.waiting + ready)
+            for effect in machine.step(load, loop.time()):
+                size = self._context.pool.resize(effect.by)
+                log.info("pool resized", extra={"by": effect.by, "children": size, "waiting": load.waiting})
+
+    def _load(self) -> Load:
+        pool = self._context.pool.describe()
+        return Load(pool["max-concurrency"], len(pool["running"]), pool["waiting"])
+
+    async def _ready(self) -> int:
+        try:
+            depths = await self._context.broker.queues()
+        except BrokerError:  # then nothing more can be taken from it either
+            return 0
+        return sum(depth.ready for name, depth in depths.items() if name in self._context.queues)

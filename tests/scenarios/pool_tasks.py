@@ -1,0 +1,57 @@
+"""Tasks for the scenarios about the pool. What a child is and does is written to files, for tests to read."""
+
+import os
+import sys
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from umbel import App, Task
+
+HOME = Path(os.environ.get("POOL_TASKS_HOME", "."))
+app = App("pool")
+if (HOME / "broken").exists() and "umbel.pools.prefork.child" in sys.orig_argv:  # a child that starts afresh
+    raise RuntimeError((HOME / "broken").read_text())
+
+
+@app.signals.worker_process_init.connect
+def note_start(node: str, child: int, **_: Any) -> None:
+    (HOME / f"init-{os.getpid()}").write_text(f"{node} {child}")
+    if (HOME / "stuck").exists():
+        Event().wait(600)
+
+
+@app.task
+def pid() -> int:
+    return os.getpid()
+
+
+@app.task(bind=True)
+def waits(self: Task[..., Any], gate: str) -> str:
+    """Runs until the file is there."""
+    Path(f"{gate}.{self.request.id}").touch()
+    pause = Event()
+    while not Path(gate).exists():
+        pause.wait(0.01)
+    return "released"
+
+
+@app.task(time_limit=5)
+def endless(started: str) -> None:
+    Path(started).write_text(str(os.getpid()))
+    Event().wait(600)
+
+
+@app.task(acks_early=True)
+def leaks() -> None:
+    held = []
+    while True:
+        held.append(bytearray(os.urandom(1024) * 1024 * 20))
+        Event().wait(0.1)
+
+
+@app.task
+def prints(text: str) -> None:
+    print(text)
+    print(text, "to stderr", file=sys.stderr)
+    sys.stdout.write("without an end")
