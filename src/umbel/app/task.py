@@ -17,7 +17,6 @@ from umbel.app.builtins import MAP_TASK, STARMAP_TASK, in_parts, map_signature
 from umbel.app.canvas import Signature
 from umbel.app.groups import Group, group
 from umbel.app.options import TaskOptions
-from umbel.app.progress import check_type, reports_of
 from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
 from umbel.app.secrecy import sensitive_of
@@ -140,6 +139,8 @@ class Task(Generic[P, R]):
 
         In a flood of them some are left out, never the last (`app/progress.py`).
         """
+        from umbel.app.progress import reports_of  # few tasks tell anything
+
         request = self.request
         named = task_id or request.id
         if not named:
@@ -160,6 +161,8 @@ class Task(Generic[P, R]):
 
         False when it was not sent: nobody runs this task for a worker, or it has told too much already.
         """
+        from umbel.app.progress import check_type, reports_of
+
         reports = reports_of(self.app, self.request)
         if reports is None:
             check_type(event_type)

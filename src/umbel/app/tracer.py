@@ -24,7 +24,6 @@ from umbel.app.follow_ups import (
     keeps_result,
     steps_that_never_run,
 )
-from umbel.app.progress import Teller
 from umbel.app.request import Request, Running, request_of
 from umbel.app.tracebacks import traceback_text
 from umbel.errors import (
@@ -51,6 +50,7 @@ from umbel.wire.values import encode_json
 
 if TYPE_CHECKING:
     from umbel.app.app import App
+    from umbel.app.progress import Teller
     from umbel.app.task import Task
 
 log = logging.getLogger("umbel.task")
@@ -69,7 +69,7 @@ def make_tracer(app: "App", context: ChildContext) -> "Tracer":
 
 class Tracer:
     def __init__(
-        self, app: "App", *, hostname: str, is_eager: bool = False, tell: Teller | None = None
+        self, app: "App", *, hostname: str, is_eager: bool = False, tell: "Teller | None" = None
     ) -> None:
         self._app = app
         self._tell = tell

@@ -27,11 +27,12 @@ from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import ChannelClosed, channel_refusal, connection_refusal, unreachable
 from umbel.errors import BrokerError, BrokerUnavailable
 
+READ_BYTES = 64 * 1024
 CONFIRMS_PER_S = 1000  # a slow server; a large batch may take it that much longer
 _DELIVER, _ACK, _NACK = int(Method.BASIC_DELIVER), int(Method.BASIC_ACK), int(Method.BASIC_NACK)
 
 
-class Link(asyncio.Protocol):
+class Link(asyncio.BufferedProtocol):
     """Use `open_link`."""
 
     def __init__(self, location: Location, handshake: Handshake) -> None:
@@ -42,6 +43,8 @@ class Link(asyncio.Protocol):
         self._handshake = handshake
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reader = FrameReader()
+        # A plain Protocol is handed a quarter of a megabyte anew for each read.
+        self._received = memoryview(bytearray(READ_BYTES))
         self._transport: asyncio.Transport | None = None
         self._channels: dict[int, Channel] = {}
         self._numbers = count(1)
@@ -94,17 +97,20 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # -- asyncio.Protocol ------------------------------------------------------------------------
+    # -- asyncio.BufferedProtocol ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.write(PROTOCOL_HEADER)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
         self._heard = True
         try:
-            incoming = self._reader.feed(data)
+            incoming = self._reader.feed(bytes(self._received[:nbytes]))
             channels = self._channels
             for one in incoming:
                 if not one.channel:

@@ -4,7 +4,6 @@ Linux has it; elsewhere the calls say so by returning False, and the fork server
 control socket is what remains.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -31,6 +30,8 @@ def adopt_orphans() -> bool:
 def _prctl(option: int, value: int) -> bool:
     if sys.platform != "linux":
         return False
+    import ctypes  # the main process, which shares this module, asks for none of this
+
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
 

@@ -20,7 +20,6 @@ from umbel.protocol.gossip_events import Change, Joined, Member, MemberState
 from umbel.protocol.lease import Acquired, Lost, Released
 from umbel.wire import election as wire
 from umbel.worker.bootsteps import Step
-from umbel.worker.classic_elections import ClassicElectionsShell
 from umbel.worker.context import WorkerContext
 from umbel.worker.leases import Change as LeaseChange
 from umbel.worker.leases import LeaseKeeper
@@ -85,8 +84,10 @@ class ElectionsStep(Step):
             return
         assert self._group is not None
         classic = self._context.settings.election_protocol == "v1"
-        rules: Rules = (ClassicElectionsShell if classic else StoreElections)(self._context, self._events)
-        self._rules = rules
+        rules: Rules
+        self._rules = rules = (
+            self._classic_rules() if classic else StoreElections(self._context, self._events)
+        )
         self._listen(rules)
         self._count_members(rules)
         self._state.elections = self._asked
@@ -131,6 +132,11 @@ class ElectionsStep(Step):
         if monotonic() - self._counted_at > COUNT_EVERY_S:
             self._count_members(self._rules)
         return self._rules.asked(arguments)
+
+    def _classic_rules(self) -> Rules:
+        from umbel.worker.classic_elections import ClassicElectionsShell  # few ask for them
+
+        return ClassicElectionsShell(self._context, self._events)
 
     def _listen(self, rules: Rules) -> None:
         self._gossip.listen(wire.ELECTED, self._unless_malformed(rules.elected))
