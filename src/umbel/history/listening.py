@@ -27,7 +27,7 @@ log = logging.getLogger("umbel.history")
 
 WAITING_MAX = 20_000
 APPEND_MAX = 500
-ASK_EVERY_S = 30.0
+ASK_EVERY_S = 3.0  # a worker that starts tells that it is there before it hears anything
 REQUEST_TTL_S = 60.0
 
 
