@@ -31,6 +31,7 @@ COMMANDS = {
     "schedule": "The periodic tasks: list them, run one now, pause and resume.",
     "events": "Show what happens in the cluster, as it happens, in its order.",
     "record": "Write down what happens: the broker's event log as files.",
+    "task": "Show the story of a task: every event of it, in causal order.",
     "history": "Build tables from what was recorded, and read them: rows, SQL, a report.",
     "top": "Watch the cluster in the terminal: members, queues, tasks, one task's story.",
     "health": "Say whether the workers on this machine are well.",

@@ -1,0 +1,171 @@
+"""What runs in a process of its own, so that its memory and its time are its own.
+
+    python -m benchmarks._pipeline.side generate LAKE EVENTS
+    python -m benchmarks._pipeline.side duckdb LAKE
+    python -m benchmarks._pipeline.side recorder HOME EVENTS
+    python -m benchmarks._pipeline.side worker HOME TASKS
+
+Each prints one JSON object.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from umbel.brokers.interface import Broker, BrokerSettings
+from umbel.brokers.registry import open_broker
+
+BATCH = 24  # events that a worker sends as one message
+FILL = 2000
+DEADLINE_S = 900.0
+READ_MAX = 5000
+APP = """
+from umbel import App
+
+app = App("made", broker="sqlite:///{database}")
+
+@app.task(ignore_result=True)
+def noop():
+    pass
+"""
+
+
+def generate(lake: str, events: str) -> dict[str, Any]:
+    from benchmarks._pipeline.synthetic import write_lake
+
+    began = time.perf_counter()
+    written = write_lake(Path(lake), int(events))
+    return {"events": written, "seconds": time.perf_counter() - began}
+
+
+def duckdb(lake: str) -> dict[str, Any]:
+    import pyarrow.parquet as pq
+
+    from benchmarks._pipeline.duckdb_tasks import write_tasks
+
+    files = sorted((Path(lake) / "events").rglob("*.parquet"))
+    target = Path(lake) / "duckdb" / "tasks.parquet"
+    target.parent.mkdir(exist_ok=True)
+    began = time.perf_counter()
+    write_tasks(files, target)
+    seconds = time.perf_counter() - began
+    return {
+        "events": sum(pq.read_metadata(path).num_rows for path in files),
+        "tasks": pq.read_metadata(target).num_rows,
+        "seconds": seconds,
+    }
+
+
+def recorder(home: str, events: str) -> dict[str, Any]:
+    """Fill the embedded broker's log, then record all of it."""
+    return asyncio.run(_record(Path(home), int(events)))
+
+
+def worker(home: str, tasks: str) -> dict[str, Any]:
+    """How quickly one worker makes events: what it logs of tasks that do nothing, on the embedded broker."""
+    return asyncio.run(_work(Path(home), int(tasks)))
+
+
+async def _record(home: Path, count: int) -> dict[str, Any]:
+    from umbel.history.lake import Lake
+    from umbel.history.recorder import Recorder
+
+    broker = open_broker(BrokerSettings(url=f"sqlite:///{home / 'log.db'}", event_log_max=2 * count + 1000))
+    await broker.open()
+    try:
+        await broker.register_recorder("recorder")
+        await _fill(broker, count)
+        stop = asyncio.Event()
+        recording = Recorder(broker, Lake(home / "lake"))
+        began = time.perf_counter()
+        running = asyncio.create_task(recording.run(stop))
+        while recording.progress.events < count:
+            await asyncio.wait({running}, timeout=0.02)
+            if running.done():
+                running.result()
+        stop.set()
+        await running  # what was read is on disk and acknowledged then
+        return {"events": count, "seconds": time.perf_counter() - began}
+    finally:
+        await broker.close()
+
+
+async def _fill(broker: Broker, count: int) -> None:
+    """Messages of several events each, as workers send them."""
+    from benchmarks._events.history import History
+    from umbel.wire.event import encode_events
+
+    events = itertools.islice(History().events(count), count)
+    messages = (
+        ("task.multi", encode_events(part))
+        for part in iter(lambda: list(itertools.islice(events, BATCH)), [])
+    )
+    while filled := list(itertools.islice(messages, FILL)):
+        await broker.log_events(filled)
+
+
+async def _work(home: Path, tasks: int) -> dict[str, Any]:
+    database = home / "made.db"
+    (home / "made.py").write_text(APP.format(database=database))
+    sys.path.insert(0, str(home))
+    import made  # type: ignore[import-not-found]
+
+    broker = open_broker(BrokerSettings(url=f"sqlite:///{database}", event_log_max=20 * tasks + 1000))
+    await broker.open()
+    await broker.register_recorder("counter")
+    made.app.send_many(made.noop.s() for _ in range(tasks))
+    environment = {**os.environ, "UMBEL_RUN_DIR": str(home / "run")}
+    command = [sys.executable, "-m", "umbel.cli.main", "worker", "-A", "made", "-E", "-f", str(home / "log")]
+    running = _started(command, home, environment)
+    try:
+        return await _count(broker, tasks)
+    finally:
+        running.terminate()
+        running.wait(30)
+        await broker.close()
+        made.app.close()
+
+
+def _started(command: list[str], home: Path, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(command, cwd=home, env=environment)
+
+
+async def _count(broker: Broker, tasks: int) -> dict[str, Any]:
+    """From the first to the last event of a task, by the broker's clock."""
+    from umbel.wire.event import decode_events
+
+    place, events, ended, first, last = 0, 0, 0, 0.0, 0.0
+    give_up = time.monotonic() + DEADLINE_S
+    while ended < tasks:
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"{ended} of {tasks} tasks ended within {DEADLINE_S:g} s")
+        entries = await broker.read_events("counter", READ_MAX, after=place)
+        for entry in entries:
+            place = entry.offset
+            told = [one for one in decode_events(entry.body) if one["type"].startswith("task-")]
+            told = [one for one in told if one["type"] != "task-sent"]
+            if told:
+                first, last = first or entry.recorded_at, entry.recorded_at
+            events += len(told)
+            ended += sum(one["type"] == "task-succeeded" for one in told)
+        if not entries:
+            await asyncio.sleep(0.05)
+    return {"events": events, "tasks": ended, "seconds": max(last - first, 1e-6)}
+
+
+STEPS: dict[str, Callable[..., dict[str, Any]]] = {
+    "generate": generate,
+    "duckdb": duckdb,
+    "recorder": recorder,
+    "worker": worker,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(STEPS[sys.argv[1]](*sys.argv[2:])))

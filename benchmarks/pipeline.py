@@ -1,0 +1,181 @@
+"""How quickly does history get from the log to tables, beside DuckDB, and does that grow evenly?
+
+Lakes of 1, 5 and 20 million synthetic events (4.3 a task, 1 % twice, 1 % late, 6 % of tasks tried
+again). On each, one after the other: the table `tasks` by Spark, written to Parquet; the same table by
+DuckDB, row for row the same, written to Parquet; all tables by Spark; the stream over the same files.
+The recorder writes a lake from the embedded broker's log, and one worker makes events as fast as it can
+run tasks that do nothing.
+
+    .venv/bin/python benchmarks/pipeline.py [--json] [--millions 1 5 20] [--rounds N] [--scale 0.01]
+
+Rates are events per second of the build alone: starting Java, some seconds, is told apart. Peak memory
+is that of all processes of the build together.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks._harness.processes import BenchmarkFailed, ended_in_order
+from benchmarks._pipeline.measuring import Measured, measured
+
+MILLION = 1_000_000
+RECORDED = 500_000
+WORKED = 20_000
+STEPS = ("tasks", "duckdb", "all", "stream")
+TARGETS = {
+    "tasks_vs_duckdb": ("at least", 0.4),
+    "growth": ("at most", 4.5),
+    "memory_gib": ("at most", 6.0),
+    "recorder_vs_worker": ("at least", 2.0),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """What was measured on one lake; medians over the rounds."""
+
+    events: int
+    results: dict[str, Measured]
+
+    @property
+    def ratio(self) -> float | None:
+        tasks, peer = self.results.get("tasks"), self.results.get("duckdb")
+        return tasks.rate / peer.rate if tasks and peer else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    try:
+        with ended_in_order(), tempfile.TemporaryDirectory(prefix="umbel-bench-", dir=options.dir) as home:
+            findings = run(Path(home), options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BenchmarkFailed as error:
+        print(f"pipeline: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(findings) if options.json else as_text(findings))
+    return 0
+
+
+def run(home: Path, options: argparse.Namespace) -> dict[str, Any]:
+    scale = options.scale
+    flow = {
+        "recorder": _median(
+            options.rounds, lambda: measured("recorder", home, "recorder", max(1000, round(RECORDED * scale)))
+        ),
+        "worker": _median(
+            options.rounds, lambda: measured("worker", home, "worker", max(200, round(WORKED * scale)))
+        ),
+    }
+    sizes = [_measure_lake(home, round(millions * MILLION * scale), options) for millions in options.millions]
+    return {
+        "sizes": [
+            {
+                "events": size.events,
+                "tasks_vs_duckdb": size.ratio,
+                **{name: one.as_object() for name, one in size.results.items()},
+            }
+            for size in sizes
+        ],
+        **{name: one.as_object() for name, one in flow.items()},
+        "targets": _judged(sizes, flow["recorder"].rate / flow["worker"].rate),
+    }
+
+
+def _measure_lake(home: Path, events: int, options: argparse.Namespace) -> Size:
+    """Round by round each contender in turn, so that a noisy neighbour meets all of them."""
+    lake = home / f"lake-{events}"
+    made = measured("generate", home, "generate", lake, events)
+    steps: dict[str, Callable[[], Measured]] = {
+        "tasks": lambda: measured("tasks", home, "umbel", "build", "--lake", lake, "--tables", "tasks"),
+        "duckdb": lambda: measured("duckdb", home, "duckdb", lake),
+        "all": lambda: measured("all", home, "umbel", "build", "--lake", lake),
+        "stream": lambda: measured("stream", home, "umbel", "build", "--lake", lake, "--follow", "--until-caught-up"),
+    }
+    chosen = {name: step for name, step in steps.items() if name in options.steps}
+    samples: dict[str, list[Measured]] = {name: [] for name in chosen}
+    for _ in range(options.rounds):
+        for name, step in chosen.items():
+            samples[name].append(step().over(made.events))
+    return Size(made.events, {name: Measured.median(found) for name, found in samples.items()})
+
+
+def _median(rounds: int, step: Callable[[], Measured]) -> Measured:
+    return Measured.median([step() for _ in range(rounds)])
+
+
+def _judged(sizes: Sequence[Size], recorder_vs_worker: float) -> dict[str, Any]:
+    last = sizes[-1]
+    found: dict[str, float | None] = {
+        "tasks_vs_duckdb": last.ratio,
+        "growth": None,
+        "memory_gib": max(
+            (one.peak_mib for name, one in last.results.items() if name != "duckdb"), default=0.0
+        )
+        / 1024,
+        "recorder_vs_worker": recorder_vs_worker,
+    }
+    before = [size for size in sizes if "tasks" in size.results and 3.5 <= last.events / size.events <= 4.5]
+    if before and "tasks" in last.results:
+        found["growth"] = last.results["tasks"].seconds / before[0].results["tasks"].seconds
+    return {
+        name: {"measured": value, how.replace(" ", "_"): limit, "met": _met(value, how, limit)}
+        for name, value in found.items()
+        for how, limit in [TARGETS[name]]
+    }
+
+
+def _met(value: float | None, how: str, limit: float) -> bool | None:
+    if value is None:
+        return None
+    return value >= limit if how == "at least" else value <= limit
+
+
+def as_text(findings: dict[str, Any]) -> str:
+    lines = [f"{'events':>12}  {'step':<10}{'events/s':>12}{'seconds':>10}{'start s':>9}{'peak MiB':>10}"]
+    for size in findings["sizes"]:
+        lines += [_line(size["events"], name, size[name]) for name in STEPS if name in size]
+    lines += [_line(findings[name]["events"], name, findings[name]) for name in ("recorder", "worker")]
+    lines.append("")
+    for name, target in findings["targets"].items():
+        value = target["measured"]
+        how = "at least" if "at_least" in target else "at most"
+        said = "not measured" if value is None else f"{value:.2f}"
+        met = {True: "met", False: "missed", None: "open"}[target["met"]]
+        lines.append(f"{name:<20} {said:>12}   {how} {target.get('at_least', target.get('at_most'))}: {met}")
+    return "\n".join(lines)
+
+
+def _line(events: int, name: str, one: dict[str, Any]) -> str:
+    return (
+        f"{events:>12,}  {name:<10}{one['events_per_s']:>12,.0f}{one['seconds']:>10.2f}"
+        f"{one['start_s']:>9.1f}{one['peak_mib']:>10,.0f}"
+    )
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="from the log to tables, beside DuckDB")
+    parser.add_argument(
+        "--millions", type=float, nargs="+", default=[1.0, 5.0, 20.0], help="sizes of the lakes"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="all counts times this, for trying it out")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
+    parser.add_argument("--dir", help="where lakes are made; some 1.5 GB for 20 million events")
+    parser.add_argument("--json", action="store_true", help="print one object instead of a table")
+    options = parser.parse_args(arguments)
+    options.millions = sorted(options.millions)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""D4, L5: the story of one task is every event of it once, in causal order, wherever it is kept."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.events.histories import TASKS, Wire, attempt, event, histories
+from tests.history.published import Story as Shop
+from tests.history.published import publish
+from umbel import App
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.registry import open_broker
+from umbel.cli import exits
+from umbel.cli.main import main
+from umbel.events.columns import row
+from umbel.events.digest import eid
+from umbel.events.reading import EventReader
+from umbel.events.timeline import registers_of, timeline
+from umbel.events.types import TaskEvent
+from umbel.events.view import view
+from umbel.history.arrow import arrow, event_schema
+from umbel.history.story import events_in_files, rows_in_tables, story_of
+from umbel.wire.event import encode_events
+from umbel.wire.result import encode_success
+
+RETRIED = [
+    *attempt(0, "received", "started", "retried"),
+    *attempt(1, "received", "started", "succeeded", clock=3),
+]
+
+
+def settled(wire: Sequence[Wire]) -> list[TaskEvent]:
+    reader = EventReader()
+    return [one for told in wire if isinstance(one := reader.read(told), TaskEvent)]
+
+
+def write_file(path: Path, wire: Sequence[Wire]) -> Path:
+    """As the recorder writes it."""
+    reader = EventReader()
+    rows = [row(one, recorded_us=5, source="test") for told in wire if (one := reader.read(told)) is not None]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(arrow().Table.from_pylist(rows, schema=event_schema()), path)
+    return path
+
+
+@settings(max_examples=15)
+@given(wire=histories(), seed=st.randoms(use_true_random=False))
+def test_a_story_from_files_is_that_of_the_events(
+    tmp_path_factory: pytest.TempPathFactory, wire: list[Wire], seed: object
+) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    half = len(wire) // 2
+    files = [
+        write_file(folder / "dt=2026-11-15/hour=10/a.parquet", wire[: half + 1]),
+        write_file(folder / "dt=2026-11-15/hour=11/b.parquet", wire[half:]),  # one event is in both
+    ]
+    for uuid in TASKS:
+        events = [one for one in settled(wire) if one.uuid == uuid]
+        story = story_of(uuid, events_in_files(files, uuid))
+        if not events:
+            assert story is None
+            continue
+        assert story is not None
+        assert [one.digest for one in story.events] == [eid(one) for one in timeline(events)]
+        assert story.record == view(registers_of(uuid, events))
+
+
+def test_what_only_the_tables_know_is_shown_from_them(tmp_path: Path) -> None:
+    shop = Shop(tasks=30)
+    lake = publish(tmp_path, shop.rows)
+    uuid = next(one["uuid"] for one in shop.rows["tasks"] if one["retries"])
+    story = story_of(uuid, [], rows_in_tables(lake, uuid))
+    assert story is not None
+    told = [one for one in shop.rows["timeline"] if one["uuid"] == uuid]
+    assert [one.type for one in story.events] == [one["type"] for one in told]
+    assert rows_in_tables(tmp_path / "nowhere", uuid) == []
+
+
+def test_what_files_and_tables_both_know_is_there_once(tmp_path: Path) -> None:
+    events = settled(RETRIED)
+    kept = ("clock", "hostname", "pid")
+    rows = [
+        {"digest": eid(one), "type": one.type_name, "attempt": one.retries, "timestamp": None, "detail": None}
+        | {name: getattr(one, name) for name in kept}
+        for one in events[:4]
+    ]
+    story = story_of("t1", events[2:], rows)
+    assert story is not None
+    assert [one.type for one in story.events] == [one.type_name for one in timeline(events)]
+
+
+def test_a_torn_file_hides_nothing_else(tmp_path: Path) -> None:
+    good = write_file(tmp_path / "good.parquet", RETRIED)
+    torn = tmp_path / "torn.parquet"
+    torn.write_bytes(good.read_bytes()[:100])
+    assert len(events_in_files([torn, good, tmp_path / "gone.parquet"], "t1")) == len(RETRIED)
+
+
+# -- the command -------------------------------------------------------------------------------------
+
+
+def show(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["umbel", "task", "show", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, out, err
+
+
+def log(url: str, wire: Sequence[Wire]) -> None:
+    """Into the broker's event log, as workers do while somebody records."""
+
+    async def append() -> None:
+        broker = open_broker(BrokerSettings(url=url))
+        await broker.open()
+        try:
+            await broker.register_recorder("recorder")
+            assert await broker.log_events([("task.multi", encode_events(wire))]) == 1
+        finally:
+            await broker.close()
+
+    asyncio.run(append())
+
+
+def test_files_log_and_result_are_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the story is recorded, half is in the log still, and the backend knows the end."""
+    monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    (tmp_path / "tasks.py").write_text(f"from umbel import App\napp = App('shop', broker={url!r})\n")
+    write_file(tmp_path / "umbel-lake/events/dt=2026-11-15/hour=10/ev-a-0-0.parquet", RETRIED[:4])
+    log(url, [*RETRIED[3:5], event("received", "other")])
+    app = App("shop", broker=url)
+    app.backend.store([encode_success("t1", 42, done_at=10.0)])
+    app.close()
+    code, out, _ = show(monkeypatch, capsys, "t1", "--json")
+    told = json.loads(out)
+    assert (code, told["state"], told["result"]["result"]) == (exits.OK, "SUCCESS", 42)
+    assert [one["type"] for one in told["timeline"]] == [one["type"] for one in RETRIED[:5]]
+    assert [one["rank"] for one in told["timeline"]] == [1, 2, 3, 4, 5]
+    code, out, err = show(monkeypatch, capsys, "t1", "-b", url)
+    assert (code, err) == (exits.OK, "")
+    assert out.splitlines()[0] == "t1: STARTED"
+    assert sum("task-" in line for line in out.splitlines()) == 5
+
+
+def test_a_task_that_nobody_knows_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = show(monkeypatch, capsys, "t1")
+    assert (code, out, len(err.splitlines())) == (exits.NOT_FOUND, "", 1)
+    assert "nobody knows the task t1" in err
