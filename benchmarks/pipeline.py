@@ -99,7 +99,9 @@ def _measure_lake(home: Path, events: int, options: argparse.Namespace) -> Size:
         "tasks": lambda: measured("tasks", home, "umbel", "build", "--lake", lake, "--tables", "tasks"),
         "duckdb": lambda: measured("duckdb", home, "duckdb", lake),
         "all": lambda: measured("all", home, "umbel", "build", "--lake", lake),
-        "stream": lambda: measured("stream", home, "umbel", "build", "--lake", lake, "--follow", "--until-caught-up"),
+        "stream": lambda: measured(
+            "stream", home, "umbel", "build", "--lake", lake, "--follow", "--until-caught-up"
+        ),
     }
     chosen = {name: step for name, step in steps.items() if name in options.steps}
     samples: dict[str, list[Measured]] = {name: [] for name in chosen}
