@@ -37,7 +37,7 @@ COMMANDS = {
     "health": "Say whether the workers on this machine are well.",
     "doctor": "Check this machine and the app's settings.",
     "simulate": "Simulate elections under faults, and check every promise.",
-    "demo": "See it work: two workers, 2,000 tasks, crashes and retries.",
+    "demo": "See it work: three workers under load, one killed, an election, history.",
 }
 
 

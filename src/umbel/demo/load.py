@@ -1,0 +1,95 @@
+"""Load: what the demo sends, and how each task must end."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from umbel.app.canvas import Signature, chain
+from umbel.app.chords import chord
+from umbel.app.groups import GroupResult, group
+from umbel.app.results import AsyncResult
+from umbel.demo import tasks
+
+BATCHES_PER_S = 2
+GROUP_SIZE = 4
+CANVAS_EVERY = 4  # batches
+CRASHES_AT = (3, 9)  # batches
+SLOW_S = 0.05
+DELAY_S = 2.0
+BURST, BURST_S = 12, 0.5
+
+KINDS: Mapping[str, tuple[str, str]] = {
+    "quick": ("SUCCESS", "adds two numbers"),
+    "slow": ("SUCCESS", "takes 50 ms, twelve of them half a second"),
+    "awaited": ("SUCCESS", "async def, awaits 10 ms"),
+    "failing": ("FAILURE", "raises ValueError"),
+    "retried": ("SUCCESS", "fails once, is tried again"),
+    "delayed": ("SUCCESS", "is due two seconds later"),
+    "crashing": ("SUCCESS", "kills its process once"),
+    "chain": ("SUCCESS", "three steps, one after another"),
+    "group": ("SUCCESS", "four at once"),
+    "chord": ("SUCCESS", "four at once, then their sum"),
+    "never": ("REVOKED", "is revoked before it is due"),
+    "elected": ("SUCCESS", "is sent by the worker that is elected"),
+}
+"""By kind: how its tasks must end, and what they do."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """The kind of everything that was sent, by task id."""
+
+    kinds: dict[str, str] = field(default_factory=dict)
+
+    def add(self, kind: str, result: Any) -> None:
+        for task_id in _ids(result):
+            self.kinds[task_id] = kind
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+
+def send_batch(sent: Sent, number: int, home: Path) -> None:
+    """Half a second's worth of mixed load, in as few steps as it takes."""
+    calls = list(_singles(number, home))
+    results = tasks.app.send_many(call for _, call in calls)
+    for (kind, _), result in zip(calls, results, strict=True):
+        sent.add(kind, result)
+    if number % CANVAS_EVERY == 0:
+        steps = [tasks.step.s(one) for one in range(GROUP_SIZE)]
+        sent.add("chain", chain(tasks.step.s(number), tasks.step.s(2), tasks.step.s(3)).apply_async())
+        sent.add("group", group(steps).apply_async())
+        sent.add("chord", chord(steps, tasks.total.s()).apply_async())
+
+
+def send_burst(sent: Sent) -> list[str]:
+    """More slow tasks than all children can run at once; their ids."""
+    results = tasks.app.send_many(tasks.slow.s(BURST_S) for _ in range(BURST))
+    for result in results:
+        sent.add("slow", result)
+    return [result.id for result in results]
+
+
+def _singles(number: int, home: Path) -> Iterator[tuple[str, Signature[Any]]]:
+    for one in range(40):
+        yield "quick", tasks.quick.s(number, one)
+    for _ in range(3):
+        yield "slow", tasks.slow.s(SLOW_S)
+        yield "awaited", tasks.awaited.s(0.01)
+    yield "failing", tasks.failing.s(number)
+    yield "retried", tasks.retried.s(number)
+    yield "delayed", tasks.delayed.s(number).set(countdown=DELAY_S)
+    if number in CRASHES_AT:
+        yield "crashing", tasks.crashing.s(str(home / f"crash-{number}"))
+
+
+def _ids(result: Any) -> Iterator[str]:
+    """Of a result, of all members of a group, and of what came before it."""
+    if isinstance(result, GroupResult):
+        for one in result.results:
+            yield from _ids(one)
+    elif isinstance(result, AsyncResult):
+        yield result.id
+    if getattr(result, "parent", None) is not None:
+        yield from _ids(result.parent)

@@ -1,0 +1,96 @@
+"""The demo's workers: processes of their own, which end with the demo, whatever ends it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from umbel.errors import UmbelError
+
+STOP_S = 20.0
+CHILDREN = 2
+
+
+class Processes:
+    def __init__(self, home: Path) -> None:
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._home = home
+        self._recorder: subprocess.Popen[bytes] | None = None
+
+    def record(self, lake: Path) -> None:
+        self._recorder = self._spawn(
+            ["record", "-A", "umbel.demo.tasks:app", "--lake", str(lake), "--rotate", "5"]
+        )
+
+    def start(self, name: str) -> None:
+        arguments = ["worker", "-A", "umbel.demo.tasks:app", "-n", name, "-c", str(CHILDREN), "-E"]
+        arguments += ["-l", "info", "-f", str(self._home / f"{name}.log")]
+        self.workers[name] = self._spawn(arguments)
+
+    def check(self) -> None:
+        """A worker that ended by itself is no demo."""
+        for name, process in self.workers.items():
+            if process.poll() is not None:
+                log = self._home / f"{name}.log"
+                raise UmbelError(f"worker {name} ended with status {process.returncode}; {log} says why")
+
+    def kill(self, name: str) -> None:
+        process = self.workers.pop(name)
+        process.kill()
+        process.wait()
+
+    def stop_workers(self) -> None:
+        _end(list(self.workers.values()))
+        self.workers.clear()
+
+    def stop(self) -> None:
+        self.stop_workers()
+        if self._recorder is not None:
+            _end([self._recorder])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _spawn(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        # A group of its own: Ctrl-C reaches the demo alone, which then stops its workers in good order.
+        with (self._home / "demo.log").open("ab") as log:
+            return subprocess.Popen(
+                command(*arguments), stdin=subprocess.DEVNULL, stderr=log, process_group=0
+            )
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "umbel.cli.main", *arguments]
+
+
+def environment(broker: str, backend: str, home: Path) -> dict[str, str]:
+    """What the demo and its workers find their app's settings in."""
+    return {
+        "UMBEL_BROKER": broker,
+        "UMBEL_BACKEND": backend,
+        "UMBEL_RUN_DIR": str(home / "run"),
+        "UMBEL_LEASE_S": "5",
+        "UMBEL_SCHEDULER_LEASE_S": "5",
+        "DEMO_LEDGER": str(home / "ledger"),
+        "PYTHONPATH": os.pathsep.join(one for one in sys.path if one),
+    }

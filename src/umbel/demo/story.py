@@ -1,0 +1,269 @@
+"""Story: what happens in the demo, in its order.
+
+Three workers take mixed load. Meanwhile a task is revoked, an election held, and the worker that
+sends the periodic tasks is killed: its tasks are recovered and its lease goes to another. What the
+workers told was recorded; when everything has ended, Spark makes history of it, and what the tasks
+did, what came back and what history says are compared.
+"""
+
+import asyncio
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from umbel.app.ids import new_id
+from umbel.app.periodic import slot_id
+from umbel.brokers.interface import Broker, without_password
+from umbel.brokers.registry import open_broker
+from umbel.demo.ledger import Ledger, Verdict, judge, read_ledger
+from umbel.demo.load import BATCHES_PER_S, Sent, send_batch, send_burst
+from umbel.demo.processes import CHILDREN, Processes, command
+from umbel.demo.view import View
+from umbel.errors import BrokerError, UmbelError
+from umbel.protocol.states import READY_STATES
+from umbel.top.feed import Feed
+from umbel.worker.steps.scheduler import SCHEDULER_LEASE
+
+WORKERS = ("demo1", "demo2", "demo3")
+REVOKE_AT, ELECT_AT, KILL_AT = 0.15, 0.3, 0.45  # of the load's time
+READY_S = 60.0
+RESULTS_S = 90.0
+CAUGHT_UP_S = 60.0
+BUILD_S = 300.0
+LOOK_EVERY_S = 0.2
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that the closing report says; every figure was counted or measured."""
+
+    sent: Sent
+    states: dict[str, str]
+    ledger: Ledger
+    verdict: Verdict
+    took_s: float
+    killed: str = ""
+    was_running: int = 0
+    leaders: list[str] = field(default_factory=list)
+    handed_over_s: float = 0.0
+    winner: str = ""
+    slots: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, str] | None = None
+    html: Path | None = None
+    no_history: str = ""
+
+
+class Demo:
+    def __init__(self, home: Path, seconds: float, *, history: bool) -> None:
+        from umbel.demo.tasks import app  # it reads its settings from the environment, which is set by now
+
+        self._home = home
+        self._seconds = seconds
+        self._lake = home / "lake" if history else None
+        self._app = app
+        self._sent = Sent()
+        self._states: dict[str, str] = {}
+        self._leaders: list[str] = []
+        self._killed = self._winner = ""
+        self._burst: list[str] = []
+        self._was_running = 0
+        self._handed_over_s = 0.0
+
+    async def run(self) -> Outcome:
+        began = time.time()
+        broker = open_broker(self._app.settings.for_broker())
+        await broker.open()
+        feed = Feed(broker, enable=True)
+        listening = asyncio.create_task(feed.run(), name="umbel-demo-feed")
+        try:
+            with Processes(self._home) as processes, View(feed, self._progress) as view:
+                took_s = await self._act(broker, feed, processes, view)
+        finally:
+            listening.cancel()
+            await asyncio.wait([listening])
+            await broker.close()
+            await asyncio.to_thread(self._app.close)
+        return await self._conclude(began, took_s)
+
+    # -- while it runs ---------------------------------------------------------------------------
+
+    async def _act(self, broker: Broker, feed: Feed, processes: Processes, view: View) -> float:
+        where = without_password(broker.url)
+        view.note(f"starting {len(WORKERS)} workers with {CHILDREN} children each on {where}")
+        if self._lake is not None:
+            processes.record(self._lake)
+        for name in WORKERS:
+            processes.start(name)
+        await self._until(lambda: self._are_up(feed, processes), READY_S, "the workers")
+        began = time.monotonic()
+        view.note(f"sending mixed load for {self._seconds:g} s")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send())
+            group.create_task(self._interfere(broker, processes, view))
+        view.note(f"sent {len(self._sent):,} tasks; waiting for the rest of them")
+        await self._until(lambda: self._all_ended(processes), RESULTS_S, "results")
+        took_s = time.monotonic() - began
+        view.note("every task has ended; stopping the workers")
+        await asyncio.to_thread(processes.stop_workers)
+        if self._lake is not None:
+            await self._until(self._is_caught_up, CAUGHT_UP_S, "the recorder")
+        return took_s
+
+    async def _send(self) -> None:
+        began = time.monotonic()
+        for number in range(max(1, int(self._seconds * BATCHES_PER_S))):
+            await asyncio.sleep(max(0.0, began + number / BATCHES_PER_S - time.monotonic()))
+            await asyncio.to_thread(send_batch, self._sent, number, self._home)
+
+    async def _interfere(self, broker: Broker, processes: Processes, view: View) -> None:
+        began = time.monotonic()
+
+        async def at(share: float) -> None:
+            await asyncio.sleep(max(0.0, began + share * self._seconds - time.monotonic()))
+
+        await at(REVOKE_AT)
+        view.note(f"revoking {await asyncio.to_thread(self._revoke)}, which is due in two seconds")
+        await at(ELECT_AT)
+        self._winner = await asyncio.to_thread(self._elect)
+        view.note(f"election held: {self._winner} was to send the task, and did")
+        await at(KILL_AT)
+        await self._kill_leader(broker, processes, view)
+
+    def _revoke(self) -> str:
+        from umbel.demo.tasks import never
+
+        result = never.apply_async(countdown=2.0)
+        self._sent.add("never", result)
+        result.revoke()
+        return result.id
+
+    def _elect(self) -> str:
+        from umbel.demo.tasks import elected
+
+        call = elected.s().set(task_id=new_id())
+        outcome = self._app.control.election(new_id(), "task", call.to_map(), timeout=30.0)
+        if not outcome.ok:
+            raise UmbelError(f"the election ended as {outcome.state}: {outcome.outcome}")
+        self._sent.add("elected", self._app.AsyncResult(call.options["task_id"]))
+        return outcome.winner.partition("@")[0]
+
+    async def _kill_leader(self, broker: Broker, processes: Processes, view: View) -> None:
+        leader = await self._until(lambda: _leader(broker), READY_S, "a worker that leads")
+        self._burst = await asyncio.to_thread(
+            send_burst, self._sent
+        )  # so that the one who dies has something running
+        await self._until(self._burst_runs, READY_S, "tasks to run")
+        await asyncio.to_thread(processes.kill, leader)
+        killed_at = time.monotonic()
+        self._killed, self._leaders = leader, [leader]
+        view.note(f"killed {leader} (-9), which sent the periodic tasks")
+
+        async def another() -> str:
+            found = await _leader(broker)
+            return "" if found == leader else found
+
+        successor = await self._until(another, READY_S, "another worker to lead")
+        self._handed_over_s = time.monotonic() - killed_at
+        self._leaders.append(successor)
+        view.note(f"{successor} leads now, after {self._handed_over_s:.1f} s")
+
+    async def _burst_runs(self) -> int:
+        """How many of the burst have begun, by what they wrote down themselves."""
+        ledger = await asyncio.to_thread(read_ledger, self._home / "ledger")
+        self._was_running = sum(ledger.of(one) for one in self._burst)
+        return self._was_running
+
+    async def _are_up(self, feed: Feed, processes: Processes) -> bool:
+        processes.check()
+        up = {one.node.partition("@")[0] for one in feed.sight.members(time.time()) if one.state == "alive"}
+        return up >= set(WORKERS)
+
+    async def _all_ended(self, processes: Processes) -> bool:
+        processes.check()
+        waiting = [one for one in self._sent.kinds if one not in self._states]
+        found = await asyncio.to_thread(self._app.backend.read, waiting)
+        self._states |= {one: kept.status for one, kept in found.items() if kept.status in READY_STATES}
+        return len(self._states) == len(self._sent)
+
+    async def _is_caught_up(self) -> bool:
+        status = await _umbel(
+            "record", "status", "-A", "umbel.demo.tasks:app", "--lake", str(self._lake), "--json"
+        )
+        recorders = json.loads(status.stdout)["recorders"] if status.returncode == 0 else []
+        return bool(recorders) and all(one["lag"] == 0 for one in recorders)
+
+    async def _until(self, condition: Callable[[], Awaitable[T]], limit_s: float, what: str) -> T:
+        deadline = time.monotonic() + limit_s
+        while not (met := await condition()):
+            if time.monotonic() > deadline:
+                raise UmbelError(
+                    f"the demo waited {limit_s:g} s in vain for {what}; {self._home} has the logs"
+                )
+            await asyncio.sleep(LOOK_EVERY_S)
+        return met
+
+    def _progress(self) -> str:
+        return f"{len(self._sent):,} sent, {len(self._states):,} results seen"
+
+    # -- afterwards ------------------------------------------------------------------------------
+
+    async def _conclude(self, began: float, took_s: float) -> Outcome:
+        ledger = read_ledger(self._home / "ledger")
+        seconds = range(int(began), int(time.time()) + 1)
+        slots = {slot_id("umbel.demo.tasks.tick", at * 1_000_000): at for at in seconds}
+        outcome = Outcome(self._sent, self._states, ledger, Verdict(), took_s, slots=slots)
+        outcome.killed, outcome.was_running = self._killed, self._was_running
+        outcome.leaders, outcome.winner = self._leaders, self._winner
+        outcome.handed_over_s = self._handed_over_s
+        history = None if self._lake is None else await self._make_history(outcome)
+        outcome.verdict = judge(self._sent.kinds, self._states, ledger, history, slots)
+        return outcome
+
+    async def _make_history(self, outcome: Outcome) -> dict[str, str] | None:
+        """The state of every task as Spark has it; None, and the reason, where there is no Spark."""
+        at = ("--lake", str(self._lake))
+        built = await _umbel("history", "build", *at, "--json")
+        if built.returncode == 2:  # no Java, no Spark: said in one line
+            outcome.no_history = built.stderr.strip().removeprefix("umbel: ")
+            return None
+        html = self._home / "report.html"
+        reported = await _umbel(
+            "history", "report", *at, "--html", str(html), "--title", "Umbel demo", "--json"
+        )
+        query = "select uuid, state from tasks"
+        asked = await _umbel("history", "sql", query, *at, "--limit", "1000000", "--json")
+        for done in (built, reported, asked):
+            if done.returncode != 0:
+                raise UmbelError(f"`{' '.join(done.args[3:])}` failed: {done.stderr.strip()[-500:]}")
+        outcome.html = html
+        outcome.figures = json.loads(reported.stdout)["figures"]
+        return {row["uuid"]: row["state"] for row in json.loads(asked.stdout)}
+
+
+async def _leader(broker: Broker) -> str:
+    try:
+        return (await broker.coordination.read_lease(SCHEDULER_LEASE)).holder.partition("@")[0]
+    except BrokerError:
+        return ""
+
+
+async def _umbel(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(_run, command(*arguments))
+
+
+def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    process = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=BUILD_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        raise UmbelError(f"`{' '.join(words[3:])}` took more than {BUILD_S:g} s") from None
+    return subprocess.CompletedProcess(list(words), process.returncode, stdout, stderr)

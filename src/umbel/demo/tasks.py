@@ -1,0 +1,114 @@
+"""The demo's app: tasks of every kind, each of which writes down that it ran.
+
+The ledger is what the tasks themselves say, one line a run, in a file of their own: neither
+results nor events nor workers have a hand in it, so all three can be checked against it.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from umbel.app.app import App
+from umbel.app.task import Task
+
+LEDGER = "DEMO_LEDGER"  # the variable that names the file
+app = App("demo", task_send_sent_event=True)
+Bound = Task[..., Any]
+
+
+def _ran(task: Bound) -> None:
+    path = os.environ.get(LEDGER)
+    if path:
+        kind = (task.request.task or "").rpartition(".")[2]
+        line = f"{task.request.id} {kind} {task.request.retries}\n"
+        with open(path, "ab", buffering=0) as ledger:  # one write at the end of the file is one line
+            ledger.write(line.encode())
+
+
+@app.task(bind=True)
+def quick(self: Bound, x: int, y: int) -> int:
+    _ran(self)
+    return x + y
+
+
+@app.task(bind=True)
+def slow(self: Bound, seconds: float) -> float:
+    _ran(self)
+    time.sleep(seconds)
+    return seconds
+
+
+@app.task(bind=True)
+async def awaited(self: Bound, seconds: float) -> float:
+    _ran(self)
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@app.task(bind=True)
+def failing(self: Bound, order: int) -> None:
+    _ran(self)
+    raise ValueError(f"order {order} has no customer")
+
+
+@app.task(bind=True, max_retries=3)
+def retried(self: Bound, order: int) -> int:
+    """Fails at the first attempt, as a service that was just being restarted does."""
+    _ran(self)
+    if self.request.retries == 0:
+        self.retry(ConnectionError("the service restarts"), countdown=0.2)
+    return order
+
+
+@app.task(bind=True)
+def delayed(self: Bound, order: int) -> int:
+    _ran(self)
+    return order
+
+
+@app.task(bind=True)
+def crashing(self: Bound, marker: str) -> str:
+    """Kills its own process the first time, as a bug in a C library would."""
+    _ran(self)
+    try:
+        Path(marker).touch(exist_ok=False)
+    except FileExistsError:
+        return "survived"
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a killed process does not get here")
+
+
+@app.task(bind=True)
+def step(self: Bound, number: int, more: int = 1) -> int:
+    """A step of a chain, a member of a group, a part of a chord."""
+    _ran(self)
+    return number + more
+
+
+@app.task(bind=True)
+def total(self: Bound, numbers: list[int]) -> int:
+    """The body of a chord."""
+    _ran(self)
+    return sum(numbers)
+
+
+@app.task(bind=True)
+def never(self: Bound) -> None:
+    """It is revoked before it is due."""
+    _ran(self)
+
+
+@app.task(bind=True)
+def elected(self: Bound) -> str:
+    """One worker of all is elected to send it."""
+    _ran(self)
+    return str(self.request.hostname)
+
+
+@app.periodic(every=1, catch_up="all")
+@app.task(bind=True)
+def tick(self: Bound) -> None:
+    _ran(self)

@@ -1,0 +1,53 @@
+"""The demo's verdict notices whatever does not fit."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from umbel.demo.ledger import Ledger, judge, read_ledger
+
+SENT = {"a": "quick", "b": "failing", "c": "never"}
+STATES = {"a": "SUCCESS", "b": "FAILURE", "c": "REVOKED"}
+SLOTS = {"s1": 1, "s2": 2, "s3": 3}
+RAN = {("a", 0): 1, ("b", 0): 2, ("s1", 0): 1, ("s2", 0): 1}
+HISTORY = {**STATES, "s1": "SUCCESS", "s2": "SUCCESS"}
+
+
+def problems(**other: Any) -> list[str]:
+    found: dict[str, Any] = {"sent": SENT, "states": STATES, "history": HISTORY, "slots": SLOTS, "ran": RAN}
+    found |= other
+    ledger = Ledger(Counter(found.pop("ran")), {})
+    return judge(ledger=ledger, **found).problems
+
+
+def test_a_run_in_which_all_fits() -> None:
+    assert problems() == []
+    assert problems(history=None) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        ({"states": {**STATES, "a": "FAILURE"}}, "did not end as they should"),
+        ({"states": {"a": "SUCCESS", "b": "FAILURE"}}, "did not end as they should: never c is unknown"),
+        ({"ran": {key: 1 for key in RAN if key[0] != "a"}}, "1 tasks never ran: a"),
+        ({"ran": {**RAN, ("c", 0): 1}}, "a revoked task ran: c"),
+        ({"ran": {**RAN, ("x", 0): 1}}, "1 tasks ran that nobody sent"),
+        ({"ran": {("a", 0): 1, ("b", 0): 1}}, "no periodic task ran"),
+        ({"ran": {("a", 0): 1, ("b", 0): 1, ("s1", 0): 1, ("s3", 0): 1}}, "1 slots of the periodic task"),
+        ({"history": {**HISTORY, "a": "STARTED"}}, "history and results differ about quick a is STARTED"),
+        ({"history": STATES}, "history does not know 2 tasks that ran"),
+    ],
+)
+def test_what_does_not_fit_is_said(other: dict[str, Any], problem: str) -> None:
+    assert any(problem in one for one in problems(**other))
+
+
+def test_runs_beyond_the_first_of_an_attempt_are_repeats(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text("t quick 0\nu retried 0\nu retried 1\nt quick 0\n")
+    ledger = read_ledger(tmp_path / "ledger")
+    assert ledger.repeated == {"t": 1}
+    assert (ledger.of("t"), ledger.of("u")) == (2, 2)
+    assert read_ledger(tmp_path / "none").runs == {}

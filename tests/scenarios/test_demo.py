@@ -1,0 +1,121 @@
+"""The demo as a user runs it: it ends well, its figures agree with the ledger, and nothing is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.scenarios.places import place
+from tests.servers.rabbitmq import shared_server
+from tests.waiting import wait_until
+
+SOAK = bool(os.environ.get("UMBEL_SOAK"))
+TIMES = 20 if SOAK else 1
+SECONDS = "30" if SOAK else "6"
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(4000 if SOAK else 400)]
+
+
+@pytest.fixture(params=["sqlite", "redis", "amqp"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield ""
+    elif request.param == "amqp":
+        server = shared_server()
+        yield server.url(server.new_vhost())
+    else:
+        with place(request.param, tmp_path) as made:
+            yield made.broker
+
+
+def test_it_ends_well_on_every_broker_and_its_figures_are_the_ledgers(broker: str, tmp_path: Path) -> None:
+    flags = ["-b", broker] if broker else []
+    done = _demo(tmp_path, *flags, "--seconds", "6", "--no-history", "--json").communicate(timeout=300)
+    _check(json.loads(done[0]), tmp_path / "umbel-demo")
+    _nothing_left(tmp_path)
+
+
+def test_it_ends_with_history_that_agrees(tmp_path: Path) -> None:
+    for _ in range(TIMES):
+        process = _demo(tmp_path, "--seconds", SECONDS, "--json")
+        output, errors = process.communicate(timeout=600)
+        assert process.returncode == 0, errors
+        told = json.loads(output)
+        _check(told, tmp_path / "umbel-demo")
+        sent, periodic = told["sent"], told["periodic"]
+        assert told["history"]["tasks"] == f"{sent + periodic:,}"
+        assert Path(told["html"]).read_text().startswith("<!doctype html>")
+        _nothing_left(tmp_path)
+
+
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    process = _demo(tmp_path, "--seconds", "60", "--no-history")
+    ledger = tmp_path / "umbel-demo" / "ledger"
+    wait_until(lambda: ledger.exists() and ledger.stat().st_size > 0, deadline_s=60, what="tasks to run")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    _nothing_left(tmp_path)
+
+
+def test_a_folder_that_is_not_a_demos_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "umbel-demo").mkdir()
+    (tmp_path / "umbel-demo" / "mine").touch()
+    process = _demo(tmp_path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2 and "--directory" in errors
+    assert (tmp_path / "umbel-demo" / "mine").exists()
+
+
+def _demo(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UMBEL_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "umbel.cli.main", "demo", *arguments],
+        cwd=home,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _check(told: dict[str, Any], home: Path) -> None:
+    """Count the ledger anew and compare: the demo must not be its own only witness."""
+    assert told["problems"] == [] and told["ok"]
+    lines = [line.split() for line in (home / "ledger").read_text().splitlines()]
+    attempts = Counter((task_id, attempt) for task_id, _, attempt in lines)
+    assert told["runs"] == len(lines)
+    assert told["repeated"]["runs"] == sum(count - 1 for count in attempts.values())
+    assert told["periodic"] == len({task_id for task_id, kind, _ in lines if kind == "tick"})
+    assert told["sent"] == sum(kind["sent"] for kind in told["kinds"].values())
+    ended = sum(kind["succeeded"] + kind["failed"] + kind["revoked"] for kind in told["kinds"].values())
+    assert told["sent"] == ended
+    assert told["kinds"]["never"] == {"sent": 1, "succeeded": 0, "failed": 0, "revoked": 1, "runs": 0}
+    assert told["kinds"]["crashing"]["runs"] == 2 * told["kinds"]["crashing"]["sent"]
+    first, second = told["led"]
+    assert first == told["killed"] != second
+    assert told["elected"] in ("demo1", "demo2", "demo3")
+
+
+def _nothing_left(home: Path) -> None:
+    """Every process of the demo has its folder in its environment."""
+
+    def left() -> list[int]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and str(home) in process.environ().get("DEMO_LEDGER", ""):
+                    found.append(process.pid)
+            except psutil.Error:
+                continue
+        return found
+
+    wait_until(lambda: not left(), deadline_s=10, what="all processes of the demo to be gone")
