@@ -4,8 +4,6 @@ The same request goes to a worker of ours and to one of Celery 5.7, and what bot
 word for word where the answer is fixed, by its form where it holds facts of the worker.
 """
 
-import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.interop.mixed_cluster import Client, MixedCluster, program_of
+from tests.interop.mixed_cluster import Client, MixedCluster
 from tests.waiting import wait_until
 from umbel.app.workers import node_name
 
@@ -203,34 +201,3 @@ def test_revoking_reaches_both_kinds_of_workers(client: Client) -> None:
         return all(task_id in ids for ids in tell(client, "revoked").values())
 
     wait_until(known, what="both to know")
-
-
-def test_the_celery_command_sees_our_workers(cluster: MixedCluster) -> None:
-    """The real program, because its own checks of replies are part of it."""
-
-    def celery(*words: str) -> Any:
-        command = [str(program_of("celery", "celery")), "-A", "shared_tasks", *words]
-        done = subprocess.run(
-            command,
-            cwd=Path(__file__).parent,
-            env={
-                "CELERY_BROKER_URL": cluster.broker,
-                "CELERY_RESULT_BACKEND": cluster.backend,
-                "PATH": "/usr/bin:/bin",
-                "HOME": str(cluster.home),
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    names = f"{OURS},{THEIRS}"
-    pinged = json.loads(celery("inspect", "ping", "-d", names, "--json", "-t", "20"))
-    assert pinged == {OURS: {"ok": "pong"}, THEIRS: {"ok": "pong"}}
-    told = celery("control", "rate_limit", ADD, "0", "-d", OURS, "-t", "20")
-    assert "rate limit disabled successfully" in told
-    assert "2 nodes online" in celery("status", "-d", names, "-t", "20")

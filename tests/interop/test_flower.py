@@ -92,6 +92,9 @@ def test_flower_sees_a_worker_and_its_buttons_take_effect(cluster: MixedCluster,
     assert f"{ADD} [rate_limit=100/m]" in seen()["registered"]
     limited = flower.post(f"/api/task/timeout/{ADD}", {"workername": node, "soft": 30, "hard": 60})
     assert limited == {"message": "time limits set successfully"}
+    inspect = cluster.ours.app.control.inspect([node], timeout=20.0)
+    limits = inspect.registered("time_limit", "soft_time_limit")
+    assert limits is not None and f"{ADD} [time_limit=60.0 soft_time_limit=30.0]" in limits[node]
 
     assert flower.post(f"/api/worker/shutdown/{node}") == {"message": "Shutting down!"}
     assert cluster.ours.workers.pop("potted").wait(30) == 0
