@@ -187,6 +187,12 @@ def _linger(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
+def _never_yield() -> None:
+    """Never lets another greenlet have its turn."""
+    while True:
+        pass
+
+
 def _fork_and_return(_: Any) -> int:
     pid = os.fork()
     if pid:
@@ -230,5 +236,6 @@ _VERBS: dict[str, Callable[[Any, TestHost], Any]] = {
     "hold": lambda argument, host: _hold(*argument),
     "leak": lambda mebibytes, host: _leak(mebibytes),
     "version": lambda argument, host: host.version,
+    "never-yield": lambda argument, host: _never_yield(),
     "random": lambda argument, host: random.random(),
 }

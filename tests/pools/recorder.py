@@ -101,9 +101,10 @@ async def running(
 
 
 def hands_of(pool: Pool) -> int:
-    """How many children it has, or threads."""
+    """How many children it has, threads or greenlets."""
     about = pool.describe()
-    return about["threads"] if "threads" in about else len(about["processes"])
+    hands: int = about.get("threads") or about.get("greenlets") or len(about["processes"])
+    return hands
 
 
 async def until_waiting(gate: Path) -> None:

@@ -34,6 +34,7 @@ def choose_pool(
         host=host,
         node=node,
         concurrency=_concurrency(settings),
+        green_children=settings.worker_gevent_children,
         loglevel=logs.loglevel,
         logfile=logs.logfile,
         log_json=logs.log_json,

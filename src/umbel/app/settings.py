@@ -54,7 +54,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     result_extended: bool = False
 
     worker_concurrency: int | None = None  # None: the number of cores
-    worker_pool: Literal["prefork", "solo", "threads", "asyncio"] = "prefork"
+    worker_pool: Literal["prefork", "solo", "threads", "asyncio", "gevent"] = "prefork"
+    worker_gevent_children: int = 1  # processes that share the greenlets
     worker_queues: tuple[str, ...] = ()  # (): the default queue
     worker_prefetch_max: int = 1000
     worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs
@@ -117,6 +118,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
 _AT_LEAST: Mapping[str, float] = {
     "worker_concurrency": 1,
+    "worker_gevent_children": 1,
     "worker_prefetch_max": 1,
     "task_max_deliveries": 1,
     "task_repr_max_chars": 64,

@@ -23,7 +23,7 @@ log = logging.getLogger("umbel.worker")
 )
 @click.option("-n", "--hostname", metavar="NAME[@HOST]", help="The node's name; %h is this host.")
 @click.option("-Q", "--queues", metavar="A,B", help="Queues to consume, in a fair rotation.")
-@click.option("-P", "--pool", help="prefork (default), asyncio, threads or solo.")
+@click.option("-P", "--pool", help="prefork (default), asyncio, gevent, threads or solo.")
 @click.option("-l", "--loglevel", type=click.Choice(LEVELS, case_sensitive=False), default="info")
 @click.option("-f", "--logfile", type=click.Path(dir_okay=False), help="Log here instead of to stderr.")
 @click.option(

@@ -7,7 +7,9 @@ limit that ends a task only sometimes is worse than none: one relies on it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-GREEN = frozenset({"asyncio"})  # many tasks share a thread, and each must give it back of its own will
+GREEN = frozenset(
+    {"asyncio", "gevent"}
+)  # many tasks share a thread, and each must give it back of its own will
 PREFERRED = "prefork"  # where everything works
 
 
@@ -39,6 +41,8 @@ _NO_KILL = "a thread cannot be ended from outside"
 _NO_CHILDREN = "tasks run in the worker's own process: there is no child to replace"
 _COROUTINES_ONLY = "plain functions run in threads, and a thread cannot be ended from outside"
 _NO_STARTS = "tasks run in the worker's own process: no child is started"
+_NO_LOOP = "greenlets have no event loop for `async def` tasks: the asyncio pool has one"
+_SHARED = "a child runs many tasks at once and is never idle to be replaced"
 _ONE_ONLY = "it runs one task at a time"
 
 ABILITIES: Mapping[str, Abilities] = {
@@ -69,6 +73,13 @@ ABILITIES: Mapping[str, Abilities] = {
         max_tasks_per_child=_NO_CHILDREN,
         max_memory_per_child=_NO_CHILDREN,
         child_start=_NO_STARTS,
+    ),
+    "gevent": Abilities(
+        async_hard_limits=_NO_LOOP,
+        async_tasks=_NO_LOOP,
+        async_terminate=_NO_LOOP,
+        max_tasks_per_child=_SHARED,
+        max_memory_per_child=_SHARED,
     ),
 }
 

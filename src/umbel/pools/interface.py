@@ -132,6 +132,8 @@ class PoolSettings:
     logfile: str | None = None
     log_json: bool = False
     child_start: Literal["auto", "fork", "spawn"] = "auto"
+    green: bool = False  # children are patched by gevent
+    green_children: int = 1
     start_timeout_s: float = 60.0
     start_attempts: int = 10  # failed starts in a row, after which a pool without a child has failed
     max_tasks_per_child: int | None = None

@@ -39,10 +39,17 @@ def _asyncio(settings: PoolSettings) -> Pool:
     return AsyncioPool(settings)
 
 
+def _gevent(settings: PoolSettings) -> Pool:
+    from umbel.pools.gevent import GeventPool
+
+    return GeventPool(settings)
+
+
 # Each imports its module when asked: a worker needs one of them, a client none.
 _POOLS: dict[str, Callable[[PoolSettings], Pool]] = {
     "prefork": _prefork,
     "solo": _solo,
     "threads": _threads,
     "asyncio": _asyncio,
+    "gevent": _gevent,
 }

@@ -26,7 +26,7 @@ import threading
 import traceback
 from collections import deque
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 from setproctitle import setproctitle
@@ -51,6 +51,9 @@ from umbel.wire.frames import (
     encode_frame,
 )
 
+if TYPE_CHECKING:
+    from umbel.pools.gevent_child import GreenChild
+
 STATUS_BROKEN = 70  # something went wrong in the child itself; EX_SOFTWARE of sysexits.h
 
 INTERRUPT = signal.SIGURG
@@ -70,7 +73,7 @@ def run_child(
 ) -> NoReturn:
     """Live as a child and end the process. `host` is None in a child that has to load it."""
     status = STATUS_BROKEN
-    child = Child(channel, tokens)
+    child = _make_child(setup, channel, tokens)
     try:
         _settle_in(setup, number, parent)
         if host is None:
@@ -92,6 +95,14 @@ def run_child(
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def _make_child(setup: Setup, channel: socket.socket, tokens: int) -> "Child | GreenChild":
+    if not setup.green:
+        return Child(channel, tokens)
+    from umbel.pools.gevent_child import GreenChild
+
+    return GreenChild(channel)
 
 
 def _settle_in(setup: Setup, number: int, parent: int) -> None:
@@ -226,6 +237,11 @@ def main(arguments: list[str]) -> NoReturn:
     number, channel, tokens, parent = map(int, arguments[1:])
     os.set_inheritable(channel, False)
     os.set_inheritable(tokens, False)
+    if setup.green:
+        from umbel.pools.gevent_child import patch_before_loading, patch_the_rest
+
+        patch_before_loading()
+        patch_the_rest()
     run_child(setup, number, socket.socket(fileno=channel), tokens, parent=parent, host=None)
 
 

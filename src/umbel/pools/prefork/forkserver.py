@@ -81,6 +81,10 @@ class ForkServer:
 
     def _load(self) -> None:
         kernel.die_with_parent()  # while importing, nobody watches the control socket
+        if self._setup.green:
+            from umbel.pools.gevent_child import patch_before_loading
+
+            patch_before_loading()
         sockets = kernel.open_sockets()
         spec = HostSpec(self._setup.loader, self._setup.target, self._setup.search_path)
         loaded = call_guarded(load_host, spec)
@@ -164,6 +168,10 @@ class ForkServer:
                 ours.close()
             for fd in self._fds:  # of children that are still to be made
                 os.close(fd)
+            if self._setup.green:
+                from umbel.pools.gevent_child import patch_the_rest
+
+                patch_the_rest()
             run_child(
                 self._setup, child, socket.socket(fileno=channel), tokens, parent=parent, host=self._host
             )

@@ -40,6 +40,7 @@ class Setup(msgspec.Struct, frozen=True):
     logfile: str | None
     log_json: bool
     child_start: Literal["auto", "fork", "spawn"]
+    green: bool = False  # children run greenlets: gevent's patches come before the app
 
 
 def setup_of(settings: PoolSettings) -> Setup:
@@ -53,6 +54,7 @@ def setup_of(settings: PoolSettings) -> Setup:
         logfile=settings.logfile,
         log_json=settings.log_json,
         child_start=settings.child_start,
+        green=settings.green,
     )
 
 
@@ -92,6 +94,12 @@ class NotForked(msgspec.Struct, frozen=True, array_like=True, tag=12):
 class Exited(msgspec.Struct, frozen=True, array_like=True, tag=13):
     key: int
     status: int  # as waitpid gave it
+
+
+class EndJob(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
+    """To a green child: end this job, and give a sign (a Ready) that you have heard it."""
+
+    job: int
 
 
 ToServer = Fork | Signal

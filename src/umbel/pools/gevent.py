@@ -1,0 +1,270 @@
+"""GeventPool: many jobs at once in greenlets, in child processes whose modules gevent has patched.
+
+Children come from prefork's fork server (`green_children.py`). Each takes its share of the concurrency;
+there is one unless `worker_gevent_children` says otherwise: greenlets of one process share one core.
+
+Limits are timed here, from the moment a job is sent. At a hard limit the greenlet is ended. If it does
+not end (it swallows that), the verdict is given all the same. If its child gives no sign at all, a job
+holds up everybody in there: the child is killed, and the others' jobs come back to be run again.
+
+When a child dies of itself nobody knows which of its jobs it was. None is charged; they come back as
+redelivered, and a redelivered job runs in a child of its own, where the next death is its doing.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from umbel.errors import BadSetting, PoolError
+from umbel.pools.abilities import ABILITIES
+from umbel.pools.green_children import GreenChild, GreenChildren
+from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings, Told
+from umbel.pools.prefork.messages import EndJob, batch_frames
+from umbel.wire.frames import Cancel, SoftLimit, encode_frame
+
+_BRIEF_S = 0.25  # below this, a job that waits here is worth more than one left to other nodes
+_END_S = 1.0  # for a greenlet to end at its hard limit, before the verdict
+_LIMIT = "its limit"
+_STOPPED = "the pool was stopped before it started"
+_CUT_OFF = "its job was still running when the pool had to stop"
+
+
+@dataclass(slots=True)
+class _Running:
+    job: Job
+    child: GreenChild
+    soft: asyncio.TimerHandle | None = None
+    hard: asyncio.TimerHandle | None = None
+    ended_by: str = ""  # why it was told to end
+
+    def disarm(self) -> None:
+        for timer in (self.soft, self.hard):
+            if timer is not None:
+                timer.cancel()
+
+
+class GeventPool:
+    abilities = ABILITIES["gevent"]
+    is_green = True
+
+    def __init__(self, settings: PoolSettings) -> None:
+        if find_spec("gevent") is None:
+            problem = "gevent is not installed; install it with: pip install 'umbel[gevent]'"
+            raise BadSetting("pool", "gevent", problem, source="the worker's options")
+        self._settings = settings
+        self._size = settings.concurrency
+        self._waiting: deque[Job] = deque()
+        self._suspects: deque[Job] = deque()  # redelivered: each runs alone in a child
+        self._running: dict[int, _Running] = {}
+        self._typical_s: float | None = None
+        self._closing = False
+        self._listener: PoolListener | None = None
+
+    # ---- the interface -----------------------------------------------------------------------------
+
+    async def start(self, listener: PoolListener) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._ended = asyncio.Event()
+        self._children = GreenChildren(replace(self._settings, green=True), self)
+        try:
+            await self._children.start(min(self._settings.green_children, self._size))
+        except (PoolError, asyncio.CancelledError):
+            self._closing = True
+            await self._children.stop(grace_s=0.0)
+            raise
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            (self._suspects if job.redelivered else self._waiting).append(job)
+        if self._closing:
+            self._give_up()
+        self._start_next()
+
+    def room(self) -> int:
+        if self._closing:
+            return 0
+        is_brief = self._typical_s is not None and self._typical_s < _BRIEF_S
+        held = len(self._running) + len(self._waiting) + len(self._suspects)
+        return max(0, self._size * (2 if is_brief else 1) - held)
+
+    def withdraw(self) -> Sequence[Job]:
+        jobs = (*self._suspects, *self._waiting)
+        self._suspects.clear()
+        self._waiting.clear()
+        return jobs
+
+    def cancel_job(self, number: int) -> bool:
+        return self._send(number, Cancel(number))
+
+    def terminate_job(self, number: int, signum: int) -> bool:
+        if number in self._running:
+            self._running[number].ended_by = "a request"
+        return self._send(number, EndJob(number))
+
+    def interrupt(self) -> int:
+        return sum(self._send(number, SoftLimit(number, stopping=True)) for number in self._running)
+
+    def resize(self, by: int) -> int:
+        size = self._size + by
+        if size < 1:
+            raise PoolError(f"a pool for {self._size} jobs cannot lose {-by}: at least one stays")
+        self._size = size
+        self._start_next()
+        return size
+
+    def describe(self) -> dict[str, Any]:
+        children = self._children if self._listener is not None else None
+        return {
+            "implementation": "gevent",
+            "max-concurrency": self._size,
+            "processes": children.pids() if children else [],
+            "fork-server": children.server_pid if children else None,
+            "greenlets": self._size,
+            "running": {one.job.task_id: one.child.link.pid for one in self._running.values()},
+            "waiting": len(self._waiting) + len(self._suspects),
+        }
+
+    async def stop(self, *, grace_s: float) -> None:
+        if self._listener is None or self._closing:
+            return
+        self._closing = True
+        self._give_up()
+        try:
+            async with asyncio.timeout(grace_s):
+                while self._running:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            pass
+        cut_off = list(self._running)
+        self._lose([LostJob(number, started=False, reason=_CUT_OFF, ran=True) for number in cut_off])
+        await self._children.stop(grace_s=0.0 if cut_off else self._settings.stop_grace_s)
+
+    # ---- starting jobs -----------------------------------------------------------------------------
+
+    def _start_next(self) -> None:
+        """Whatever has a place goes out; the jobs for one child together."""
+        if self._listener is None or self._closing:
+            return
+        share = -(-self._size // self._children.wanted)
+        batches: dict[int, tuple[GreenChild, list[Job]]] = {}
+        while self._waiting and (child := self._children.least_busy(share)) is not None:
+            self._place(self._waiting.popleft(), child, batches)
+        while self._suspects and (child := self._children.for_one_alone()) is not None:
+            self._place(self._suspects.popleft(), child, batches)
+        if not self._suspects:
+            self._children.dismiss_idle_singles()
+        for child, jobs in batches.values():
+            child.link.send(batch_frames(0, jobs))
+            now = time.time()
+            self._listener.on_started([(job.number, now, child.link.pid) for job in jobs])
+
+    def _place(self, job: Job, child: GreenChild, batches: dict[int, tuple[GreenChild, list[Job]]]) -> None:
+        child.jobs.add(job.number)
+        running = self._running[job.number] = _Running(job, child)
+        if job.soft_limit_s is not None:
+            limit = SoftLimit(job.number)
+            running.soft = self._loop.call_later(job.soft_limit_s, self._send, job.number, limit)
+        if job.hard_limit_s is not None:
+            running.hard = self._loop.call_later(job.hard_limit_s, self._on_hard_limit, job.number)
+        batches.setdefault(child.link.key, (child, []))[1].append(job)
+
+    # ---- limits ------------------------------------------------------------------------------------
+
+    def _send(self, number: int, message: SoftLimit | Cancel | EndJob) -> bool:
+        running = self._running.get(number)
+        if running is None:
+            return False
+        running.child.link.send(encode_frame(message))
+        return True
+
+    def _on_hard_limit(self, number: int) -> None:
+        running = self._running[number]
+        running.ended_by = _LIMIT
+        self._send(number, EndJob(number))
+        running.hard = self._loop.call_later(_END_S, self._on_deaf, number, self._loop.time())
+
+    def _on_deaf(self, number: int, since: float) -> None:
+        """It was told to end and goes on, or its child does not even listen."""
+        running = self._running[number]
+        self._lose([_ended(running.job.number, _LIMIT)])
+        if running.child.sign_at < since:
+            self._children.kill(running.child, f"{running.job.task} held it up beyond its time limit")
+        self._start_next()
+
+    # ---- from the children (GreenListener) ---------------------------------------------------------
+
+    def on_ready(self) -> None:
+        self._start_next()
+
+    def on_told(self, told: Told) -> None:
+        self._listen().on_told(told)
+
+    def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
+        ended: list[Outcome] = []
+        lost: list[LostJob] = []
+        for outcome in outcomes:
+            running = self._forget(outcome.number)
+            if running is None:
+                continue
+            if outcome.kind == "cancelled" and running.ended_by:
+                lost.append(_ended(outcome.number, running.ended_by))
+            else:
+                self._typical_s = outcome.runtime_s
+                ended.append(outcome)
+        self._ended.set()
+        self._start_next()
+        if ended:
+            self._listen().on_outcomes(ended, pid)
+        if lost:
+            self._listen().on_lost(lost)
+
+    def on_gone(self, child: GreenChild, reason: str, *, by_us: bool) -> None:
+        """Only one that was alone in there is known to have done it."""
+        charged = len(child.jobs) == 1 and not by_us
+        lost = []
+        for number in list(child.jobs):
+            running = self._forget(number)
+            if running is not None and running.ended_by == _LIMIT:
+                lost.append(_ended(number, _LIMIT))
+            elif running is not None:
+                lost.append(LostJob(number, started=charged, reason=reason, ran=True))
+        self._ended.set()
+        if lost:
+            self._listen().on_lost(lost)
+        self._start_next()
+
+    def on_child(self, what: str, fields: dict[str, Any]) -> None:
+        self._listen().on_child(what, fields)
+
+    # ---- on the way out ----------------------------------------------------------------------------
+
+    def _forget(self, number: int) -> _Running | None:
+        running = self._running.pop(number, None)
+        if running is not None:
+            running.disarm()
+            running.child.jobs.discard(number)
+        return running
+
+    def _give_up(self) -> None:
+        self._lose([LostJob(job.number, started=False, reason=_STOPPED) for job in self.withdraw()])
+
+    def _lose(self, lost: Sequence[LostJob]) -> None:
+        for one in lost:
+            self._forget(one.number)
+        if lost:
+            self._listen().on_lost(lost)
+
+    def _listen(self) -> PoolListener:
+        assert self._listener is not None, "jobs come after start()"
+        return self._listener
+
+
+def _ended(number: int, by: str) -> LostJob:
+    reason = f"it was ended by {by}"
+    return LostJob(number, started=by == _LIMIT, reason=reason, timed_out=by == _LIMIT, ran=True)

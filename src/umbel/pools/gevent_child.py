@@ -1,0 +1,142 @@
+"""A green child: many jobs at once, each in a greenlet, in one process whose modules gevent has patched.
+
+The patch comes in two parts. What an app may have imported by name (sockets, locks, `sleep`, `Popen`)
+is patched in the fork server before the app is loaded; the child would be too late. What the server
+needs for itself (`fork`, `waitpid`, signals) is patched in the child.
+
+An exception for a job is thrown into its greenlet while it waits inside a guarded call; elsewhere it
+would hit our own code, so it waits. A greenlet that never waits cannot be reached: the main process
+sees that this child gives no sign, and ends it.
+"""
+
+import contextlib
+import os
+import socket
+import warnings
+from time import time
+from typing import Any
+
+import gevent
+from gevent import monkey
+
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
+from umbel.pools.guard import Returned, call_guarded, is_guarded
+from umbel.pools.hosting import in_one_line
+from umbel.pools.interface import Job, Outcome, Runner, Told
+from umbel.pools.prefork.messages import EndJob, ToChild
+from umbel.wire.frames import Cancel, FrameReader, JobBatch, Outcomes, Ready, SoftLimit, Stop, encode_frame
+
+_READ_BYTES = 64 * 1024
+_AGAIN_S = 0.01  # until the next try to reach a job
+
+
+GreenToChild = ToChild | EndJob
+
+
+class _Ended(BaseException):
+    """No Exception, so that a task does not catch it by accident."""
+
+
+def patch_before_loading() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that signals come later: they do, in the child
+        monkey.patch_all(os=False, signal=False)
+
+
+def patch_the_rest() -> None:
+    gevent.reinit()
+    monkey.patch_os()
+    monkey.patch_signal()
+
+
+def _call(runner: Runner, job: Job) -> Outcome:
+    return runner(job)
+
+
+class GreenChild:
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel  # a patched one: it waits without holding up the others
+        self._reader: FrameReader[Any] = FrameReader(GreenToChild)
+        self._jobs: dict[int, gevent.Greenlet] = {}
+        self._pid = os.getpid()
+        self._outbox: list[bytearray] = []
+        self._writing = False
+
+    def serve(self, runner: Runner) -> None:
+        """Run jobs until told to stop, or until the main process is gone."""
+        self._send(encode_frame(Ready(self._pid)))
+        while True:
+            try:
+                data = self._channel.recv(_READ_BYTES)
+            except ConnectionError:
+                return
+            if not data:
+                return
+            for message in self._reader.feed(data):
+                if isinstance(message, Stop):
+                    gevent.joinall(list(self._jobs.values()))
+                    return
+                self._do(message, runner)
+
+    def tell(self, told: Told) -> None:
+        self._send(encode_frame(told))
+
+    def _do(self, message: Any, runner: Runner) -> None:
+        match message:
+            case JobBatch(_, jobs):
+                for job in jobs:
+                    self._jobs[job.number] = gevent.spawn(self._run, job, runner)
+            case SoftLimit(job, stopping):
+                error = WorkerStopping("the worker stops; the task goes back to its queue")
+                self._throw(job, error if stopping else SoftTimeLimitExceeded("the soft time limit passed"))
+            case Cancel(job):
+                self._throw(job, TaskCancelled("cancelled"))
+            case EndJob(job):
+                self._throw(job, _Ended())
+                self._send(encode_frame(Ready(self._pid)))
+
+    def _run(self, job: Job, runner: Runner) -> None:
+        started_at = time()
+        try:
+            ran = call_guarded(_call, runner, job)
+        except _Ended:
+            ran = Returned(Outcome(job.number, "cancelled", started_at, time() - started_at))
+        finally:
+            del self._jobs[job.number]
+        if isinstance(ran, Returned):
+            outcome = ran.value
+        elif isinstance(ran.error, SystemExit):
+            raise ran.error  # the runner lets it pass where the process has to end
+        else:  # interrupted in the moment in which it ended: it has to run again
+            summary = in_one_line(ran.error)
+            outcome = Outcome(job.number, "requeued", started_at, time() - started_at, summary=summary)
+        if os.getpid() != self._pid:
+            os._exit(0)  # the task forked and its copy came back here
+        self._send(encode_frame(Outcomes((outcome,))))
+
+    def _throw(self, number: int, error: BaseException) -> None:
+        """In the hub's next turn, or in a later one, when the job waits where it may be interrupted."""
+        gevent.get_hub().loop.run_callback(self._throw_now, number, error)
+
+    def _throw_now(self, number: int, error: BaseException) -> None:
+        greenlet = self._jobs.get(number)
+        if greenlet is None:
+            return
+        if is_guarded(greenlet.gr_frame, within=_call.__code__):
+            greenlet.throw(error)
+        else:
+            gevent.spawn_later(_AGAIN_S, self._throw, number, error)
+
+    def _send(self, frame: bytearray) -> None:
+        """Whole frames, in order: whoever finds nobody writing writes for all."""
+        self._outbox.append(frame)
+        if self._writing:
+            return
+        self._writing = True
+        try:
+            while self._outbox:
+                frames, self._outbox = self._outbox, []
+                with contextlib.suppress(ConnectionError):  # the reader notices
+                    self._channel.sendall(b"".join(frames))
+        finally:
+            self._writing = False

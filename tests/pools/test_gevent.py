@@ -1,0 +1,107 @@
+"""The contract on the gevent pool, and what only it promises (F10)."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from tests.pools.contract import PoolContract
+from tests.pools.host import make_job
+from tests.pools.recorder import running, until_waiting
+
+
+class TestGevent(PoolContract):
+    name = "gevent"
+
+
+def test_a_hundred_jobs_wait_at_once_in_one_process(tmp_path: Path) -> None:
+    """None could end before all have begun. The sleep they call was imported by name."""
+
+    async def scenario() -> None:
+        async with running("gevent", concurrency=100) as (pool, recorder):
+            gate = tmp_path / "gate"
+            pool.submit([make_job(number, "wait-for", str(gate)) for number in range(100)])
+            await until_waiting(gate)
+            pool.submit([make_job(100, "facts")])
+            gate.touch()
+            await recorder.until_back(*range(101))
+            assert set(recorder.pids.values()) == {recorder.value(100)["pid"]}
+            assert recorder.value(100)["pid"] != os.getpid()
+
+    asyncio.run(scenario())
+
+
+def test_jobs_are_shared_among_children(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running("gevent", concurrency=4, green_children=2) as (pool, recorder):
+            gate = tmp_path / "gate"
+            pool.submit([make_job(number, "wait-for", str(gate)) for number in range(4)])
+            gate.touch()
+            await recorder.until_back(*range(4))
+            assert len(set(recorder.pids.values())) == 2
+
+    asyncio.run(scenario())
+
+
+def test_when_a_child_dies_nobody_is_charged_who_was_not_alone(tmp_path: Path) -> None:
+    """F3, F8: a redelivered job runs in a child of its own, and is charged when that dies."""
+
+    async def scenario() -> None:
+        async with running("gevent", concurrency=4) as (pool, recorder):
+            gate = tmp_path / "gate"
+            pool.submit([make_job(1, "wait-for", str(gate))])
+            await until_waiting(gate)
+            pool.submit([make_job(2, "kill", signal.SIGKILL)])
+            await recorder.until_back(1, 2)
+            assert [(recorder.lost[number].started, recorder.lost[number].ran) for number in (1, 2)] == [
+                (False, True)
+            ] * 2
+            pool.submit([make_job(3, "wait-for", str(gate))])
+            pool.submit([make_job(4, "kill", signal.SIGKILL, redelivered=True)])
+            pool.submit([make_job(5, "return", "still here", redelivered=True)])
+            await recorder.until_back(4, 5)
+            assert recorder.lost[4].started
+            assert recorder.value(5) == "still here"
+            assert 3 not in recorder.came_back
+            gate.touch()
+            await recorder.until_back(3)
+            assert recorder.value(3) == "released"
+            await recorder.until(lambda: len(pool.describe()["processes"]) == 1, what="singles to leave")
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_holds_up_its_child_beyond_its_limit_takes_the_child_with_it(tmp_path: Path) -> None:
+    """It fails; what was stuck behind it comes back, not charged, to run again."""
+
+    async def scenario() -> None:
+        async with running("gevent", concurrency=4) as (pool, recorder):
+            gate = tmp_path / "gate"
+            pool.submit([make_job(1, "wait-for", str(gate))])
+            await until_waiting(gate)
+            pool.submit([make_job(2, "never-yield", None, hard_limit_s=0.05)])
+            await recorder.until_back(1, 2)
+            assert recorder.lost[2].timed_out
+            assert (recorder.lost[1].started, recorder.lost[1].ran) == (False, True)
+            pool.submit([make_job(3)])
+            await recorder.until_back(3)
+            assert recorder.outcomes[3].kind == "success"
+
+    asyncio.run(scenario())
+
+
+def test_a_hard_limit_ends_one_greenlet_and_no_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running("gevent", concurrency=4) as (pool, recorder):
+            gate, other = tmp_path / "gate", tmp_path / "other"
+            pool.submit([make_job(1, "wait-for", str(gate))])
+            await until_waiting(gate)
+            pool.submit([make_job(2, "wait-for", str(other), hard_limit_s=0.05)])
+            await recorder.until_back(2)
+            assert recorder.lost[2].timed_out
+            assert not recorder.deaths()
+            gate.touch()
+            await recorder.until_back(1)
+            assert recorder.value(1) == "released"
+
+    asyncio.run(scenario())
