@@ -19,6 +19,8 @@ ASKED: dict[str, Any] = {
     "worker_max_tasks_per_child": 10,
     "worker_max_memory_per_child": "100M",
     "worker_max_memory_hard": "100M",
+    "worker_autoscale": [4, 2],
+    "worker_gevent_children": 2,
 }
 
 

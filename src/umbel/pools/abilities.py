@@ -28,6 +28,7 @@ class Abilities:
     max_tasks_per_child: str = ""
     max_memory_per_child: str = ""
     child_start: str = ""
+    gevent_children: str = ""
 
     def unenforceable(self, *, is_async: bool, soft: bool, hard: bool) -> str:
         """Why a task with such limits cannot run here; "" when it can."""
@@ -43,10 +44,11 @@ _COROUTINES_ONLY = "plain functions run in threads, and a thread cannot be ended
 _NO_STARTS = "tasks run in the worker's own process: no child is started"
 _NO_LOOP = "greenlets have no event loop for `async def` tasks: the asyncio pool has one"
 _SHARED = "a child runs many tasks at once and is never idle to be replaced"
+_NO_GREENLETS = "it has no greenlets to share among processes"
 _ONE_ONLY = "it runs one task at a time"
 
 ABILITIES: Mapping[str, Abilities] = {
-    "prefork": Abilities(),
+    "prefork": Abilities(gevent_children=_NO_GREENLETS),
     "solo": Abilities(
         hard_limits=_NO_KILL,
         async_hard_limits=_NO_KILL,
@@ -57,6 +59,7 @@ ABILITIES: Mapping[str, Abilities] = {
         max_tasks_per_child=_NO_CHILDREN,
         max_memory_per_child=_NO_CHILDREN,
         child_start=_NO_STARTS,
+        gevent_children=_NO_GREENLETS,
     ),
     "threads": Abilities(
         hard_limits=_NO_KILL,
@@ -66,6 +69,7 @@ ABILITIES: Mapping[str, Abilities] = {
         max_tasks_per_child=_NO_CHILDREN,
         max_memory_per_child=_NO_CHILDREN,
         child_start=_NO_STARTS,
+        gevent_children=_NO_GREENLETS,
     ),
     "asyncio": Abilities(
         hard_limits=_COROUTINES_ONLY,
@@ -73,6 +77,7 @@ ABILITIES: Mapping[str, Abilities] = {
         max_tasks_per_child=_NO_CHILDREN,
         max_memory_per_child=_NO_CHILDREN,
         child_start=_NO_STARTS,
+        gevent_children=_NO_GREENLETS,
     ),
     "gevent": Abilities(
         async_hard_limits=_NO_LOOP,
@@ -87,6 +92,7 @@ ABILITIES: Mapping[str, Abilities] = {
 OPTIONS: Mapping[str, str] = {
     "worker_child_start": "child_start",
     "worker_autoscale": "autoscale",
+    "worker_gevent_children": "gevent_children",
     "worker_max_tasks_per_child": "max_tasks_per_child",
     "worker_max_memory_per_child": "max_memory_per_child",
     "worker_max_memory_hard": "max_memory_per_child",
@@ -105,6 +111,7 @@ TITLES: Mapping[str, str] = {
     "max_tasks_per_child": "`max_tasks_per_child`",
     "max_memory_per_child": "`max_memory_per_child`",
     "child_start": "`worker_child_start`",
+    "gevent_children": "`worker_gevent_children`",
 }
 
 
