@@ -14,6 +14,7 @@ from tests.brokers.contract_sharing import (
     LeadershipContract,
     RevokesContract,
 )
+from tests.brokers.contract_unique import UniqueContract
 from tests.brokers.contract_verdicts import OwnershipContract, VerdictsContract
 
 
@@ -26,6 +27,7 @@ class BrokerContract(
     RevokesContract,
     LeadershipContract,
     MarksContract,
+    UniqueContract,
     ControlContract,
     ProcessesContract,
 ):

@@ -34,6 +34,7 @@ from umbel.app.signals import Signals
 from umbel.app.task import AsyncTask, Task
 from umbel.app.topics import AT_MOST_ONCE, HandlerT, Topics
 from umbel.app.tracer import Tracer, make_tracer
+from umbel.app.uniqueness import is_unique, send_unique
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Producer
@@ -186,6 +187,8 @@ class App:
     def send(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
+        if is_unique(self.tasks.get(name), options):
+            return send_unique(self, name, args, kwargs, options)
         prepared = self.prepare(name, args, kwargs, options, sender=current_request())
         self.publish([prepared])
         return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result)
@@ -193,10 +196,8 @@ class App:
     def ignores_result(self, name: str, options: SendOptions) -> bool:
         """Whether nobody will store the result of this call."""
         known = self.tasks.get(name)
-        for said in (options.get("ignore_result"), known.options.ignore_result if known else None):
-            if said is not None:
-                return said
-        return self.settings.task_ignore_result
+        stated = (options.get("ignore_result"), known.options.ignore_result if known else None)
+        return next((said for said in stated if said is not None), self.settings.task_ignore_result)
 
     def send_many(self, signatures: Iterable[Signature[Any]]) -> list[AsyncResult[Any]]:
         """Send many calls at once: one step for the broker, all of them or none."""

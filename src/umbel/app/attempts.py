@@ -81,5 +81,6 @@ def _stated(call: TaskCall, request: Request) -> dict[str, Any]:
         "queue": request.delivery_info["routing_key"],
         "stamped_headers": headers.stamped_headers,
         "stamps": headers.stamps,
+        "unique_token": headers.umbel_unique or None,
     }
     return {name: value for name, value in said.items() if value is not None}

@@ -13,6 +13,7 @@ from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
 from umbel.app.send_options import SendOptions, check_options, known_options
 from umbel.app.sending import Prepared
+from umbel.app.uniqueness import is_unique
 from umbel.errors import ConfigurationError, NotRegistered
 from umbel.protocol.sensitive import HIDDEN
 from umbel.wire.task import SignatureMap, check_signature
@@ -110,6 +111,8 @@ class Signature(Generic[R]):
     ) -> AsyncResult[R]:
         """Send it; further arguments go first, further options on top."""
         call = self.clone(args, kwargs, **options)
+        if type(call) is Signature and is_unique(self.app.tasks.get(self.task), call.options):
+            return self.app.send(call.task, call.args, call.kwargs, call.options)
         call.freeze()
         self.app.publish(call.prepare(sender=current_request()))
         result: AsyncResult[R] = call.handle()

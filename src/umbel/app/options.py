@@ -38,6 +38,7 @@ class TaskKeywords(TypedDict, total=False):
     serializer: Literal["json", "msgpack", "pickle"]
     track_started: bool
     sensitive: tuple[str, ...]
+    unique_for: Limit
 
 
 _TYPES = get_type_hints(TaskKeywords, include_extras=True)
@@ -58,6 +59,7 @@ class TaskOptions:
     serializer: str | None = None
     track_started: bool = False
     sensitive: tuple[str, ...] = ()
+    unique_for_s: float | None = None
     hides: Sensitive | None = None  # the same, once the function is known
 
 
@@ -87,6 +89,7 @@ def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOpti
         serializer=given.get("serializer"),
         track_started=given.get("track_started", False),
         sensitive=tuple(given.get("sensitive", ())),
+        unique_for_s=given.get("unique_for"),
     )
 
 

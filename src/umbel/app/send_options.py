@@ -38,13 +38,16 @@ class SendOptions(TypedDict, total=False):
     chord: SignatureMap
     stamped_headers: list[str]
     stamps: dict[str, Any]
+    unique_for: float
+    unique_key: str
+    unique_token: str  # the key that is held already; for the task's further attempts
 
 
 _TEXT, _NUMBER, _WHOLE, _MOMENT = (str,), (int, float), (int,), (datetime, str, int, float)
 # What each option must be; None is always "not given". A header of the wrong type would be
 # refused by every worker, so it is refused here, where it was written.
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("countdown", "time_limit", "soft_time_limit"), _NUMBER),
+    **dict.fromkeys(("countdown", "time_limit", "soft_time_limit", "unique_for"), _NUMBER),
     **dict.fromkeys(("eta", "expires"), _MOMENT),
     **dict.fromkeys(("retries", "group_index"), _WHOLE),
     **dict.fromkeys(("headers", "stamps"), (Mapping,)),

@@ -254,6 +254,7 @@ _HEADER_OF = {  # options that are headers, as they are
     "group_index": "group_index",
     "retries": "retries",
     "ignore_result": "ignore_result",
+    "unique_token": "umbel_unique",
 }
 
 

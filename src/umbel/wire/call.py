@@ -48,6 +48,7 @@ class TaskHeaders(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     stamps: dict[str, Any] = {}
     compression: str | msgspec.UnsetType | None = msgspec.UNSET
     redelivered: bool | msgspec.UnsetType | None = msgspec.UNSET
+    umbel_unique: str | msgspec.UnsetType | None = msgspec.UNSET  # ours: the key that a unique task holds
 
 
 class Embed(msgspec.Struct):

@@ -55,6 +55,7 @@ class Endings:
     def __init__(self, context: WorkerContext, desk: Desk, settler: Settler, events: TaskEvents) -> None:
         self._end_without_running = context.settings.end_without_running
         self._sends_results = sends_results(context.backend.url)
+        self._has_uniques = context.broker.capabilities.unique
         self._counters = context.counters
         self._shutdown = context.shutdown
         self._desk = desk
@@ -111,6 +112,14 @@ class Endings:
             self._settler.add(Bury(tag, reason, results=results, follow_ups=outcome.follow_ups))
         else:
             self._settler.add(Ack(tag, results, outcome.follow_ups))
+        if outcome.kind not in ("requeued", "retry"):
+            self._release(held)
+
+    def _release(self, held: Held) -> None:
+        """The task has ended: if it was unique, it may be sent again."""
+        key = held.headers.umbel_unique
+        if isinstance(key, str) and self._has_uniques:
+            self._settler.release(key, held.headers.id)
 
     def _log_ending(self, held: Held, outcome: Outcome) -> None:
         level = _LOGGED_AT[outcome.kind]
@@ -154,6 +163,7 @@ class Endings:
         self._settler.add(Return(held.delivery.tag, charged=charged, ran=lost.ran))
 
     def _end(self, held: Held, error: Exception, status: str) -> None:
+        self._release(held)
         ending = self._end_without_running(held.message, held.delivery.queue, error, status)
         results = self._addressed(held, ending.results)
         if held.run is not None and held.run.rules.acks_early:
@@ -164,6 +174,7 @@ class Endings:
     def bury(self, held: Held, error: Exception, *, charged: bool) -> None:
         self._counters.buried += 1
         self._events.failed(held, error)
+        self._release(held)
         ending = self._end_without_running(held.message, held.delivery.queue, error, FAILURE)
         reason = str(error)
         results = self._addressed(held, ending.results)

@@ -32,6 +32,7 @@ class Settler:
         self._waiting: list[Verdict] = []
         self._results: list[StoredResult] = []
         self._follow_ups: list[Outgoing] = []
+        self._uniques: list[tuple[str, str]] = []
         self._gathered = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -51,6 +52,11 @@ class Settler:
             self._results += results
             self._follow_ups += follow_ups
             self._wake()
+
+    def release(self, key: str, task_id: str) -> None:
+        """Free the key of a unique task, once its message is settled."""
+        self._uniques.append((key, task_id))
+        self._wake()
 
     async def drained(self) -> None:
         await self._idle.wait()
@@ -75,7 +81,7 @@ class Settler:
             if failures:
                 log.info("the broker takes results again", extra={"after_failures": failures})
             failures, self.problem = 0, ""
-            if not (self._waiting or self._results or self._follow_ups):
+            if not (self._waiting or self._results or self._follow_ups or self._uniques):
                 self._idle.set()
 
     async def _settle_gathered(self) -> None:
@@ -90,6 +96,13 @@ class Settler:
                     "finished after the lease had ended: not applied, another worker has these messages",
                     extra={"count": len(settled.refused)},
                 )
+        await self._release_gathered()
+
+    async def _release_gathered(self) -> None:
+        if self._uniques:
+            held = tuple(self._uniques)
+            await self._broker.coordination.release_unique(held)
+            del self._uniques[: len(held)]
 
     async def _with_results_stored(self, batch: list[Verdict]) -> list[Verdict]:
         if self._together:

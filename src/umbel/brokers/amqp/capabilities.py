@@ -25,6 +25,8 @@ CAPABILITIES = Capabilities(
         "claimed": "AMQP does not tell what other connections hold: only this process's claims are counted",
         "revokes": "a revoke reaches a busy worker with the next news, some milliseconds after it was "
         "recorded; one that asks RabbitMQ for messages has it before them",
+        "unique": "RabbitMQ has no register that is taken in one step and freed by the clock, and one queue "
+        "per key would outlive it; use Redis or the embedded broker for unique tasks",
         "fenced_publish": "RabbitMQ has no conditional publish: the holder is checked on its own "
         "connection just before",
     },

@@ -25,12 +25,13 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace as replace_fact
 
 from umbel.brokers.amqp import outbox, topology
+from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.facts import change, tell
 from umbel.brokers.amqp.holds import Holds, boot_time, heartbeat_for, is_held
 from umbel.brokers.amqp.records import ElectionFact, LeaseFact
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.interface import BrokerSettings
-from umbel.errors import BrokerUnavailable
+from umbel.errors import BrokerUnavailable, NotSupported
 from umbel.protocol import coordination as protocol
 from umbel.protocol.coordination import (
     Busy,
@@ -282,6 +283,9 @@ class AmqpCoordination:
         return is_heard and self._mine(f"election.{key}", holder, term) is not None
 
     # -- the clock -------------------------------------------------------------------------------
+
+    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        raise NotSupported(CAPABILITIES.reasons["unique"])
 
     async def raise_clock(self, value: int) -> int:
         session = await self._current()

@@ -24,7 +24,7 @@ from umbel.brokers.amqp.refusals import BrokerStarting, ChannelClosed
 from umbel.brokers.amqp.streams import OFFSET, PREFETCH, Followed, offset_of
 from umbel.brokers.amqp.topology import Exchange, Queue
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
-from umbel.errors import BrokerError, BrokerUnavailable, RevokesFull
+from umbel.errors import BrokerError, BrokerUnavailable, NotSupported, RevokesFull
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
 
@@ -50,6 +50,12 @@ class AmqpProducer:
     @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
+
+    def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        raise NotSupported(CAPABILITIES.reasons["unique"])
+
+    def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        raise NotSupported(CAPABILITIES.reasons["unique"])
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
         posts = outbox.tasks(batch, time())

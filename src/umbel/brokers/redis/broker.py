@@ -60,6 +60,7 @@ CAPABILITIES = Capabilities(
     event_log=True,
     priorities="0 first",
     events_of_others="fan-out",
+    unique=True,
 )
 LOST_CHECKS_PER_LEASE = 3
 REVOKES_PAGE = 5000

@@ -12,6 +12,7 @@ so this has a connection of its own.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -37,7 +38,7 @@ from umbel.wire.message import Outgoing
 REPLICAS_ASKED, REPLICA_WAIT_MS = 1, 200
 LOOK_FOR_REPLICAS_EVERY_S = 10.0
 
-_ELECTION, _LEASE = script("election"), script("lease")
+_ELECTION, _LEASE, _UNIQUE = script("election"), script("lease"), script("unique")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ElectionRequest).decode
 
@@ -108,6 +109,9 @@ class RedisCoordination:
         args = ("keep", b"") if data is None else ("change", data)
         messages = parkable(self._keys, batch, ())
         return await self._proven(await self._lease("publish", name, holder, term, *args, *messages))
+
+    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        await self._link.run(_UNIQUE, "release", self._keys.prefix, *chain.from_iterable(held))
 
     async def raise_clock(self, value: int) -> int:
         return int(await self._link.call("EVAL", _RAISE, 0, self._keys.clock, value))

@@ -37,6 +37,7 @@ Ours, which Celery does not know:
     umbel.revokes.expiry         zset    task id NUL header -> when it may be forgotten
     umbel.revokes.cursor         string  the last cursor given
     umbel.askers.<exchange>      zset    binding of a reply queue -> until when its asker is believed
+    umbel.unique.<key>           string  the id of the unique task that holds the key; gone with its time
     umbel.recorders              hash    recorder -> offset it has acknowledged
     umbel.events                 stream  the event log; the ids are "<offset>-0": at, key, body
     umbel.events.offset          string  the last offset given

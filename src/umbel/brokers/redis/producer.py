@@ -5,6 +5,7 @@ the connect time-out. A call whose connection broke before the reply may be sent
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.redis.address import parse_addresses
@@ -19,7 +20,7 @@ from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
 
-_LOG, _REVOKE = script("event_log"), script("revoke")
+_LOG, _REVOKE, _UNIQUE = script("event_log"), script("revoke"), script("unique")
 
 
 class RedisProducer:
@@ -55,6 +56,15 @@ class RedisProducer:
         args = append_arguments(self._keys, events, self._settings.event_log_max)
         kept: int = self._pool.run(_LOG, *args)
         return kept
+
+    def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        ttl_ms = max(1, round(ttl_s * 1000))
+        holder: bytes = self._pool.run(_UNIQUE, "hold", self._keys.prefix, key, task_id, ttl_ms)
+        return holder.decode()
+
+    def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        if held:
+            self._pool.run(_UNIQUE, "release", self._keys.prefix, *chain.from_iterable(held))
 
     def close(self) -> None:
         self._pool.close()

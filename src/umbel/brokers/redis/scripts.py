@@ -23,6 +23,7 @@ _PARTS = {
     "event_log": ("event_log",),
     "chord": ("chord",),
     "askers": ("askers",),
+    "unique": ("unique",),
     "election": ("coordination", "election"),
     "lease": ("marks", "coordination", "lease"),
 }

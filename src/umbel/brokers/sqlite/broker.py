@@ -41,6 +41,7 @@ CAPABILITIES = Capabilities(
     delayed=True,
     event_log=True,
     priorities="0 first",
+    unique=True,
 )
 WORK_S = 10.0  # the most that one operation may take once it has the database
 KEEP_ALIVES_PER_LEASE = 3

@@ -18,6 +18,7 @@ from umbel.brokers.sqlite import (
     messages,
     results,
     revokes,
+    uniques,
     waiters,
 )
 from umbel.brokers.sqlite.store import Store
@@ -83,6 +84,17 @@ class ClusterStore:
     def marked(self, node: str) -> int:
         with self._database.read() as db:
             return marks.read(db, node, self._clock.now().boot_s)
+
+    # -- keys of unique tasks ----------------------------------------------------------------------
+
+    def hold_unique(self, key: str, task_id: str, ttl_s: float) -> str:
+        with self._database.write(durable=True) as db:
+            now_s = self._clock.now().wall_s
+            return uniques.hold(db, key, task_id, now_s, now_s + ttl_s)
+
+    def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        with self._database.write() as db:
+            uniques.release(db, held)
 
     # -- the event log ---------------------------------------------------------------------------
 
@@ -233,6 +245,7 @@ class ClusterStore:
         self._repeat(lambda db: coordination.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: fanout.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: revokes.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
+        self._repeat(lambda db: uniques.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         with self._database.write() as db:
             fanout.sweep_subscriptions(db, now.boot_s)
             marks.sweep(db, now.boot_s)

@@ -57,5 +57,8 @@ class SqliteCoordination:
     ) -> bool:
         return await self._call(self._store.fenced_publish, name, holder, term, batch, data)
 
+    async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        await self._call(self._store.release_unique, held)
+
     async def raise_clock(self, value: int) -> int:
         return await self._call(self._store.raise_clock, value)

@@ -31,5 +31,11 @@ class SqliteProducer:
     def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
         return self._cluster.log_events(events)
 
+    def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str:
+        return self._cluster.hold_unique(key, task_id, ttl_s)
+
+    def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        self._cluster.release_unique(held)
+
     def close(self) -> None:
         self._store.close()

@@ -122,7 +122,14 @@ _FILING = """
 INSERT INTO meta SELECT 'filed', coalesce(max(id), 0) FROM messages;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING)
+_UNIQUES = """
+CREATE TABLE uniques (
+    key TEXT PRIMARY KEY, task_id TEXT NOT NULL, expires_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX uniques_by_expiry ON uniques (expires_at);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:
