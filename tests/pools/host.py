@@ -70,6 +70,7 @@ class TestHost:
     def __init__(self, quirks: list[str]) -> None:
         self._quirks = quirks
         self._loaded_in = os.getpid()
+        self.journal: tuple[int, int] | None = None  # the process and its file
         self.version = "".join(_version(quirk) for quirk in quirks if quirk.startswith("version-in="))
         self._context: ChildContext | None = None
 
@@ -163,6 +164,17 @@ def _wait_for(path: str) -> str:
     return "released"
 
 
+def _journal(host: "TestHost", folder: str, number: int, verb: str, argument: Any) -> Any:
+    """Do something else, and write down before and after in a file of this process."""
+    if host.journal is None or host.journal[0] != os.getpid():
+        file = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        host.journal = (os.getpid(), file)
+    os.write(host.journal[1], b"S%d\n" % number)
+    value = _VERBS[verb](argument, host)
+    os.write(host.journal[1], b"E%d\n" % number)
+    return value
+
+
 def _version(quirk: str) -> str:
     file = Path(quirk.partition("=")[2])
     return file.read_text() if file.exists() else ""
@@ -233,6 +245,7 @@ _VERBS: dict[str, Callable[[Any, TestHost], Any]] = {
     "multiprocess": lambda argument, host: _multiprocess(argument),
     "fork-and-return": lambda argument, host: _fork_and_return(argument),
     "close-fds": lambda argument, host: os.closerange(3, 1000),
+    "journal": lambda argument, host: _journal(host, *argument),
     "hold": lambda argument, host: _hold(*argument),
     "leak": lambda mebibytes, host: _leak(mebibytes),
     "version": lambda argument, host: host.version,

@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 from tests.pools.host import make_job
-from tests.pools.recorder import running
+from tests.pools.recorder import Recorder, running, settings
+from umbel.pools.registry import make_pool
 
 
 async def main() -> None:
@@ -21,6 +22,16 @@ async def main() -> None:
         await asyncio.Event().wait()
 
 
+async def load_forever() -> None:
+    """Tell the pid of the keeper, and never come further."""
+    pool = make_pool("prefork", settings("load-forever"))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(pool.start(Recorder()))
+        while (keeper := pool.describe()["fork-server"]) is None:
+            await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0.01)
+        print(keeper, flush=True)
+
+
 if __name__ == "__main__":
     sys.path.insert(0, "")
-    asyncio.run(main())
+    asyncio.run(load_forever() if "load-forever" in sys.argv else main())

@@ -25,3 +25,8 @@ def signals(pid: int, kind: str) -> set[signal.Signals]:
             mask = int(value, 16)
             return {signum for signum in signal.Signals if mask >> (signum - 1) & 1}
     raise AssertionError(f"no {kind} of process {pid}")
+
+
+def parent_of(pid: int) -> int:
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return int(stat.rpartition(")")[2].split()[1])

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from tests.pools.host import make_job
-from tests.pools.processes import is_gone, signals, title
+from tests.pools.processes import is_gone, parent_of, signals, title
 from tests.pools.recorder import Recorder, running, settings
 from tests.waiting import wait_until
+from umbel.pools.prefork.kernel import children_of
 from umbel.pools.registry import make_pool
 
 ROOT = Path(__file__).parents[2]
@@ -153,14 +154,63 @@ def test_killing_the_main_process_leaves_no_process_behind() -> None:
         wait_until(lambda: all(is_gone(pid) for pid in everyone), what=f"all of {everyone} to be gone")
 
 
-def test_killing_main_process_and_fork_server_together_leaves_no_child() -> None:
+@pytest.mark.parametrize("first", ["main", "server"])
+def test_killing_main_process_and_fork_server_together_leaves_no_process_behind(first: str) -> None:
+    """Not even what made a session of its own: the keeper inherits it."""
     with main_process() as (process, about):
+        keeper = parent_of(about["fork-server"])
+        assert title(keeper) == "umbel: tester@here keeper"
+        everyone = [keeper, about["fork-server"], *about["processes"], *about["grandchildren"]]
+        assert len(everyone) == 7
+        assert not any(is_gone(pid) for pid in everyone)
+        victims = [process.pid, about["fork-server"]]
+        for pid in victims if first == "main" else reversed(victims):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(
+            lambda: all(is_gone(pid) for pid in everyone),
+            deadline_s=5.0,
+            what=f"all of {everyone} to be gone",
+        )
+
+
+def test_killing_the_fork_server_alone_ends_what_its_tasks_had_started() -> None:
+    with main_process() as (_, about):
         os.kill(about["fork-server"], signal.SIGKILL)
-        process.send_signal(signal.SIGKILL)
-        wait_until(lambda: all(is_gone(pid) for pid in about["processes"]), what="the children to be gone")
-        for pid in about["grandchildren"]:  # what pdeathsig does not reach; see docs/protocol/slots.md
-            if not is_gone(pid):
-                os.kill(pid, signal.SIGKILL)
+        orphans = [*about["processes"], *about["grandchildren"]]
+        wait_until(
+            lambda: all(is_gone(pid) for pid in orphans), deadline_s=5.0, what=f"all of {orphans} to be gone"
+        )
+
+
+def test_killing_the_keeper_ends_the_fork_server_and_restarts_the_pool() -> None:
+    async def scenario() -> None:
+        async with running("prefork") as (pool, recorder):
+            server = pool.describe()["fork-server"]
+            os.kill(parent_of(server), signal.SIGKILL)
+            await recorder.until(
+                lambda: (
+                    pool.describe()["fork-server"] not in (None, server)
+                    and len(pool.describe()["processes"]) == 2
+                ),
+                what="another fork server and its children",
+            )
+            pool.submit([make_job(1)])
+            await recorder.until_back(1)
+            assert is_gone(server)
+
+    asyncio.run(scenario())
+
+
+def test_a_fork_server_that_loads_for_ever_goes_with_the_main_process() -> None:
+    """While it imports the app it looks at nothing; the keeper does."""
+    command = [sys.executable, "-m", "tests.pools.main_process", "load-forever"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        keeper = int(process.stdout.readline())
+        wait_until(lambda: children_of(keeper), what="the fork server")
+        (server,) = children_of(keeper)
+        process.kill()
+        wait_until(lambda: is_gone(keeper) and is_gone(server), what="both to be gone")
 
 
 def test_stopping_the_pool_leaves_no_process_behind() -> None:

@@ -3,7 +3,8 @@
 It is started by exec, so nothing of the main process (threads, locks, connections) is in it. It
 runs no task and talks to nobody but the main process, over one control socket. When that socket
 ends, the main process has ended: every descendant is killed, grandchildren included, because as
-a subreaper it inherits them. It is the children's parent, so it alone signals them and learns
+a subreaper it inherits them. Should it be killed itself, its keeper inherits them and does the
+same (`keeper.py`). It is the children's parent, so it alone signals them and learns
 how they ended.
 
 If importing the app left a thread or a socket behind, a forked copy would hold locks whose owner
@@ -18,7 +19,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from typing import NoReturn
@@ -31,6 +31,7 @@ from umbel.pools.hosting import in_one_line, load_host
 from umbel.pools.interface import Host, HostSpec
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.child import run_child
+from umbel.pools.prefork.keeper import kill_descendants
 from umbel.pools.prefork.messages import (
     FDS_PER_FORK,
     Exited,
@@ -47,8 +48,6 @@ from umbel.wire.frames import FrameReader, Problem, encode_frame
 
 _READ_BYTES = 64 * 1024
 _FDS_PER_READ = 64
-_CLEAN_UP_S = 10.0  # a process in an uninterruptible wait can survive SIGKILL for a while
-_CLEAN_UP_STEP_S = 0.005
 
 
 class ForkServer:
@@ -80,7 +79,6 @@ class ForkServer:
                     self._end()
 
     def _load(self) -> None:
-        kernel.die_with_parent()  # while importing, nobody watches the control socket
         if self._setup.green:
             from umbel.pools.gevent_child import patch_before_loading
 
@@ -92,13 +90,12 @@ class ForkServer:
             traceback.print_exception(loaded.error)
             self._tell(Problem(in_one_line(loaded.error)))
             self._end(status=1)
-        kernel.outlive_parent()
         self._host = loaded.value
         because = self._reason_to_spawn(kernel.open_sockets() - sockets)
         self._spawn = bool(because)
         gc.collect()
         gc.freeze()  # the collector then leaves pages alone that children share with us
-        self._tell(Loaded(because))
+        self._tell(Loaded(because, os.getpid()))
 
     def _reason_to_spawn(self, sockets: set[str]) -> str:
         match self._setup.child_start:
@@ -217,19 +214,9 @@ class ForkServer:
 
     def _end(self, status: int = 0) -> NoReturn:
         """Leave no descendant behind: orphans come to us as their parents die, until none is left."""
-        give_up_at = time.monotonic() + _CLEAN_UP_S
         for pid in self._pids.values():
             _kill_group(pid)
-        while time.monotonic() < give_up_at:
-            for pid in kernel.children_of(os.getpid()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                break
-            time.sleep(_CLEAN_UP_STEP_S)
+        kill_descendants()
         os._exit(status)
 
 
@@ -244,12 +231,6 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def main(arguments: list[str]) -> NoReturn:
-    setup = msgspec.json.decode(arguments[0], type=Setup)
-    control = socket.socket(fileno=int(arguments[1]))
-    control.set_inheritable(False)
-    ForkServer(setup, control).run()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def serve(setup: str, control: int) -> NoReturn:
+    """Be the fork server, with what the main process said (JSON) and the socket to it."""
+    ForkServer(msgspec.json.decode(setup, type=Setup), socket.socket(fileno=control)).run()

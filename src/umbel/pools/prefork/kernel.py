@@ -18,10 +18,6 @@ def die_with_parent() -> bool:
     return _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def outlive_parent() -> bool:
-    return _prctl(_PR_SET_PDEATHSIG, 0)
-
-
 def adopt_orphans() -> bool:
     """Become the parent of descendants whose own parent ends, so that none can get away."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -169,12 +169,14 @@ class PreforkPool:
         return size
 
     def describe(self) -> dict[str, Any]:
-        running = {link.pid: self._slots.running(slot) for slot, link in sorted(self._links.items())}
+        links = [(slot, link.pid) for slot, link in sorted(self._links.items()) if link.pid]
+        running = {pid: self._slots.running(slot) for slot, pid in links}
         return {
             "implementation": "prefork",
             "max-concurrency": self._size,
             "max-tasks-per-child": self._settings.max_tasks_per_child,
             "processes": list(running),
+            "ready": len(self._ready),
             "fork-server": self._servers.pid,
             "running": {job.task_id: pid for pid, job in running.items() if job is not None},
             "waiting": self._slots.waiting(),

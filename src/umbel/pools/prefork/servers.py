@@ -113,7 +113,8 @@ class ForkServers:
                     self._links[key][0].pid = pid
                 case NotForked(key, problem):
                     self._listener.on_not_forked(self._links[key][0], problem)
-                case Loaded(spawn_because):
+                case Loaded(spawn_because, pid):
+                    server.pid = pid
                     self._on_loaded(server, spawn_because)
                 case Problem(text):
                     server.problem = text
