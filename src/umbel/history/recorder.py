@@ -50,7 +50,8 @@ from umbel.protocol.retry import reconnect_wait_s
 log = logging.getLogger("umbel.history")
 
 DEFAULT_NAME = "recorder"
-READ_MAX = 5000
+READ_MAX = 20_000
+MORE_FROM = 1000  # who got as many reads on at once
 GROUP_ROWS, GROUP_BYTES = 50_000, 32 * 1024 * 1024
 LOOK_EVERY_S = 5.0
 UNREADABLE_MAX = 10_000
@@ -205,7 +206,7 @@ class Recorder:
         before = self.progress.events
         await self._in_thread(self._take, entries)
         rows = self.progress.events - before
-        more = len(entries) >= READ_MAX // 5
+        more = len(entries) >= MORE_FROM
         size = self._segment.size_bytes + self._group_bytes // 10
         return self._step(EntriesRead(entries[-1].offset, rows, size, more=more))
 

@@ -13,7 +13,7 @@ where it begins: offsets grow, but not always by one.
 """
 
 import struct
-from time import time
+from time import monotonic, time
 
 import msgspec
 
@@ -27,12 +27,15 @@ from umbel.brokers.amqp.table import decode_properties
 from umbel.brokers.interface import BrokerSettings, EventLogState, LoggedEvent
 from umbel.wire.event import LOGGED
 
+KEPT_FRESH_S = 2.0  # who reads ahead need not ask each time what the limit leaves
 _decoder = msgspec.json.Decoder(LogEntry)
 
 
 class EventLog:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
+        self._kept_from = 0  # entries before this place count as dropped
+        self._kept_asked_at = -KEPT_FRESH_S
 
     async def register(self, session: Session, name: str) -> int:
         await self._ready(session)
@@ -63,10 +66,10 @@ class EventLog:
         acknowledged = session.views.facts.recorders.get(name)
         if acknowledged is None:
             return []
-        last = await self._last_offset(session)
-        first = max(acknowledged, after, last - self._settings.event_log_max)
-        if first >= last:
-            return []
+        if after <= acknowledged or monotonic() - self._kept_asked_at > KEPT_FRESH_S:
+            self._kept_from = await self._last_offset(session) - self._settings.event_log_max
+            self._kept_asked_at = monotonic()
+        first = max(acknowledged, after, self._kept_from)
         found: list[LoggedEvent] = []
         passed = 0
 
