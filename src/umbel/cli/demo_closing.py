@@ -70,7 +70,8 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
     for problem in data["problems"]:
         click.secho(f"wrong: {problem}", fg="red")
     verdict = "everything fits together" if data["ok"] else f"{len(data['problems'])} things do not fit"
-    compared = "results, the tasks' own ledger" + (" and history" if data["history"] else "")
+    ledger = "the tasks' own ledger"
+    compared = f"results, {ledger} and history" if data["history"] else f"results and {ledger}"
     click.echo(f"{data['sent']:,} tasks in {data['seconds']} s: {compared} compared: {verdict}")
 
 

@@ -209,7 +209,8 @@ class Demo:
         return met
 
     def _progress(self) -> str:
-        return f"{len(self._sent):,} sent, {len(self._states):,} results seen"
+        seen = f", {len(self._states):,} results seen" if self._states else ""
+        return f"{len(self._sent):,} sent{seen}"
 
     # -- afterwards ------------------------------------------------------------------------------
 
