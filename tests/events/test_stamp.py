@@ -55,3 +55,11 @@ def test_a_clock_set_back_on_the_wall_changes_nothing_of_the_order() -> None:
     dispatcher = stamper()
     later, earlier = (dispatcher.stamp("worker-heartbeat", {}, at=at) for at in (100.0, 50.0))
     assert (later["clock"], later["seq"]) < (earlier["clock"], earlier["seq"])
+
+
+def test_an_event_that_cannot_be_told_leaves_a_gap_in_the_numbers() -> None:
+    """D1: whoever records sees that something is missing."""
+    dispatcher = stamper()
+    first = dispatcher.stamp("worker-heartbeat", {}, at=1.0)
+    dispatcher.skip()
+    assert dispatcher.stamp("worker-heartbeat", {}, at=1.0)["seq"] == first["seq"] + 2

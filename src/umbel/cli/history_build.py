@@ -128,7 +128,10 @@ def _look(lake: Path, *, may_be_empty: bool = False) -> "Found":
 
 
 def _event_files(lake: Path) -> list[Path]:
-    return sorted(path for path in (lake / "events").rglob("*.parquet") if not path.name.startswith("."))
+    """The raw files and those that replaced some of them."""
+    from umbel.history.lake import Lake
+
+    return Lake(lake).event_files()
 
 
 def _set_aside(lake: Path, path: Path) -> Path:

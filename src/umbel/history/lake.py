@@ -67,11 +67,12 @@ class Lake:
     # -- what is there ---------------------------------------------------------------------------
 
     def event_files(self) -> list[Path]:
-        """The files that hold the events now, each event at least once."""
+        """The files that hold the events now, each event at least once; not what was set aside."""
         compacted = self.read_compacted()
         replaced = set(compacted.replaces)
         raw = [path for path in self.raw_files() if self.name_of(path) not in replaced]
-        return sorted([*raw, *(self.root / name for name in compacted.files)])
+        together = [self.root / name for name in compacted.files]
+        return sorted([*raw, *(path for path in together if path.exists())])
 
     def raw_files(self) -> list[Path]:
         return sorted(
