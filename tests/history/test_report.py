@@ -1,5 +1,6 @@
 """D4: the report, as a browser shows it: its figures are those of the tables, and nothing else happens."""
 
+import json
 import re
 import shutil
 import struct
@@ -145,6 +146,19 @@ def test_an_empty_history_says_so_in_every_section(folder: Path, tmp_path: Path)
         "anomalies": "None",
     }.items():
         assert said in empty.sections[section]
+
+
+def test_a_table_that_was_not_built_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    publish(tmp_path, STORY.rows)
+    manifest = tmp_path / "tables/_manifest/000001.json"
+    told = json.loads(manifest.read_text())
+    for name in ("anomalies", "timeline"):
+        del told["tables"][name]
+    manifest.write_text(json.dumps(told))
+    found = read(tmp_path, figures)
+    assert main_figures(found)["anomalies"] == main_figures(found)["events"] == "–"
+    assert "this build did not make the table anomalies" in page(found)
+    assert "There were no elections" not in page(found)
 
 
 def test_what_is_too_much_is_put_together_and_counted(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from umbel.events.tables import TABLES
 from umbel.history.query import Tables
 from umbel.history.scales import time_step
 
@@ -50,6 +51,8 @@ class Period:
 @dataclass(frozen=True)
 class Figures:
     build: Row
+    left_out: frozenset[str]
+    """Tables that the build did not make."""
     period: Period | None
     totals: Row
     states: list[Row]
@@ -68,6 +71,7 @@ def figures(tables: Tables) -> Figures:
     period = _period(tables)
     return Figures(
         build={"number": tables.build.number, **tables.build.facts},
+        left_out=frozenset(TABLES) - frozenset(tables.build.files),
         period=period,
         totals=_totals(tables, period),
         states=tables.rows(
@@ -127,22 +131,24 @@ def _totals(tables: Tables, period: Period | None) -> Row:
         from attempts""",
         {"start": start, "end": end},
     )
-    for name, query in _COUNTS.items():
-        totals[name] = tables.ask(query).rows[0][0]
+    for name, (table, what) in _COUNTS.items():
+        is_built = table in tables.build.files
+        totals[name] = tables.ask(f"select count({what}) from {table}").rows[0][0] if is_built else None
     return totals
 
 
 _COUNTS = {
-    "tasks": "select count(*) from tasks",
-    "tasks_retried": "select count(*) from tasks where retries > 0",
-    "events": "select count(*) from timeline",
-    "nodes": "select count(distinct hostname) from workers",
-    "sessions": "select count(*) from workers",
-    "sessions_lost": "select count(*) from workers where ending = 'lost'",
-    "elections": "select count(*) from elections",
-    "elections_broken": "select count(*) from elections where violations <> '[]'",
-    "anomalies": "select count(*) from anomalies",
+    "tasks": ("tasks", "*"),
+    "tasks_retried": ("tasks", "case when retries > 0 then 1 end"),
+    "events": ("timeline", "*"),
+    "nodes": ("workers", "distinct hostname"),
+    "sessions": ("workers", "*"),
+    "sessions_lost": ("workers", "case when ending = 'lost' then 1 end"),
+    "elections": ("elections", "*"),
+    "elections_broken": ("elections", "case when violations <> '[]' then 1 end"),
+    "anomalies": ("anomalies", "*"),
 }
+"""Null where the build did not make the table: that is not the same as none."""
 
 
 def _steps(tables: Tables, period: Period | None) -> list[Row]:

@@ -67,21 +67,8 @@ def main_figures(found: Figures) -> dict[str, str]:
 
 def page(found: Figures, *, title: str = "Umbel history") -> str:
     sections = [
-        section("Throughput", _throughput(found)),
-        section(
-            "Waiting time",
-            _durations(found, "wait", "From being sent to the start, of attempts that ended in a step."),
-        ),
-        section(
-            "Run time",
-            _durations(found, "run", "From the start to the end, of attempts that ended in a step."),
-        ),
-        section("By task", _breakdown(found.tasks, "task", "tasks"), _errors(found)),
-        section("By worker", _breakdown(found.nodes, "worker", "workers")),
-        section("Worker sessions", _sessions(found)),
-        section("Elections", _elections(found)),
-        section("Clock skew", _skew(found)),
-        section("Anomalies", _anomalies(found)),
+        section(title, _not_built(missing) if (missing := _missing(found, needs)) else drawn(found))
+        for title, needs, drawn in SECTIONS
     ]
     style = (files("umbel.history") / "report.css").read_text(encoding="utf-8")
     head = tag(
@@ -346,3 +333,41 @@ def _anomalies(found: Figures) -> Content:
         tag("h3", heading),
         table(["kind", "at", "about", "task", "worker", "what exactly"], rows, id_="anomalies-table"),
     )
+
+
+def _wait(found: Figures) -> Content:
+    return _durations(found, "wait", "From being sent to the start, of attempts that ended in a step.")
+
+
+def _run(found: Figures) -> Content:
+    return _durations(found, "run", "From the start to the end, of attempts that ended in a step.")
+
+
+def _by_task(found: Figures) -> Content:
+    return joined(_breakdown(found.tasks, "task", "tasks"), _errors(found))
+
+
+def _by_worker(found: Figures) -> Content:
+    return _breakdown(found.nodes, "worker", "workers")
+
+
+def _missing(found: Figures, needed: str) -> str:
+    return needed if needed in found.left_out else ""
+
+
+def _not_built(table: str) -> Markup:
+    return nothing(f"Not known: this build did not make the table {table}.")
+
+
+SECTIONS: tuple[tuple[str, str, Callable[[Figures], Content]], ...] = (
+    ("Throughput", "attempts", _throughput),
+    ("Waiting time", "attempts", _wait),
+    ("Run time", "attempts", _run),
+    ("By task", "attempts", _by_task),
+    ("By worker", "attempts", _by_worker),
+    ("Worker sessions", "workers", _sessions),
+    ("Elections", "elections", _elections),
+    ("Clock skew", "timeline", _skew),
+    ("Anomalies", "anomalies", _anomalies),
+)
+"""Each with the table that it is made from."""
