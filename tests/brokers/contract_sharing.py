@@ -258,6 +258,27 @@ class EventLogContract:
         run(scenario())
 
     @needs("event_log")
+    def test_room_is_made_by_what_all_have_acknowledged_not_by_what_one_lacks(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open(event_log_max=10) as broker:
+                await broker.register_recorder("lake")
+                await broker.register_recorder("slow")
+                await broker.log_events([("k", b"%d" % number) for number in range(8)])
+                last = (await broker.read_events("lake", 10))[-1].offset
+                await broker.acknowledge_events("lake", last)
+                assert len(await broker.read_events("slow", 10)) == 8
+                await broker.acknowledge_events("slow", last)
+                await broker.log_events([("k", b"%d" % number) for number in range(8, 16)])
+                assert [one.body for one in await broker.read_events("slow", 10)] == [
+                    b"%d" % number for number in range(8, 16)
+                ]
+                assert await broker.lost_events() == 0
+
+        run(scenario())
+
+    @needs("event_log")
     def test_the_sweep_keeps_what_a_recorder_has_not_read(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open(event_log_retention_s=0.0) as broker:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +23,10 @@ from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 from umbel.brokers.interface import Broadcast, Broker, BrokerSettings
 from umbel.brokers.registry import open_broker
-from umbel.errors import LakeError
+from umbel.errors import ConfigurationError, LakeError
 from umbel.events import sequences
 from umbel.events.stamp import EVENT_EXCHANGE
+from umbel.history.arrow import arrow
 from umbel.history.lake import Lake
 from umbel.history.memory import read_memory
 from umbel.history.recorder import Recorder, RecorderSettings
@@ -256,3 +258,39 @@ def test_on_redis_what_is_broadcast_only_is_recorded_once(redis: RedisServer, tm
     run(scenario())
     found = [row["digest"] for row in rows_of(lake) if row["type"].startswith("task-")]
     assert sorted(found) == sorted(digests_of([*ours, *told]))
+
+
+class Died(BaseException):
+    """What a kill looks like from inside: nothing after it happens."""
+
+
+def test_one_that_dies_between_its_file_and_the_acknowledgement_writes_the_same_events_again(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, told = tmp_path / "lake", Teller().tell(30)
+
+    async def die(name: str, offset: int) -> None:
+        raise Died
+
+    async def scenario() -> None:
+        broker = await opened(url)
+        await broker.register_recorder("recorder")
+        await broker.log_events(told)
+        with monkeypatch.context() as patched:
+            patched.setattr(broker, "acknowledge_events", die)
+            with pytest.raises(Died):
+                await Recorder(broker, Lake(lake), QUICK).run(asyncio.Event())
+        await recorded(broker, lake)
+        await broker.close()
+
+    run(scenario())
+    found = [row["digest"] for row in rows_of(lake) if row["type"].startswith("task-")]
+    assert len(found) == 60
+    assert set(found) == digests_of(told)
+
+
+def test_who_has_no_pyarrow_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    arrow.cache_clear()
+    with pytest.raises(ConfigurationError, match=r"pip install 'umbel\[history\]'"):
+        arrow()

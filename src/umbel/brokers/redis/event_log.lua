@@ -1,7 +1,7 @@
 -- The durable event log: a stream whose ids are "<offset>-0", offsets without gaps.
 -- ARGV: "append", prefix, most events kept, then key, body...   Reply: how many were kept.
 --       "register", prefix, name      Reply: the offset that the recorder has acknowledged.
---       "acknowledge", prefix, name, offset
+--       "acknowledge", prefix, name, offset     What every recorder has acknowledged goes: nobody can read it.
 --       "sweep", prefix, older than (seconds), most at once     Reply: how many went.
 -- Nothing is kept while no recorder is registered. What goes at the limit although a recorder has not
 -- acknowledged it is counted as lost.
@@ -35,6 +35,7 @@ if verb == 'acknowledge' then
   local before = redis.call('HGET', recorders, ARGV[3])
   if before and tonumber(before) < tonumber(ARGV[4]) then
     redis.call('HSET', recorders, ARGV[3], ARGV[4])
+    drop_before(acknowledged_by_all() + 1)
   end
   return 1
 end

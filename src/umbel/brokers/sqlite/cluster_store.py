@@ -33,6 +33,7 @@ from umbel.protocol.coordination import (
 from umbel.wire.message import Outgoing
 
 SWEEP_ROWS_MAX = 5000  # in one transaction: others wait meanwhile
+DROPS_MAX = 20  # the rest goes with the next acknowledgement, or with the sweep
 
 
 class ClusterStore:
@@ -126,6 +127,10 @@ class ClusterStore:
     def acknowledge_events(self, name: str, offset: int) -> None:
         with self._database.write() as db:
             event_log.acknowledge(db, name, offset)
+        for _ in range(DROPS_MAX):  # in small steps, between which other processes get their turn
+            with self._database.write() as db:
+                if event_log.drop_acknowledged(db, SWEEP_ROWS_MAX) < SWEEP_ROWS_MAX:
+                    return
 
     def lost_events(self) -> int:
         with self._database.read() as db:

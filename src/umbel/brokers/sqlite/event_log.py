@@ -59,6 +59,15 @@ def acknowledge(db: sqlite3.Connection, name: str, offset: int) -> None:
     db.execute("UPDATE recorders SET acknowledged = max(acknowledged, ?) WHERE name = ?", (offset, name))
 
 
+def drop_acknowledged(db: sqlite3.Connection, limit: int) -> int:
+    """Remove what every recorder has acknowledged, oldest first: nobody can read it any more."""
+    return db.execute(
+        """DELETE FROM events WHERE offset IN (
+             SELECT offset FROM events WHERE offset <= ? ORDER BY offset LIMIT ?)""",
+        (_acknowledged_by_all(db), limit),
+    ).rowcount
+
+
 def lost(db: sqlite3.Connection) -> int:
     return int(meta.number(db, LOST))
 

@@ -1,0 +1,52 @@
+"""`umbel record` and what is below it, as a user types them (D1)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from tests.history.recording import LogWriter, Teller, recording
+from umbel.cli import exits
+from umbel.cli.main import cli
+from umbel.history.lake import Lake
+
+
+def umbel(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(one) for one in arguments], standalone_mode=False)
+
+
+def told_by(*arguments: object) -> Any:
+    done = umbel(*arguments, "--json")
+    assert done.exception is None, done.output
+    return json.loads(done.stdout)
+
+
+def test_status_says_how_far_it_is_and_forget_ends_it(tmp_path: Path) -> None:
+    url, lake = f"sqlite:///{tmp_path / 'queue.db'}", tmp_path / "lake"
+    assert umbel("record", "status", "--lake", lake).return_value == exits.NOT_FOUND
+    with LogWriter(url) as log:
+        log.register()
+        log.log(Teller().tell(30))
+        with recording(url, lake) as recorder:
+            log.wait_until_recorded()
+            assert recorder.stop() == 0
+        log.log(Teller(inc=2000).tell(7))
+    told = told_by("record", "status", "--broker", url, "--lake", lake)
+    (one,) = told["recorders"]
+    assert (one["recorder"], one["registered"], one["lag"], one["events"]) == ("recorder", True, 7, 32)
+    assert (one["gaps"], one["lost"], one["unreadable"], told["quarantined"]) == (0, 0, 0, 0)
+    assert told["files"] == len(Lake(lake).event_files()) == one["files"]
+    assert told["bytes"] == sum(path.stat().st_size for path in Lake(lake).event_files())
+    shown = umbel("record", "status", "--broker", url, "--lake", lake).stdout
+    assert "recorder" in shown and str(lake) in shown
+    assert told_by("record", "compact", "--lake", lake)["written"] == []  # its hour has not passed
+    assert told_by("record", "forget", "--broker", url) == {"recorder": "recorder", "forgotten": True}
+    assert umbel("record", "forget", "--broker", url).return_value == exits.NOT_FOUND
+    assert told_by("record", "status", "--broker", url, "--lake", lake)["recorders"][0]["registered"] is False
+
+
+def test_what_cannot_be_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    assert "record` makes one" in str(umbel("record", "compact", "--lake", tmp_path / "none").exception)
+    assert "letters, digits" in str(umbel("record", "--name", "a/b", "--broker", "x").exception)
+    assert umbel("record", "--rotate", "0", "--broker", "x").exception is not None
