@@ -33,9 +33,12 @@ from umbel.protocol.gossip_events import (
     Restored,
     Strained,
     Suspected,
+    TellView,
+    Viewed,
 )
 from umbel.protocol.machine import Tick
 from umbel.protocol.members import LATE_MAX_S
+from umbel.protocol.views import SETTLED_S, UNNAMED_MAX_S, VIEW_MAX
 
 H = 2.0
 ME = ("me@x", 500, 1)
@@ -261,6 +264,54 @@ def test_a_node_that_hears_no_beats_believes_what_observers_say() -> None:
     (lost,) = observer.take(Condemned("a@x", 100, 7, by="b@x", reason="silent"))
     assert isinstance(lost, Lost) and (lost.by, lost.member.reason) == ("b@x", "silent")
     assert observer.take(Condemned("a@x", 100, 7, by="c@x")) == []
+
+
+def test_who_hears_no_beats_joins_whom_a_view_names() -> None:
+    observer = Observer(observing=False)
+    observer.take(A)
+    named = (Introduced("a@x", 200, 8), Introduced("b@x", 5, 1), Introduced("me@x", 500, 1))
+    effects = observer.at(50.0).take(Viewed("o@x", "", "", named))
+    assert kinds(effects) == ["Lost", "Joined", "Joined"]  # a was restarted, b is new, this node is itself
+    assert observer.take(Viewed("o@x", "", "", named)) == []
+
+
+def test_who_was_taken_for_lost_returns_when_a_view_names_it_and_who_left_does_not() -> None:
+    observer = Observer(observing=False)
+    left = A.replaced(node="l@x")
+    observer.take(A, left, left.replaced(kind=Kind.OFFLINE), Condemned("a@x", 100, 7, by="b@x"))
+    view = Viewed("o@x", "", "", (Introduced("a@x", 100, 7), Introduced("l@x", 100, 7)))
+    assert observer.at(1.0).take(view) == []  # it may be older than that
+    (joined,) = observer.at(SETTLED_S).take(view)
+    assert isinstance(joined, Joined) and joined.returned and joined.member.node == "a@x"
+
+
+def test_whom_no_view_names_for_a_minute_is_lost_unless_one_names_it_meanwhile() -> None:
+    observer = Observer(observing=False)
+    observer.take(A, A.replaced(node="z@x"))
+    without = Viewed("o@x", "", "m@x", ())  # says nothing of z
+    observer.at(30.0).take(without)
+    assert observer.at(90.0).take(without, Viewed("p@x", "", "", (Introduced("a@x", 100, 7),))) == []
+    assert observer.at(120.0).take(without) == []
+    (lost,) = observer.at(120.0 + UNNAMED_MAX_S).take(without)
+    assert isinstance(lost, Lost) and lost.member.node == "a@x"
+    assert kinds(Observer().take(A, without, without)) == ["Joined"]  # who hears for itself believes its ears
+
+
+def test_an_observer_tells_all_names_in_parts() -> None:
+    observer = Observer(members_max=1000)
+    nodes = [A.replaced(node=f"n{number:03}@x", freq_s=15.0) for number in range(VIEW_MAX + 20)]
+    observer.take(*nodes, Observe(on=True, tells=True))
+    for seconds in (25.0, 50.0, 75.0, 100.0):
+        observer.at(seconds).take(*nodes)
+    views = [one for one in observer.effects if isinstance(one, TellView)]
+    assert [(one.after, one.until, len(one.runs)) for one in views] == [
+        ("", "n098@x", VIEW_MAX),  # this node is one of them
+        ("n098@x", "", 21),
+        ("", "n098@x", VIEW_MAX),
+    ]
+    observer.take(Observe(on=True))
+    observer.at(200.0)
+    assert observer.count(TellView) == len(views)
 
 
 def test_who_begins_to_observe_gives_everybody_their_whole_time() -> None:

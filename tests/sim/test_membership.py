@@ -3,6 +3,7 @@
 import pytest
 
 from umbel.protocol.gossip import Membership
+from umbel.protocol.views import Views
 from umbel.sim.membership import AUDIBLE, MemberOutcome, run_membership
 from umbel.sim.plan import Fault, Plan, make_plan
 
@@ -30,6 +31,20 @@ def test_all_agree_when_the_weather_is_fair_again(nodes: int) -> None:
         assert_kept(run_membership(make_plan(seed, nodes, 0, LOUD), observed=False), seed)
 
 
+@pytest.mark.parametrize("seed", ["loud 6 1", "loud 12 1", "loud 8 0", "loud 8 1"])
+def test_who_hears_no_heartbeats_finds_out_what_it_missed(seed: str) -> None:
+    """Without views, nodes stayed wrong about one another in the first two of these."""
+    plan = make_plan(seed, int(seed.split()[1]), 0, LOUD)
+    assert_kept(run_membership(plan, observed=True), seed)
+
+
+@pytest.mark.parametrize("seed", ["audible 6 16", "audible 12 4"])
+def test_a_node_whose_clock_was_set_back_is_neither_given_up_nor_left_out(seed: str) -> None:
+    """Observers take it for an older run of itself, for a minute."""
+    plan = make_plan(seed, int(seed.split()[1]), 0, AUDIBLE)
+    assert_kept(run_membership(plan, observed=True), seed)
+
+
 def test_a_pause_of_three_seconds_costs_nobody_its_membership() -> None:
     outcome = run_membership(SHORT_PAUSES, observed=False)
     assert_kept(outcome, SHORT_PAUSES.seed)
@@ -49,6 +64,14 @@ def test_a_crash_is_noticed_by_all_and_a_goodbye_is_no_loss() -> None:
     plan = Plan("ends", 5, (), (Fault(10.0, "crash", 1, 200.0), Fault(20.0, "stop", 2, 200.0)))
     counts = run_membership(plan, observed=False).counts
     assert counts["lost"] == 4 and counts["left"] == 3
+
+
+def test_the_checkers_notice_when_no_views_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Views, "tell", lambda self, on, now_s: None)
+    for seed in ("loud 6 1", "loud 12 1"):
+        plan = make_plan(seed, int(seed.split()[1]), 0, LOUD)
+        violation = run_membership(plan, observed=True).violation
+        assert violation is not None and violation.promise == "M3"
 
 
 def test_a_seed_replays() -> None:

@@ -5,8 +5,24 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.gossip_events import Accused, Condemned, Heard, Introduced, Kind, Member, MemberState
-from umbel.wire.gossip import introduction, read_introduction, read_worker_event, subject_fields
+from umbel.protocol.gossip_events import (
+    Accused,
+    Condemned,
+    Heard,
+    Introduced,
+    Kind,
+    Member,
+    MemberState,
+    TellView,
+    Viewed,
+)
+from umbel.wire.gossip import (
+    introduction,
+    read_introduction,
+    read_worker_event,
+    subject_fields,
+    view_fields,
+)
 
 # As captured from Celery 5.7.
 CELERYS = {
@@ -52,16 +68,39 @@ def test_a_member_can_be_introduced() -> None:
     assert read_introduction(introduction(MEMBER)) == Introduced("a@x", 100, 7, 5, 2.0, "umbel")
 
 
+def test_a_view_comes_back_as_it_was_told_or_not_at_all() -> None:
+    """With a name missing it would seem to leave that node out."""
+    runs = (Introduced("a@x", 100, 7, 5, 2.0, "umbel"), Introduced("b@x", 9, 1))
+    told: dict[str, Any] = {"type": "worker-view", "hostname": "b@x", "pid": 1, "inc": 9}
+    told |= view_fields(TellView("", "m@x", runs))
+    heard = Heard("b@x", 9, 1, Kind.OTHER)
+    assert read_worker_event(told) == [heard, Viewed("b@x", "", "m@x", runs)]
+    for wrong in ({"runs": [*told["runs"], ["c@x"]]}, {"until": 5}, {"runs": told["runs"] * 60}):
+        assert read_worker_event(told | wrong) == [heard]
+
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=7) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = [*CELERYS, "inc", "subject", "subject_inc", "subject_pid", "reason", "gossip"]
+FIELDS = [
+    *CELERYS,
+    "inc",
+    "subject",
+    "subject_inc",
+    "subject_pid",
+    "reason",
+    "gossip",
+    "after",
+    "until",
+    "runs",
+]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), anything), anything)
 def test_whatever_a_peer_sends_nothing_is_raised(fields: dict[str, Any], named: object) -> None:
-    for told in read_worker_event({**CELERYS, **fields, "type": "worker-lost"}):
-        assert hash(told) is not None
+    for kind in ("worker-lost", "worker-view"):
+        for told in read_worker_event({**CELERYS, **fields, "type": kind}):
+            assert hash(told) is not None
     read_introduction(named)

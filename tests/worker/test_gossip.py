@@ -1,6 +1,7 @@
 """The shells of mingle, gossip and heart on the embedded broker: many light nodes in one process."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -70,6 +71,31 @@ def test_who_hears_no_heartbeats_hears_no_heartbeats(tmp_path: Path) -> None:
             ]
 
     asyncio.run(scenario())
+
+
+def test_observers_tell_views_and_the_others_believe_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also whom the view of a peer names that nobody has heard."""
+    monkeypatch.setattr("umbel.protocol.views.VIEW_S", 0.3)
+
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, *"abcde", gossip_mode=GossipMode.OBSERVED) as nodes:
+            await until(lambda: len(observers(nodes)) == 3, what="three observers")
+            other = next(node for name, node in nodes.items() if name not in observers(nodes))
+            told: list[dict[str, Any]] = []
+            other.gossip.listen("worker-view", told.append)
+            await until(lambda: {one["hostname"] for one in told} >= _full(observers(nodes)), what="views")
+            assert {run[0] for run in told[-1]["runs"]} == _full(nodes)
+            runs = [["z@x", 5, 1, 0, 2.0, "umbel"]]
+            await tell(other, "worker-view", hostname="y@x", pid=1, inc=7, after="y", until="", runs=runs)
+            await until(lambda: "z" in other.sees(), what="it to be believed")
+
+    asyncio.run(scenario())
+
+
+def _full(names: Iterable[str]) -> set[str]:
+    return {f"{name}@x" for name in names}
 
 
 def test_the_mode_follows_the_size_of_the_cluster_and_is_told_in_heartbeats(tmp_path: Path) -> None:

@@ -47,9 +47,10 @@ from umbel.protocol.gossip_events import (
     Restored,
     Strained,
     Suspected,
+    Viewed,
 )
 from umbel.protocol.machine import Tick
-from umbel.protocol.members import MEMBERS_MAX, Members, Record, is_late, is_same_run
+from umbel.protocol.members import MEMBERS_MAX, Members, Namesakes, Record, is_late, is_same_run
 from umbel.protocol.suspicion import (
     OBSERVERS,
     SILENCE,
@@ -60,11 +61,11 @@ from umbel.protocol.suspicion import (
     silence_s,
     suspicion_s,
 )
+from umbel.protocol.views import SETTLED_S, Views
 
 GONE_KEPT_S = 3600.0
 LAG_MAX = 0.25  # intervals
 JITTER = 0.25  # intervals: observers do not all find a silence at one moment
-NAMESAKES_MAX = 100
 
 
 class Membership:
@@ -89,13 +90,15 @@ class Membership:
         self._guard = QuorumGuard()
         self._held_until: float | None = None
         self._now_s = 0.0
-        self._namesakes: set[tuple[int, int]] = set()
+        self._namesakes = Namesakes(self._run)
+        self._views = Views(self._members, Introduced(node, inc, pid), uniform)
 
     # -- what others ask -------------------------------------------------------------------------
 
     @property
     def deadline(self) -> float | None:
-        first = min(self._members.deadline, self.health.deadline or inf, self._held_until or inf)
+        told_s = min(self._views.deadline, self._held_until or inf)
+        first = min(self._members.deadline, self.health.deadline or inf, told_s)
         return None if first == inf else first
 
     @property
@@ -127,6 +130,8 @@ class Membership:
                 return self._accused(event, now)
             case Condemned():
                 return self._condemned(event, now)
+            case Viewed():
+                return self._viewed(event, now)
             case Answered(node):
                 record = self._members.get(node)
                 return self._clear(record, now) if record else []
@@ -135,7 +140,8 @@ class Membership:
             case Strained():
                 self.health.strain(now.boot_s)
                 return []
-            case Observe(on):
+            case Observe(on, tells):
+                self._views.tell(tells, now.boot_s)
                 return self._observe(on, now)
             case Tick():
                 return self._tick(now)
@@ -146,7 +152,7 @@ class Membership:
 
     def _hear(self, heard: Heard, now: Instant) -> list[Effect]:
         if heard.node == self._node:
-            return self._namesake(heard)
+            return [Namesake(heard.pid, heard.inc)] if self._namesakes.is_new(heard) else []
         record = self._members.get(heard.node)
         if record is None:
             return [] if heard.kind is Kind.OFFLINE else self._join(heard, now)
@@ -163,16 +169,6 @@ class Membership:
             self._set(record, MemberState.ALIVE, now)
             return [Joined(record.member, returned=True)]
         return self._clear(record, now)
-
-    def _namesake(self, heard: Heard) -> list[Effect]:
-        run = (heard.inc, heard.pid)
-        # A former run of this node that still has events on its way is no namesake.
-        if run == self._run or 0 < heard.inc < self._run[0] or run in self._namesakes:
-            return []
-        if len(self._namesakes) >= NAMESAKES_MAX:
-            return []
-        self._namesakes.add(run)
-        return [Namesake(heard.pid, heard.inc)]
 
     def _join(self, heard: Heard, now: Instant) -> list[Effect]:
         member = Member(
@@ -191,22 +187,36 @@ class Membership:
         self._members.add(Record(member, now.boot_s, now.boot_s, jitter, sent_at=heard.sent_at))
         return [Joined(member)]
 
-    def _introduce(self, named: Introduced, now: Instant) -> list[Effect]:
+    def _introduce(self, named: Introduced, now: Instant, *, rather: bool = False) -> list[Effect]:
+        """`rather`: this run of it, although a later one is known."""
         record = self._members.get(named.node)
         if named.node == self._node:
             return []
-        if record is not None and not (record.is_gone and named.inc > record.member.inc):
+        if record is not None and named.inc <= record.member.inc and not rather:
             return []  # what was heard counts more than what is said
-        heard = Heard(
-            named.node,
-            named.inc,
-            named.pid,
-            Kind.OTHER,
-            clock=named.clock,
-            freq_s=named.freq_s,
-            software=named.software,
-        )
-        return self._join(heard, now)
+        older = [] if record is None or record.is_gone else self._lose(record, "restarted", self._node, now)
+        run = (named.node, named.inc, named.pid)
+        heard = Heard(*run, Kind.OTHER, named.clock, freq_s=named.freq_s, software=named.software)
+        return [*older, *self._join(heard, now)]
+
+    def _viewed(self, view: Viewed, now: Instant) -> list[Effect]:
+        """An observer knows better than one who hears no heartbeats."""
+        effects: list[Effect] = []
+        if self.observing:
+            return effects
+        unnamed = self._views.unnamed(view, now.boot_s)
+        for record in unnamed:
+            if not record.is_gone:
+                effects += self._lose(record, "no observer hears it", view.by, now)
+        given_up = {record.node for record in unnamed}
+        for named in view.runs:
+            known = self._members.run(named.node, named.inc, named.pid)
+            if known is None:
+                effects += self._introduce(named, now, rather=named.node in given_up)
+            elif known.state is MemberState.LOST and now.boot_s - known.changed_s >= SETTLED_S:
+                self._set(known, MemberState.ALIVE, now)
+                effects.append(Joined(known.member, returned=True))
+        return effects
 
     def _note(self, record: Record, heard: Heard, now: Instant) -> None:
         known = record.member
@@ -239,7 +249,7 @@ class Membership:
     # -- silence ---------------------------------------------------------------------------------
 
     def _tick(self, now: Instant) -> list[Effect]:
-        effects: list[Effect] = []
+        effects: list[Effect] = [*self._views.tick(now.boot_s, doubtful=self._held_until is not None)]
         if self._overslept(now):
             return effects
         if self.health.recover(now.boot_s):
@@ -284,7 +294,7 @@ class Membership:
         record.unmarked = record.ended = False
         record.wait_s = now.boot_s + suspicion_s(freq_s, record.agreeing)
         record.probe_s = now.boot_s + freq_s
-        self._set(record, MemberState.SUSPECT, now, _silence_of(record, now))
+        self._set(record, MemberState.SUSPECT, now, record.silence(now))
         effects: list[Effect] = [Suspected(record.member)]
         if len(record.accusers) < OBSERVERS - 1:  # enough others have said so
             effects.append(Accuse(record.member))
@@ -339,7 +349,7 @@ class Membership:
             self._members.changed(record)
 
     def _condemn(self, record: Record, now: Instant) -> list[Effect]:
-        reason = "its connection ended" if record.ended else _silence_of(record, now)
+        reason = "its connection ended" if record.ended else record.silence(now)
         return [*self._lose(record, reason, self._node, now), Condemn(record.member)]
 
     def _lose(self, record: Record, reason: str, by: str, now: Instant) -> list[Effect]:
@@ -387,7 +397,3 @@ class Membership:
         """When a suspect is lost."""
         end_s = record.changed_s if record.ended else record.wait_s
         return end_s if self._held_until is None else max(end_s, self._held_until)
-
-
-def _silence_of(record: Record, now: Instant) -> str:
-    return f"silent for {now.boot_s - record.heard_s:.1f} s"

@@ -97,6 +97,18 @@ class Condemned(Value):
     reason: str = ""
 
 
+class Viewed(Value):
+    """An observer tells whom it knows to be there, of the names above `after` and up to `until`.
+
+    An empty `until` is the end of all names.
+    """
+
+    by: str
+    after: str
+    until: str
+    runs: tuple[Introduced, ...]
+
+
 class Answered(Value):
     """The node answered a ping."""
 
@@ -119,9 +131,13 @@ class Strained(Value):
 
 
 class Observe(Value):
-    """Whether heartbeats are heard here from now on, so that silence means something."""
+    """Whether heartbeats are heard here from now on, so that silence means something.
+
+    `tells`: others rely on what is heard here, and are told views.
+    """
 
     on: bool
+    tells: bool = False
 
 
 # ---- effects ---------------------------------------------------------------------------------------
@@ -169,6 +185,14 @@ class Condemn(Value):
     member: Member
 
 
+class TellView(Value):
+    """Broadcast `worker-view`: see Viewed."""
+
+    after: str
+    until: str
+    runs: tuple[Introduced, ...]
+
+
 class Probe(Value):
     """Ask the broker about it, and ping it; answer with Probed and Answered."""
 
@@ -200,7 +224,7 @@ class Namesake(Value):
     inc: int
 
 
-Event = Heard | Introduced | Accused | Condemned | Answered | Probed | Strained | Observe
+Event = Heard | Introduced | Accused | Condemned | Viewed | Answered | Probed | Strained | Observe
 Effect = (
     Joined
     | Left
@@ -209,6 +233,7 @@ Effect = (
     | Cleared
     | Accuse
     | Condemn
+    | TellView
     | Probe
     | Refute
     | Degraded

@@ -18,6 +18,7 @@ from umbel.protocol.gossip_events import GONE, Heard, Kind, Member, MemberState
 
 MEMBERS_MAX = 20_000
 TIMERS_SPARE = 1000
+NAMESAKES_MAX = 100
 # No event is on its way for so long: a lower incarnation after that is a clock that was set back.
 LATE_MAX_S = 60.0
 
@@ -40,6 +41,7 @@ class Record:
     unmarked: bool = False  # its mark at the broker is gone
     ended: bool = False  # the broker knows that its connection ended
     accusers: set[str] = field(default_factory=set)
+    unnamed_s: float = inf  # since when views do not name it
 
     @property
     def node(self) -> str:
@@ -56,6 +58,9 @@ class Record:
     @property
     def agreeing(self) -> int:
         return len(self.accusers) + self.unmarked
+
+    def silence(self, now: Instant) -> str:
+        return f"silent for {now.boot_s - self.heard_s:.1f} s"
 
 
 class Members:
@@ -99,6 +104,7 @@ class Members:
         self.changed(record)
 
     def heard(self, record: Record) -> None:
+        record.unnamed_s = inf
         self._records.move_to_end(record.node)
         self.changed(record)
 
@@ -143,6 +149,24 @@ class Members:
                 return record
             self.changed(record)
         return None
+
+
+class Namesakes:
+    """Other processes under this node's name; `run` is this one's (incarnation, process id)."""
+
+    def __init__(self, run: tuple[int, int]) -> None:
+        self._run = run
+        self._known: set[tuple[int, int]] = set()
+
+    def is_new(self, heard: Heard) -> bool:
+        run = (heard.inc, heard.pid)
+        # A former run of this node that still has events on its way is no namesake.
+        if run == self._run or 0 < heard.inc < self._run[0] or run in self._known:
+            return False
+        if len(self._known) >= NAMESAKES_MAX:
+            return False
+        self._known.add(run)
+        return True
 
 
 def is_late(record: Record, heard: Heard, now: Instant) -> bool:

@@ -9,9 +9,6 @@ are is settled by the crowd here, by leases in the worker.
 | M1 | a run of a node joins once; it leaves or is lost once, and again only after it returned |
 | M2 | nobody is lost without silence: not while it beats, nor because its observer stood still |
 | M3 | when the weather is fair again, every node sees exactly those that are up |
-
-M3 holds in observed mode only as long as broadcasts arrive: who hears no heartbeats and misses a
-`worker-lost` or `worker-online` keeps what it believed until the next one about that node.
 """
 
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ from umbel.protocol.coordination import Instant
 from umbel.protocol.gossip import Membership
 from umbel.protocol.heartbeat import Beat, BeatKind, BeatNow, Begin, Echoed, End, Heartbeat, Lagged
 from umbel.protocol.machine import Tick
+from umbel.protocol.views import UNNAMED_MAX_S, VIEW_S
 from umbel.sim.checkers import Violation
 from umbel.sim.crowd import Crowd, Process
 from umbel.sim.faults import schedule_faults
@@ -33,6 +31,7 @@ BEAT_S = 2.0
 OBSERVERS = 3
 CHOOSE_S = 5.0  # how often a dead observer is replaced
 SETTLING_S = 150.0  # twice the silence of the worst local health, suspicion, and an older run's time
+VIEWS_S = 2 * VIEW_S + UNNAMED_MAX_S  # until who hears no heartbeats has learnt what observers know
 PAUSE_EXCUSED_S = 3.5  # a shorter pause must not cost a node its membership
 SOON_S = 1e-6
 NEVER = float("inf")
@@ -124,6 +123,8 @@ class MemberNode(Process):
                 case said.Condemn(member):
                     condemned = said.Condemned(member.node, member.inc, member.pid, self.name, member.reason)
                     self._crowd.tell(self, condemned)
+                case said.TellView(after, until, runs):
+                    self._crowd.tell(self, said.Viewed(self.name, after, until, runs))
                 case said.Probe(member, ping):
                     self._crowd.probe(self, member, ping=ping)
                 case said.Refute(lost):
@@ -267,7 +268,7 @@ class MemberCrowd(Crowd[MemberNode]):
                 chosen.add(node.index)
         self._observers = chosen
         for node in self.nodes:
-            node.hear(said.Observe(node.index in chosen))
+            node.hear(said.Observe(node.index in chosen, tells=node.index in chosen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +284,7 @@ def run_membership(plan: Plan, *, observed: bool) -> MemberOutcome:
         if fault.kind == "pause":
             crowd.world.at(fault.at_s, crowd.note_pause, fault.node, fault.lasts_s)
     schedule_faults(crowd)
-    crowd.world.run(STORM_S + SETTLING_S)
+    crowd.world.run(STORM_S + SETTLING_S + (VIEWS_S if observed else 0.0))
     if crowd.violation is None:
         crowd.check_views()
     return MemberOutcome(crowd.violation, crowd.world.trace.digest(), dict(crowd.counts))

@@ -8,11 +8,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from umbel.protocol.clock import CLOCK_MAX
-from umbel.protocol.gossip_events import Accused, Condemned, Event, Heard, Introduced, Kind, Member
+from umbel.protocol.gossip_events import (
+    Accused,
+    Condemned,
+    Event,
+    Heard,
+    Introduced,
+    Kind,
+    Member,
+    TellView,
+    Viewed,
+)
+from umbel.protocol.views import VIEW_MAX
 
 NODE_CHARACTERS_MAX = 512
 REASON_CHARACTERS_MAX = 200
-SUSPECT, LOST = "worker-suspect", "worker-lost"
+SUSPECT, LOST, VIEW = "worker-suspect", "worker-lost", "worker-view"
 OBSERVED = "observed"
 _KINDS = {
     "worker-online": Kind.ONLINE,
@@ -48,12 +59,20 @@ def read_worker_event(event: Mapping[str, Any]) -> list[Event]:
     if subject is not None and event["type"] == LOST:
         reason = str(event.get("reason", ""))[:REASON_CHARACTERS_MAX]
         told.append(Condemned(subject, *run, by=node, reason=reason))
+    if event["type"] == VIEW and (view := _read_view(event, node)) is not None:
+        told.append(view)
     return told
 
 
 def subject_fields(member: Member) -> dict[str, Any]:
     """Whom a `worker-suspect` or `worker-lost` is about; its `hostname` is who says so."""
     return {"subject": member.node, "subject_inc": member.inc, "subject_pid": member.pid}
+
+
+def view_fields(view: TellView) -> dict[str, Any]:
+    """Whom a `worker-view` names: as `hello` does, but for the part of all names that it is about."""
+    runs = [[run.node, run.inc, run.pid, run.clock, run.freq_s, run.software] for run in view.runs]
+    return {"after": view.after, "until": view.until, "runs": runs}
 
 
 def introduction(member: Member) -> list[Any]:
@@ -85,6 +104,17 @@ def read_introduction(named: object) -> Introduced | None:
         return None
     software = named[5][:50] if isinstance(named[5], str) else ""
     return Introduced(node, _whole(named[1]), _whole(named[2]), _whole(named[3]), _number(named[4]), software)
+
+
+def _read_view(event: Mapping[str, Any], by: str) -> Viewed | None:
+    """None where a name in it cannot be read: what is left would seem to leave that node out."""
+    after, until, runs = event.get("after"), event.get("until"), event.get("runs")
+    if not (isinstance(after, str) and isinstance(until, str) and isinstance(runs, list)):
+        return None
+    named = [read_introduction(run) for run in runs[: VIEW_MAX + 1]]
+    if len(named) > VIEW_MAX or None in named:
+        return None
+    return Viewed(by, after, until, tuple(run for run in named if run is not None))
 
 
 def _node(name: object) -> str | None:

@@ -40,11 +40,20 @@ from umbel.protocol.gossip_events import (
     Restored,
     Strained,
     Suspected,
+    TellView,
 )
 from umbel.protocol.gossip_mode import ANSWERERS, GossipMode, is_among_lowest, mode_for, patterns_for
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.event import decode_events
-from umbel.wire.gossip import LOST, SUSPECT, introduction, read_worker_event, subject_fields
+from umbel.wire.gossip import (
+    LOST,
+    SUSPECT,
+    VIEW,
+    introduction,
+    read_worker_event,
+    subject_fields,
+    view_fields,
+)
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.driver import drive
@@ -219,7 +228,7 @@ class Gossip(Step):
                     for ear in before:
                         ear.cancel()
                     failures, before = 0, ()
-                    self._tell(Observe(hears_beats))
+                    self._tell(Observe(hears_beats, tells=hears_beats and self.mode is GossipMode.OBSERVED))
                     async for broadcast in subscription:
                         await self._take(broadcast)
             except BrokerError as error:
@@ -286,6 +295,8 @@ class Gossip(Step):
             case Condemn(member):
                 about = subject_fields(member) | {"reason": member.reason}
                 self._events.tell(LOST, freq=self._heart.freq_s, **about)
+            case TellView():
+                self._events.tell(VIEW, freq=self._heart.freq_s, **view_fields(effect))
             case Probe(member, ping):
                 self._beside(self._probe(member))
                 if ping:
