@@ -30,6 +30,7 @@ def test_status_says_how_far_it_is_and_forget_ends_it(tmp_path: Path) -> None:
         log.log(Teller().tell(30))
         with recording(url, lake) as recorder:
             log.wait_until_recorded()
+            assert "stop it first" in str(umbel("record", "forget", "--broker", url).exception)
             assert recorder.stop() == 0
         log.log(Teller(inc=2000).tell(7))
     told = told_by("record", "status", "--broker", url, "--lake", lake)

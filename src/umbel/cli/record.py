@@ -263,8 +263,13 @@ def compact(lake: Path, keep_days: float | None, as_json: bool) -> int:
 def forget(app_name: str | None, url: str | None, name: str, as_json: bool) -> int:
     """Have the broker keep no more events for the recorder NAME; what is in the lake stays."""
 
+    from umbel.worker.recording import lease_of
+
     async def ask(broker: Broker) -> bool:
         known = name in await broker.recorders()
+        holder = (await broker.coordination.read_lease(lease_of(name))).holder
+        if holder:
+            raise LakeError(f"{holder} records as {name!r} and would register again: stop it first")
         await broker.forget_recorder(name)
         return known
 

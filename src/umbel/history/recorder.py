@@ -51,7 +51,7 @@ log = logging.getLogger("umbel.history")
 
 DEFAULT_NAME = "recorder"
 READ_MAX = 20_000
-MORE_FROM = 1000  # who got as many reads on at once
+MORE_FROM = 1000  # who got as many at once, or half of what it asked for, reads on at once
 GROUP_ROWS, GROUP_BYTES = 50_000, 32 * 1024 * 1024
 LOOK_EVERY_S = 5.0
 UNREADABLE_MAX = 10_000
@@ -62,6 +62,7 @@ T = TypeVar("T")
 class RecorderSettings:
     name: str = DEFAULT_NAME
     rotation: RotationSettings = field(default_factory=RotationSettings)
+    read_max: int = READ_MAX  # entries at a time; fewer where others use the same connection
 
 
 @dataclass(slots=True)
@@ -199,14 +200,14 @@ class Recorder:
             return self._step(WritingFailed())
 
     async def _read(self, place: int, stop: asyncio.Event) -> list[Effect]:
-        name = self._settings.name
-        entries = await self._patiently(lambda: self._broker.read_events(name, READ_MAX, after=place), stop)
+        name, most = self._settings.name, self._settings.read_max
+        entries = await self._patiently(lambda: self._broker.read_events(name, most, after=place), stop)
         if not entries:
             return self._step(EntriesRead(place, 0, self._segment.size_bytes, more=False))
         before = self.progress.events
         await self._in_thread(self._take, entries)
         rows = self.progress.events - before
-        more = len(entries) >= MORE_FROM
+        more = len(entries) >= min(MORE_FROM, most // 2)
         size = self._segment.size_bytes + self._group_bytes // 10
         return self._step(EntriesRead(entries[-1].offset, rows, size, more=more))
 

@@ -17,6 +17,7 @@ from umbel.worker.context import WorkerContext
 log = logging.getLogger("umbel.history")
 AGAIN_S = 30.0
 STOP_S = 15.0
+READ_MAX = 1000
 
 
 class RecorderStep(Step):
@@ -49,9 +50,12 @@ class RecorderStep(Step):
         await self.end_background()
 
     async def _record(self, lake: Path) -> None:
+        from umbel.history.recorder import RecorderSettings
         from umbel.worker.recording import RecorderSeat, SeatSettings
 
-        settings = SeatSettings(lake, lease_s=self._context.settings.lease_s)
+        # The connection is the worker's: a large answer would hold up what it does for tasks.
+        recorder = RecorderSettings(read_max=READ_MAX)
+        settings = SeatSettings(lake, recorder, lease_s=self._context.settings.lease_s)
         campaigns = 0
         while not self._stop.is_set():
             campaigns += 1
