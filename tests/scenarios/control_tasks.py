@@ -35,6 +35,23 @@ def waits_for(gate: str, started: str = "") -> str:
 
 
 @app.task
+async def waits_in_loop(gate: str) -> str:
+    """Waits without holding anything up."""
+    for _ in range(int(WAIT_MAX_S / 0.25)):
+        if os.path.exists(gate):  # noqa: ASYNC240 (it is the loop's own business here)
+            return "went on"
+        await asyncio.sleep(0.25)
+    return "gave up"
+
+
+@app.task
+async def holds_its_loop(seconds: float, started: str) -> None:
+    """Does what a coroutine must not."""
+    os.close(os.open(started, os.O_CREAT))
+    Event().wait(seconds)
+
+
+@app.task
 def stubborn(started: str) -> None:
     """Does not end when it is asked to, in whatever way."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

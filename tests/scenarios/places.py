@@ -19,8 +19,10 @@ class Place:
 
 
 @contextmanager
-def place(name: str, directory: Path) -> Iterator[Place]:
-    with {"sqlite": _sqlite, "redis": _redis, "amqp": _amqp}[name](directory) as made:
+def place(name: str, directory: Path, *, durable: bool = True) -> Iterator[Place]:
+    """`durable`: whether Redis writes everything to disk before it answers."""
+    redis = _redis if durable else _fleeting_redis
+    with {"sqlite": _sqlite, "redis": redis, "amqp": _amqp}[name](directory) as made:
         yield made
 
 
@@ -43,6 +45,16 @@ def _redis(directory: Path) -> Iterator[Place]:
     server.start()
     try:
         yield Place(server.url, server.url, restart)
+    finally:
+        server.stop()
+
+
+@contextmanager
+def _fleeting_redis(directory: Path) -> Iterator[Place]:
+    server = RedisServer(directory)
+    server.start()
+    try:
+        yield Place(server.url, server.url)
     finally:
         server.stop()
 

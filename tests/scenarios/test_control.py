@@ -14,8 +14,9 @@ import pytest
 from tests.cluster import Cluster
 from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
+from tests.servers.way import Way
 from tests.waiting import wait_until
-from umbel.app.workers import node_name
+from umbel.app.workers import MAILBOX, node_name
 from umbel.errors import TaskRevoked, TimeLimitExceeded
 from umbel.pools.guard import Returned, call_guarded
 
@@ -135,6 +136,28 @@ def test_a_worker_answers_while_it_drains(cluster: Cluster, tmp_path: Path) -> N
     assert result.get(timeout=ENOUGH_S) == "went on"
     assert worker.wait(30) == 0
     del cluster.workers["drains"]
+
+
+@pytest.mark.parametrize("broker", ["redis", "amqp"], indirect=True)
+def test_a_green_worker_answers_whatever_its_tasks_and_its_link_do(cluster: Cluster, tmp_path: Path) -> None:
+    """P6: while a coroutine holds the loop of the others, and while only the mailbox gets through."""
+    address = urlsplit(cluster.app.settings.broker)
+    way = Way(address.port or 0)
+    through = address._replace(netloc=address.netloc.replace(f":{address.port}", f":{way.port}")).geturl()
+    cluster.start_worker("green", "-P", "asyncio", "-c", "101", "-Q", "green", broker=through)
+    tasks, green, gate = cluster.app.tasks, node_name("green"), tmp_path / "gate"
+    waits = tasks["control_tasks.waits_in_loop"].s(str(gate)).set(queue="green")
+    waiting = cluster.app.send_many(waits for _ in range(100))
+    holds = tasks["control_tasks.holds_its_loop"].s(2.0, str(tmp_path / "held")).set(queue="green")
+    cluster.app.send_many([holds])
+    wait_until((tmp_path / "held").exists, what="the loop to be held")
+    assert [ask(cluster, green, "ping") for _ in range(5)] == [{"ok": "pong"}] * 5
+    gate.touch()
+    assert {result.get(timeout=ENOUGH_S) for result in waiting} == {"went on"}
+    way.silence_all_but(MAILBOX.encode())
+    assert [ask(cluster, green, "ping") for _ in range(5)] == [{"ok": "pong"}] * 5
+    cluster.kill_worker("green")
+    way.end()
 
 
 def test_a_revoked_task_never_runs(cluster: Cluster, tmp_path: Path) -> None:

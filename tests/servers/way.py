@@ -6,6 +6,8 @@ from contextlib import suppress
 
 from tests.servers.rabbitmq import free_ports
 
+FIRST_WORDS_MAX = 1000
+
 
 class Way:
     """Listens on a free port and forwards to the target until told otherwise."""
@@ -16,6 +18,7 @@ class Way:
         self._target_port = target_port
         self._flows = threading.Event()
         self._flows.set()
+        self._spared: bytes | None = None
         self._listener: socket.socket | None = None
         self._ends: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -37,6 +40,11 @@ class Way:
         """Connections stay, and nothing gets through any more: a black hole."""
         self._flows.clear()
 
+    def silence_all_but(self, marked: bytes) -> None:
+        """A black hole, except for connections that said this in their first words."""
+        self._spared = marked
+        self.silence()
+
     def close(self) -> None:
         """Refuse from now on."""
         listener, self._listener = self._listener, None
@@ -57,15 +65,23 @@ class Way:
             while True:
                 near, _ = listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._target_port))
+                for end in (near, far):
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._ends += (near, far)
                 self.accepted += 1
-                self._begin(lambda near=near, far=far: self._pump(near, far))
-                self._begin(lambda near=near, far=far: self._pump(far, near))
+                said = bytearray()
+                self._begin(lambda near=near, far=far, said=said: self._pump(near, far, said, speaks=True))
+                self._begin(lambda near=near, far=far, said=said: self._pump(far, near, said))
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(
+        self, source: socket.socket, sink: socket.socket, said: bytearray, *, speaks: bool = False
+    ) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
-                self._flows.wait()
+                if speaks and len(said) < FIRST_WORDS_MAX:
+                    said += data
+                if self._spared is None or self._spared not in said:
+                    self._flows.wait()
                 sink.sendall(data)
         for end in (source, sink):
             with suppress(OSError):

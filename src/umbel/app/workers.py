@@ -4,6 +4,7 @@ import logging
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from umbel.app.app import App
 
 log = logging.getLogger("umbel.worker")
+MAILBOX = "umbel-mailbox"  # the connection of remote control, where it has its own
 
 
 def make_worker(
@@ -75,7 +77,7 @@ def make_worker(
         send_task_events=settings.task_send_events,
         history_lake=Path(settings.history_lake) if settings.worker_record else None,
         control_mailbox=settings.control_mailbox,
-        open_broker=lambda: open_broker(settings.for_broker()),
+        open_broker=lambda: open_broker(replace(settings.for_broker(), connection_name=MAILBOX)),
         control_allow=settings.control_allow,
         control_commands=app.panel,
         election_handlers=app.topics.handlers,

@@ -56,6 +56,7 @@ class BrokerSettings:
     revoke_retention_s: float = 7 * 86_400.0
     storage_max_bytes: int | None = None
     key_prefix: str = ""
+    connection_name: str = "umbel"  # by which the server lists its connections
 
 
 def without_password(url: str) -> str:

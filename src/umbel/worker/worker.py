@@ -5,6 +5,7 @@ happened and exits non-zero. A worker is never half alive.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import time
@@ -139,6 +140,7 @@ class Worker:
             tasks=len(settings.tasks),
         )
         log.info("worker ready", extra=fields)
+        gc.freeze()  # what is there now stays: the collector need not look at it, which held the loop up
         await asyncio.to_thread(settings.on_ready)  # users' code runs off the loop
 
 

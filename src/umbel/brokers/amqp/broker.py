@@ -50,7 +50,7 @@ LOOK_EVERY_S = 0.05  # for messages in queues that nobody here consumes
 class AmqpBroker:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
-        self._sessions = Sessions(settings, name=f"umbel {os.getpid()}")
+        self._sessions = Sessions(settings, name=f"{settings.connection_name} {os.getpid()}")
         self._coordination = AmqpCoordination(self._sessions, settings)
         self._event_log = EventLog(settings)
 

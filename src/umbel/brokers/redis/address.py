@@ -7,7 +7,7 @@ Several URLs with `;` between them are tried in turn, the next one when the last
 Options after `?`: db; and with TLS those of `brokers/tls.py`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -33,6 +33,7 @@ class Address:
     password: str = field(default="", repr=False)
     tls: bool = False
     tls_options: tuple[tuple[str, str], ...] = ()
+    client_name: str = "umbel"
 
     @property
     def shown(self) -> str:
@@ -49,9 +50,10 @@ class Address:
         return tls_context(dict(self.tls_options), where=f"Redis at {self.shown}") if self.tls else None
 
 
-def parse_addresses(urls: str) -> tuple[Address, ...]:
+def parse_addresses(urls: str, client_name: str = "umbel") -> tuple[Address, ...]:
     """The servers that the text names, in the order in which they are tried."""
-    found = tuple(parse_address(url.strip()) for url in urls.split(";") if url.strip())
+    each = [parse_address(url.strip()) for url in urls.split(";") if url.strip()]
+    found = tuple(replace(one, client_name=client_name) for one in each)
     if not found:
         raise BadURL(urls, "it names no server")
     if len({address.database for address in found}) > 1:

@@ -75,7 +75,7 @@ _revoke = msgspec.json.Decoder(Revoke).decode
 class RedisBroker:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
-        addresses = parse_addresses(settings.url)
+        addresses = parse_addresses(settings.url, settings.connection_name)
         timeout_s = settings.connect_timeout_s
         self._keys = Keys(settings.key_prefix, addresses[0].database)
         self._link = Link(

@@ -95,4 +95,4 @@ def handshake(address: Address, *, resp3: bool = False) -> list[tuple[Any, ...]]
         commands.append(("AUTH", *login))
     if resp3:
         commands.append(("HELLO", "3"))
-    return [*commands, ("CLIENT", "SETNAME", "umbel"), ("SELECT", address.database)]
+    return [*commands, ("CLIENT", "SETNAME", address.client_name), ("SELECT", address.database)]
