@@ -1,7 +1,10 @@
 """The shells of mingle, gossip and heart on the embedded broker: many light nodes in one process."""
 
 import asyncio
+import json
+import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -199,6 +202,28 @@ def test_the_cluster_has_a_clock_that_outlives_its_nodes(tmp_path: Path) -> None
             assert nodes["b"].events.clock.value > 10_000
 
     asyncio.run(scenario())
+
+
+def test_a_heartbeat_lives_until_the_next_is_due_and_other_events_for_seconds(tmp_path: Path) -> None:
+    """S6: `heartbeat_interval` is also how long a heartbeat waits for who does not read."""
+
+    async def scenario() -> dict[str, tuple[float, dict[str, Any]]]:
+        async with light_nodes(tmp_path, "a", heartbeat_interval_s=60.0) as nodes:
+            heard: list[dict[str, Any]] = []
+            for kind in ("worker-heartbeat", "worker-test"):
+                nodes["a"].gossip.listen(kind, heard.append)
+            nodes["a"].heart.beat()
+            nodes["a"].events.tell("worker-test")
+            await until(lambda: len(heard) == 2, what="both events")
+            with closing(sqlite3.connect(tmp_path / "queue.db")) as db:
+                rows = db.execute("SELECT routing_key, expires_at, body FROM broadcasts").fetchall()
+        return {key: (expires_at, json.loads(body)) for key, expires_at, body in rows}
+
+    kept = asyncio.run(scenario())
+    expires_at, beat = kept["worker.heartbeat"]
+    assert beat["freq"] == 60.0 and expires_at >= beat["timestamp"] + 60.0
+    expires_at, other = kept["worker.test"]
+    assert expires_at < other["timestamp"] + 60.0
 
 
 def test_a_node_that_is_suspected_or_given_up_refutes(tmp_path: Path) -> None:

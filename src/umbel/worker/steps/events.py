@@ -27,6 +27,7 @@ QUEUE_MAX = 10_000
 BATCH_MAX = 200
 RECORDER_CHECK_S = 2.0
 HEARTBEAT = "worker-heartbeat"
+BEAT_TTL_MIN_S = 1.0  # a listener may be a moment late
 
 
 class Events(Step):
@@ -145,10 +146,21 @@ class Events(Step):
                 logged = await self._log(batch)
             except BrokerError as error:  # who listens must hear us all the same
                 failed = error
-            await self._context.broker.broadcast(self._messages(batch, logged=logged > 0), ttl_s=EVENT_TTL_S)
+            await self._broadcast(batch, logged=logged > 0)
             if failed is not None:
                 raise failed
             del self._waiting[: len(batch)]
+
+    async def _broadcast(self, batch: list[dict[str, Any]], *, logged: bool) -> None:
+        """Heartbeats live until the next is due (S6): one that is older says nothing of a node any more."""
+        beats = [event for event in batch if event["type"] == HEARTBEAT]
+        others = [event for event in batch if event["type"] != HEARTBEAT]
+        broadcast = self._context.broker.broadcast
+        if others:
+            await broadcast(self._messages(others, logged=logged), ttl_s=EVENT_TTL_S)
+        if beats:
+            ttl_s = max(BEAT_TTL_MIN_S, beats[-1]["freq"])
+            await broadcast(self._messages(beats, logged=logged), ttl_s=ttl_s)
 
     async def _log(self, batch: list[dict[str, Any]]) -> int:
         """Before they are broadcast, so that what says it is in the log is."""
