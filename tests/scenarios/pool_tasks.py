@@ -36,6 +36,12 @@ def waits(self: Task[..., Any], gate: str) -> str:
     return "released"
 
 
+@app.task
+def notes(journal: str, line: str) -> None:
+    with open(journal, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
 @app.task(time_limit=5)
 def endless(started: str) -> None:
     Path(started).write_text(str(os.getpid()))

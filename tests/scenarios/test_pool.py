@@ -78,6 +78,22 @@ def test_a_pool_grows_with_its_queue_and_shrinks_when_it_idles(cluster: Cluster,
     assert cluster.counters("w1")["children_died"] == 0
 
 
+def test_what_is_urgent_is_not_held_behind_what_was_sent_before_it(cluster: Cluster, tmp_path: Path) -> None:
+    """Dispatch keeps priorities: while its one child is busy, it takes nothing that could be overtaken."""
+    cluster.start_worker("w1", "-c", "1")
+    gate, journal = tmp_path / "gate", tmp_path / "journal"
+    first = cluster.app.tasks["pool_tasks.waits"].delay(str(gate))
+    wait_until((tmp_path / f"gate.{first.id}").exists, what="the first task to run")
+    notes = cluster.app.tasks["pool_tasks.notes"]
+    sent = [notes.apply_async((str(journal), f"later {n}"), priority=9) for n in range(10)]
+    sent += [notes.apply_async((str(journal), f"urgent {n}"), priority=0) for n in range(10)]
+    gate.touch()
+    for result in sent:
+        result.get(timeout=20)
+    expected = [f"urgent {n}" for n in range(10)] + [f"later {n}" for n in range(10)]
+    assert journal.read_text().splitlines() == expected
+
+
 def test_a_pool_is_restarted_by_remote_control(cluster: Cluster, tmp_path: Path) -> None:
     cluster.start_worker("w1", "-c", "2", worker_pool_restarts="true")
     before = pool_of(cluster)
