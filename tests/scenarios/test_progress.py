@@ -49,3 +49,19 @@ def test_what_a_child_told_before_it_died_is_not_lost(tmp_path: Path) -> None:
         tail.wait_for("its end", type="task-failed", uuid=dead.id)
         types = [one["type"] for one in tail.seen() if one.get("uuid") == dead.id]
     assert types == ["task-received", "task-started", "task-progress", "task-failed"]
+
+
+def test_what_tasks_tell_is_not_lost_although_each_has_a_child_of_its_own(tmp_path: Path) -> None:
+    with (
+        Cluster(tmp_path, TASKS_FILE, worker_max_tasks_per_child=1) as cluster,
+        EventsTail(tmp_path, cluster.app.settings.broker) as tail,
+    ):
+        cluster.start_worker("w1", "-c", "2", "-E")
+        counts = cluster.app.tasks["progress_tasks.counts"]
+        ids = {one.id for one in cluster.app.send_many(counts.s(5) for _ in range(6))}
+        for task_id in ids:
+            tail.wait_for("its end", type="task-succeeded", uuid=task_id)
+        seen = tail.seen()
+    for task_id in ids:
+        told = [one["done"] for one in seen if one.get("uuid") == task_id and one["type"] == "task-progress"]
+        assert told == [1, 2, 3, 4, 5]

@@ -66,6 +66,19 @@ def test_a_second_signal_to_the_group_interrupts_tasks_and_what_passes_on_return
     assert "cut=0" in cluster.log("w1")
 
 
+def test_a_signal_to_every_single_process_loses_nothing(tmp_path: Path) -> None:
+    """As systemd sends it by default: children end too, and what they ran goes back to its queue."""
+    with Cluster(tmp_path, TASKS_FILE) as cluster:
+        worker = cluster.start_worker("w1", "-c", "2")
+        cluster.app.send_many(cluster.app.tasks["chaos_tasks.work"].s(str(tmp_path), 60) for _ in range(2))
+        wait_until(lambda: len(lines(journal_of(str(tmp_path)))) == 2, what="the tasks to start")
+        pool = cluster.umbel_json("health")[0]["pool"]
+        for pid in (worker.pid, pool["fork-server"], *pool["processes"]):
+            os.kill(pid, signal.SIGTERM)
+        assert worker.wait(30) == 0
+        assert ready(cluster) == 2
+
+
 def test_a_service_manager_hears_that_it_is_up_alive_and_stopping(tmp_path: Path) -> None:
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, pytest.MonkeyPatch.context() as patch:
