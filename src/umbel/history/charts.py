@@ -25,8 +25,8 @@ from umbel.history.scales import (
 
 WIDTH, HEIGHT = 960.0, 230.0
 LEFT, RIGHT, TOP, BOTTOM = 82.0, 14.0, 12.0, 34.0
-LANE_HEIGHT, LANE_LEFT = 24.0, 190.0
-LABEL_MAX = 28
+LANE_HEIGHT, LANE_LEFT = 24.0, 208.0
+LABEL_MAX = 27
 LOG_ABOVE = 20.0
 """From this ratio of the largest to the smallest duration on, an even scale would hide the small ones."""
 

@@ -19,12 +19,13 @@ def table(
     rows: Sequence[Sequence[Content]],
     *,
     numbers: Collection[int] = (),
+    whole: Collection[int] = (),
     id_: str | None = None,
 ) -> Markup:
-    """`numbers`: the places of the columns that hold numbers."""
+    """The places of the columns that hold numbers, and of those that are not to be broken into lines."""
 
     def kind(place: int) -> str | None:
-        return "number" if place in numbers else None
+        return "number" if place in numbers else "whole" if place in whole else None
 
     head = tag(
         "tr", [tag("th", name, scope="col", class_=kind(place)) for place, name in enumerate(headings)]

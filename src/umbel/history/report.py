@@ -25,6 +25,7 @@ from umbel.history.layout import figure, nothing, section, table
 from umbel.history.markup import Content, Markup, joined, tag
 from umbel.history.scales import count, duration, instant, percent, rate, signed
 
+SHORT = 12
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 OUTCOMES = (
     ("succeeded", "n_succeeded", BLUE),
@@ -162,13 +163,14 @@ def _steps_table(steps: Sequence[Row], shown: Sequence[tuple[str, str, Callable[
 def _breakdown(rows: Sequence[Row], what: str, many: str) -> Content:
     if not rows:
         return nothing(f"No {many} are known.")
-    most = max(row["n_attempts"] for row in rows)
+    most = max(row["n_attempts"] for row in rows if not row["is_rest"])
     cells: list[list[Content]] = []
     for row in rows:
         name = f"{count(row['keys'])} other {many}" if row["is_rest"] else (row["key"] or "(not told)")
         numbers = [count(row[key]) for key in ("n_attempts", "n_succeeded", "n_failed", "n_retried")]
         times = [duration(row[f"{kind}_{p}_s"]) for kind in ("wait", "run") for p in ("p50", "p95")]
-        cells.append([name, _bar(row, most), *numbers, percent(failure_rate(row)), *times])
+        bar = "" if row["is_rest"] else _bar(row, most)
+        cells.append([name, bar, *numbers, percent(failure_rate(row)), *times])
     headings = [
         *(what, "", "attempts", "succeeded", "failed", "retried", "failure rate"),
         *("wait p50", "p95", "run p50", "p95"),
@@ -243,7 +245,7 @@ def _sessions(found: Figures) -> Content:
     listed = tag(
         "details",
         tag("summary", "The figures"),
-        table(headings, rows, numbers=(1, 5, 6, 7), id_="sessions-table"),
+        table(headings, rows, numbers=(1, 5, 6, 7), whole=(2, 3), id_="sessions-table"),
     )
     drawn = charts.lanes("Worker sessions", list(lanes.items()), *found.period.shown, legend)
     return figure(said, drawn, listed)
@@ -279,7 +281,18 @@ def _elections(found: Figures) -> Content:
     ]
     headings = ["election", "topic", "winner", "outcome", "protocol", "began", "took", "broken promises"]
     drawn = charts.lanes("Elections by topic", shown, *found.period.shown, legend)
-    return figure(said, drawn, table(headings, rows, numbers=(6,), id_="elections-table"))
+    return figure(
+        said,
+        drawn,
+        _unfolded(table(headings, rows, numbers=(6,), whole=(5,), id_="elections-table"), len(rows)),
+    )
+
+
+def _unfolded(listed: Markup, rows: int) -> Markup:
+    """A long list is there when it is asked for, a short one at once."""
+    if rows <= SHORT:
+        return listed
+    return tag("details", tag("summary", f"The last {rows}"), listed)
 
 
 def _violations(told: str) -> str:
@@ -331,7 +344,9 @@ def _anomalies(found: Figures) -> Content:
     return joined(
         table(["kind", "rows", "what it means"], kinds, numbers=(1,), id_="anomaly-kinds-table"),
         tag("h3", heading),
-        table(["kind", "at", "about", "task", "worker", "what exactly"], rows, id_="anomalies-table"),
+        table(
+            ["kind", "at", "about", "task", "worker", "what exactly"], rows, whole=(1,), id_="anomalies-table"
+        ),
     )
 
 
