@@ -23,7 +23,8 @@ BANNED_NAMES = {"utils", "helpers", "common", "base", "manager"}
 
 # The guards around what users wrote: their tasks and hooks, and the reprs of their values.
 MAY_CATCH_EVERYTHING = {"src/umbel/pools/guard.py", "src/umbel/wire/foreign.py"}
-MAY_SLEEP: set[str] = set()  # tests wait with tests/waiting.py
+# Tests wait with tests/waiting.py; these are tasks of green pools, and how they wait is the point.
+MAY_SLEEP = {"tests/scenarios/green_tasks.py", "tests/scenarios/greenlet_tasks.py"}
 
 # What the pure packages may import beside the standard library and umbel itself.
 PURE = {"protocol": set[str](), "events": {"msgspec"}, "wire": {"msgspec"}}
