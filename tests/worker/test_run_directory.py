@@ -186,3 +186,21 @@ def test_each_user_has_a_directory_of_their_own(monkeypatch: pytest.MonkeyPatch)
     assert default_run_directory() == Path("/run/user/7/umbel")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert default_run_directory().name == f"umbel-{os.getuid()}"
+
+
+def test_live_and_ready_are_told_apart(tmp_path: Path) -> None:
+    """A worker that waits for its broker, or stops, is live; only one that takes tasks is ready."""
+    for fields, live, ready in (
+        ({"ready": True}, True, True),
+        ({"ready": False}, True, False),  # it stops, or has no queue
+        ({"ready": True, "problem": "no broker"}, True, False),
+        ({}, True, False),  # of a version that did not say
+        ({"ready": True, "updated_boot_s": boot_time_s() - STALE_AFTER_S - 1}, False, False),
+    ):
+        write_raw(tmp_path, **fields)
+        assert (only(tmp_path).live, only(tmp_path).ready) == (live, ready), fields
+
+
+def test_what_is_gone_is_neither_live_nor_ready(tmp_path: Path, dead_pid: int) -> None:
+    write_raw(tmp_path, pid=dead_pid, ready=True)
+    assert (only(tmp_path).live, only(tmp_path).ready) == (False, False)
