@@ -22,7 +22,7 @@ from umbel.pipeline.jobs.build import build
 
 BIN = Path(pyspark.__file__).parent / "bin"
 SUBMITTED = "from umbel.cli.main import main\n\nmain()\n"
-START_S = 100.0
+START_S = 200.0
 
 
 @pytest.fixture
@@ -31,6 +31,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     environment = os.environ | {
         "JAVA_HOME": str(find_java_home(os.environ, tmp_path / "java")),
         "SPARK_DAEMON_MEMORY": "128m",
+        "SPARK_DAEMON_JAVA_OPTS": "-Dspark.master.rest.enabled=false -XX:TieredStopAtLevel=1",
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(tmp_path / "local"),
     }
@@ -60,7 +61,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         yield said[1]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_cluster_makes_the_same_tables(spark: SparkSession, cluster: str, tmp_path: Path) -> None:
     """D3: submitted to a standalone cluster with spark-submit, both workers at work."""
     lake = tmp_path / "lake"

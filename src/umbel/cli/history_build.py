@@ -40,6 +40,13 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="With --follow: look for new events so often.",
 )
+@click.option(
+    "--files-per-batch",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="With --follow: take so many files at once.",
+)
 @click.option("--conf", "pairs", metavar="NAME=VALUE", multiple=True, help="A setting of Spark's.")
 @json_option
 def build(
@@ -49,6 +56,7 @@ def build(
     is_following: bool,
     until_caught_up: bool,
     every_s: float,
+    files_per_batch: int,
     pairs: tuple[str, ...],
     as_json: bool,
 ) -> int:
@@ -80,6 +88,7 @@ def build(
                     published=lambda manifest: _print_summary(manifest, as_json=as_json),
                     until_caught_up=until_caught_up,
                     every_s=every_s,
+                    files_per_batch=files_per_batch,
                     only=wanted,
                     tell=tell,
                 )
@@ -115,29 +124,18 @@ def _existing(lake: Path) -> Path:
 
 def _look(lake: Path, *, may_be_empty: bool = False) -> "Found":
     """The lake's files that can be read; those that cannot go to the quarantine and are named."""
+    from umbel.history.lake import Lake
     from umbel.pipeline.faults import EmptyLake
     from umbel.pipeline.files import look_into
 
-    found = look_into(_event_files(lake))
+    kept = Lake(lake)
+    found = look_into(kept.event_files())
     for one in found.unreadable:
-        moved = _set_aside(lake, one.path)
+        moved = kept.set_aside(one.path)
         click.echo(f"umbel: {one.path} cannot be read ({one.why}); moved to {moved}", err=True)
     if not found.files and not may_be_empty:
         raise EmptyLake(f"there are no events in {lake} yet: record some with `umbel record --lake {lake}`")
     return found
-
-
-def _event_files(lake: Path) -> list[Path]:
-    """The raw files and those that replaced some of them."""
-    from umbel.history.lake import Lake
-
-    return Lake(lake).event_files()
-
-
-def _set_aside(lake: Path, path: Path) -> Path:
-    target = lake / "quarantine" / path.relative_to(lake).as_posix().replace("/", "__")
-    target.parent.mkdir(exist_ok=True)
-    return path.rename(target)
 
 
 @contextmanager

@@ -253,8 +253,10 @@ ANOMALY_KINDS: Mapping[str, str] = {
     "clock_jump": "a node's Lamport clock leapt ahead",
     "time_skew": "a node's time differs from the broker's",
     "election": "an election broke a promise",
-    "recorder_gap": "the recorder saw that events are missing",
-    "recorder_lost": "the recorder could not keep events",
+    "recorder_gap": "the recorder saw that events of a node did not come",
+    "recorder_lost": "events fell out of the broker's log before they were read",
+    "recorder_deaf": "the recorder had no broker for a while; what Celery's workers told then may be lost",
+    "recorder_unreadable": "the recorder got what are no events",
 }
 
 ANOMALIES = Table(

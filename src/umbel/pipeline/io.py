@@ -72,6 +72,33 @@ def follow_events(spark: SparkSession, folder: Path, *, files_per_batch: int) ->
     return source.parquet(str(folder))
 
 
+def files_of_batch(checkpoint: Path, batch_id: int) -> list[Path]:
+    """Which files a batch of the stream is made of, from what Spark wrote down before it ran it."""
+    last, before = _log_offset(checkpoint, batch_id), _log_offset(checkpoint, batch_id - 1)
+    logs = sorted((checkpoint / "sources" / "0").glob("[0-9]*"))
+    lines = {line for log in logs for line in log.read_bytes().splitlines()[1:]}  # the first is a version
+    entries = [msgspec.json.decode(line, type=_Planned) for line in lines]
+    return sorted(_local_path(one.path) for one in entries if before < one.batch_id <= last)
+
+
+class _Planned(msgspec.Struct, rename="camel"):
+    path: str
+    batch_id: int
+
+
+class _Offset(msgspec.Struct, rename="camel"):
+    log_offset: int
+
+
+def _log_offset(checkpoint: Path, batch_id: int) -> int:
+    told = checkpoint / "offsets" / str(batch_id)
+    return (
+        msgspec.json.decode(told.read_bytes().splitlines()[-1], type=_Offset).log_offset
+        if told.exists()
+        else -1
+    )
+
+
 def read_table(spark: SparkSession, lake: Path, build: str, table: str) -> DataFrame:
     return spark.read.schema(SCHEMAS[table]).parquet(str(table_folder(lake, build, table)))
 
@@ -83,9 +110,9 @@ def read_parts(spark: SparkSession, schema: T.StructType, folders: Sequence[Path
     return spark.read.schema(schema).option("pathGlobFilter", PARQUET).parquet(*map(str, folders))
 
 
-def local_path(name: str) -> str:
+def _local_path(name: str) -> Path:
     """A file as the system names it, from how Spark does: as an address, with escapes."""
-    return unquote(urlsplit(name).path)
+    return Path(unquote(urlsplit(name).path))
 
 
 def write(frame: DataFrame, folder: Path) -> None:

@@ -77,7 +77,7 @@ class Partials:
         parts = parts_of(frame)
         for name, part in (("states", parts.states), ("others", parts.others), ("marks", parts.marks)):
             io.write(part.select(*_SCHEMAS[name].names), folder / name)
-        paths = [Path(io.local_path(one)) for one in sorted(frame.inputFiles())]
+        paths = io.files_of_batch(self.checkpoint, batch_id)
         there = [path for path in paths if path.exists()]
         taken = Taken(
             files=[self._name_of(path) for path in there],

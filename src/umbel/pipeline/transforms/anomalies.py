@@ -24,7 +24,7 @@ BEHIND_S = 60.0
 """Behind, or slow to send: an event may lie in a buffer for a while."""
 LEAP = 1_000_000
 _SETTLED = (*sorted(STATES[slot] for slot in ENDINGS), REJECTED)
-_RECORDER = {"recorder-gap": "recorder_gap", "recorder-lost": "recorder_lost"}
+_RECORDER = ("recorder-gap", "recorder-lost", "recorder-deaf", "recorder-unreadable")
 
 
 def anomalies(
@@ -162,7 +162,13 @@ def _of_elections(elections: DataFrame) -> DataFrame:
 
 
 def _of_recorders(others: DataFrame) -> DataFrame:
-    found = others.where(F.col("type").isin(*_RECORDER)).dropDuplicates(["hostname", "digest"])
+    told = others.where(F.col("type").isin(*_RECORDER)).dropDuplicates(["hostname", "digest"])
+
+    def number(name: str) -> Column:
+        return F.get_json_object("extra", f"$.{name}").try_cast("long")
+
+    count = F.coalesce(number("last") - number("first") + 1, number("lost"), number("count"), F.lit(1))
+    found = told.select("*", count.alias("n"))
     kind = F.regexp_replace("type", "-", "_")
     of = {
         "subject": "hostname",
@@ -172,7 +178,7 @@ def _of_recorders(others: DataFrame) -> DataFrame:
         "inc": "inc",
         "clock": "clock",
     }
-    return _rows(found, kind, F.col("extra"), **of)
+    return _rows(found, kind, F.col("extra"), n="n", **of)
 
 
 _TASK = {
