@@ -31,7 +31,7 @@ def publish(lake: Path, rows: Rows, *, number: int = 1, **facts: Any) -> Path:
         path = lake / "tables" / f"b{number}" / name / "part-0.parquet"
         path.parent.mkdir(parents=True)
         pq.write_table(as_arrow(table, rows.get(name, ())), path)
-        files[name] = [path.relative_to(lake).as_posix()]
+        files[name] = [path.relative_to(lake / "tables").as_posix()]
     manifest = lake / "tables" / "_manifest" / f"{number:06d}.json"
     manifest.parent.mkdir(exist_ok=True)
     told = {"build": f"b{number}", "tables": files, "lake_version": 1, "built_at": BEGAN.isoformat(), **facts}

@@ -35,7 +35,7 @@ class Build:
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What readers need of a manifest; the files are named from the lake's folder."""
+    """What readers need of a manifest; the files are named from the folder of the tables."""
 
     build: str
     tables: dict[str, list[str]]
@@ -62,7 +62,8 @@ def newest_build(lake: Path) -> Build:
             f"{str(path)!r} is of version {manifest.lake_version}, and this Umbel reads up to"
             f" {LAKE_VERSION}; upgrade Umbel"
         )
-    files = {name: tuple(_inside(lake, one) for one in named) for name, named in manifest.tables.items()}
+    folder = lake / TABLES
+    files = {name: tuple(_inside(folder, one) for one in named) for name, named in manifest.tables.items()}
     return Build(number, lake, files, {name: value for name, value in facts.items() if name != "tables"})
 
 
@@ -77,11 +78,9 @@ def newest_number(lake: Path) -> int | None:
     )
 
 
-def _inside(lake: Path, name: str) -> Path:
-    """A manifest names tables of its own lake and nothing else: it may come from another machine."""
-    path = (lake / name).resolve()
-    if not path.is_relative_to((lake / TABLES).resolve()):
-        raise HistoryError(
-            f"a manifest of the lake {str(lake)!r} names {name!r}, which is outside its tables"
-        )
+def _inside(folder: Path, name: str) -> Path:
+    """A manifest names files beside it and nowhere else: it may come from another machine."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise HistoryError(f"a manifest in {str(folder)!r} names {name!r}, which is outside; build again")
     return path
