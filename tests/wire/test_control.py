@@ -158,3 +158,13 @@ def test_any_map_is_read_or_is_a_wire_error(fields: dict[str, object]) -> None:
             decode(headers, body)
         except WireError:
             continue
+
+
+def test_of_a_list_that_is_too_large_the_first_part_is_sent_and_it_says_so() -> None:
+    entries = ["x" * 1000] * 20_000
+    reply = decode_reply(*encode_reply("a@x", entries, "t", 1))
+    assert reply.total == 20_000 and 1000 < len(reply.value) < 20_000
+    whole = decode_reply(*encode_reply("a@x", entries[:10], "t", 1))
+    assert (whole.total, len(whole.value)) == (None, 10)
+    with pytest.raises(TooLarge):
+        encode_reply("a@x", "x" * 10_000_000, "t", 1)

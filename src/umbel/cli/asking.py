@@ -121,7 +121,10 @@ async def ask_on(broker: "Broker", to: Whom, method: str, arguments: Mapping[str
 
 
 def judge(answers: "Answers") -> int:
-    """Say on stderr who is missing; the exit code."""
+    """Say on stderr who is missing and what was cut; the exit code."""
+    for node, total in sorted(answers.totals.items()):
+        shown = len(answers.replies[node])
+        click.echo(f"umbel: {node} sent the first {shown:,} of {total:,} entries", err=True)
     if not answers.replies:
         named = ", ".join(one.node for one in answers.silent)
         click.echo(f"umbel: nobody answered{f': {named}' if named else ''}", err=True)
@@ -148,6 +151,7 @@ def as_data(answers: "Answers") -> dict[str, Any]:
             {"node": one.node, "state": one.state, "silent_s": one.silent_s} for one in answers.silent
         ],
         "unknown": list(answers.unknown),
+        "totals": dict(answers.totals),
     }
 
 

@@ -60,12 +60,16 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One node's answer. `members`: whom that node knows, where it says so."""
+    """One node's answer. `members`: whom that node knows, where it says so.
+
+    `total`: how many entries there are, where the list that came is only the first of them.
+    """
 
     node: str
     value: Any
     ticket: str = ""
     members: tuple[Known, ...] = ()
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Answers:
     replies: Mapping[str, Any]
     silent: tuple[Known, ...] = ()
     unknown: tuple[str, ...] = ()  # answered, although no member list has them
+    totals: Mapping[str, int] = field(default_factory=dict)  # of lists that were too long to send whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +250,7 @@ class Collection:
     ) -> None:
         self.deadline = deadline
         self.replies: dict[str, Any] = {}
+        self._totals: dict[str, int] = {}
         self._expected = frozenset(expected) - {EVERY_UMBEL_NODE}
         self._limit = limit
         self._matches = matches
@@ -257,6 +263,8 @@ class Collection:
 
     def take(self, reply: Reply) -> None:
         self.replies[reply.node] = reply.value
+        if reply.total is not None:
+            self._totals[reply.node] = reply.total
         for member in reply.members:
             known = self._members.get(member.node)
             if known is None or member.silent_s < known.silent_s:  # whoever heard it last knows best
@@ -278,6 +286,7 @@ class Collection:
             dict(self.replies),
             tuple(self._members.get(node, Known(node, "unknown")) for node in silent),
             tuple(unknown),
+            dict(self._totals),
         )
 
     def _awaited(self) -> frozenset[str] | set[str]:

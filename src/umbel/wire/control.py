@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from umbel.errors import BadMessage
+from umbel.errors import BadMessage, TooLarge
 from umbel.protocol.pidbox import Known, Reply, ReplyTo, Request
 from umbel.wire.limits import Limits
 from umbel.wire.show import brief
@@ -17,7 +17,8 @@ from umbel.wire.values import decode_json, decode_json_as, encode_json
 
 REQUEST_EXCHANGE, REPLY_EXCHANGE = "celery.pidbox", "reply.celery.pidbox"
 REQUEST_LIMITS = Limits(size_max_bytes=1024 * 1024, depth_max=32)
-REPLY_LIMITS = Limits(size_max_bytes=64 * 1024 * 1024, depth_max=64)
+REPLY_LIMITS = Limits(size_max_bytes=64 * 1024 * 1024, depth_max=64)  # that are taken, from whomever
+OWN_REPLY_LIMITS = Limits(size_max_bytes=8 * 1024 * 1024, depth_max=64)
 MEMBERS_MAX = 20_000
 
 
@@ -66,12 +67,22 @@ def decode_request(headers: bytes, body: bytes) -> Request:
 def encode_reply(
     node: str, value: Any, ticket: str, clock: int, members: Sequence[Known] = ()
 ) -> tuple[bytes, bytes]:
+    """The headers and the body. Of a list that is too large the first part is sent, and it is said so."""
     headers: dict[str, Any] = {"ticket": ticket, "clock": clock}
+    shown, body = value, None
+    while body is None:
+        try:
+            body = encode_json({node: shown}, root="reply", limits=OWN_REPLY_LIMITS)
+        except TooLarge:
+            if not isinstance(shown, list) or len(shown) < 2:
+                raise
+            shown = shown[: len(shown) // 2]
+            headers["total"] = len(value)
     if members:
         headers["members"] = [
             [one.node, one.state, round(one.silent_s, 1), one.is_umbel] for one in members[:MEMBERS_MAX]
         ]
-    return encode_json(headers, root="headers"), encode_json({node: value}, root="reply", limits=REPLY_LIMITS)
+    return encode_json(headers, root="headers"), body
 
 
 def decode_reply(headers: bytes, body: bytes) -> Reply:
@@ -80,9 +91,8 @@ def decode_reply(headers: bytes, body: bytes) -> Reply:
         raise BadMessage(f"not a reply of one node: {brief(found)}")
     said = decode_json_as(_REPLY_HEADERS, headers, what="the reply's headers", limits=REPLY_LIMITS)
     ((node, value),) = found.items()
-    return Reply(
-        str(node), value, said.ticket or "", tuple(Known(*one) for one in said.members[:MEMBERS_MAX])
-    )
+    known = tuple(Known(*one) for one in said.members[:MEMBERS_MAX])
+    return Reply(str(node), value, said.ticket or "", known, said.total)
 
 
 class _ReplyTo(msgspec.Struct, frozen=True):
@@ -107,6 +117,7 @@ class _RequestHeaders(msgspec.Struct, frozen=True):
 class _ReplyHeaders(msgspec.Struct, frozen=True):
     ticket: str | None = None
     members: list[tuple[str, str, float, bool]] = []
+    total: int | None = None
 
 
 _REQUEST = msgspec.json.Decoder(_Request)
