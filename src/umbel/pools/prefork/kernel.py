@@ -7,7 +7,6 @@ control socket is what remains.
 import os
 import signal
 import sys
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,14 +34,15 @@ def _prctl(option: int, value: int) -> bool:
 def children_of(pid: int) -> list[int]:
     """The direct children; none where there is no /proc to ask."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for entry in filter(str.isdecimal, _names_in("/proc")):
         try:
             # The command in parentheses may hold anything; what follows the last one is fixed.
-            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+            with open(f"/proc/{entry}/stat", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
         except OSError:
             continue  # it ended while we looked
         if int(fields[1]) == pid:
-            found.append(int(entry.parent.name))
+            found.append(int(entry))
     return found
 
 
@@ -57,11 +57,20 @@ def thread_count() -> int | None:
 def open_sockets() -> set[str]:
     """The sockets this process holds, by the kernel's name for each."""
     sockets = set()
-    for entry in Path("/proc/self/fd").glob("*"):
+    for entry in _names_in("/proc/self/fd"):
         try:
-            target = os.readlink(entry)
+            target = os.readlink(f"/proc/self/fd/{entry}")
         except OSError:
             continue  # the descriptor of the listing itself
         if target.startswith("socket:"):
             sockets.add(target)
     return sockets
+
+
+def _names_in(directory: str) -> list[str]:
+    """Without pathlib, which the keeper would hold in memory for this alone."""
+    try:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries]
+    except FileNotFoundError:
+        return []
