@@ -13,7 +13,6 @@ a task and giving the key back.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
 from umbel.app.publishing import patiently
@@ -68,6 +67,8 @@ def send_unique(
 
 def key_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: str | None) -> str:
     """The same for the same call: the task's name with the key that was given, else with its arguments."""
+    from hashlib import sha256  # half a megabyte that only who sends unique tasks needs
+
     what = [name, given] if given is not None else [name, list(args), dict(sorted(kwargs.items()))]
     return sha256(encode_json(what, root="the key")).hexdigest()
 
