@@ -65,11 +65,11 @@ def write_lake(lake: Path, events: int, *, seed: int = 7) -> int:
 def slices(events: int, *, seed: int = 7) -> Iterator[pa.Table]:
     """Tables of about a million events each, together about as many as asked for."""
     random = np.random.default_rng(seed)
-    made, began_us = 0, BEGAN_US
+    made, began_us, counters = 0, BEGAN_US, np.zeros(NODES + 1, dtype=np.int64)
     while made < events:
         wanted = min(SLICE_EVENTS, events - made)
         tasks = max(1, round(wanted / EVENTS_PER_TASK))
-        table = _Slice(random, tasks, began_us).table()
+        table = _Slice(random, tasks, began_us, clock=made, counters=counters).table()
         began_us += tasks * 1_000_000 // RATE_PER_S
         made += table.num_rows
         yield table
@@ -87,7 +87,13 @@ class _Told:
 
 
 class _Slice:
-    def __init__(self, random: np.random.Generator, tasks: int, began_us: int) -> None:
+    """`clock` and `counters`: how far the cluster's clock and each node's events had come before."""
+
+    def __init__(
+        self, random: np.random.Generator, tasks: int, began_us: int, *, clock: int, counters: Numbers
+    ) -> None:
+        self._clock = clock
+        self._counters = counters
         self._random = random
         self._tasks = tasks
         self._uuids = _uuids(random, tasks)
@@ -163,7 +169,7 @@ class _Slice:
         is_task, is_sent, ended = kind != BEAT, kind == SENT, kind == SUCCEEDED
         described = kind <= RECEIVED
         erred = np.isin(kind, (FAILED_, RETRIED_))
-        clock = np.where(is_sent, 0, self._clocks(count))
+        clock = np.where(is_sent, 0, self._clock + np.arange(1, count + 1))
         number = pa.array(task).cast(pa.string())
         found: dict[str, Any] = {
             "digest": pa.array(self._random.integers(-(2**63), 2**63 - 1, count)),
@@ -179,7 +185,7 @@ class _Slice:
             "clock": pa.array(clock),
             "utcoffset": pa.array(np.zeros(count)),
             "inc": pa.array(BEGAN_US - node),
-            "seq": pa.array(_counted(node)),
+            "seq": pa.array(self._counted(node)),
             "uuid": _where(is_task, self._uuids.take(pa.array(task))),
             "retries": _where(is_task, pa.array(attempt)),
             "name": _where(
@@ -203,9 +209,15 @@ class _Slice:
             [_cast(one, field.type) for one, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
         )
 
-    def _clocks(self, count: int) -> Numbers:
-        """Lamport times that grow with the slices."""
-        return np.arange(1, count + 1) + (self._began_us - BEGAN_US) * 100
+    def _counted(self, node: Numbers) -> Numbers:
+        """The place of each event among those of its node, from 1, without gaps."""
+        ordered = np.argsort(node, kind="stable")
+        firsts = np.searchsorted(node[ordered], np.arange(NODES + 1))
+        counted = np.empty(len(node), dtype=np.int64)
+        counted[ordered] = np.arange(len(node)) - firsts[node[ordered]] + 1
+        counted += self._counters[node]
+        self._counters += np.bincount(node, minlength=NODES + 1)
+        return counted
 
     def _arrived(self, table: pa.Table, at_us: Numbers) -> pa.Table:
         """In the order of arrival, some late, some twice."""
@@ -229,15 +241,6 @@ def _uuids(random: np.random.Generator, count: int) -> pa.Array:
     text[:, places[0::2]], text[:, places[1::2]] = digits[raw >> 4], digits[raw & 15]
     offsets = np.arange(0, 36 * (count + 1), 36, dtype=np.int32)
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets.tobytes()), pa.py_buffer(text.tobytes()))
-
-
-def _counted(node: Numbers) -> Numbers:
-    """The place of each event among those of its node, from 1."""
-    ordered = np.argsort(node, kind="stable")
-    firsts = np.searchsorted(node[ordered], np.arange(NODES + 1))
-    counted = np.empty(len(node), dtype=np.int64)
-    counted[ordered] = np.arange(len(node)) - firsts[node[ordered]] + 1
-    return counted
 
 
 def _chosen(texts: list[str], index: Numbers) -> pa.Array:

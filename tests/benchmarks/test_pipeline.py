@@ -86,6 +86,15 @@ def test_the_lake_is_one_that_a_cluster_could_tell(lake: Path) -> None:
     assert 0.03 < int(str(found["again"])) / tasks < 0.1
 
 
+def test_nodes_count_their_events_without_gaps(lake: Path) -> None:
+    files = [str(path) for path in sorted((lake / "events").rglob("*.parquet"))]
+    for row in rows(
+        f"""select hostname, count(distinct seq) as n, min(seq) as least, max(seq) as most
+        from read_parquet({files!r}) group by hostname, pid, inc"""
+    ):
+        assert (row["least"], row["most"]) == (1, row["n"])
+
+
 def test_the_same_seed_gives_the_same_lake(lake: Path, tmp_path: Path) -> None:
     write_lake(tmp_path, 3000)
     assert [pa.parquet.read_table(path) for path in sorted(tmp_path.rglob("*.parquet"))] == [

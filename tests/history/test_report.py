@@ -187,6 +187,15 @@ def test_a_node_with_an_absurd_clock_does_not_stretch_the_time_shown(tmp_path: P
     assert "1 attempts ended at times outside" in page(found)
 
 
+def test_errors_that_differ_in_a_number_are_one(tmp_path: Path) -> None:
+    story = Story(tasks=200)
+    failed = [row for row in story.rows["attempts"] if row["outcome"] == "FAILURE"]
+    for number, row in enumerate(failed):
+        row["exception"] = f"ValueError('order {number}')"
+    errors = read(publish(tmp_path, story.rows), figures).errors
+    assert ("ValueError('order #')", len(failed)) in {(row["exception"], row["n"]) for row in errors}
+
+
 def test_every_figure_comes_from_one_build(tmp_path: Path) -> None:
     """Two builds cannot be mixed on one page: all is read in one go, or read again."""
     publish(tmp_path, STORY.rows)

@@ -210,7 +210,9 @@ def _errors(found: Figures) -> Content:
     ]
     return joined(
         tag("h3", "Most frequent errors"),
-        table(["task", "error", "attempts", "tasks"], rows, numbers=(2, 3), id_="errors-table"),
+        table(
+            ["task", "error (numbers as #)", "attempts", "tasks"], rows, numbers=(2, 3), id_="errors-table"
+        ),
     )
 
 
