@@ -42,8 +42,8 @@ def _redis(directory: Path) -> Iterator[Place]:
         server.stop()
         server.start()
 
-    server.start()
     try:
+        server.start()
         yield Place(server.url, server.url, restart)
     finally:
         server.stop()
@@ -52,8 +52,8 @@ def _redis(directory: Path) -> Iterator[Place]:
 @contextmanager
 def _fleeting_redis(directory: Path) -> Iterator[Place]:
     server = RedisServer(directory)
-    server.start()
     try:
+        server.start()
         yield Place(server.url, server.url)
     finally:
         server.stop()
@@ -70,8 +70,8 @@ def _amqp(directory: Path) -> Iterator[Place]:
         server.stop()
         server.start()
 
-    server.start()
     try:
+        server.start()
         yield Place(server.url(), f"sqlite:///{directory / 'results.db'}", restart)
     finally:
         server.stop()
