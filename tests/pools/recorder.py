@@ -101,9 +101,10 @@ async def running(
 
 
 def hands_of(pool: Pool) -> int:
-    """How many children it has, threads or greenlets."""
+    """How many jobs it can run at once: by children, threads, coroutines or greenlets."""
     about = pool.describe()
-    hands: int = about.get("threads") or about.get("greenlets") or len(about["processes"])
+    places = [about[name] for name in ("threads", "coroutines", "greenlets") if name in about]
+    hands: int = places[0] if places else len(about["processes"])
     return hands
 
 

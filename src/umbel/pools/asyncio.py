@@ -162,7 +162,7 @@ class AsyncioPool:
             "implementation": self.name,
             "max-concurrency": self._size,
             "processes": [],
-            "threads": self._size,
+            "coroutines": self._size,
             "running": {one.job.task_id: os.getpid() for one in self._running.values()},
             "waiting": len(self._waiting),
         }
