@@ -439,7 +439,12 @@ def test_a_task_that_is_revoked_while_it_runs_can_tidy_up(
 ) -> None:
     """P3: the task is asked first; its process, and whatever else is in it, goes on."""
     one = ask_for_queue(cluster, ONE, "tidy")
-    children = one("stats")["pool"]["processes"]
+
+    def both() -> Any:
+        found = one("stats")["pool"]["processes"]
+        return found if len(found) == 2 else None
+
+    children = wait_until(both, what="two children")
     started, tidied = tmp_path / "started", tmp_path / "tidied"
     sent = cluster.app.send_task(f"control_tasks.{task}", [str(started), str(tidied)], queue="tidy")
     wait_until(started.exists, what="it to run")
@@ -505,9 +510,14 @@ def test_commands_by_pattern_reach_exactly_their_part(cluster: Cluster) -> None:
         tell("cancel_consumer", queue="by-pattern")
         tell("pool_shrink", n=1)
         before[node] = seen(node)
-    cluster.start_worker("third", "-c", "1")
+    cluster.start_worker("third", "-c", "1", wait=False)
+    cluster.start_worker("fourth", "-c", "1")
+    wait_until(lambda: cluster.state_of("third"), what="the other one")
     cluster.app.control.shutdown(pattern="thir*")
     assert cluster.workers.pop("third").wait(30) == 0
+    assert ask(cluster, node_name("fourth"), "ping") == {"ok": "pong"}
+    cluster.app.control.shutdown(pattern="f.*h@", matcher="pcre")
+    assert cluster.workers.pop("fourth").wait(30) == 0
     assert ask(cluster, ONE, "ping") == ask(cluster, TWO, "ping") == {"ok": "pong"}
 
 
