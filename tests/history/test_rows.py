@@ -83,7 +83,7 @@ def ordered(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(repr(sorted(one.items())) for one in rows)
 
 
-@settings(max_examples=EXAMPLES * 4)
+@settings(max_examples=EXAMPLES * 2)
 @given(st.lists(wire_events(), max_size=6))
 def test_the_quick_way_makes_the_rows_of_the_reference(events: list[dict[str, Any]]) -> None:
     bodies = [msgspec.json.encode(one) for one in events]

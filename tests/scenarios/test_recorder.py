@@ -19,7 +19,7 @@ TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 EVENTS, KILLS = (200_000, 50) if SOAK else (3_000, 2)
 BATCH = 100
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900 if SOAK else 120)]
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(1800 if SOAK else 120)]
 
 
 @pytest.fixture(params=["sqlite", "redis", "amqp"])
