@@ -387,7 +387,7 @@ def test_a_request_is_carried_out_once_and_not_after_its_time(tmp_path: Path) ->
     play(tmp_path, scenario)
 
 
-FUZZED = 50_000 if os.environ.get("UMBEL_SOAK") else 300
+FUZZED = 200_000 if os.environ.get("UMBEL_SOAK") else 300
 
 
 @pytest.mark.timeout(600)
