@@ -107,3 +107,20 @@ def test_a_hard_limit_ends_one_greenlet_and_no_other(tmp_path: Path) -> None:
             assert recorder.value(1) == "released"
 
     asyncio.run(scenario())
+
+
+def test_children_that_start_afresh_are_patched_too(tmp_path: Path) -> None:
+    """F10: they import the app for themselves, after the patch."""
+
+    async def scenario() -> None:
+        async with running("gevent", concurrency=4, child_start="spawn") as (pool, recorder):
+            gate = tmp_path / "gate"
+            pool.submit([make_job(1, "wait-for", str(gate))])
+            await until_waiting(gate)
+            pool.submit([make_job(2, "facts")])
+            await recorder.until_back(2)
+            assert recorder.value(2)["loaded_in"] == recorder.value(2)["pid"]
+            gate.touch()
+            await recorder.until_back(1)
+
+    asyncio.run(scenario())
