@@ -35,13 +35,17 @@ def read(events: Iterable[Wire]) -> list[Event]:
     return [event for told in events if (event := reader.read(told)) is not None]
 
 
-def rows_of(events: Iterable[Event], *, recorded_us: int = RECORDED_US) -> list[dict[str, Any]]:
-    rows = (row(event, recorded_us=recorded_us, source="test") for event in events)
+def rows_of(events: Iterable[Event], *, recorded_us: int | None = RECORDED_US) -> list[dict[str, Any]]:
+    """`recorded_us`: None for when each happened."""
+    rows = (
+        row(event, recorded_us=event.at_us if recorded_us is None else recorded_us, source="test")
+        for event in events
+    )
     return [{column.name: one.get(column.name) for column in COLUMNS} for one in rows]
 
 
 def table_of(
-    events: Iterable[Event], *, recorded_us: int = RECORDED_US, version: int = LAKE_VERSION
+    events: Iterable[Event], *, recorded_us: int | None = RECORDED_US, version: int = LAKE_VERSION
 ) -> pa.Table:
     return pa.Table.from_pylist(rows_of(events, recorded_us=recorded_us), schema=arrow_schema(version))
 
