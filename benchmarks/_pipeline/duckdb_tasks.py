@@ -97,7 +97,8 @@ def _seconds(start: str, end: str) -> str:
 def _columns() -> dict[str, str]:
     started = _attempt("started")
     sent = f"case when sent.attempt = {started} then sent.timestamp end"
-    due = f"list_max([{sent}, try_cast({_described('eta')} as timestamptz)])"
+    eta = f"try_cast({_described('eta')} as timestamptz)"
+    due = f"case when ({sent}) is not null then list_max([{sent}, {eta}]) end"
     received = f"case when {_attempt('received')} = {started} then received.timestamp end"
     wait = _seconds(f"coalesce({due}, {received})", "started.timestamp")
     is_ended = f"winner.slot in ({ENDED_IN}) and {started} = winner.attempt"

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from umbel.events.columns import COLUMNS
@@ -50,6 +51,17 @@ def test_one_exchange_and_no_python(tables: dict[str, DataFrame], table: str) ->
     nodes = nodes_of(tables[table])
     assert nodes.count("Exchange") == 1, nodes
     assert not [node for node in nodes if "Python" in node or "Pandas" in node or "Arrow" in node]
+
+
+def test_both_come_from_kept_states_without_another_exchange(parts: Parts) -> None:
+    """D2: as a build makes them."""
+    kept = parts.states.persist(StorageLevel.DISK_ONLY)
+    try:
+        for table in (tasks(kept), attempts(kept)):
+            outside, scan, _inside = plan_of(table).partition("InMemoryTableScan")
+            assert scan and "Exchange" not in outside, outside
+    finally:
+        kept.unpersist()
 
 
 def test_tasks_sorts_once(tables: dict[str, DataFrame]) -> None:

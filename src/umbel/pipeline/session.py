@@ -6,7 +6,9 @@ timestamps in microseconds. `sc://` is Spark Connect: the session lives in a ser
 the JVM can be set.
 
 `spark.sql.execution.useObjectHashAggregateExec` is off: the registers are sorted by task anyway, and
-an aggregation that first tries to hash them sorts what it could not hold a second time.
+an aggregation that first tries to hash them sorts what it could not hold a second time. Adaptive
+planning is off: it would not know how what is kept on disk between two tables is dealt out, and exchange
+it again for each of them; how many partitions there are is said by the lake's size instead.
 """
 
 import contextlib
@@ -37,6 +39,7 @@ MEANING: Mapping[str, str] = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.mergeSchema": "false",
     "spark.sql.execution.useObjectHashAggregateExec": "false",
+    "spark.sql.adaptive.enabled": "false",
 }
 """What the tables depend on, wherever Spark runs. A session can be given it at any time."""
 
@@ -56,7 +59,6 @@ TESTS: Mapping[str, str] = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.sql.adaptive.enabled": "false",
 }
 
 

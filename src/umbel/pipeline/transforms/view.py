@@ -74,17 +74,21 @@ def error(name: str) -> Column:
 def wait_s(sent: Column, received: Column, started: Column, eta: Column) -> Column:
     """From when it was sent and due, else received, to its start. Clocks of two machines may differ
     by more than a short wait, so less than nothing counts as nothing."""
-    due = F.greatest(sent, eta.try_cast("timestamp"))
-    return F.greatest(F.lit(0.0), seconds_between(F.coalesce(due, received), started)).alias("wait_s")
+    due = F.when(sent.isNotNull(), F.greatest(sent, eta.try_cast("timestamp")))
+    return _not_below_0(seconds_between(F.coalesce(due, received), started)).alias("wait_s")
 
 
 def run_s(runtime: Column, started: Column, ended: Column) -> Column:
     """The worker's own measure where it is one, else from start to end."""
     measured = F.when(runtime.between(0.0, RUN_MAX_S), runtime)
-    spanned = F.when(ended.isNotNull(), F.greatest(F.lit(0.0), seconds_between(started, ended)))
-    return F.coalesce(measured, spanned).alias("run_s")
+    return F.coalesce(measured, _not_below_0(seconds_between(started, ended))).alias("run_s")
 
 
 def seconds_between(start: Column, end: Column) -> Column:
     """Null where either is."""
     return (F.unix_micros(end) - F.unix_micros(start)) / 1_000_000
+
+
+def _not_below_0(seconds: Column) -> Column:
+    """Null stays null, which Spark's `greatest` would make 0."""
+    return F.when(seconds < 0, F.lit(0.0)).otherwise(seconds)
