@@ -167,7 +167,9 @@ def _wait_for(path: str) -> str:
 def _journal(host: "TestHost", folder: str, number: int, verb: str, argument: Any) -> Any:
     """Do something else, and write down before and after in a file of this process."""
     if host.journal is None or host.journal[0] != os.getpid():
-        file = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        file = os.open(
+            f"{folder}/{os.getpid()}.{time.time_ns()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
+        )
         host.journal = (os.getpid(), file)
     os.write(host.journal[1], b"S%d\n" % number)
     value = _VERBS[verb](argument, host)
