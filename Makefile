@@ -2,10 +2,10 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test soak sim bench lock format clean
+.PHONY: help setup demo check test soak sim bench lock docs format clean
 
 BIN := .venv/bin
-CODE := src tests $(if $(wildcard benchmarks/*.py),benchmarks)
+CODE := src tests scripts/reference.py $(if $(wildcard benchmarks/*.py),benchmarks)
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ bench: ## every benchmark, beside its peers (ARGS=--json for machines)
 	@scripts/setup bench
 	@scripts/setup servers
 	@for benchmark in benchmarks/[a-z]*.py; do echo "$$benchmark" >&2; $(BIN)/python "$$benchmark" $(ARGS); done
+
+docs: setup ## write the pages that are made from the code: settings, every command
+	@$(BIN)/python scripts/reference.py
 
 format: setup ## rewrite the code the way check wants it
 	@$(BIN)/ruff format --quiet $(CODE)

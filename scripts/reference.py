@@ -1,0 +1,117 @@
+"""Writes docs/settings.md and docs/command-reference.md from the code; a test holds them to it."""
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import click
+import msgspec
+
+from umbel.app.settings import Settings
+from umbel.app.settings_help import HELP
+from umbel.cli.main import COMMANDS
+
+DOCS = Path(__file__).parent.parent / "docs"
+MADE = "<!-- made by `make docs`; do not edit -->"
+SETTINGS_HEAD = f"""# Settings
+
+{MADE}
+
+Later sources win: defaults, `[tool.umbel]` in `pyproject.toml`, `App(…)`, `UMBEL_*` variables (the name in
+capitals), a command's flags. An unknown or ill-typed one is refused by name. In a variable a list is
+written with commas or as JSON, a map as JSON. Names end in their unit: `_s` is seconds.
+
+```toml
+[tool.umbel]
+task_default_queue = "shop"
+worker_concurrency = 4
+task_routes = {{ "reports.*" = "slow", "mail.send" = {{ queue = "mail", priority = 2 }} }}
+```
+"""
+SETTINGS_FOOT = """`UMBEL_APP` (the app) and `UMBEL_RUN_DIR` (where workers leave word of themselves)
+are read by commands."""
+
+
+def settings_page() -> str:
+    lines = [SETTINGS_HEAD, "| setting | type | default | |", "|---|---|---|---|"]
+    fields = {field.name: field for field in msgspec.structs.fields(Settings)}
+    for name, meaning in HELP.items():
+        field = fields[name]
+        lines.append(f"| `{name}` | {_type(field.type)} | {_default(field.default)} | {meaning} |")
+    lines += ["", SETTINGS_FOOT]
+    return "\n".join(lines) + "\n"
+
+
+def commands_page() -> str:
+    lines = ["# Every command", "", MADE, "", "[commands.md](commands.md) says what they are for.", ""]
+    for name in COMMANDS:
+        command = import_module(f"umbel.cli.{name}").command
+        for path, one in _with_below(f"umbel {name}", command):
+            lines += _section(path, one)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _with_below(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            if below is not None:
+                yield from _with_below(f"{path} {name}", below)
+
+
+def _section(path: str, command: click.Command) -> list[str]:
+    context = click.Context(command, info_name=path)
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    about = (command.help or "").replace("\b\n", "").strip()
+    lines = [f"## {path}", "", "```", usage, "```", "", *(line.strip() for line in about.splitlines()), ""]
+    options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    if options:
+        lines += ["| option | |", "|---|---|", *map(_option, options), ""]
+    return lines
+
+
+def _option(option: click.Option) -> str:
+    spellings = ", ".join(f"`{one}`" for one in (*option.opts, *option.secondary_opts))
+    default = (
+        ""
+        if option.default in (None, False, (), "") or callable(option.default)
+        else f" (default: {option.default})"
+    )
+    shown = (
+        default if type(option.default) in (int, float, str, bool) or isinstance(option.default, Path) else ""
+    )
+    return f"| {spellings} | {(option.help or '').replace('|', '&#124;')}{shown} |"
+
+
+def _type(hint: Any) -> str:
+    if get_origin(hint) is None:
+        return str(hint.__name__)
+    if str(get_origin(hint)) == "typing.Literal":
+        return " or ".join(f"`{one}`" for one in get_args(hint))
+    if get_origin(hint) in (tuple, list):
+        return "list"
+    if get_origin(hint) is dict:
+        return "map"
+    return " or ".join(_type(one) for one in get_args(hint) if one is not type(None))
+
+
+def _default(value: Any) -> str:
+    if value is msgspec.NODEFAULT or value in (None, "", ()):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:g}" if value < 1e6 else f"{value:,.0f}"
+    return f"`{', '.join(value) if isinstance(value, tuple) else value}`"
+
+
+PAGES = {"settings.md": settings_page, "command-reference.md": commands_page}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
+    sys.exit(0)
