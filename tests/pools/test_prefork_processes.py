@@ -18,7 +18,7 @@ from tests.pools.host import make_job
 from tests.pools.processes import is_gone, parent_of, signals, title
 from tests.pools.recorder import Recorder, running, settings
 from tests.waiting import wait_until
-from umbel.pools.prefork.kernel import children_of
+from umbel.pools.prefork.keep import children_of
 from umbel.pools.registry import make_pool
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ def test_killing_main_process_and_fork_server_together_leaves_no_process_behind(
     """Not even what made a session of its own: the keeper inherits it."""
     with main_process() as (process, about):
         keeper = parent_of(about["fork-server"])
-        assert title(keeper) == "umbel: tester@here keeper"
+        assert title(keeper).endswith("keeper of tester@here")
         everyone = [keeper, about["fork-server"], *about["processes"], *about["grandchildren"]]
         assert len(everyone) == 7
         assert not any(is_gone(pid) for pid in everyone)

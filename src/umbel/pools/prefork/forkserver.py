@@ -31,7 +31,7 @@ from umbel.pools.hosting import in_one_line, load_host
 from umbel.pools.interface import Host, HostSpec
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.child import run_child
-from umbel.pools.prefork.keeper import kill_descendants
+from umbel.pools.prefork.keep import kill_descendants
 from umbel.pools.prefork.messages import (
     FDS_PER_FORK,
     Exited,

@@ -31,21 +31,6 @@ def _prctl(option: int, value: int) -> bool:
     return bool(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
 
 
-def children_of(pid: int) -> list[int]:
-    """The direct children; none where there is no /proc to ask."""
-    found = []
-    for entry in filter(str.isdecimal, _names_in("/proc")):
-        try:
-            # The command in parentheses may hold anything; what follows the last one is fixed.
-            with open(f"/proc/{entry}/stat", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            continue  # it ended while we looked
-        if int(fields[1]) == pid:
-            found.append(int(entry))
-    return found
-
-
 def thread_count() -> int | None:
     """Threads of this process, those of C libraries included; None when nobody can tell."""
     try:
@@ -68,7 +53,7 @@ def open_sockets() -> set[str]:
 
 
 def _names_in(directory: str) -> list[str]:
-    """Without pathlib, which the keeper would hold in memory for this alone."""
+    """Nothing where there is no /proc to ask."""
     try:
         with os.scandir(directory) as entries:
             return [entry.name for entry in entries]
