@@ -57,6 +57,7 @@ class WorkerState:
         self._samples: deque[float] = deque(maxlen=SAMPLES_MAX)
         self.elections: Elect | None = None  # set by the step that holds elections
         self.mingle: Mingle | None = None  # likewise
+        self.replies_dropped: Callable[[], int] = lambda: 0
         self.gossip: Gossip | None = None
         self.autoscaler: Autoscaler | None = None
 
@@ -189,6 +190,8 @@ class WorkerState:
             "umbel": {
                 "incarnation": self._context.identity.incarnation,
                 "counters": self._context.counters.as_dict(),
+                "replies_dropped": self.replies_dropped(),
+                "grants_unproven": self._context.broker.coordination.unproven,
                 "stopping": self._context.shutdown.describe(asyncio.get_running_loop().time()),
             },
         }

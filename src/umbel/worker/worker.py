@@ -67,6 +67,7 @@ class Worker:
         self._state.mingle, self._state.gossip = mingle, gossip
         self._state.autoscaler = autoscaler = Autoscaler(self._context)
         self._control.members = self._state.known
+        self._state.replies_dropped = lambda: self._control.replies_dropped
         self._steps: list[Step] = [
             Connection(self._context),
             RecorderStep(
