@@ -22,11 +22,12 @@ check: setup ## static: format, lint, types, who may import whom
 	@$(BIN)/mypy $(CODE)
 	@$(BIN)/lint-imports --no-logo
 
+# Tests wait more than they work, so two processes share their files; each has servers of its own.
 test: check ## check, then every test, with the scenarios at reduced counts
 	@scripts/setup servers
 	@scripts/setup browser
 	@scripts/setup interop
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 soak: check ## the same scenarios at full counts
 	@scripts/setup servers

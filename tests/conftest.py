@@ -5,12 +5,17 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests.servers.rabbitmq import end_shared_server
 from umbel.app.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
 
 # New examples on every run, in CI too; a failing one prints the blob that brings it back. No
 # deadline: how long an example takes says more about the machine than about the code.
 settings.register_profile("umbel", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("umbel")
+
+
+def pytest_sessionfinish() -> None:
+    end_shared_server()
 
 
 @pytest.fixture(autouse=True)

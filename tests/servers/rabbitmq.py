@@ -5,7 +5,6 @@ its own, which is as good as an empty broker. Tests that stop or restart a node,
 differently, start one of their own with `RabbitServer`.
 """
 
-import atexit
 import base64
 import hashlib
 import json
@@ -175,17 +174,27 @@ def _hash(password: str) -> str:
 
 @cache
 def shared_server() -> RabbitServer:
-    """The node of this run; it ends with the process."""
+    """The node of this run; `end_shared_server` ends it with the session."""
     directory = Path(tempfile.mkdtemp(prefix="umbel-rabbitmq-"))
     server = RabbitServer(directory, certificates=make_certificates(directory))
-
-    def end() -> None:
-        server.stop()
-        shutil.rmtree(directory, ignore_errors=True)
-
-    atexit.register(end)
-    server.start()
+    try:
+        server.start()
+    except BaseException:
+        _remove(server)
+        raise
     return server
+
+
+def end_shared_server() -> None:
+    """Not by atexit: a process that runs a share of the tests may end without that."""
+    if shared_server.cache_info().currsize:
+        _remove(shared_server())
+        shared_server.cache_clear()
+
+
+def _remove(server: RabbitServer) -> None:
+    server.stop()
+    shutil.rmtree(server.directory, ignore_errors=True)
 
 
 @pytest.fixture
