@@ -1,6 +1,9 @@
 """A cluster of Celery's workers only is recorded (D1), on Redis and on RabbitMQ, without an app of ours."""
 
+import json
 import os
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -16,7 +19,7 @@ from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 
 TASKS = 300 if os.environ.get("UMBEL_SOAK") else 20
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 class CeleryOnly:
@@ -102,6 +105,32 @@ def test_states_and_counts_agree_with_what_was_sent(celery_only: CeleryOnly, tmp
         "shared_tasks.fails"
     }
     assert not {"recorder-gap", "recorder-unreadable"} & {fact["type"] for fact in facts_of(lake)}
+    check_history(lake, dict.fromkeys([*good, *again], "SUCCESS") | dict.fromkeys(bad, "FAILURE"))
+
+
+def check_history(lake: Path, states: dict[str, str]) -> None:
+    """Built by Spark, read without it: states and the report's figures are what was sent (D2, D4)."""
+    umbel("history", "build", "--lake", str(lake), "--json")
+    built = umbel("history", "tasks", "--lake", str(lake), "--limit", "1000", "--json")
+    assert {row["uuid"]: row["state"] for row in built} == states
+    page = lake.parent / "report.html"
+    told = umbel("history", "report", "--lake", str(lake), "--html", str(page), "--json")
+    assert told["figures"]["tasks"] == str(len(states))
+    assert told["figures"]["FAILURE"] == str(sum(state == "FAILURE" for state in states.values()))
+    assert told["figures"]["tried again"] == "3"
+    assert "shared_tasks.fails" in page.read_text()
+
+
+def umbel(*arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "umbel.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_what_is_told_while_no_recorder_runs(celery_only: CeleryOnly, tmp_path: Path) -> None:
