@@ -98,8 +98,9 @@ class Cluster:
         return json.loads(self.umbel(*arguments, "--json").stdout)
 
     def state_of(self, name: str) -> NodeState | None:
-        states = read_states(self.run_directory)
-        return next((state for state in states if state.node.partition("@")[0] == name), None)
+        """Of the run that is alive: one of that name on another broker may have left word too."""
+        states = [one for one in read_states(self.run_directory) if one.node.partition("@")[0] == name]
+        return max(states, key=lambda state: state.alive, default=None)
 
     def counters(self, name: str) -> Mapping[str, int]:
         state = self.state_of(name)
