@@ -33,6 +33,17 @@ def test_tasks_run_and_results_come_back(tmp_path: Path, pool: str) -> None:
         assert cluster.stop_worker("w1") == 0
 
 
+@pytest.mark.parametrize("pool", ["prefork", "asyncio"])
+def test_a_worker_that_holds_all_it_may_goes_on_when_that_is_settled(tmp_path: Path, pool: str) -> None:
+    """The last outcome makes no room: what it leaves is held until the broker has it."""
+    with Cluster(tmp_path, TASKS_FILE, worker_prefetch_max=2) as cluster:
+        add = cluster.app.tasks["chaos_tasks.add"]
+        results = cluster.app.send_many(add.s(number, 1) for number in range(60))
+        cluster.start_worker("w1", "-P", pool, "-c", "2")
+        assert [result.get(timeout=30) for result in results] == list(range(1, 61))
+        assert cluster.stop_worker("w1") == 0
+
+
 def test_sigterm_finishes_what_runs_and_returns_the_rest(tmp_path: Path) -> None:
     with Cluster(tmp_path, TASKS_FILE) as cluster:
         worker = cluster.start_worker("w1", "-c", "1")

@@ -7,7 +7,7 @@ tried again; meanwhile the worker claims nothing new, because unsettled messages
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import random
 
 import msgspec
@@ -24,11 +24,22 @@ BATCH_MAX = 500
 
 
 class Settler:
-    def __init__(self, broker: Broker, backend: Backend, counters: Counters, *, together: bool) -> None:
+    """`settled` is called whenever fewer messages are held than before."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        backend: Backend,
+        counters: Counters,
+        *,
+        together: bool,
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
         self._broker = broker
         self._backend = backend
         self._counters = counters
         self._together = together  # results ride with their acks
+        self._settled = settled
         self._waiting: list[Verdict] = []
         self._results: list[StoredResult] = []
         self._follow_ups: list[Outgoing] = []
@@ -90,6 +101,7 @@ class Settler:
             batch = self._waiting[:BATCH_MAX]
             settled = await self._broker.settle(await self._with_results_stored(batch))
             del self._waiting[: len(batch)]
+            self._settled()
             if settled.refused:
                 self._counters.refused += len(settled.refused)
                 log.warning(

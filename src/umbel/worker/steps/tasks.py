@@ -74,7 +74,9 @@ class Tasks(Step):
         together = context.broker.capabilities.stores_results and context.backend.shares_settle(
             context.broker.url
         )
-        self._settler = Settler(context.broker, context.backend, context.counters, together=together)
+        self._settler = Settler(
+            context.broker, context.backend, context.counters, together=together, settled=self._room.set
+        )
         self._endings = Endings(context, self._desk, self._settler, events)
 
     @property
