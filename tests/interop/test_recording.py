@@ -18,7 +18,8 @@ from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 
-TASKS = 300 if os.environ.get("UMBEL_SOAK") else 20
+SOAK = bool(os.environ.get("UMBEL_SOAK"))
+TASKS = 300 if SOAK else 20
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -105,7 +106,8 @@ def test_states_and_counts_agree_with_what_was_sent(celery_only: CeleryOnly, tmp
         "shared_tasks.fails"
     }
     assert not {"recorder-gap", "recorder-unreadable"} & {fact["type"] for fact in facts_of(lake)}
-    check_history(lake, dict.fromkeys([*good, *again], "SUCCESS") | dict.fromkeys(bad, "FAILURE"))
+    if SOAK or celery_only.broker.startswith("amqp"):  # a build takes half a minute of both cores
+        check_history(lake, dict.fromkeys([*good, *again], "SUCCESS") | dict.fromkeys(bad, "FAILURE"))
 
 
 def check_history(lake: Path, states: dict[str, str]) -> None:

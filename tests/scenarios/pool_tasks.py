@@ -50,9 +50,10 @@ def endless(started: str) -> None:
 
 @app.task(acks_early=True)
 def leaks() -> None:
+    """Slowly enough that it is looked at, twice a second, between one limit and the other."""
     held = []
     while True:
-        held.append(bytearray(os.urandom(1024) * 1024 * 20))
+        held.append(bytearray(os.urandom(1024) * 1024 * 5))
         Event().wait(0.1)
 
 

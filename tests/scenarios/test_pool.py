@@ -141,7 +141,7 @@ def test_the_hard_limit_holds_although_the_broker_is_away(
 def test_a_task_that_takes_all_the_memory_is_ended_with_a_verdict(cluster: Cluster) -> None:
     """F5, F8."""
     cluster.start_worker(
-        "w1", "-c", "1", worker_max_memory_hard="200MiB", worker_max_memory_per_child="150MiB"
+        "w1", "-c", "1", worker_max_memory_hard="200MiB", worker_max_memory_per_child="80MiB"
     )
     leaking = cluster.app.tasks["pool_tasks.leaks"].delay()
     with pytest.raises(WorkerLost, match=r"over 200 MiB \(max_memory_hard\)"):

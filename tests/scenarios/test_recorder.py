@@ -2,8 +2,10 @@
 
 import os
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,8 @@ def test_a_worker_records_and_another_takes_over_when_it_dies(tmp_path: Path) ->
         victim = next(name for name, process in cluster.workers.items() if process.pid == first)
         sent = [cluster.app.send_task("chaos_tasks.add", [1, n]) for n in range(20)]
         assert [one.get(timeout=30) for one in sent] == [1 + n for n in range(20)]
+        # What a worker has not yet told when it is killed nobody can record.
+        wait_until(lambda: _logged(tmp_path, "task.succeeded") == 20, what="all of it to be in the log")
         cluster.kill_worker(victim)
         (left,) = cluster.workers
         wait_until(
@@ -102,3 +106,12 @@ def test_a_worker_records_and_another_takes_over_when_it_dies(tmp_path: Path) ->
     per_step = Counter(row["type"] for row in rows if row["uuid"] in ids)
     assert per_step == dict.fromkeys(("task-sent", "task-received", "task-started", "task-succeeded"), 40)
     assert f"{left}@" in next(row["hostname"] for row in rows if row["type"] == "worker-offline")
+
+
+def _logged(home: Path, routing_key: str) -> int:
+    """How many such events the embedded broker's log holds."""
+    with closing(sqlite3.connect(home / "queue.db")) as db:
+        found: int = db.execute(
+            "SELECT count(*) FROM events WHERE routing_key = ?", (routing_key,)
+        ).fetchone()[0]
+    return found
