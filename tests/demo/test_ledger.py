@@ -18,7 +18,7 @@ HISTORY = {**STATES, "s1": "SUCCESS", "s2": "SUCCESS"}
 def problems(**other: Any) -> list[str]:
     found: dict[str, Any] = {"sent": SENT, "states": STATES, "history": HISTORY, "slots": SLOTS, "ran": RAN}
     found |= other
-    ledger = Ledger(Counter(found.pop("ran")), {})
+    ledger = Ledger(Counter(found.pop("ran")), dict.fromkeys(("a", "b"), "w1"))
     return judge(ledger=ledger, **found).problems
 
 
@@ -45,9 +45,16 @@ def test_what_does_not_fit_is_said(other: dict[str, Any], problem: str) -> None:
     assert any(problem in one for one in problems(**other))
 
 
+def test_what_a_killed_worker_had_not_told_is_not_held_against_history() -> None:
+    behind = {**HISTORY, "a": "STARTED"}
+    assert problems(history=behind, killed="w1") == []
+    assert problems(history=behind, killed="w2") != []
+
+
 def test_runs_beyond_the_first_of_an_attempt_are_repeats(tmp_path: Path) -> None:
-    (tmp_path / "ledger").write_text("t quick 0\nu retried 0\nu retried 1\nt quick 0\n")
+    (tmp_path / "ledger").write_text("t quick 0 w@h\nu retried 0 w@h\nu retried 1 v@h\nt quick 0 w@h\n")
     ledger = read_ledger(tmp_path / "ledger")
     assert ledger.repeated == {"t": 1}
+    assert ledger.nodes == {"t": "w", "u": "v"}
     assert (ledger.of("t"), ledger.of("u")) == (2, 2)
     assert read_ledger(tmp_path / "none").runs == {}

@@ -49,8 +49,9 @@ def test_it_ends_with_history_that_agrees(tmp_path: Path) -> None:
         assert process.returncode == 0, errors
         told = json.loads(output)
         _check(told, tmp_path / "umbel-demo")
-        sent, periodic = told["sent"], told["periodic"]
-        assert told["history"]["tasks"] == f"{sent + periodic:,}"
+        # Each task that was sent is in history; of a periodic one, what its dead worker told nobody may lack.
+        known = int(told["history"]["tasks"].replace(",", ""))
+        assert told["sent"] <= known <= told["sent"] + told["periodic"]
         assert Path(told["html"]).read_text().startswith("<!doctype html>")
         _nothing_left(tmp_path)
 
@@ -91,10 +92,10 @@ def _check(told: dict[str, Any], home: Path) -> None:
     """Count the ledger anew and compare: the demo must not be its own only witness."""
     assert told["problems"] == [] and told["ok"]
     lines = [line.split() for line in (home / "ledger").read_text().splitlines()]
-    attempts = Counter((task_id, attempt) for task_id, _, attempt in lines)
+    attempts = Counter((task_id, attempt) for task_id, _, attempt, _ in lines)
     assert told["runs"] == len(lines)
     assert told["repeated"]["runs"] == sum(count - 1 for count in attempts.values())
-    assert told["periodic"] == len({task_id for task_id, kind, _ in lines if kind == "tick"})
+    assert told["periodic"] == len({task_id for task_id, kind, _, _ in lines if kind == "tick"})
     assert told["sent"] == sum(kind["sent"] for kind in told["kinds"].values())
     ended = sum(kind["succeeded"] + kind["failed"] + kind["revoked"] for kind in told["kinds"].values())
     assert told["sent"] == ended

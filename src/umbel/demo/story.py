@@ -96,8 +96,9 @@ class Demo:
     async def _act(self, broker: Broker, feed: Feed, processes: Processes, view: View) -> float:
         where = without_password(broker.url)
         view.note(f"starting {len(WORKERS)} workers with {CHILDREN} children each on {where}")
-        if self._lake is not None:
+        if self._lake is not None:  # first, so that the workers' first events are logged
             processes.record(self._lake)
+            await self._until(broker.recorders, READY_S, "the recorder")
         for name in WORKERS:
             processes.start(name)
         await self._until(lambda: self._are_up(feed, processes), READY_S, "the workers")
@@ -223,7 +224,7 @@ class Demo:
         outcome.leaders, outcome.winner = self._leaders, self._winner
         outcome.handed_over_s = self._handed_over_s
         history = None if self._lake is None else await self._make_history(outcome)
-        outcome.verdict = judge(self._sent.kinds, self._states, ledger, history, slots)
+        outcome.verdict = judge(self._sent.kinds, self._states, ledger, history, slots, self._killed)
         return outcome
 
     async def _make_history(self, outcome: Outcome) -> dict[str, str] | None:

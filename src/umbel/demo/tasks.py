@@ -23,7 +23,7 @@ def _ran(task: Bound) -> None:
     path = os.environ.get(LEDGER)
     if path:
         kind = (task.request.task or "").rpartition(".")[2]
-        line = f"{task.request.id} {kind} {task.request.retries}\n"
+        line = f"{task.request.id} {kind} {task.request.retries} {task.request.hostname}\n"
         with open(path, "ab", buffering=0) as ledger:  # one write at the end of the file is one line
             ledger.write(line.encode())
 
