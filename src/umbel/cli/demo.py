@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from umbel.cli import exits
-from umbel.cli.options import json_option
+from umbel.cli.options import can_record, json_option
 from umbel.errors import ConfigurationError
 
 MARKER = ".umbel-demo"  # a folder without it is not ours to empty
@@ -47,8 +47,11 @@ def command(url: str | None, seconds: float, history: bool, directory: Path, as_
     from umbel.cli.demo_closing import show
     from umbel.demo.story import Demo
 
+    if history and not can_record():
+        click.echo("umbel: no history: it needs `pip install 'umbel[history]'`", err=True)
+        history = False
     try:
-        outcome = asyncio.run(Demo(home, seconds, history=history and _can_record()).run())
+        outcome = asyncio.run(Demo(home, seconds, history=history).run())
     except KeyboardInterrupt:
         click.echo("umbel: stopped; no process is left", err=True)
         return exits.FAILED
@@ -67,12 +70,3 @@ def _home(directory: Path) -> Path:
     home.mkdir(parents=True)
     (home / MARKER).touch()
     return home
-
-
-def _can_record() -> bool:
-    from importlib.util import find_spec
-
-    if find_spec("pyarrow") is not None:
-        return True
-    click.echo("umbel: no history: it needs `pip install 'umbel[history]'`", err=True)
-    return False

@@ -11,13 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from umbel.cli import exits
-from umbel.cli.options import app_option
+from umbel.cli.options import app_option, can_record
 
 LOOK_EVERY_S = 0.3
 FILES_MAX = 20_000
@@ -39,7 +38,7 @@ def command(app_name: str | None, concurrency: int, record: bool | None, lake: P
     Finds ./tasks.py or ./app.py by itself. Ctrl-C ends it.
     """
     flags = ["-c", str(concurrency), "--grace", str(GRACE_S), "-E"]
-    if _can_record() if record is None else record:
+    if can_record() if record is None else record:
         flags += ["--record", str(lake)]
     _say(f"watching {Path.cwd()}; send a task from another terminal: umbel call NAME")
     dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags])
@@ -142,10 +141,6 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 yield Path(entry.path), entry.stat()
         except OSError:
             continue
-
-
-def _can_record() -> bool:
-    return find_spec("pyarrow") is not None
 
 
 def _say(text: str) -> None:

@@ -63,6 +63,13 @@ def lake_option(function: FunctionT) -> FunctionT:
     return option(function)
 
 
+def can_record() -> bool:
+    """Whether what writes history is installed."""
+    from importlib.util import find_spec
+
+    return find_spec("pyarrow") is not None
+
+
 def print_json(data: Any) -> None:
     import msgspec
 

@@ -26,7 +26,7 @@ from umbel.events.merge import Registers, absorb, put, winner
 from umbel.events.order import Key, OrderIndex
 from umbel.events.precedence import ENDINGS, rank, state_of
 from umbel.events.reading import EventReader
-from umbel.events.types import TaskEvent
+from umbel.events.types import Event, TaskEvent
 from umbel.events.view import TaskRecord, name_of, view, worker_of
 from umbel.events.workers import Workers
 
@@ -77,10 +77,22 @@ class ClusterState:
     ) -> None:
         """Take in an event as it is on the wire, or a list of them, received at that time."""
         if isinstance(events, dict):
-            self._apply(events, heard_at)
+            self.apply_one(events, heard_at)
         else:
             for event in events:
-                self._apply(event, heard_at)
+                self.apply_one(event, heard_at)
+
+    def apply_one(self, event: dict[str, Any], heard_at: float | None) -> Event | None:
+        """The same for one event; the record it was read as, or None if it is none."""
+        self.heard += 1
+        record = self._reader.read(event)
+        if isinstance(record, TaskEvent):
+            self._apply_task(record)
+        elif record is None:
+            self.unreadable += 1
+        else:
+            self.workers.put(record, heard_at)
+        return record
 
     def absorb(self, other: "ClusterState") -> None:
         """Join what another state knows. It is not changed."""
@@ -147,16 +159,6 @@ class ClusterState:
         return {name: index.live for name, index in sorted(self._by_worker.items())}
 
     # ---- one event ---------------------------------------------------------------------------------
-
-    def _apply(self, event: dict[str, Any], heard_at: float | None) -> None:
-        self.heard += 1
-        record = self._reader.read(event)
-        if isinstance(record, TaskEvent):
-            self._apply_task(record)
-        elif record is None:
-            self.unreadable += 1
-        else:
-            self.workers.put(record, heard_at)
 
     def _apply_task(self, event: TaskEvent) -> None:
         task = self._tasks.get(event.uuid) or self._begin(event.uuid)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from umbel.events.reading import EventReader
 from umbel.events.receiver import EventReceiver
 from umbel.events.state import ClusterState, Tracked
 from umbel.events.timeline import timeline
@@ -63,7 +62,6 @@ class Sight:
     def __init__(self, *, tasks_max: int = 20_000, clock: int = 0) -> None:
         self.state = ClusterState(tasks_max=tasks_max)
         self.receiver = EventReceiver(LamportClock(clock), decode_events)
-        self._reader = EventReader()
         self._stories: OrderedDict[str, list[TaskEvent]] = OrderedDict()
         self._seconds: deque[Second] = deque(maxlen=SECONDS_KEPT)
 
@@ -75,8 +73,9 @@ class Sight:
             second.events += 1
             second.succeeded += event["type"] == SUCCEEDED
             second.failed += event["type"] == FAILED
-            self.state.apply(event, heard_at=now)
-            self._keep(event)
+            record = self.state.apply_one(event, now)
+            if isinstance(record, TaskEvent):
+                self._keep(record)
 
     def members(self, now: float) -> list[MemberRow]:
         return [
@@ -122,10 +121,7 @@ class Sight:
             self._seconds.append(Second(at))
         return self._seconds[-1]
 
-    def _keep(self, event: dict[str, Any]) -> None:
-        record = self._reader.read(event)
-        if not isinstance(record, TaskEvent):
-            return
+    def _keep(self, record: TaskEvent) -> None:
         story = self._stories.get(record.uuid)
         if story is None:
             story = self._stories[record.uuid] = []

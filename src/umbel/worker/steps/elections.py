@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from umbel.control.state import ELECTION_REFUSED
 from umbel.errors import WireError
 from umbel.protocol.gossip_events import Change, Joined, Member, MemberState
-from umbel.protocol.lease import Acquired, Lost, Released
+from umbel.protocol.lease import Acquired
 from umbel.wire import election as wire
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
@@ -27,6 +27,7 @@ from umbel.worker.state import WorkerState
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.store_elections import StoreElections
+from umbel.worker.told_lease import told_lease
 
 log = logging.getLogger("umbel.worker.elections")
 
@@ -35,7 +36,6 @@ SWEEP_EVERY_S = 5.0
 COMPLAIN_EVERY_S = 60.0
 COUNT_EVERY_S = 1.0
 STOP_POLL_S = 0.02
-LEADER = "worker-leader"
 OUR_SOFTWARE = "umbel"
 PRESENT = (MemberState.ALIVE, MemberState.SUSPECT)
 Take = Callable[[Mapping[str, Any]], None]
@@ -93,8 +93,9 @@ class ElectionsStep(Step):
         self._state.elections = self._asked
         self.run_in_background(rules.run(self._group))
         if not classic:
-            store, owner = self._context.broker.coordination, self._context.identity.owner
-            self._sweeper = LeaseKeeper(store, SWEEPER, owner, changed=self._tell_leader)
+            self._sweeper = told_lease(
+                self._context, self._events, self._gossip, SWEEPER, changed=self._sweep_when_it_leads
+            )
             self.run_in_background(self._sweeper.run())
             self.run_in_background(self._sweep(rules, self._sweeper))
 
@@ -142,7 +143,6 @@ class ElectionsStep(Step):
         self._gossip.listen(wire.ELECTED, self._unless_malformed(rules.elected))
         self._gossip.listen(wire.ELECT, self._unless_malformed(rules.elect_heard))
         self._gossip.listen(wire.ELECT_ACK, self._unless_malformed(rules.ack_heard))
-        self._gossip.listen(LEADER, self._leader_heard)
         self._gossip.on_change(lambda change: self._member_changed(rules, change))
 
     def _unless_malformed(self, take: Take) -> Take:
@@ -180,15 +180,6 @@ class ElectionsStep(Step):
             if lease.still_mine():
                 await rules.sweep()
 
-    def _leader_heard(self, event: dict[str, Any]) -> None:
-        released = event.get("lease") == SWEEPER and event.get("phase") == "released"
-        if released and self._sweeper is not None:
-            self._sweeper.release_heard()
-
-    def _tell_leader(self, change: LeaseChange) -> None:
+    def _sweep_when_it_leads(self, change: LeaseChange) -> None:
         if isinstance(change, Acquired):
             self._acquired.set()
-        phase = {Acquired: "acquired", Lost: "lost", Released: "released"}[type(change)]
-        freq_s = self._context.settings.heartbeat_interval_s
-        leader = self._context.identity.owner
-        self._events.tell(LEADER, lease=SWEEPER, leader=leader, term=change.term, phase=phase, freq=freq_s)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from umbel.errors import BrokerError
-from umbel.protocol.lease import Acquired, LeaseSettings, Released
+from umbel.protocol.lease import Acquired, LeaseSettings
 from umbel.protocol.schedule import (
     Effect,
     Event,
@@ -37,6 +37,7 @@ from umbel.worker.leases import Change, LeaseKeeper
 from umbel.worker.settings import PeriodicTask
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
+from umbel.worker.told_lease import PHASES, told_lease
 
 log = logging.getLogger("umbel.worker.scheduler")
 
@@ -47,7 +48,6 @@ CALL_TIMEOUT_S = 5.0
 ASK_AGAIN_S = 0.5
 INBOX_MAX = 100
 RENEWALS_PER_TTL = 3
-LEADER = "worker-leader"
 
 
 class Scheduler(Step):
@@ -73,15 +73,14 @@ class Scheduler(Step):
             return
         ttl_s = self._context.settings.scheduler_lease_s
         settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, wait_s=ttl_s / 10)
-        owner = self._context.identity.owner
-        self._keeper = LeaseKeeper(
-            self._context.broker.coordination,
+        self._keeper = told_lease(
+            self._context,
+            self._events,
+            self._gossip,
             SCHEDULER_LEASE,
-            owner,
             settings=settings,
             changed=self._changed,
         )
-        self._gossip.listen(LEADER, self._leader_heard)
         self.run_in_background(self._keeper.run())
         self.run_in_background(drive(self._schedule, self._inbox, self._perform))
         self.run_in_background(self._watch_pauses())
@@ -98,17 +97,7 @@ class Scheduler(Step):
             self._put(Lead(decode_marks(change.data)))
         else:
             self._put(Follow())
-        phase = "acquired" if isinstance(change, Acquired) else "lost"
-        phase = "released" if isinstance(change, Released) else phase
-        owner, term = self._context.identity.owner, change.term
-        log.info("scheduler %s", phase, extra=self._context.log_fields(term=term))
-        freq_s = self._context.settings.heartbeat_interval_s
-        self._events.tell(LEADER, lease=SCHEDULER_LEASE, leader=owner, term=term, phase=phase, freq=freq_s)
-
-    def _leader_heard(self, event: Mapping[str, object]) -> None:
-        released = event.get("lease") == SCHEDULER_LEASE and event.get("phase") == "released"
-        if released and self._keeper is not None:
-            self._keeper.release_heard()
+        log.info("scheduler %s", PHASES[type(change)], extra=self._context.log_fields(term=change.term))
 
     def _put(self, event: Event) -> None:
         # Leadership changes a few times a minute at most, and each other event answers an effect.
