@@ -50,9 +50,10 @@ UmbelError
     └── Reject                 give the message back, or to the dead letters
 """
 
-import re
 from collections.abc import Iterable
 from typing import Any, Self
+
+from umbel.urls import without_password
 
 
 class UmbelError(Exception):
@@ -77,8 +78,7 @@ class BadSetting(ConfigurationError):
 
 class BadURL(ConfigurationError):
     def __init__(self, url: str, problem: str) -> None:
-        shown = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)  # errors are printed, passwords are not
-        super().__init__(f"cannot use the address {shown!r}: {problem}")
+        super().__init__(f"cannot use the address {without_password(url)!r}: {problem}")
 
 
 class AppNotFound(ConfigurationError):

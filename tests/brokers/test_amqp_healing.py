@@ -332,11 +332,20 @@ def test_a_host_that_does_not_answer_is_given_up_at_the_time_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["amqp:/localhost", "amqp://", "amqp://h:port/", "amqp://h:0/", "amqp://h/v?heartbeat=1"]
+    "url",
+    [
+        "amqp:/localhost",
+        "amqp://",
+        "amqp://h:port/",
+        "amqp://h:0/",
+        "amqp://h/v?heartbeat=1",
+        "amqp://ada:s3cret/word@h//",
+    ],
 )
 def test_a_mistyped_address_is_refused_before_anything_is_tried(url: str) -> None:
-    with pytest.raises(BadURL):
+    with pytest.raises(BadURL) as caught:
         open_producer(BrokerSettings(url))
+    assert "s3cret" not in str(caught.value)
 
 
 def test_the_next_address_is_tried_when_the_first_is_down(amqp_url: str) -> None:

@@ -15,8 +15,9 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from umbel.app.sizes import size_bytes
-from umbel.brokers.interface import BrokerSettings, without_password
+from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
+from umbel.urls import without_password
 
 ENVIRONMENT_PREFIX = "UMBEL_"
 # Read by commands, not by the app: they say where to look, not how to behave.

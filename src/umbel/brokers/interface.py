@@ -59,13 +59,6 @@ class BrokerSettings:
     connection_name: str = "umbel"  # by which the server lists its connections
 
 
-def without_password(url: str) -> str:
-    """An address as it may be shown and logged."""
-    scheme, separator, rest = url.partition("://")
-    credentials, at, host = rest.rpartition("@")
-    return f"{scheme}{separator}{credentials.partition(':')[0]}:***@{host}" if at else url
-
-
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What this transport supports; where something is missing, `reasons` says why."""

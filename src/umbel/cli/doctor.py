@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from umbel.brokers.interface import without_password
 from umbel.cli import exits
 from umbel.cli.options import app_option, json_option, print_json, print_table, run_directory_option
 from umbel.errors import UmbelError
+from umbel.urls import without_password
 from umbel.worker.run_directory import default_run_directory, read_states
 
 SQLITE_LEAST = (3, 35, 0)  # UPDATE ... RETURNING

@@ -22,8 +22,9 @@ def command(app_name: str | None, url: str | None, no_enable: bool) -> int:
         if error.name != "textual":
             raise
         raise click.ClickException("umbel top needs textual: pip install 'umbel[top]'") from None
-    from umbel.brokers.interface import Broker, without_password
+    from umbel.brokers.interface import Broker
     from umbel.top.feed import Feed
+    from umbel.urls import without_password
 
     async def watch(broker: Broker) -> None:
         feed = Feed(broker, enable=not no_enable)

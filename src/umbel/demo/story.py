@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from umbel.app.ids import new_id
 from umbel.app.periodic import slot_id
-from umbel.brokers.interface import Broker, without_password
+from umbel.brokers.interface import Broker
 from umbel.brokers.registry import open_broker
 from umbel.demo.ledger import Ledger, Verdict, judge, read_ledger
 from umbel.demo.load import BATCHES_PER_S, Sent, send_batch, send_burst
@@ -27,6 +27,7 @@ from umbel.demo.view import View
 from umbel.errors import BrokerError, UmbelError
 from umbel.protocol.states import READY_STATES
 from umbel.top.feed import Feed
+from umbel.urls import without_password
 from umbel.worker.steps.scheduler import SCHEDULER_LEASE
 
 WORKERS = ("demo1", "demo2", "demo3")

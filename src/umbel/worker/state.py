@@ -10,7 +10,6 @@ from time import time
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from umbel.brokers.interface import without_password
 from umbel.control.panel import NO_ANSWER
 from umbel.control.state import ELECTION_REFUSED, REVOKE_RETENTION_S, Elect
 from umbel.errors import NotSupported
@@ -20,6 +19,7 @@ from umbel.pools.stacks import stacks_of
 from umbel.protocol.clock import LamportClock
 from umbel.protocol.delivery import TaskRules
 from umbel.protocol.pidbox import Known
+from umbel.urls import without_password
 from umbel.version import VERSION
 from umbel.wire.gossip import describe
 from umbel.wire.revoke import Revoke

@@ -11,10 +11,11 @@ import os
 import time
 
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import Broker, without_password
+from umbel.brokers.interface import Broker
 from umbel.errors import UmbelError
 from umbel.pools.interface import Pool
 from umbel.protocol.shutdown import Shutdown
+from umbel.urls import without_password
 from umbel.worker.bootsteps import Step, starting_order
 from umbel.worker.context import Counters, Identity, WorkerContext
 from umbel.worker.run_directory import refuse_second

@@ -1,4 +1,4 @@
-"""Location: which broker an address means, and how to say so without its password.
+"""Location: which broker an address means.
 
 `amqp://user:password@host:port/vhost`, as Celery reads it: the path is the virtual host, percent
 encoded; none, or `//` at the end, is the host `/`. `amqps://` speaks TLS, with the options of
@@ -44,19 +44,19 @@ def _location(url: str) -> Location:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise BadURL(_without_password(url), f"{error}; write amqp://user:password@host:port/vhost") from None
-    shown = _without_password(url)
+    except ValueError:  # its text may hold a part of the password
+        problem = "the port is no number up to 65535, or a '/', '?' or '@' of the password is not written %2F"
+        raise BadURL(url, f"{problem}; write amqp://user:password@host:port/vhost") from None
     if parts.scheme not in SCHEMES:
-        raise BadURL(shown, "RabbitMQ's addresses begin with amqp:// or amqps://")
+        raise BadURL(url, "RabbitMQ's addresses begin with amqp:// or amqps://")
     if not parts.netloc:
-        raise BadURL(shown, "two slashes and a host must follow the scheme, as in amqp://localhost")
+        raise BadURL(url, "two slashes and a host must follow the scheme, as in amqp://localhost")
     if parts.fragment:
-        raise BadURL(shown, "it has a '#', which ends an address; in a password it is written %23")
+        raise BadURL(url, "it has a '#', which ends an address; in a password it is written %23")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    _check_options(shown, options, tls=parts.scheme == "amqps")
+    _check_options(url, options, tls=parts.scheme == "amqps")
     if port == 0:
-        raise BadURL(shown, "port 0 cannot be connected to")
+        raise BadURL(url, "port 0 cannot be connected to")
     return Location(
         host=parts.hostname or "localhost",
         port=port or SCHEMES[parts.scheme],
@@ -68,17 +68,11 @@ def _location(url: str) -> Location:
     )
 
 
-def _check_options(shown: str, options: dict[str, str], *, tls: bool) -> None:
+def _check_options(url: str, options: dict[str, str], *, tls: bool) -> None:
     known = TLS_OPTIONS if tls else ()
     for name in options:
         if name not in known:
             remedy = f"known here: {', '.join(known)}" if known else "amqp:// has none"
-            raise BadURL(shown, f"unknown option {name!r}; {remedy}")
+            raise BadURL(url, f"unknown option {name!r}; {remedy}")
     if problem := option_problem(options):
-        raise BadURL(shown, problem)
-
-
-def _without_password(url: str) -> str:
-    scheme, slashes, rest = url.partition("://")
-    account, at, place = rest.rpartition("@")
-    return f"{scheme}{slashes}{account.partition(':')[0]}{at}{place}"
+        raise BadURL(url, problem)

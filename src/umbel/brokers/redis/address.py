@@ -1,4 +1,4 @@
-"""Where a Redis server is: from a URL to an address, and how to speak of it without its password.
+"""Where a Redis server is: from a URL to an address.
 
     redis://[user][:password@]host[:port][/database]      rediss:// is the same over TLS
     unix://[user][:password@]/path/of/the/socket?db=0
@@ -57,33 +57,32 @@ def parse_addresses(urls: str, client_name: str = "umbel") -> tuple[Address, ...
     if not found:
         raise BadURL(urls, "it names no server")
     if len({address.database for address in found}) > 1:
-        raise BadURL(without_password(urls), "all servers of a fail-over must have the same database number")
+        raise BadURL(urls, "all servers of a fail-over must have the same database number")
     return found
 
 
 def parse_address(url: str) -> Address:
-    shown = without_password(url)
     if "#" in url:
-        raise BadURL(shown, "it has a '#', which ends an address; in a password it is written %23")
+        raise BadURL(url, "it has a '#', which ends an address; in a password it is written %23")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # its text may hold a part of the password
         problem = "the port is no number up to 65535, or a '/', '?' or '@' of the password is not written %2F"
-        raise BadURL(shown, f"{problem}; write redis://host:port/database") from None
+        raise BadURL(url, f"{problem}; write redis://host:port/database") from None
     if parts.scheme not in SCHEMES or not url.startswith(f"{parts.scheme}://"):
-        raise BadURL(shown, "write redis://host:port/database, rediss://… or unix:///path?db=0")
+        raise BadURL(url, "write redis://host:port/database, rediss://… or unix:///path?db=0")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     tls = parts.scheme == "rediss"
-    _check_options(shown, options, tls=tls)
+    _check_options(url, options, tls=tls)
     is_socket = parts.scheme == "unix"
     if is_socket and (parts.hostname or not parts.path):
-        raise BadURL(shown, "a socket is written with three slashes: unix:///path/of/the/socket?db=0")
+        raise BadURL(url, "a socket is written with three slashes: unix:///path/of/the/socket?db=0")
     return Address(
         host=parts.hostname or "localhost",
         port=DEFAULT_PORT if port is None else port,
         path=unquote(parts.path) if is_socket else "",
-        database=_database(shown, "" if is_socket else parts.path, options),
+        database=_database(url, "" if is_socket else parts.path, options),
         username=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
         tls=tls,
@@ -91,34 +90,21 @@ def parse_address(url: str) -> Address:
     )
 
 
-def without_password(urls: str) -> str:
-    """The same text with every password hidden, also where it is no proper URL."""
-    return ";".join(_hidden(url) for url in urls.split(";"))
-
-
-def _hidden(url: str) -> str:
-    start, slashes, rest = url.partition("://")
-    secret, at, place = rest.rpartition("@")
-    if not slashes or not at or ":" not in secret:
-        return url
-    return f"{start}://{secret.partition(':')[0]}:***@{place}"
-
-
-def _check_options(shown: str, options: dict[str, str], *, tls: bool) -> None:
+def _check_options(url: str, options: dict[str, str], *, tls: bool) -> None:
     known = (*_DATABASE_OPTIONS, *(TLS_OPTIONS if tls else ()))
     for name in options:
         if name not in known:
-            raise BadURL(shown, f"unknown option {name!r}; known here: {', '.join(known)}")
+            raise BadURL(url, f"unknown option {name!r}; known here: {', '.join(known)}")
     if problem := option_problem(options):
-        raise BadURL(shown, problem)
+        raise BadURL(url, problem)
 
 
-def _database(shown: str, path: str, options: dict[str, str]) -> int:
+def _database(url: str, path: str, options: dict[str, str]) -> int:
     given = path.strip("/")
     for name in _DATABASE_OPTIONS:
         given = options.get(name, given)
     if not given:
         return 0
     if not given.isascii() or not given.isdigit():
-        raise BadURL(shown, f"the database is {given!r}; Redis numbers its databases: 0, 1, 2 …")
+        raise BadURL(url, f"the database is {given!r}; Redis numbers its databases: 0, 1, 2 …")
     return int(given)

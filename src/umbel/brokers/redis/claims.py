@@ -1,0 +1,225 @@
+"""Claims: what a worker takes from a Redis server, holds, and settles.
+
+What must happen together is one script (`*.lua`), judged by the server's clock; here it is sent and
+its reply read. `holding.py` knows what is held and what is in doubt, `handing.py` what the server
+handed over without a claim, `waiting.py` when there may be something to take.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from umbel.brokers.interface import BrokerSettings, Claim, Settled, Tag, Verdict
+from umbel.brokers.redis.address import Address
+from umbel.brokers.redis.answers import ASKER_LIFE_S, sweep_askers
+from umbel.brokers.redis.handing import Adoptions
+from umbel.brokers.redis.holding import Group, Holding
+from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.scripts import script
+from umbel.brokers.redis.verdicts import settle_arguments, ttl_ms_of
+from umbel.brokers.redis.waiting import Watch
+from umbel.errors import BrokerError
+from umbel.wire.revoke import Revoke
+
+LOST_CHECKS_PER_LEASE = 3
+REVOKES_PAGE = 5000
+UNPARK_MAX_S = 5.0
+
+_CLAIM, _SETTLE = script("claim"), script("settle")
+_ABANDON, _OWNERS = script("abandon"), script("owners")
+_revoke = msgspec.json.Decoder(Revoke).decode
+
+
+class Claims:
+    """`declare` makes queues known before anything is taken from them."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        settings: BrokerSettings,
+        addresses: Sequence[Address],
+        *,
+        declare: Callable[[Sequence[str]], Awaitable[None]],
+    ) -> None:
+        self.consumed: frozenset[str] = frozenset()  # the queues of the last claim
+        self._link = link
+        self._keys = keys
+        self._lease_s = settings.lease_s
+        self._ttl_ms = ttl_ms_of(settings.result_expires_s)
+        self._declare = declare
+        self._watch = Watch(
+            addresses,
+            keys,
+            timeout_s=settings.connect_timeout_s,
+            unblock=self._unblock,
+            claims_at=lambda: link.address,
+        )
+        self._holding = Holding(keys)
+        self._adoptions = Adoptions(link, keys, self._holding, lease_s=settings.lease_s)
+        self._last_queue = ""  # had the last turn in the last claim
+        self._lost_checked_at = 0.0
+        self._sweep_askers_at = 0.0
+
+    def close(self) -> None:
+        self._watch.close()
+
+    async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int) -> Claim:
+        handed, self._watch.handed = self._watch.handed, None
+        if limit > 0 and (given := self._adoptions.begin(handed, owner, queues, revoked_after)) is not None:
+            return Claim([given], (), revoked_after)
+        await self._declare(queues)
+        await self._adoptions.finish()
+        self.consumed = frozenset(queues)
+        await self._give_back_lost_claims()
+        returned = await self.return_lost() if self._time_for_lost() else 0
+        ticket = self._holding.ticket()
+        args = (
+            self._keys.prefix,
+            owner,
+            self._lease_s,
+            ticket,
+            self._link.generation,
+            limit,
+            revoked_after,
+            REVOKES_PAGE,
+            *self._in_turn(queues),
+        )
+        try:
+            reply = await self._link.run(_CLAIM, *args)
+        except (asyncio.CancelledError, BrokerError):
+            # It may have been carried out, and nobody would ever settle what it took.
+            self._holding.give_up(owner, ticket)
+            self._send_back_lost_claims()
+            raise
+        epoch, now_s, cursor, revokes, _, *taken = reply
+        deliveries = self._holding.take_in(owner, ticket, epoch, taken)
+        if deliveries:
+            self._last_queue = deliveries[-1].queue
+        standing = [revoke for one in revokes if (revoke := _revoke(one)).is_news(float(now_s))]
+        return Claim(deliveries, standing, int(cursor), returned)
+
+    async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str) -> None:
+        await self._watch.wait(queues, timeout_s, owner=owner)
+
+    async def renew(self, owner: str) -> bool:
+        if self._watch.handed is not None:  # and the owner has not claimed since: it may not for long
+            self._watch.handed = None
+            await self._adoptions.finish()
+            await self._owners("unhand", owner)
+        return bool(await self._owners("renew", owner))
+
+    async def return_lost(self) -> int:
+        if time.monotonic() > self._sweep_askers_at:
+            self._sweep_askers_at = time.monotonic() + ASKER_LIFE_S
+            await sweep_askers(self._link, self._keys)
+        return await self._owners("reap", "")
+
+    def leave(self) -> None:
+        """Nothing is fetched ahead of a claim, but the server might hand over what comes next."""
+        self._watch.leave()
+
+    async def forget_owner(self, owner: str) -> int:
+        await self._link.connect()
+        await self._adoptions.finish()
+        self._unblock(self._watch.client_id)  # or the server might hand it something after that
+        count = await self._owners("forget", owner)
+        self._holding.forget(owner)
+        await self._unpark(owner)
+        return count
+
+    async def _unpark(self, owner: str) -> None:
+        """Give Celery what the last worker of ours leaves parked, for as long as stopping may take.
+
+        What is not reached stays parked; that loses nothing, since the next worker of ours has it due
+        in time, but Celery's workers do not see it.
+        """
+        until = time.monotonic() + UNPARK_MAX_S
+        while await self._owners("unpark", owner) and time.monotonic() < until:
+            continue
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
+        await self._adoptions.finish()
+        groups, refused = self._holding.judge(verdicts)
+        applied, waiting = 0, list(groups)
+        try:
+            while waiting:
+                group = waiting[0]
+                if await self._settle_group(group):
+                    applied += len(group.verdicts)
+                else:
+                    refused |= {verdict.tag for verdict in group.verdicts}
+                self._holding.settled(waiting.pop(0))
+        except (asyncio.CancelledError, BrokerError):
+            self._holding.restore(waiting)
+            raise
+        return Settled(applied, frozenset[Tag](refused))
+
+    # -- the parts of it -------------------------------------------------------------------------
+
+    async def _owners(self, verb: str, owner: str) -> int:
+        count: int = await self._link.run(_OWNERS, verb, self._keys.prefix, self._lease_s, owner)
+        return count
+
+    async def _settle_group(self, group: Group) -> bool:
+        hold = group.hold
+        status = await self._link.run(
+            _SETTLE,
+            self._keys.prefix,
+            hold.owner,
+            hold.epoch,
+            0 if group.sure else 1,
+            *settle_arguments(self._keys, group.verdicts, self._ttl_ms, self.consumed),
+        )
+        return bool(status)
+
+    def _unblock(self, client_id: int) -> asyncio.Future[list[Any]] | None:
+        """End the wait of another connection of ours; without this it ends by itself, a little later."""
+        if not client_id or not self._link.is_connected:
+            return None
+        return self._link.send([("CLIENT", "UNBLOCK", client_id)])
+
+    async def _give_back_lost_claims(self) -> None:
+        lost = self._holding.lost_tickets
+        for owner in list(lost):
+            tickets = lost[owner]
+            await self._link.run(_ABANDON, self._keys.prefix, owner, self._link.generation, *tickets)
+            lost.pop(owner, None)
+
+    def _send_back_lost_claims(self) -> None:
+        """The same at once, where the connection still stands: it carries out calls in order."""
+        lost = self._holding.lost_tickets
+        for owner in list(lost):
+            if not self._link.is_connected:
+                return
+            self._link.send(
+                [
+                    (
+                        "EVAL",
+                        _ABANDON.text,
+                        0,
+                        self._keys.prefix,
+                        owner,
+                        self._link.generation,
+                        *lost.pop(owner),
+                    )
+                ]
+            )
+
+    def _in_turn(self, queues: Sequence[str]) -> list[str]:
+        names = list(dict.fromkeys(queues))
+        if self._last_queue in names:
+            turn = names.index(self._last_queue) + 1
+            names = names[turn:] + names[:turn]
+        return names
+
+    def _time_for_lost(self) -> bool:
+        now = time.monotonic()
+        if now - self._lost_checked_at < self._lease_s / LOST_CHECKS_PER_LEASE:
+            return False
+        self._lost_checked_at = now
+        return True

@@ -1,0 +1,20 @@
+"""Addresses as they may be shown, logged and put into errors: without their passwords.
+
+A broker's address may hold several, with `;` between them, and a mistyped one need not be an address
+at all. So nothing is parsed: whatever stands between the first `:` of the account and the last `@` goes.
+"""
+
+import re
+
+_NEXT = re.compile(r";(?=\s*[a-z]+://)")  # a `;` in a password is not followed by a scheme
+
+
+def without_password(urls: str) -> str:
+    return ";".join(map(_hidden, _NEXT.split(urls)))
+
+
+def _hidden(url: str) -> str:
+    scheme, slashes, rest = url.partition("://")
+    account, _, place = rest.rpartition("@")
+    user, colon, _ = account.partition(":")
+    return f"{scheme}{slashes}{user}:***@{place}" if colon else url

@@ -1,0 +1,27 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.errors import BadURL
+from umbel.urls import without_password
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:a@h/0;redis://u:b@h/1", "redis://:***@h/0;redis://u:***@h/1"),
+        ("amqp://u:p@ss;word@h//", "amqp://u:***@h//"),
+        ("amqp://u@h//", "amqp://u@h//"),
+        ("sqlite:///umbel.db", "sqlite:///umbel.db"),
+        ("no address", "no address"),
+    ],
+)
+def test_an_address_is_shown_without_its_passwords(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+@given(st.text(min_size=1).filter(lambda secret: "://" not in secret))
+def test_no_character_of_a_password_makes_it_visible(secret: str) -> None:
+    marked = f"MARK{secret}MARK"
+    assert "MARK" not in without_password(f"redis://ada:{marked}@host/0")
+    assert "MARK" not in str(BadURL(f"redis://ada:{marked}@host/0", "it is wrong"))
