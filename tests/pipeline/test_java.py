@@ -1,5 +1,6 @@
 """D3: which Java Spark is started with, and what is said where there is none."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,7 +8,9 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from umbel.cli.doctor import command as doctor
 from umbel.pipeline import java
 from umbel.pipeline.faults import NoJava
 from umbel.pipeline.java import find_java_home, version_of
@@ -104,3 +107,22 @@ def _without_java(folder: Path) -> str:
             if tool.name != "java" and not (folder / tool.name).exists():
                 (folder / tool.name).symlink_to(tool)
     return str(folder)
+
+
+def test_where_java_was_found_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D3: `umbel doctor` says which Java Spark would get, or what to do."""
+
+    def told() -> tuple[str, str]:
+        ran = CliRunner().invoke(doctor, ["--json", "--run-dir", str(tmp_path)], standalone_mode=False)
+        return next(
+            (one["verdict"], one["detail"]) for one in json.loads(ran.stdout) if one["check"] == "java"
+        )
+
+    fake_java(tmp_path / "chosen", "21.0.5")
+    fake_java(tmp_path / "newer", "25.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "chosen"))
+    assert told() == ("ok", f"21 at {tmp_path / 'chosen'}, by JAVA_HOME")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "newer"))
+    assert told() == ("note", f"25 at {tmp_path / 'newer'}, by JAVA_HOME: not tried, 17 and 21 are")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    assert told()[0] == "note" and "pip install 'umbel[java]'" in told()[1]

@@ -31,17 +31,26 @@ Files = Mapping[Path, int]
 @app_option
 @click.option("-c", "--concurrency", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--record/--no-record", default=None, help="Keep history; default: if umbel[history] is there.")
-@click.option("--lake", type=click.Path(path_type=Path), default=Path("umbel-lake"), show_default=True)
-def command(app_name: str | None, concurrency: int, record: bool | None, lake: Path) -> int:
+@click.option(
+    "--lake",
+    metavar="DIR",
+    envvar="UMBEL_HISTORY_LAKE",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where history is kept; else the app's history_lake, else umbel-lake.",
+)
+def command(app_name: str | None, concurrency: int, record: bool | None, lake: Path | None) -> int:
     """Work on your tasks: the embedded broker, periodic tasks and a worker that reloads on change.
 
     Finds ./tasks.py or ./app.py by itself. Ctrl-C ends it.
     """
     flags = ["-c", str(concurrency), "--grace", str(GRACE_S), "-E"]
+    environment = dict(os.environ)
     if can_record() if record is None else record:
-        flags += ["--record", str(lake)]
+        environment["UMBEL_WORKER_RECORD"] = "true"
+    if lake is not None:
+        environment["UMBEL_HISTORY_LAKE"] = str(lake)
     _say(f"watching {Path.cwd()}; send a task from another terminal: umbel call NAME")
-    dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags])
+    dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags], environment)
     # Told to end by a service or a test, it ends as by Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -54,8 +63,8 @@ def command(app_name: str | None, concurrency: int, record: bool | None, lake: P
 
 
 class Dev:
-    def __init__(self, folder: Path, arguments: list[str]) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self._folder, self._environment = folder, environment
         self._command = [sys.executable, "-m", "umbel.cli.main", "worker", *arguments]
         self._worker: subprocess.Popen[bytes] | None = None
 
@@ -91,7 +100,11 @@ class Dev:
     def _start(self) -> None:
         # A group of its own: Ctrl-C in the terminal reaches us, and we tell the worker, once.
         self._worker = subprocess.Popen(
-            self._command, cwd=self._folder, stdin=subprocess.DEVNULL, process_group=0
+            self._command,
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
         )
 
     def _look_after(self) -> None:

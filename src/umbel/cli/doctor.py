@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -20,6 +21,9 @@ SQLITE_LEAST = (3, 35, 0)  # UPDATE ... RETURNING
 OPTIONAL = {  # package: (extra that brings it, what it is for)
     "uvloop": ("uvloop", "a quicker event loop for workers"),
     "hiredis": ("redis", "Redis as broker and result store"),
+    "pyarrow": ("history", "recording, `umbel record`"),
+    "duckdb": ("history", "reading history, `umbel history sql` and the like"),
+    "pyspark": ("history", "building its tables, `umbel history build`"),
 }
 
 
@@ -40,6 +44,7 @@ def command(app_name: str | None, run_directory: Path | None, as_json: bool) -> 
         _python(),
         _sqlite(),
         *_packages(),
+        _java(),
         _run_directory(run_directory or default_run_directory()),
         *_app(app_name),
     ]
@@ -69,6 +74,24 @@ def _packages() -> Iterator[Finding]:
             yield Finding(name, "ok", version(name))
         except PackageNotFoundError:
             yield Finding(name, "note", f"not installed: {use}; pip install 'umbel[{extra}]'")
+
+
+def _java() -> Finding:
+    """Only `umbel history build` needs it: that there is none is worth a note, not a failure."""
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        return Finding("java", "note", "not looked for: only Spark needs it; pip install 'umbel[history]'")
+    from umbel.pipeline.faults import NoJava
+    from umbel.pipeline.java import TRIED, look_for_java
+
+    try:
+        java = look_for_java(os.environ)
+    except NoJava as fault:
+        return Finding("java", "note", str(fault))
+    if java.version not in TRIED:
+        return Finding(
+            "java", "note", f"{java.version} at {java.home}, {java.found}: not tried, 17 and 21 are"
+        )
+    return Finding("java", "ok", f"{java.version} at {java.home}, {java.found}")
 
 
 def _run_directory(directory: Path) -> Finding:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from umbel.cli import exits
-from umbel.cli.options import json_option, lake_option, print_json, print_table
+from umbel.cli.options import history_options, json_option, print_json, print_table
 from umbel.errors import ConfigurationError, UmbelError
 from umbel.events.tables import TABLES
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command("build")
-@lake_option
+@history_options
 @click.option(
     "--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002."
 )

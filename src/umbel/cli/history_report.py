@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 
 from umbel.cli import exits
-from umbel.cli.options import json_option, lake_option, print_json, print_table
+from umbel.cli.options import history_options, json_option, print_json, print_table
 from umbel.errors import HistoryError
 
 
 @click.command("report")
-@lake_option
+@history_options
 @click.option(
     "--html", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the page here."
 )

@@ -14,7 +14,7 @@ import click
 
 from umbel.cli import exits
 from umbel.cli.history_sql import cell, note_more, plain
-from umbel.cli.options import json_option, lake_option, print_json, print_table
+from umbel.cli.options import history_options, json_option, print_json, print_table
 
 AGO = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
@@ -121,7 +121,7 @@ def _command(listing: Listing) -> click.Command:
         return _list(listing, lake, filters, limit, as_json=as_json)
 
     options: list[Callable[[Any], Any]] = [
-        lake_option,
+        history_options,
         *(_FILTER_OPTIONS[name] for name in listing.filters),
         click.option("--since", type=Moment(), help="Not before this time (UTC), or 15m, 2h, 3d ago."),
         click.option("--until", type=Moment(), help="Before this time (UTC), or 15m, 2h, 3d ago."),

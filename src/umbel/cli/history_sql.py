@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from umbel.cli import exits
-from umbel.cli.options import json_option, lake_option, print_json, print_table
+from umbel.cli.options import history_options, json_option, print_json, print_table
 
 if TYPE_CHECKING:
     from umbel.history.query import Answer
@@ -19,7 +19,7 @@ CELL_MAX = 120
 
 @click.command("sql")
 @click.argument("query")
-@lake_option
+@history_options
 @click.option(
     "--limit",
     type=click.IntRange(1, 1_000_000),
@@ -65,7 +65,7 @@ def sql(query: str, lake: Path, limit: int, timeout_s: float, as_csv: bool, as_j
 
 
 @click.command("tables")
-@lake_option
+@history_options
 @click.argument("name", required=False)
 @json_option
 def tables(lake: Path, name: str | None, as_json: bool) -> int:

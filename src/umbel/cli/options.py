@@ -9,22 +9,18 @@ import click
 
 PIPE_COLUMNS = 10_000
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+_APP = "umbel.app"
 
 
 def app_option(function: FunctionT) -> FunctionT:
     """-A after the command; one before it counts as well."""
-
-    def chosen(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-        return value or ctx.find_root().obj
-
-    option = click.option(
-        "-A", "--app", "app_name", metavar="MODULE[:ATTR]", callback=chosen, help="The app to work for."
-    )
-    return option(function)
+    return _app_option(function, is_handed=True)
 
 
 def broker_option(function: FunctionT) -> FunctionT:
-    option = click.option("-b", "--broker", "url", metavar="URL", help="The broker; then no app is needed.")
+    option = click.option(
+        "-b", "--broker", "url", metavar="URL", is_eager=True, help="The broker; then no app is needed."
+    )
     return option(function)
 
 
@@ -51,16 +47,64 @@ def run_directory_option(function: FunctionT) -> FunctionT:
 
 
 def lake_option(function: FunctionT) -> FunctionT:
+    """Which lake a command works on, for all of them: the one that is named, by option or variable;
+    else that of the app (`history_lake`); else, where there is no app, the app's default."""
     option = click.option(
         "--lake",
         metavar="DIR",
         envvar="UMBEL_HISTORY_LAKE",
-        default="umbel-lake",
-        show_default=True,
+        # A group's own command may not be the one that runs: it asks when it does.
+        callback=lambda ctx, _, value: (
+            value if isinstance(ctx.command, click.Group) else find_lake(ctx, value)
+        ),
         type=click.Path(path_type=Path, file_okay=False),
-        help="Where history is kept.",
+        help="Where history is kept; else the app's history_lake, else umbel-lake.",
     )
     return option(function)
+
+
+def history_options(function: FunctionT) -> FunctionT:
+    """For commands that need an app only to find the lake."""
+    return _app_option(lake_option(function), is_handed=False)
+
+
+def _app_option(function: FunctionT, *, is_handed: bool) -> FunctionT:
+    def chosen(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+        ctx.meta[_APP] = value or ctx.find_root().obj
+        return value or ctx.find_root().obj
+
+    option = click.option(
+        "-A",
+        "--app",
+        "app_name",
+        metavar="MODULE[:ATTR]",
+        callback=chosen,
+        is_eager=True,  # before --lake, which may depend on it
+        expose_value=is_handed,
+        help="The app to work for.",
+    )
+    return option(function)
+
+
+def find_lake(ctx: click.Context, value: Path | None) -> Path:
+    """The lake that was named, else the app's."""
+    if value is not None:
+        return value
+    from umbel.app.loading import find_app
+    from umbel.app.settings import Settings
+    from umbel.errors import AppNotFound
+
+    default, app_name = Path(Settings().history_lake), ctx.meta.get(_APP)
+    if ctx.params.get("url") or ctx.resilient_parsing:
+        return default  # a broker was named so that no app is needed
+    try:
+        return Path(find_app(app_name).app.settings.history_lake)
+    except AppNotFound as error:
+        if app_name is not None:
+            raise
+        if error.__cause__ is not None:  # there is an app, and it cannot be loaded
+            click.echo(f"umbel: {error}; taking {default} for the lake, --lake names another", err=True)
+        return default
 
 
 def can_record() -> bool:

@@ -12,12 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from umbel.brokers.interface import Broker, EventLogState
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
-from umbel.cli.options import app_option, broker_option, json_option, lake_option, print_json, print_table
+from umbel.cli.options import (
+    app_option,
+    broker_option,
+    find_lake,
+    json_option,
+    lake_option,
+    print_json,
+    print_table,
+)
 from umbel.errors import LakeError
 
 if TYPE_CHECKING:
@@ -73,7 +80,7 @@ def command(
     ctx: click.Context,
     app_name: str | None,
     url: str | None,
-    lake: Path,
+    lake: Path | None,
     name: str,
     rotate_s: float,
     rotate_bytes: int,
@@ -98,9 +105,7 @@ def command(
     arrow()  # or a clear message, before anything is registered
     set_up_logging("warning" if sys.stderr.isatty() else "info")
     rotation = RotationSettings(file_max_bytes=rotate_bytes, file_max_age_s=rotate_s)
-    settings = SeatSettings(
-        lake_for(ctx, app_name, url, lake), RecorderSettings(name, rotation), lease_s, keep_days
-    )
+    settings = SeatSettings(find_lake(ctx, lake), RecorderSettings(name, rotation), lease_s, keep_days)
     return ask_broker(app_name, lambda broker: _record(broker, settings, no_wait=no_wait), url=url)
 
 
@@ -155,8 +160,7 @@ async def _show(seat: "RecorderSeat") -> None:
 @broker_option
 @lake_option
 @json_option
-@click.pass_context
-def status(ctx: click.Context, app_name: str | None, url: str | None, lake: Path, as_json: bool) -> int:
+def status(app_name: str | None, url: str | None, lake: Path, as_json: bool) -> int:
     """Show how far each recorder is, and what lies in the lake.
 
     Without --broker or an app only the lake is looked at. Exit code: 0, or 3 when nothing was
@@ -165,7 +169,7 @@ def status(ctx: click.Context, app_name: str | None, url: str | None, lake: Path
     from umbel.history.lake import Lake
     from umbel.history.memory import all_memories
 
-    found = Lake(lake_for(ctx, app_name, url, lake))
+    found = Lake(lake)
     log = ask_broker(app_name, lambda broker: broker.event_log(), url=url) if app_name or url else None
     memories = {memory.name: memory for memory in all_memories(found)}
     names = sorted({*memories, *(log.acknowledged if log else ())})
@@ -279,15 +283,6 @@ def forget(app_name: str | None, url: str | None, name: str, as_json: bool) -> i
     elif not known:
         click.echo(f"umbel: no recorder is named {name!r}; `umbel record status` lists them", err=True)
     return exits.OK if known else exits.NOT_FOUND
-
-
-def lake_for(ctx: click.Context, app_name: str | None, url: str | None, lake: Path) -> Path:
-    """The lake that was named, else that of the app."""
-    if url or not app_name or ctx.get_parameter_source("lake") != ParameterSource.DEFAULT:
-        return lake
-    from umbel.app.loading import find_app
-
-    return Path(find_app(app_name).app.settings.history_lake)
 
 
 def _existing(lake: Any) -> Any:

