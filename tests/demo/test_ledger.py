@@ -1,6 +1,5 @@
 """The demo's verdict notices whatever does not fit."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,15 @@ from umbel.demo.ledger import Ledger, judge, read_ledger
 SENT = {"a": "quick", "b": "failing", "c": "never"}
 STATES = {"a": "SUCCESS", "b": "FAILURE", "c": "REVOKED"}
 SLOTS = {"s1": 1, "s2": 2, "s3": 3}
-RAN = {("a", 0): 1, ("b", 0): 2, ("s1", 0): 1, ("s2", 0): 1}
+ONCE = ["w1"]
+RAN = {("a", 0): ONCE, ("b", 0): ONCE, ("s1", 0): ONCE, ("s2", 0): ONCE}
 HISTORY = {**STATES, "s1": "SUCCESS", "s2": "SUCCESS"}
 
 
 def problems(**other: Any) -> list[str]:
     found: dict[str, Any] = {"sent": SENT, "states": STATES, "history": HISTORY, "slots": SLOTS, "ran": RAN}
     found |= other
-    ledger = Ledger(Counter(found.pop("ran")), dict.fromkeys(("a", "b"), "w1"))
-    return judge(ledger=ledger, **found).problems
+    return judge(ledger=Ledger(found.pop("ran")), **found).problems
 
 
 def test_a_run_in_which_all_fits() -> None:
@@ -32,12 +31,18 @@ def test_a_run_in_which_all_fits() -> None:
     [
         ({"states": {**STATES, "a": "FAILURE"}}, "did not end as they should"),
         ({"states": {"a": "SUCCESS", "b": "FAILURE"}}, "did not end as they should: never c is unknown"),
-        ({"ran": {key: 1 for key in RAN if key[0] != "a"}}, "1 tasks never ran: a"),
-        ({"ran": {**RAN, ("c", 0): 1}}, "a revoked task ran: c"),
-        ({"ran": {**RAN, ("x", 0): 1}}, "1 tasks ran that nobody sent"),
-        ({"ran": {("a", 0): 1, ("b", 0): 1}}, "no periodic task ran"),
-        ({"ran": {("a", 0): 1, ("b", 0): 1, ("s1", 0): 1, ("s3", 0): 1}}, "1 slots of the periodic task"),
+        ({"ran": {key: ONCE for key in RAN if key[0] != "a"}}, "1 tasks never ran: a"),
+        ({"ran": {**RAN, ("c", 0): ONCE}}, "a revoked task ran: c"),
+        ({"ran": {**RAN, ("x", 0): ONCE}}, "1 tasks ran that nobody sent"),
+        ({"ran": {("a", 0): ONCE, ("b", 0): ONCE}}, "no periodic task ran"),
+        (
+            {"ran": {("a", 0): ONCE, ("b", 0): ONCE, ("s1", 0): ONCE, ("s3", 0): ONCE}},
+            "1 slots of the periodic task",
+        ),
         ({"history": {**HISTORY, "a": "STARTED"}}, "history and results differ about quick a is STARTED"),
+        ({"ran": {**RAN, ("a", 0): ["w1", "w1"]}}, "1 tasks were repeated without a cause: a"),
+        ({"ran": {**RAN, ("a", 0): ["w1", "w2"]}, "killed": "w2"}, "repeated without a cause: a"),
+        ({"killed": "w2", "interrupted": {"a"}}, "1 tasks of w2 were not run again"),
         ({"history": STATES}, "history does not know 2 tasks that ran"),
     ],
 )
@@ -51,10 +56,16 @@ def test_what_a_killed_worker_had_not_told_is_not_held_against_history() -> None
     assert problems(history=behind, killed="w2") != []
 
 
+def test_repeats_have_a_cause_when_their_worker_was_killed_or_their_process_crashed() -> None:
+    assert problems(ran={**RAN, ("a", 0): ["w1", "w2"]}, killed="w1", interrupted={"a"}) == []
+    crashed = {"ran": {**RAN, ("d", 0): ["w1", "w1"]}, "sent": {**SENT, "d": "crashing"}}
+    assert problems(**crashed, states={**STATES, "d": "SUCCESS"}, history=None) == []
+
+
 def test_runs_beyond_the_first_of_an_attempt_are_repeats(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("t quick 0 w@h\nu retried 0 w@h\nu retried 1 v@h\nt quick 0 w@h\n")
     ledger = read_ledger(tmp_path / "ledger")
-    assert ledger.repeated == {"t": 1}
-    assert ledger.nodes == {"t": "w", "u": "v"}
-    assert (ledger.of("t"), ledger.of("u")) == (2, 2)
+    assert ledger.repeats_after("") == ledger.repeats_after("w") == {"t": 1}
+    assert not ledger.repeats_after("v")
+    assert (ledger.began_on("w"), ledger.ended_on("v"), ledger.total) == ({"t", "u"}, {"u"}, 4)
     assert read_ledger(tmp_path / "none").runs == {}

@@ -1,6 +1,7 @@
-"""The app of test_periodic.py: one task every second, which writes down under which id it ran."""
+"""The app of test_periodic.py: one task every second, which writes down under which id it ran, and when."""
 
 import os
+import time
 
 from umbel import App
 
@@ -10,5 +11,5 @@ app = App("periodic_tasks")
 @app.periodic(every=1, catch_up="all", name="beat")
 @app.task(bind=True, ignore_result=True)
 def beat(self) -> None:  # type: ignore[no-untyped-def]
-    with open(os.environ["PERIODIC_JOURNAL"], "a", encoding="utf-8") as journal:
-        journal.write(f"{self.request.id}\n")
+    with open(os.environ["PERIODIC_JOURNAL"], "ab", buffering=0) as journal:  # one write is one line
+        journal.write(f"{self.request.id} {time.time()}\n".encode())

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,9 +91,18 @@ def _check(told: dict[str, Any], home: Path) -> None:
     """Count the ledger anew and compare: the demo must not be its own only witness."""
     assert told["problems"] == [] and told["ok"]
     lines = [line.split() for line in (home / "ledger").read_text().splitlines()]
-    attempts = Counter((task_id, attempt) for task_id, _, attempt, _ in lines)
+    attempts: dict[tuple[str, str, str], list[str]] = {}
+    for task_id, kind, attempt, node in lines:
+        attempts.setdefault((task_id, kind, attempt), []).append(node.partition("@")[0])
+    recovered = {
+        task_id
+        for (task_id, kind, _), nodes in attempts.items()
+        if kind != "crashing" and told["killed"] in nodes[:-1]
+    }
     assert told["runs"] == len(lines)
-    assert told["repeated"]["runs"] == sum(count - 1 for count in attempts.values())
+    assert told["repeated"]["runs"] == sum(len(nodes) - 1 for nodes in attempts.values())
+    assert told["repeated"]["because their worker was killed"] == len(recovered)
+    assert len(recovered) >= told["running_at_the_kill"] >= 1
     assert told["periodic"] == len({task_id for task_id, kind, _, _ in lines if kind == "tick"})
     assert told["sent"] == sum(kind["sent"] for kind in told["kinds"].values())
     ended = sum(kind["succeeded"] + kind["failed"] + kind["revoked"] for kind in told["kinds"].values())

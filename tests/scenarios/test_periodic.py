@@ -21,7 +21,7 @@ from umbel.app.periodic import slot_id
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 KILLS = 20 if SOAK else 2
-BETWEEN_S = 12 if SOAK else 2  # seconds of slots that a leader sends before it is killed
+BETWEEN = 14 if SOAK else 2  # slots from one kill to the next; no leader is killed before it sent two
 LEASE_S = 3.0
 SENDERS = ("s1", "s2", "s3") if SOAK else ("s1", "s2")
 TASKS_FILE = Path(__file__).with_name("periodic_tasks.py")
@@ -42,13 +42,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 def test_every_slot_is_sent_once_although_leaders_die(
     where: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = tmp_path / "journal"
-    journal.touch()
-    monkeypatch.setenv("PERIODIC_JOURNAL", str(journal))
-
-    def ran() -> list[str]:
-        return journal.read_text().split()
-
+    journal = _journal(tmp_path, monkeypatch)
     settings = {"broker": where.broker, "backend": where.backend, "scheduler_lease_s": LEASE_S}
     began_s = int(time())
     with Cluster(tmp_path, TASKS_FILE, **settings) as cluster:
@@ -56,18 +50,18 @@ def test_every_slot_is_sent_once_although_leaders_die(
             cluster.start_worker(name, *FLAGS, "-Q", "nothing")
         first_leader = _leader(cluster)
         cluster.start_worker("runner", *FLAGS)
-        for _ in range(KILLS):
-            enough = len(ran()) + BETWEEN_S
-            wait_until(lambda: len(ran()) >= enough, deadline_s=60, what="slots to be sent")  # noqa: B023
+        killed_at: list[float] = []
+        while len(killed_at) < KILLS:
+            _await_slots(journal, BETWEEN * (len(killed_at) + 1))
             leader = _leader(cluster)
             if leader == "runner":  # it must not be killed, so it hands over
                 cluster.stop_worker(leader)
                 cluster.start_worker(leader, *FLAGS)
                 continue
             cluster.kill_worker(leader)
+            killed_at.append(time())
             cluster.start_worker(leader, *FLAGS, "-Q", "nothing")
-        enough = len(ran()) + BETWEEN_S
-        wait_until(lambda: len(ran()) >= enough, deadline_s=60, what="slots after the last kill")
+        _await_slots(journal, BETWEEN * (KILLS + 1))
         shown = json.loads(cluster.umbel("schedule", "ls", "--json").stdout)
         cluster.umbel("schedule", "pause", "beat")
         paused = json.loads(cluster.umbel("schedule", "ls", "--json").stdout)
@@ -76,26 +70,44 @@ def test_every_slot_is_sent_once_although_leaders_die(
         ("beat", "every 1 s", "")
     ]
     assert paused["tasks"][0]["paused"] == "yes"
-    _judge(ran(), began_s, lossy=where.broker.startswith("amqp"))
+    _judge(_ran(journal), began_s, killed_at, lossy=where.broker.startswith("amqp"))
 
 
 def test_a_paused_task_is_not_sent_and_one_that_is_run_by_hand_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = tmp_path / "journal"
-    journal.touch()
-    monkeypatch.setenv("PERIODIC_JOURNAL", str(journal))
+    journal = _journal(tmp_path, monkeypatch)
     with Cluster(tmp_path, TASKS_FILE) as cluster:
         assert json.loads(cluster.umbel("schedule", "ls", "--json").stdout)["leader"] is None
         cluster.umbel("schedule", "pause", "beat")  # although no worker is up
         cluster.start_worker("w", *FLAGS)
         _leader(cluster)
         by_hand = cluster.umbel("schedule", "run", "beat").stdout.split()
-        wait_until(lambda: journal.read_text().split() == by_hand, deadline_s=20, what="the one run by hand")
+        wait_until(
+            lambda: [one for one, _ in _ran(journal)] == by_hand, deadline_s=20, what="the one run by hand"
+        )
         cluster.umbel("schedule", "resume", "beat")
-        wait_until(lambda: len(journal.read_text().split()) > 1, deadline_s=20, what="a slot after the pause")
+        wait_until(lambda: len(_ran(journal)) > 1, deadline_s=20, what="a slot after the pause")
         unknown = cluster.umbel("schedule", "pause", "beet", check=False)
     assert unknown.returncode == 2 and "did you mean 'beat'" in unknown.stderr
+
+
+def _journal(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = home / "journal"
+    path.touch()
+    monkeypatch.setenv("PERIODIC_JOURNAL", str(path))
+    return path
+
+
+def _ran(journal: Path) -> list[tuple[str, float]]:
+    """Id and time of each run."""
+    lines = (line.split() for line in journal.read_text().splitlines())
+    return [(task_id, float(at)) for task_id, at in lines]
+
+
+def _await_slots(journal: Path, in_all: int) -> None:
+    enough = max(in_all, len(_ran(journal)) + 2)
+    wait_until(lambda: len(_ran(journal)) >= enough, deadline_s=60, what="slots to be sent")
 
 
 def _leader(cluster: Cluster) -> str:
@@ -107,13 +119,18 @@ def _leader(cluster: Cluster) -> str:
     return found()
 
 
-def _judge(ran: list[str], began_s: int, *, lossy: bool) -> None:
+def _judge(ran: list[tuple[str, float]], began_s: int, killed_at: list[float], *, lossy: bool) -> None:
     """No slot twice; none left out, but on RabbitMQ one for each leader that died while it sent."""
     numbers = {slot_id("beat", one * 1_000_000): one for one in range(began_s, int(time()) + 2)}
-    assert set(ran) <= set(numbers), "each id is that of a slot"
-    sent = Counter(numbers[one] for one in ran)
+    assert {task_id for task_id, _ in ran} <= set(numbers), "each id is that of a slot"
+    sent = Counter(numbers[task_id] for task_id, _ in ran)
     twice = [slot for slot, count in sent.items() if count > 1]
     left_out = sorted(set(range(min(sent), max(sent) + 1)) - set(sent))
-    print(f"\nperiodic: {len(sent)} slots sent, {len(twice)} twice, {len(left_out)} left out, {KILLS} kills")
+    pauses = [min(at for _, at in ran if at > killed) - killed for killed in killed_at]
+    print(
+        f"\nperiodic: {len(sent)} slots in {max(sent) - min(sent) + 1} s, {len(twice)} twice, "
+        f"{len(left_out)} left out, {len(killed_at)} leaders killed, "
+        f"longest pause {max(pauses):.1f} s with a lease of {LEASE_S:g} s"
+    )
     assert not twice
-    assert len(left_out) <= (KILLS if lossy else 0), left_out
+    assert len(left_out) <= (len(killed_at) if lossy else 0), left_out

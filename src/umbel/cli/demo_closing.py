@@ -11,23 +11,24 @@ from umbel.demo.story import Outcome
 
 
 def as_data(outcome: Outcome) -> dict[str, Any]:
-    repeated = outcome.ledger.repeated
-    crashes = [one for one in repeated if outcome.sent.kinds.get(one) == "crashing"]
+    repeated = outcome.ledger.repeats_after("")
+    crashes = {one for one in repeated if outcome.sent.kinds.get(one) == "crashing"}
+    recovered = outcome.ledger.repeats_after(outcome.killed).keys() - crashes
     return {
         "ok": not outcome.verdict.problems,
         "problems": outcome.verdict.problems,
         "seconds": round(outcome.took_s, 1),
         "sent": len(outcome.sent),
         "kinds": {kind: _of_kind(outcome, kind) for kind in KINDS},
-        "runs": sum(outcome.ledger.runs.values()),
+        "runs": outcome.ledger.total,
         "periodic": len(_ticks(outcome)),
         "repeated": {
-            "runs": sum(repeated.values()),
+            "runs": repeated.total(),
             "because their process crashed": len(crashes),
-            "because their worker was killed": len(repeated) - len(crashes),
+            "because their worker was killed": len(recovered),
         },
         "killed": outcome.killed,
-        "running_at_the_kill": outcome.was_running,
+        "running_at_the_kill": len(outcome.interrupted),
         "led": outcome.leaders,
         "handed_over_s": round(outcome.handed_over_s, 1),
         "elected": outcome.winner,
@@ -52,7 +53,7 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
         ("periodic task", f"{data['periodic']} slots of one second, each sent once"),
         (
             "killed",
-            f"{data['killed']} (-9), while {data['running_at_the_kill']} slow tasks ran in the cluster",
+            f"{data['killed']} (-9), while it ran {data['running_at_the_kill']} tasks; others ran them again",
         ),
         ("periodic tasks led by", f"{' → '.join(data['led'])}, handed over after {data['handed_over_s']} s"),
         ("elected", data["elected"]),
@@ -72,14 +73,14 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
     verdict = "everything fits together" if data["ok"] else f"{len(data['problems'])} things do not fit"
     ledger = "the tasks' own ledger"
     compared = f"results, {ledger} and history" if data["history"] else f"results and {ledger}"
-    click.echo(f"{data['sent']:,} tasks in {data['seconds']} s: {compared} compared: {verdict}")
+    click.echo(f"{data['sent']:,} tasks in {data['seconds']} s\n{compared} compared: {verdict}")
 
 
 def _of_kind(outcome: Outcome, kind: str) -> dict[str, int]:
     ids = [one for one, found in outcome.sent.kinds.items() if found == kind]
     states = Counter(outcome.states.get(one, "unknown") for one in ids)
     wanted = set(ids)
-    runs = sum(count for (one, _), count in outcome.ledger.runs.items() if one in wanted)
+    runs = sum(len(nodes) for (one, _), nodes in outcome.ledger.runs.items() if one in wanted)
     return {
         "sent": len(ids),
         "succeeded": states["SUCCESS"],
@@ -90,7 +91,7 @@ def _of_kind(outcome: Outcome, kind: str) -> dict[str, int]:
 
 
 def _ticks(outcome: Outcome) -> set[int]:
-    return {outcome.slots[one] for one, _ in outcome.ledger.runs if one in outcome.slots}
+    return {outcome.slots[one] for one in outcome.ledger.ids if one in outcome.slots}
 
 
 def _repeats(repeated: dict[str, int]) -> str:

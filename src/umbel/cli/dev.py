@@ -51,8 +51,9 @@ def command(app_name: str | None, concurrency: int, record: bool | None, lake: P
         environment["UMBEL_HISTORY_LAKE"] = str(lake)
     _say(f"watching {Path.cwd()}; send a task from another terminal: umbel call NAME")
     dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags], environment)
-    # Told to end by a service or a test, it ends as by Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Told to end by a service or by a terminal that is closed, it ends as by Ctrl-C.
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.default_int_handler)
     try:
         dev.run()
     except KeyboardInterrupt:
@@ -84,7 +85,7 @@ class Dev:
                 self._start()
 
     def stop(self) -> None:
-        """As an operator would, and then less and less gently."""
+        """As an operator would, and then less and less gently; Ctrl-C again is the next step at once."""
         worker, self._worker = self._worker, None
         if worker is None:
             return
@@ -93,7 +94,7 @@ class Dev:
                 worker.send_signal(signum)
             try:
                 worker.wait(timeout=GRACE_S if signum == signal.SIGTERM else STOP_S)
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 continue
             return
 

@@ -126,8 +126,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     from rich.text import Text
 
     table = Table(title=title or None, box=None, pad_edge=False, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    rows = list(rows)
+    for number, column in enumerate(columns):
+        counts = bool(rows) and all(isinstance(row[number], int) for row in rows)
+        table.add_column(column, overflow="fold", justify="right" if counts else "left")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     # A pipe has no width: whoever reads it gets each row on a line of its own.

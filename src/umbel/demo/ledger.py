@@ -5,7 +5,7 @@ states from the history that Spark made. The verdict compares them, task by task
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,31 +16,39 @@ SHOWN_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """`runs`: how often each attempt of each task began, by (id, attempt); `nodes`: where it last did."""
+    """`runs`: by (task id, attempt), the nodes on which it began, in their order."""
 
-    runs: Counter[tuple[str, int]]
-    nodes: Mapping[str, str]
+    runs: Mapping[tuple[str, int], Sequence[str]]
 
     @property
-    def repeated(self) -> dict[str, int]:
-        """By task: runs beyond the first of each attempt."""
-        found: Counter[str] = Counter()
-        for (task_id, _), count in self.runs.items():
-            found[task_id] += count - 1
-        return {task_id: count for task_id, count in found.items() if count}
+    def ids(self) -> set[str]:
+        return {task_id for task_id, _ in self.runs}
 
-    def of(self, task_id: str) -> int:
-        return sum(count for (one, _), count in self.runs.items() if one == task_id)
+    @property
+    def total(self) -> int:
+        return sum(len(nodes) for nodes in self.runs.values())
+
+    def repeats_after(self, node: str) -> Counter[str]:
+        """By task: runs that followed one of the same attempt on that node; on any, if it is empty."""
+        found: Counter[str] = Counter()
+        for (task_id, _), nodes in self.runs.items():
+            found[task_id] += sum(node in ("", one) for one in nodes[:-1])
+        return +found
+
+    def began_on(self, node: str) -> set[str]:
+        return {task_id for (task_id, _), nodes in self.runs.items() if node in nodes}
+
+    def ended_on(self, node: str) -> set[str]:
+        """Tasks of which an attempt ran there last."""
+        return {task_id for (task_id, _), nodes in self.runs.items() if nodes[-1] == node}
 
 
 def read_ledger(path: Path) -> Ledger:
-    runs: Counter[tuple[str, int]] = Counter()
-    nodes: dict[str, str] = {}
+    runs: dict[tuple[str, int], list[str]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         task_id, _, attempt, node = line.split()
-        runs[task_id, int(attempt)] += 1
-        nodes[task_id] = node.partition("@")[0]
-    return Ledger(runs, nodes)
+        runs.setdefault((task_id, int(attempt)), []).append(node.partition("@")[0])
+    return Ledger(runs)
 
 
 @dataclass(slots=True)
@@ -61,16 +69,27 @@ def judge(
     history: Mapping[str, str] | None,
     slots: Mapping[str, int],
     killed: str = "",
+    interrupted: Collection[str] = (),
 ) -> Verdict:
-    """`sent`: kinds by task; `states`: results; `history`: states by Spark; `slots`: periodic ids."""
+    """`sent`: kinds by task; `states`: results; `history`: states by Spark; `slots`: periodic ids;
+    `killed`: the worker that was, and `interrupted`: the tasks that it certainly ran then.
+    """
     verdict = Verdict()
-    ran = {task_id for task_id, _ in ledger.runs}
+    ran = ledger.ids
     wrong = [one for one, kind in sent.items() if states.get(one) != KINDS[kind][0]]
     verdict.must(not wrong, f"{len(wrong)} tasks did not end as they should: {_some(wrong, sent, states)}")
     idle = [one for one, kind in sent.items() if kind != "never" and one not in ran]
     verdict.must(not idle, f"{len(idle)} tasks never ran: {', '.join(idle[:SHOWN_MAX])}")
     revoked = [one for one, kind in sent.items() if kind == "never" and one in ran]
     verdict.must(not revoked, f"a revoked task ran: {', '.join(revoked)}")
+    repeated, recovered = ledger.repeats_after(""), ledger.repeats_after(killed) if killed else Counter()
+    unfinished = [one for one in interrupted if not recovered[one]]
+    verdict.must(not unfinished, f"{len(unfinished)} tasks of {killed} were not run again by another worker")
+    causeless = [one for one in repeated - recovered if sent.get(one) != "crashing"]
+    verdict.must(
+        not causeless,
+        f"{len(causeless)} tasks were repeated without a cause: {', '.join(causeless[:SHOWN_MAX])}",
+    )
     strangers = ran - sent.keys() - slots.keys()
     verdict.must(not strangers, f"{len(strangers)} tasks ran that nobody sent")
     ticks = sorted(slots[one] for one in ran & slots.keys())
@@ -79,7 +98,8 @@ def judge(
     verdict.must(not gaps, f"{len(gaps)} slots of the periodic task were left out")
     if history is not None:
         # What the worker that was killed had not told yet, nobody can record.
-        told = [one for one in (*sent, *ran) if not killed or ledger.nodes.get(one) != killed]
+        untold = ledger.ended_on(killed)
+        told = [one for one in (*sent, *ran) if one not in untold]
         differ = [one for one in told if one in sent and history.get(one) != states.get(one)]
         verdict.must(not differ, f"history and results differ about {_some(differ, sent, history)}")
         unheard = [one for one in told if one in ran and one not in history]

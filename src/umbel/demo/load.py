@@ -17,21 +17,22 @@ CANVAS_EVERY = 4  # batches
 CRASHES_AT = (3, 9)  # batches
 SLOW_S = 0.05
 DELAY_S = 2.0
-BURST, BURST_S = 12, 0.5
+HELD = 6  # as many as all children of the demo
 
 KINDS: Mapping[str, tuple[str, str]] = {
     "quick": ("SUCCESS", "adds two numbers"),
-    "slow": ("SUCCESS", "takes 50 ms, twelve of them half a second"),
+    "slow": ("SUCCESS", "takes 50 ms"),
+    "held": ("SUCCESS", "runs while a worker dies"),
     "awaited": ("SUCCESS", "async def, awaits 10 ms"),
     "failing": ("FAILURE", "raises ValueError"),
     "retried": ("SUCCESS", "fails once, is tried again"),
     "delayed": ("SUCCESS", "is due two seconds later"),
     "crashing": ("SUCCESS", "kills its process once"),
-    "chain": ("SUCCESS", "three steps, one after another"),
+    "chain": ("SUCCESS", "three steps in a row"),
     "group": ("SUCCESS", "four at once"),
     "chord": ("SUCCESS", "four at once, then their sum"),
     "never": ("REVOKED", "is revoked before it is due"),
-    "elected": ("SUCCESS", "is sent by the worker that is elected"),
+    "elected": ("SUCCESS", "is sent by an elected worker"),
 }
 """By kind: how its tasks must end, and what they do."""
 
@@ -63,12 +64,10 @@ def send_batch(sent: Sent, number: int, home: Path) -> None:
         sent.add("chord", chord(steps, tasks.total.s()).apply_async())
 
 
-def send_burst(sent: Sent) -> list[str]:
-    """More slow tasks than all children can run at once; their ids."""
-    results = tasks.app.send_many(tasks.slow.s(BURST_S) for _ in range(BURST))
-    for result in results:
-        sent.add("slow", result)
-    return [result.id for result in results]
+def send_held(sent: Sent, release: Path) -> None:
+    """Tasks that run until that file is there."""
+    for result in tasks.app.send_many(tasks.held.s(str(release)) for _ in range(HELD)):
+        sent.add("held", result)
 
 
 def _singles(number: int, home: Path) -> Iterator[tuple[str, Signature[Any]]]:

@@ -1,10 +1,11 @@
 """The demo's workers: processes of their own, which end with the demo, whatever ends it."""
 
 import os
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -48,9 +49,7 @@ class Processes:
         self.workers.clear()
 
     def stop(self) -> None:
-        self.stop_workers()
-        if self._recorder is not None:
-            _end([self._recorder])
+        _end([*self.workers.values(), *([self._recorder] if self._recorder is not None else [])])
 
     def __enter__(self) -> Self:
         return self
@@ -69,13 +68,17 @@ class Processes:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
-    for process in processes:
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    """In good order; and at once when it takes too long, or when whoever waits for it has no patience."""
+    deadline = time.monotonic() + STOP_S
+    try:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in processes:
+            process.kill()  # which does nothing to one that has ended
             process.wait()
 
 

@@ -11,7 +11,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,7 @@ from umbel.app.periodic import slot_id
 from umbel.brokers.interface import Broker
 from umbel.brokers.registry import open_broker
 from umbel.demo.ledger import Ledger, Verdict, judge, read_ledger
-from umbel.demo.load import BATCHES_PER_S, Sent, send_batch, send_burst
+from umbel.demo.load import BATCHES_PER_S, Sent, send_batch, send_held
 from umbel.demo.processes import CHILDREN, Processes, command
 from umbel.demo.view import View
 from umbel.errors import BrokerError, UmbelError
@@ -35,8 +35,9 @@ REVOKE_AT, ELECT_AT, KILL_AT = 0.15, 0.3, 0.45  # of the load's time
 READY_S = 60.0
 RESULTS_S = 90.0
 CAUGHT_UP_S = 60.0
-BUILD_S = 300.0
+BUILD_S = 600.0
 LOOK_EVERY_S = 0.2
+MORE_EVERY_S = 2.0
 T = TypeVar("T")
 
 
@@ -50,7 +51,7 @@ class Outcome:
     verdict: Verdict
     took_s: float
     killed: str = ""
-    was_running: int = 0
+    interrupted: set[str] = field(default_factory=set)
     leaders: list[str] = field(default_factory=list)
     handed_over_s: float = 0.0
     winner: str = ""
@@ -72,30 +73,36 @@ class Demo:
         self._states: dict[str, str] = {}
         self._leaders: list[str] = []
         self._killed = self._winner = ""
-        self._burst: list[str] = []
-        self._was_running = 0
+        self._interrupted: set[str] = set()
         self._handed_over_s = 0.0
+        self._more_at = 0.0
 
     async def run(self) -> Outcome:
+        """A terminal that is closed and a service manager end it as Ctrl-C does: no process stays behind."""
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(signum, signal.raise_signal, signal.SIGINT)
         began = time.time()
         broker = open_broker(self._app.settings.for_broker())
         await broker.open()
         feed = Feed(broker, enable=True)
+        view = View(feed, self._progress)
         listening = asyncio.create_task(feed.run(), name="umbel-demo-feed")
         try:
-            with Processes(self._home) as processes, View(feed, self._progress) as view:
+            with Processes(self._home) as processes, view:
                 took_s = await self._act(broker, feed, processes, view)
         finally:
             listening.cancel()
             await asyncio.wait([listening])
             await broker.close()
             await asyncio.to_thread(self._app.close)
+        if self._lake is not None:
+            view.note("Spark makes history of it")
         return await self._conclude(began, took_s)
 
     # -- while it runs ---------------------------------------------------------------------------
 
     async def _act(self, broker: Broker, feed: Feed, processes: Processes, view: View) -> float:
-        where = without_password(broker.url)
+        where = "the embedded broker" if "sqlite" in broker.url else without_password(broker.url)
         view.note(f"starting {len(WORKERS)} workers with {CHILDREN} children each on {where}")
         if self._lake is not None:  # first, so that the workers' first events are logged
             processes.record(self._lake)
@@ -130,7 +137,9 @@ class Demo:
             await asyncio.sleep(max(0.0, began + share * self._seconds - time.monotonic()))
 
         await at(REVOKE_AT)
-        view.note(f"revoking {await asyncio.to_thread(self._revoke)}, which is due in two seconds")
+        view.note(
+            f"revoking task {(await asyncio.to_thread(self._revoke))[:8]}…, which is due in two seconds"
+        )
         await at(ELECT_AT)
         self._winner = await asyncio.to_thread(self._elect)
         view.note(f"election held: {self._winner} was to send the task, and did")
@@ -157,14 +166,16 @@ class Demo:
 
     async def _kill_leader(self, broker: Broker, processes: Processes, view: View) -> None:
         leader = await self._until(lambda: _leader(broker), READY_S, "a worker that leads")
-        self._burst = await asyncio.to_thread(
-            send_burst, self._sent
-        )  # so that the one who dies has something running
-        await self._until(self._burst_runs, READY_S, "tasks to run")
+        release = self._home / "released"
+        await self._until(lambda: self._has_hands_full(leader, release), READY_S, f"tasks to run on {leader}")
         await asyncio.to_thread(processes.kill, leader)
         killed_at = time.monotonic()
+        self._interrupted = self._held_on(leader)
+        release.touch()
         self._killed, self._leaders = leader, [leader]
-        view.note(f"killed {leader} (-9), which sent the periodic tasks")
+        view.note(
+            f"killed {leader} (-9), which sent the periodic tasks and ran {len(self._interrupted)} others"
+        )
 
         async def another() -> str:
             found = await _leader(broker)
@@ -175,11 +186,16 @@ class Demo:
         self._leaders.append(successor)
         view.note(f"{successor} leads now, after {self._handed_over_s:.1f} s")
 
-    async def _burst_runs(self) -> int:
-        """How many of the burst have begun, by what they wrote down themselves."""
-        ledger = await asyncio.to_thread(read_ledger, self._home / "ledger")
-        self._was_running = sum(ledger.of(one) for one in self._burst)
-        return self._was_running
+    async def _has_hands_full(self, node: str, release: Path) -> bool:
+        """Others may have taken all that were sent; they can hold so many, and then the node gets one."""
+        if time.monotonic() >= self._more_at:
+            self._more_at = time.monotonic() + MORE_EVERY_S
+            await asyncio.to_thread(send_held, self._sent, release)
+        return bool(await asyncio.to_thread(self._held_on, node))
+
+    def _held_on(self, node: str) -> set[str]:
+        held = {one for one, kind in self._sent.kinds.items() if kind == "held"}
+        return held & read_ledger(self._home / "ledger").began_on(node)
 
     async def _are_up(self, feed: Feed, processes: Processes) -> bool:
         processes.check()
@@ -221,11 +237,13 @@ class Demo:
         seconds = range(int(began), int(time.time()) + 1)
         slots = {slot_id("umbel.demo.tasks.tick", at * 1_000_000): at for at in seconds}
         outcome = Outcome(self._sent, self._states, ledger, Verdict(), took_s, slots=slots)
-        outcome.killed, outcome.was_running = self._killed, self._was_running
+        outcome.killed, outcome.interrupted = self._killed, self._interrupted
         outcome.leaders, outcome.winner = self._leaders, self._winner
         outcome.handed_over_s = self._handed_over_s
         history = None if self._lake is None else await self._make_history(outcome)
-        outcome.verdict = judge(self._sent.kinds, self._states, ledger, history, slots, self._killed)
+        outcome.verdict = judge(
+            self._sent.kinds, self._states, ledger, history, slots, self._killed, self._interrupted
+        )
         return outcome
 
     async def _make_history(self, outcome: Outcome) -> dict[str, str] | None:
@@ -243,7 +261,7 @@ class Demo:
         asked = await _umbel("history", "sql", query, *at, "--limit", "1000000", "--json")
         for done in (built, reported, asked):
             if done.returncode != 0:
-                raise UmbelError(f"`{' '.join(done.args[3:])}` failed: {done.stderr.strip()[-500:]}")
+                raise UmbelError(f"`umbel {' '.join(done.args)}` failed: {done.stderr.strip()[-500:]}")
         outcome.html = html
         outcome.figures = json.loads(reported.stdout)["figures"]
         return {row["uuid"]: row["state"] for row in json.loads(asked.stdout)}
@@ -257,16 +275,21 @@ async def _leader(broker: Broker) -> str:
 
 
 async def _umbel(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(_run, command(*arguments))
-
-
-def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    process = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    """A command of ours, which ends with the demo if that is ended."""
+    process = await asyncio.create_subprocess_exec(
+        *command(*arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     try:
-        stdout, stderr = process.communicate(timeout=BUILD_S)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
-        raise UmbelError(f"`{' '.join(words[3:])}` took more than {BUILD_S:g} s") from None
-    return subprocess.CompletedProcess(list(words), process.returncode, stdout, stderr)
+        async with asyncio.timeout(BUILD_S):
+            stdout, stderr = await process.communicate()
+    except TimeoutError:
+        raise UmbelError(f"`umbel {' '.join(arguments)}` took more than {BUILD_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(arguments, process.returncode, stdout.decode(), stderr.decode())

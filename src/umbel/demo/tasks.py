@@ -15,6 +15,7 @@ from umbel.app.app import App
 from umbel.app.task import Task
 
 LEDGER = "DEMO_LEDGER"  # the variable that names the file
+HELD_MAX_S = 30.0
 app = App("demo", task_send_sent_event=True)
 Bound = Task[..., Any]
 
@@ -39,6 +40,15 @@ def slow(self: Bound, seconds: float) -> float:
     _ran(self)
     time.sleep(seconds)
     return seconds
+
+
+@app.task(bind=True)
+def held(self: Bound, release: str) -> None:
+    """Runs until the demo has killed the worker that was to be killed."""
+    _ran(self)
+    deadline = time.monotonic() + HELD_MAX_S
+    while not Path(release).exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 @app.task(bind=True)

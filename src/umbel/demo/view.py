@@ -60,7 +60,8 @@ class View:
         events, done, failed = sight.rates(now)
         clock = sight.receiver.clock.value
         pace = f"{done:,.0f} done/s  {failed:,.0f} failed/s  {events:,.0f} events/s  clock {clock:,}"
-        return Group(table, Text(f"{_bars(list(sight.history(now)))}\n{pace}\n{self._progress()}"))
+        bars = f"{_bars(list(sight.history(now)))} last minute"
+        return Group(table, Text(f"{bars}\n{pace}\n{self._progress()}", no_wrap=True))
 
 
 def _bars(values: list[int]) -> str:
