@@ -67,3 +67,13 @@ def test_in_any_order_exactly_the_missing_are_gaps(order: list[int], missing: se
     sequences.saw(stamped(*come), 0.0)
     found = {number for first, last in gaps(sequences) for number in range(first, last + 1)}
     assert found == {number for number in missing if number < max(come, default=1)}
+
+
+def test_a_run_of_numbers_counts_at_once_only_where_it_goes_on() -> None:
+    sequences = Sequences()
+    sender = ("w@x", 1, 7)
+    assert sequences.saw_run(sender, 3, 10)
+    assert sequences.saw_run(sender, 11, 11)
+    assert not sequences.saw_run(sender, 13, 20)
+    assert not sequences.saw_run(sender, 11, 12)
+    assert sequences.known() == [Known("w@x", 1, 7, 11)]

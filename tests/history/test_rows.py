@@ -12,10 +12,12 @@ from tests.events.histories import EXAMPLES, event
 from umbel.brokers.interface import LoggedEvent
 from umbel.events.columns import COLUMNS, row
 from umbel.events.reading import EventReader
+from umbel.events.sequences import Known, Sequences
 from umbel.events.types import VOCABULARY
 from umbel.history.arrow import event_schema
-from umbel.history.rows import Rows
-from umbel.wire.event import decode_events
+from umbel.history.numbering import account
+from umbel.history.rows import TOGETHER_MAX, Rows
+from umbel.wire.event import decode_events, routing_key
 
 AT = 1_700_000_000.25
 INSTANTS = [column.name for column in COLUMNS if column.kind == "instant"]
@@ -58,8 +60,8 @@ def wire_events(draw: st.DrawFn) -> dict[str, Any]:
     return told
 
 
-def as_logged(*bodies: bytes) -> list[LoggedEvent]:
-    return [LoggedEvent(offset, AT, "task.x", body) for offset, body in enumerate(bodies, start=1)]
+def as_logged(*bodies: bytes, key: str = "task.x") -> list[LoggedEvent]:
+    return [LoggedEvent(offset, AT, key, body) for offset, body in enumerate(bodies, start=1)]
 
 
 def made(rows: Rows) -> list[dict[str, Any]]:
@@ -84,12 +86,15 @@ def ordered(rows: list[dict[str, Any]]) -> list[str]:
 
 
 @settings(max_examples=EXAMPLES * 2)
-@given(st.lists(wire_events(), max_size=6))
-def test_the_quick_way_makes_the_rows_of_the_reference(events: list[dict[str, Any]]) -> None:
+@given(st.lists(wire_events(), max_size=6), st.booleans())
+def test_the_quick_way_makes_the_rows_of_the_reference(events: list[dict[str, Any]], honest: bool) -> None:
+    """Whether the routing key says what is in an entry, so that many are read at once, or not."""
     bodies = [msgspec.json.encode(one) for one in events]
     read_back = [one for body in bodies for one in decode_events(body)]
+    keys = [routing_key(one["type"]) if honest else "task.started" for one in events]
     rows = Rows("redis")
-    heard = rows.add(as_logged(*bodies))
+    logged = [one for key, body in zip(keys, bodies, strict=True) for one in as_logged(body, key=key)]
+    heard = rows.add(logged)
     wanted = expected(read_back)
     assert rows.count == len(wanted)
     assert len(heard.unreadable) == len(events) - len(wanted)
@@ -102,6 +107,42 @@ def test_a_list_of_events_is_as_good_as_one_by_one(events: list[dict[str, Any]])
     one_by_one.add(as_logged(*[msgspec.json.encode(one) for one in events]))
     together.add(as_logged(msgspec.json.encode(events)))
     assert ordered(made(one_by_one)) == ordered(made(together))
+
+
+def test_events_of_one_kind_are_read_together_and_a_strange_one_spoils_none() -> None:
+    told = [
+        event(kind, timestamp=float(n)) for n in range(2 * TOGETHER_MAX) for kind in ("received", "succeeded")
+    ]
+    told[TOGETHER_MAX]["own"] = 1
+    rows = Rows("redis")
+    heard = rows.add(
+        [
+            one
+            for told_one in told
+            for one in as_logged(msgspec.json.encode(told_one), key=routing_key(told_one["type"]))
+        ]
+    )
+    assert not heard.unreadable
+    assert ordered(made(rows)) == ordered(expected(told))
+
+
+STARTED = b'{"type":"task-started","hostname":"w","pid":1,"clock":2,"timestamp":3.5,"uuid":"%b"}'
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        [STARTED % b"a" + b"," + STARTED % b"b", STARTED[:-5] + b"c}", b'{d"}'],
+        [STARTED % b"a" + b",\n" + STARTED % b"b", STARTED[:30] + b'"}', STARTED[30:] % b"c"],
+        [STARTED[:-1] % b"a", b"}"],
+        [STARTED % b"a" + b"," + STARTED % b"b", b""],
+    ],
+)
+def test_bodies_that_are_events_only_when_put_together_are_none(bodies: list[bytes]) -> None:
+    rows = Rows("redis")
+    heard = rows.add(as_logged(*bodies, key="task.started"))
+    assert [one.entry.body for one in heard.unreadable] == bodies
+    assert rows.count == 0
 
 
 @pytest.mark.parametrize(
@@ -118,9 +159,10 @@ def test_a_list_of_events_is_as_good_as_one_by_one(events: list[dict[str, Any]])
         b"[" * 99_999,
     ],
 )
-def test_what_is_no_event_is_set_aside_with_the_reason(body: bytes) -> None:
+@pytest.mark.parametrize("key", ["task.sent", "x"])
+def test_what_is_no_event_is_set_aside_with_the_reason(body: bytes, key: str) -> None:
     rows = Rows("redis")
-    (unreadable,) = rows.add(as_logged(body)).unreadable
+    (unreadable,) = rows.add(as_logged(body, key=key)).unreadable
     assert unreadable.entry.body == body
     assert unreadable.why
     assert rows.count == 0
@@ -148,6 +190,26 @@ def test_who_numbers_nothing_is_named_and_who_does_is_counted() -> None:
         {"type": "worker-heartbeat", "hostname": "umbel@c", "pid": 1, "inc": 5, "seq": 9, "timestamp": 2.0},
         event("started", inc=5, seq=10, timestamp=3.0),
     ]
-    heard = Rows("redis").add(as_logged(*[msgspec.json.encode(one) for one in told]))
+    rows, sequences = Rows("redis"), Sequences()
+    heard = rows.add(as_logged(*[msgspec.json.encode(one) for one in told]))
     assert (heard.strangers, heard.arrived) == ({"celery@a", "celery@b"}, {"celery@a"})
-    assert heard.stamped == [("umbel@c", 1, 5, 9, 2_000_000), ("u1@a", 1, 5, 10, 3_000_000)]
+    account(sequences, rows.table(), 0.0)
+    assert sequences.known() == [Known("u1@a", 1, 5, 10), Known("umbel@c", 1, 5, 9)]
+
+
+_numbers = st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 12)), max_size=20)
+
+
+@given(st.lists(_numbers, max_size=4))
+def test_numbers_of_a_table_count_as_they_do_one_by_one(batches: list[list[tuple[str, int]]]) -> None:
+    """Missing, late, twice, in whatever order: the same gaps are told."""
+    by_table, one_by_one = Sequences(), Sequences()
+    for batch in batches:
+        rows = Rows("redis")
+        for name, number in batch:
+            told = event("started", hostname=name, pid=1, inc=5, seq=number, timestamp=number / 1e6)
+            rows.add(as_logged(msgspec.json.encode(told)))
+        account(by_table, rows.table(), 0.0)
+        one_by_one.saw([(name, 1, 5, number, number) for name, number in sorted(batch)], 0.0)
+    assert sorted(by_table.settled(99.0), key=repr) == sorted(one_by_one.settled(99.0), key=repr)
+    assert sorted(by_table.known(), key=repr) == sorted(one_by_one.known(), key=repr)

@@ -86,6 +86,19 @@ class Sequences:
             elif known.holes:
                 self._fill(known, seq)
 
+    def saw_run(self, sender: Sender, first: int, last: int) -> bool:
+        """All numbers from first to last came, if they go on from what was known.
+
+        Otherwise False, and nothing of it counts: tell them one by one.
+        """
+        known = self._known.get(sender)
+        if known is None:
+            known = self._meet(*sender, first)
+        if first != known.highest + 1:
+            return False
+        known.highest = last
+        return True
+
     def settled(self, now: float) -> list[Gap]:
         """The holes that nothing filled in time. Each is told once."""
         gaps, self._full = self._full, []

@@ -28,6 +28,13 @@ def parquet() -> Any:
 
 
 @cache
+def compute() -> Any:
+    """The module `pyarrow.compute`."""
+    arrow()
+    return _imported("pyarrow.compute")
+
+
+@cache
 def event_schema() -> Any:
     """One field for each of COLUMNS, in their order; all may be null."""
     fields = [arrow().field(column.name, arrow_type(column)) for column in COLUMNS]

@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 from umbel.brokers.interface import Broker, LoggedEvent
 from umbel.errors import BrokerError, LakeError, NotSupported
 from umbel.events.sequences import Sequences
-from umbel.history.arrow import arrow, event_schema, parquet
+from umbel.history.arrow import arrow, compute, event_schema, parquet
 from umbel.history.facts import DEAF, LOST, OFFLINE, ONLINE, UNREADABLE, Fact, FactMaker
 from umbel.history.lake import Lake
 from umbel.history.listening import Listening
 from umbel.history.memory import Memory, read_memory, write_memory
+from umbel.history.numbering import account
 from umbel.history.rows import Heard, Rows, Unreadable
 from umbel.history.segment import Segment
 from umbel.protocol.machine import Tick
@@ -214,7 +215,7 @@ class Recorder:
     # -- in the thread ---------------------------------------------------------------------------
 
     def _open_lake(self) -> None:
-        arrow(), parquet(), event_schema()  # the slow first import, or a clear message
+        arrow(), parquet(), compute(), event_schema()  # the slow first import, or a clear message
         self._lake.clear_unfinished(self._settings.name)
         found = read_memory(self._lake, self._settings.name)
         if found is not None:
@@ -230,7 +231,6 @@ class Recorder:
             self._write_group()
 
     def _account(self, heard: Heard) -> None:
-        self._sequences.saw(heard.stamped, time())
         self._unreadable_count += len(heard.unreadable)
         self._unreadable += heard.unreadable[: UNREADABLE_MAX - len(self._unreadable)]
         if heard.strangers:
@@ -238,11 +238,14 @@ class Recorder:
 
     def _write_group(self) -> None:
         if self._rows.count:
-            self._segment.write(self._rows.table())
+            table = self._rows.table()
+            account(self._sequences, table, time())
+            self._segment.write(table)
             self._group_bytes = 0
 
     def _finish(self, through: int) -> None:
         """File, then account; after that the events may be acknowledged."""
+        self._write_group()
         gaps = self._sequences.settled(time())
         self._facts += [self._maker.gap(gap) for gap in gaps]
         facts = list(self._facts)

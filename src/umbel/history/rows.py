@@ -1,20 +1,21 @@
 """Rows: entries of the event log as columns of the lake, many at once.
 
 `events/columns.py` says what a row holds; `row()` there is the reference, one event at a time. Here
-the same values are made by the column: nearly all events are of eight known types, are decoded
-straight into their records, and keep their values as one tuple each. What is not so (other types,
+the same values are made by the column: nearly all events are of eight known types, and those with
+one routing key are decoded together, straight into their records. What is not so (other types,
 fields that no record has, absurd numbers) goes the way of the reference. A test holds both ways
 to the same rows.
 
 Rows lie in the file by type. Their order says nothing: readers order by clock and time.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from functools import cache
 from operator import attrgetter
 from struct import unpack
-from typing import Any, Union
+from typing import Any
 
 import msgspec
 
@@ -22,15 +23,14 @@ from umbel.brokers.interface import LoggedEvent
 from umbel.errors import WireError
 from umbel.events.columns import COLUMNS, row, to_json
 from umbel.events.reading import EventReader
-from umbel.events.types import TASK_TYPES, Event, TaskEvent, TaskSent, fields_of, tag_of
+from umbel.events.types import Event, TaskEvent
 from umbel.history.arrow import arrow, event_schema
-from umbel.wire.event import EVENTS_MAX, decode_events
-from umbel.wire.limits import DEFAULT_LIMITS
+from umbel.history.records import KINDS, Kind, digests, kind_of, read_alike, read_any, settle
+from umbel.wire.event import decode_events
 
-QUICK_TIME_MAX_S = 2_000_000_000.0
-"""Up to here (the year 2033) a time in microseconds comes back the same through a float."""
+TOGETHER_MAX = 500  # entries decoded at once; a strange one among them sends all the slower way
 
-_to_text = msgspec.json.Encoder().encode
+_Columns = dict[str, Any]  # a few rows of one kind: names, and the values as Arrow holds them
 _AS_JSON = frozenset(column.name for column in COLUMNS if column.kind == "json")
 
 
@@ -46,9 +46,6 @@ class Unreadable:
 class Heard:
     """What the caller must know of the events besides their rows."""
 
-    stamped: list[tuple[str, int, int, int, int]] = field(default_factory=list)
-    """Hostname, pid, inc, seq and time (in microseconds) of every event that is numbered."""
-
     strangers: set[str] = field(default_factory=set)
     """Workers that number nothing: Celery's."""
 
@@ -58,13 +55,6 @@ class Heard:
     unreadable: list[Unreadable] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Kept:
-    values: list[tuple[Any, ...]] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
-    recorded_us: list[int] = field(default_factory=list)
-
-
 class Rows:
     """Collects rows until `table()` takes them."""
 
@@ -72,22 +62,24 @@ class Rows:
         self.count = 0
         self._source = source
         self._reader = EventReader()
-        self._quick: dict[type[TaskEvent], _Kept] = {}
+        self._quick: defaultdict[Kind, list[_Columns]] = defaultdict(list)
         self._others: list[dict[str, Any]] = []
 
     def add(self, entries: Iterable[LoggedEvent]) -> Heard:
         heard = Heard()
+        by_key: defaultdict[str, list[LoggedEvent]] = defaultdict(list)
         for entry in entries:
-            body = entry.body
-            if not entry.routing_key:
-                continue
-            recorded_us = round(entry.recorded_at * 1_000_000)
-            events = _quick_events(body)
-            if events is None:
-                self._add_slowly(entry, recorded_us, heard)
-                continue
-            for event in events:
-                self._add_quickly(event, recorded_us, heard)
+            by_key[entry.routing_key].append(entry)
+        by_key.pop("", None)  # holds nothing, and moves a reader on
+        for key, alike in by_key.items():
+            kind = kind_of(key)
+            for place in range(0, len(alike), TOGETHER_MAX):
+                some = alike[place : place + TOGETHER_MAX]
+                records = None if kind is None else read_alike(kind, some)
+                if kind is not None and records is not None:
+                    self._keep(kind, records, [entry.recorded_at for entry in some])
+                else:
+                    self._add_one_by_one(some, heard)
         return heard
 
     def add_fact(self, fields: dict[str, Any], *, recorded_us: int) -> None:
@@ -99,116 +91,104 @@ class Rows:
 
     def table(self) -> Any:
         """What was collected, as a table; the next rows begin a new one."""
-        tables = [self._quick_table(kind, kept) for kind, kept in self._quick.items()]
+        tables = [self._quick_table(kind, parts) for kind, parts in self._quick.items()]
         if self._others or not tables:
             tables.append(_table_of_rows(self._others))
-        self._quick, self._others, self.count = {}, [], 0
+        self._quick.clear()
+        self._others, self.count = [], 0
         return arrow().concat_tables(tables)
 
-    def _add_quickly(self, event: TaskEvent, recorded_us: int, heard: Heard) -> None:
-        if event.extra is not None or event.timestamp >= QUICK_TIME_MAX_S:
-            self._add_event(event, recorded_us, heard)
-            return
-        kind = type(event)
-        if kind is TaskSent:
-            event.clock = 0
-        at_us = round(event.timestamp * 1_000_000)
-        event.timestamp = at_us
-        values = _values_of[kind](event)
-        kept = self._quick.get(kind)
-        if kept is None:
-            kept = self._quick[kind] = _Kept()
-        kept.values.append(values)
-        kept.digests.append(blake2b(_to_text(_canonical[kind](*values)), digest_size=8).digest())
-        kept.recorded_us.append(recorded_us)
-        self.count += 1
-        if event.seq is not None and event.inc is not None:
-            heard.stamped.append((event.hostname, event.pid, event.inc, event.seq, at_us))
+    def _keep(self, kind: Kind, records: list[Any], recorded_at: Sequence[float]) -> None:
+        """As columns at once: while the records are in the processor's cache, and to be rid of them."""
+        array, count = arrow().array, len(records)
+        columns = {}
+        for name in kind.names:
+            values = list(map(attrgetter(name), records))
+            if name in _AS_JSON:
+                values = [None if value is None else to_json(value).decode() for value in values]
+            columns[name] = array(values, _types()[name])
+        columns["digest"] = array(unpack(f">{count}q", b"".join(digests(records))), _types()["digest"])
+        recorded_us = [round(at_s * 1_000_000) for at_s in recorded_at]
+        columns["recorded_at"] = array(recorded_us, _types()["recorded_at"])
+        self._quick[kind].append(columns)
+        self.count += count
 
-    def _add_slowly(self, entry: LoggedEvent, recorded_us: int, heard: Heard) -> None:
+    def _add_one_by_one(self, entries: Iterable[LoggedEvent], heard: Heard) -> None:
+        gathered: defaultdict[Kind, list[tuple[Any, float]]] = defaultdict(list)
+        for entry in entries:
+            events = read_any(entry.body)
+            if events is None:
+                self._add_slowly(entry, heard)
+                continue
+            for event in events:
+                kind = KINDS[type(event)]
+                record = kind.record(event)
+                if event.extra is None and settle(kind, [record]):
+                    gathered[kind].append((record, entry.recorded_at))
+                else:
+                    self._add_strange(event, entry.recorded_at, heard)
+        for kind, found in gathered.items():
+            self._keep(kind, [record for record, _ in found], [recorded_at for _, recorded_at in found])
+
+    def _add_strange(self, event: TaskEvent, recorded_at: float, heard: Heard) -> None:
+        settled = self._reader.read(msgspec.to_builtins(event))
+        assert settled is not None, "what has its type once has it twice"
+        self._add_settled(settled, recorded_at, heard)
+
+    def _add_slowly(self, entry: LoggedEvent, heard: Heard) -> None:
         try:
             found = decode_events(entry.body)
         except WireError as error:
             heard.unreadable.append(Unreadable(entry, str(error)))
             return
-        for fields in found:
-            event = self._reader.read(fields)
+        for told in found:
+            event = self._reader.read(told)
             if event is None:
                 heard.unreadable.append(Unreadable(entry, "an event of a task that names no task"))
             else:
-                self._add_settled(event, recorded_us, heard)
+                self._add_settled(event, entry.recorded_at, heard)
 
-    def _add_event(self, event: TaskEvent, recorded_us: int, heard: Heard) -> None:
-        settled = self._reader.read(_as_told(event))
-        assert settled is not None, "what has its type once has it twice"
-        self._add_settled(settled, recorded_us, heard)
-
-    def _add_settled(self, event: Event, recorded_us: int, heard: Heard) -> None:
-        self._others.append(row(event, recorded_us=recorded_us, source=self._source))
+    def _add_settled(self, event: Event, recorded_at: float, heard: Heard) -> None:
+        self._others.append(row(event, recorded_us=round(recorded_at * 1_000_000), source=self._source))
         self.count += 1
-        if event.seq is not None and event.inc is not None:
-            heard.stamped.append((event.hostname, event.pid, event.inc, event.seq, event.at_us))
-        elif event.inc is None and event.type_name.startswith("worker-"):
+        if event.inc is None and event.type_name.startswith("worker-"):
             heard.strangers.add(event.hostname)
             if event.type_name == "worker-online":
                 heard.arrived.add(event.hostname)
 
-    def _quick_table(self, kind: type[TaskEvent], kept: _Kept) -> Any:
-        library, count = arrow(), len(kept.values)
-        found: dict[str, Any] = dict(zip(_names_of[kind], zip(*kept.values, strict=True), strict=True))
-        for name in _AS_JSON & found.keys():
-            found[name] = [None if value is None else to_json(value).decode() for value in found[name]]
-        found["digest"] = unpack(f">{count}q", b"".join(kept.digests))
-        found["recorded_at"] = kept.recorded_us
-        constant = {"type": tag_of(kind), "slot": kind.slot, "source": self._source}
+    def _quick_table(self, kind: Kind, parts: list[_Columns]) -> Any:
+        library, count = arrow(), sum(len(part["digest"]) for part in parts)
+        constant = {"slot": kind.of.slot, "source": self._source}
         arrays = [
             library.repeat(constant[one.name], count)
             if one.name in constant
-            else library.array(found[one.name], one.type)
-            if one.name in found
-            else library.nulls(count, one.type)
+            else library.chunked_array([part[one.name] for part in parts])
+            if one.name in parts[0]
+            else _nulls(one.type, count)
             for one in event_schema()
         ]
         return library.Table.from_arrays(arrays, schema=event_schema())
 
 
-def _quick_events(body: bytes) -> Sequence[Any] | None:
-    """The events of an entry that are all of known types of tasks, with no field that is not known."""
-    if len(body) > DEFAULT_LIMITS.size_max_bytes:
-        return None
-    try:
-        if body[:1] != b"[":
-            return (_decode_one(body),)
-        several = _decode_list(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return several if len(several) <= EVENTS_MAX else None
+_NULLS_MAX = 100_000
 
 
-def _as_told(event: TaskEvent) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(event)
-    return told
+def _nulls(kind: Any, count: int) -> Any:
+    """Most columns of most rows are null: one lot of them serves all."""
+    return _all_nulls(kind)[:count] if count <= _NULLS_MAX else arrow().nulls(count, kind)
+
+
+@cache
+def _all_nulls(kind: Any) -> Any:
+    return arrow().nulls(_NULLS_MAX, kind)
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return {one.name: one.type for one in event_schema()}
 
 
 def _table_of_rows(rows: Sequence[dict[str, Any]]) -> Any:
     library = arrow()
     arrays = [library.array([one.get(column.name) for one in rows], column.type) for column in event_schema()]
     return library.Table.from_arrays(arrays, schema=event_schema())
-
-
-def _canonical_type(kind: type[TaskEvent], names: Sequence[str]) -> type[Any]:
-    """A record whose JSON is the canonical text of `events/digest.py`: sorted names, nothing null."""
-    fields = [(name, Any, None) for name in names]
-    return msgspec.defstruct(f"Canonical{kind.__name__}", fields, omit_defaults=True, gc=False)
-
-
-# The type stands among the fields, where its name has its place.
-_names_of = {kind: sorted([*fields_of(kind), "type"]) for kind in TASK_TYPES}
-_values_of = {
-    kind: attrgetter(*("__struct_config__.tag" if name == "type" else name for name in names))
-    for kind, names in _names_of.items()
-}
-_canonical = {kind: _canonical_type(kind, names) for kind, names in _names_of.items()}
-_any_task: Any = Union[TASK_TYPES]  # noqa: UP007  # a union of as many types as there are
-_decode_one = msgspec.json.Decoder(_any_task).decode
-_decode_list = msgspec.json.Decoder(list[_any_task]).decode
