@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from umbel.errors import BadURL
 from umbel.urls import without_password
+from umbel.worker.state import broker_map
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,9 @@ def test_no_character_of_a_password_makes_it_visible(secret: str) -> None:
     marked = f"MARK{secret}MARK"
     assert "MARK" not in without_password(f"redis://ada:{marked}@host/0")
     assert "MARK" not in str(BadURL(f"redis://ada:{marked}@host/0", "it is wrong"))
+
+
+def test_stats_show_the_first_address_and_the_others_without_passwords() -> None:
+    shown = broker_map("amqp://u:p1@h1:5673//;amqp://u:p2@h2//")
+    assert (shown["hostname"], shown["port"], shown["virtual_host"]) == ("h1", 5673, "/")
+    assert shown["alternates"] == ["amqp://u:***@h2//"]

@@ -9,8 +9,12 @@ import re
 _NEXT = re.compile(r";(?=\s*[a-z]+://)")  # a `;` in a password is not followed by a scheme
 
 
+def each_url(urls: str) -> list[str]:
+    return _NEXT.split(urls)
+
+
 def without_password(urls: str) -> str:
-    return ";".join(map(_hidden, _NEXT.split(urls)))
+    return ";".join(map(_hidden, each_url(urls)))
 
 
 def _hidden(url: str) -> str:

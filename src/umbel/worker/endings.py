@@ -136,7 +136,6 @@ class Endings:
         assert held.run is not None
         self._counters.lost += lost.ran
         if lost.timed_out:
-            self._counters.failed += 1
             error = TimeLimitExceeded(f"ran longer than its time limit of {held.limits[0]:g} s")
             self._fail(held, error)
         elif held.run.rules.acks_early and lost.ran:

@@ -19,7 +19,7 @@ from umbel.pools.stacks import stacks_of
 from umbel.protocol.clock import LamportClock
 from umbel.protocol.delivery import TaskRules
 from umbel.protocol.pidbox import Known
-from umbel.urls import without_password
+from umbel.urls import each_url, without_password
 from umbel.version import VERSION
 from umbel.wire.gossip import describe
 from umbel.wire.revoke import Revoke
@@ -316,9 +316,10 @@ class WorkerState:
         }
 
 
-def broker_map(url: str) -> dict[str, Any]:
-    """The broker as Celery's stats describe it; the password stays out."""
-    parts = urlsplit(url)
+def broker_map(urls: str) -> dict[str, Any]:
+    """The broker as Celery's stats describe it; passwords stay out."""
+    first, *others = each_url(urls)
+    parts = urlsplit(first)
     transport, _, _ = parts.scheme.partition("+")
     is_file = transport in ("sqlite", "unix")
     return {
@@ -335,7 +336,7 @@ def broker_map(url: str) -> dict[str, Any]:
         "uri_prefix": None,
         "heartbeat": 120.0,
         "failover_strategy": "round-robin",
-        "alternates": [],
+        "alternates": [without_password(url) for url in others],
         "credential_provider": None,
     }
 

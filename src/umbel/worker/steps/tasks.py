@@ -1,36 +1,33 @@
 """Tasks: claims messages, has them judged, hands them to the pool, settles how they ended.
 
-The heart of a worker, and the shell around `protocol/delivery.py`. It claims only as much as the
-pool can use, so that what one worker cannot start stays with the broker for the others.
+The heart of a worker. It claims only as much as the pool can use, so that what one worker cannot
+start stays with the broker for the others. `admission.py` says which messages may run,
+`endings.py` what becomes of those that have ended.
 """
 
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import count
 from random import random
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import Ack, Claim, Delivery, Return, Started, Verdict
+from umbel.brokers.interface import Claim, Delivery
 from umbel.errors import (
     BrokerError,
-    NotSupported,
     PoolError,
-    TooLarge,
-    WireError,
 )
 from umbel.pools.interface import Job, LostJob, Outcome, Told
-from umbel.protocol.delivery import Desk, Park, Refusal, Refuse
+from umbel.protocol.delivery import Desk, Refusal
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.revoked import RevokedTasks
 from umbel.wire.revoke import Revoke
-from umbel.wire.task import read_headers, to_v2
+from umbel.worker.admission import Admission
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.endings import Endings
-from umbel.worker.held import Held, arrival_of
+from umbel.worker.held import Held
 from umbel.worker.scheduled import Scheduled
 from umbel.worker.settling import Settler
 from umbel.worker.steps.connection import RETURNED_TEXT
@@ -61,12 +58,10 @@ class Tasks(Step):
         self._pool = context.pool
         self._desk = Desk(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
         self.revoked = RevokedTasks()
-        self.scheduled = Scheduled()
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
         self.on_return: Callable[[], None] = lambda: None  # the broker was away and is there again
         self._revoked_cursor = 0
         self._held: dict[int, Held] = {}
-        self._numbers = count(1)
         self._room = asyncio.Event()
         self._stopping = False
         self._pool_failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -78,6 +73,7 @@ class Tasks(Step):
             context.broker, context.backend, context.counters, together=together, settled=self._room.set
         )
         self._endings = Endings(context, self._desk, self._settler, events)
+        self._admission = Admission(context, self._desk, self.revoked, self._settler, self._endings, events)
 
     @property
     def held(self) -> int:
@@ -142,6 +138,10 @@ class Tasks(Step):
     @property
     def desk(self) -> Desk:
         return self._desk
+
+    @property
+    def scheduled(self) -> Scheduled:
+        return self._admission.scheduled
 
     def holding(self) -> list[Held]:
         """Every message that was taken to run here and has not ended."""
@@ -261,9 +261,7 @@ class Tasks(Step):
         self.revoked.expire(time())
 
     async def _take_in(self, deliveries: Sequence[Delivery]) -> None:
-        now = time()
-        admitted = [held for delivery in deliveries if (held := self._judge(delivery, now)) is not None]
-        runnable = await self._settled_first(admitted)
+        runnable = await self._admission.admit(deliveries)
         if self._stopping:
             for held in runnable:
                 self._endings.give_back(held, ran=False)
@@ -274,78 +272,6 @@ class Tasks(Step):
             self.totals[held.headers.task] += 1
             jobs.append(held.job())
         self._pool.submit(jobs)
-
-    async def _settled_first(self, admitted: list[Held]) -> list[Held]:
-        """What must be in the broker before a job runs: its early ack, or its counted start."""
-        first: dict[int | str, Held] = {}
-        verdicts: list[Verdict] = []
-        for held in admitted:
-            assert held.run is not None
-            tag = held.delivery.tag
-            if held.run.rules.acks_early:
-                verdicts.append(Ack(tag))
-            elif held.run.count_start:
-                verdicts.append(Started(tag))
-            else:
-                continue
-            first[tag] = held
-        if not verdicts:
-            return admitted
-        refused = (await self._broker.settle(verdicts)).refused
-        self._counters.refused += len(refused)
-        return [held for held in admitted if held.delivery.tag not in refused]
-
-    def _judge(self, delivery: Delivery, now: float) -> Held | None:
-        """The message if it may run now; otherwise its verdict is on the way."""
-        self._counters.received += 1
-        held = self._opened(delivery)
-        if held is None:
-            return None
-        decision = self._desk.admit(held.arrival, self.revoked, now)
-        if isinstance(decision, Park):
-            self._counters.parked += 1
-            if held.arrival.due > now:  # else it is its rate that makes it wait
-                self.scheduled.add(held, decision.until, now)
-            self._settler.add(Return(delivery.tag, not_before=decision.until))
-            return None
-        self._events.received(held)
-        if isinstance(decision, Refuse):
-            self._endings.refuse(held, decision.why)
-            return None
-        if delivery.redelivered or delivery.starts:
-            self._counters.repeated += 1
-        held.run = decision
-        if held.limits != (None, None) and (reason := self._unenforceable(held)):
-            text = f"this worker's pool cannot enforce the message's time limit: {reason}"
-            self._endings.bury(held, NotSupported(text), charged=False)
-            return None
-        return held
-
-    def _unenforceable(self, held: Held) -> str:
-        assert held.run is not None
-        hard, soft = held.limits
-        return self._pool.abilities.unenforceable(
-            is_async=held.run.rules.is_async, soft=soft is not None, hard=hard is not None
-        )
-
-    def _opened(self, delivery: Delivery) -> Held | None:
-        try:
-            size = len(delivery.message.body) + len(delivery.message.headers)
-            if size > self._context.settings.message_max_bytes:
-                most = self._context.settings.message_max_bytes
-                raise TooLarge(
-                    f"the message has {size} bytes, over the limit of {most} ('message_max_bytes')"
-                )
-            message = to_v2(delivery.message)
-            headers = read_headers(message)
-            arrival = arrival_of(delivery, headers)
-        except WireError as error:
-            self._endings.bury_unreadable(delivery, error)
-            return None
-        held = Held(next(self._numbers), delivery, message, headers, arrival)
-        if (rules := self._desk.rules.get(headers.task)) is not None:
-            held.hides = rules.hides
-        return held
 
     # -- from the pool (PoolListener) ------------------------------------------------------------
 

@@ -1,0 +1,127 @@
+"""Admission: which delivered messages may run here now; for all others the verdict is on its way.
+
+The shell around `protocol/delivery.py`. A message is opened, judged, and, where it must be known
+before its task runs, acknowledged early or counted as started.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+from time import time
+
+from umbel.brokers.interface import Ack, Delivery, Return, Started, Verdict
+from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
+from umbel.protocol.delivery import Desk, Park, Refuse
+from umbel.protocol.revoked import RevokedTasks
+from umbel.wire.task import read_headers, to_v2
+from umbel.worker.context import WorkerContext
+from umbel.worker.endings import Endings
+from umbel.worker.held import Held, arrival_of
+from umbel.worker.scheduled import Scheduled
+from umbel.worker.settling import Settler
+from umbel.worker.task_events import TaskEvents
+
+
+class Admission:
+    def __init__(
+        self,
+        context: WorkerContext,
+        desk: Desk,
+        revoked: RevokedTasks,
+        settler: Settler,
+        endings: Endings,
+        events: TaskEvents,
+    ) -> None:
+        self.scheduled = Scheduled()
+        self._broker = context.broker
+        self._pool = context.pool
+        self._counters = context.counters
+        self._message_max_bytes = context.settings.message_max_bytes
+        self._desk = desk
+        self._revoked = revoked
+        self._settler = settler
+        self._endings = endings
+        self._events = events
+        self._numbers = count(1)
+
+    async def admit(self, deliveries: Sequence[Delivery]) -> list[Held]:
+        now = time()
+        admitted = [held for delivery in deliveries if (held := self._judge(delivery, now)) is not None]
+        return await self._settled_first(admitted)
+
+    def _judge(self, delivery: Delivery, now: float) -> Held | None:
+        """The message if it may run now; otherwise its verdict is on the way."""
+        self._counters.received += 1
+        held = self._opened(delivery)
+        if held is None:
+            return None
+        decision = self._desk.admit(held.arrival, self._revoked, now)
+        if isinstance(decision, Park):
+            self._counters.parked += 1
+            if held.arrival.due > now:  # else it is its rate that makes it wait
+                self.scheduled.add(held, decision.until, now)
+            self._settler.add(Return(delivery.tag, not_before=decision.until))
+            return None
+        self._events.received(held)
+        if isinstance(decision, Refuse):
+            self._endings.refuse(held, decision.why)
+            return None
+        if delivery.redelivered or delivery.starts:
+            self._counters.repeated += 1
+        held.run = decision
+        if held.limits != (None, None) and (reason := self._unenforceable(held)):
+            text = f"this worker's pool cannot enforce the message's time limit: {reason}"
+            self._endings.bury(held, NotSupported(text), charged=False)
+            return None
+        return held
+
+    def _unenforceable(self, held: Held) -> str:
+        assert held.run is not None
+        hard, soft = held.limits
+        return self._pool.abilities.unenforceable(
+            is_async=held.run.rules.is_async, soft=soft is not None, hard=hard is not None
+        )
+
+    def _opened(self, delivery: Delivery) -> Held | None:
+        try:
+            size = len(delivery.message.body) + len(delivery.message.headers)
+            if size > (most := self._message_max_bytes):
+                raise TooLarge(
+                    f"the message has {size} bytes, over the limit of {most} ('message_max_bytes')"
+                )
+            message = to_v2(delivery.message)
+            headers = read_headers(message)
+            arrival = arrival_of(delivery, headers)
+        except WireError as error:
+            self._endings.bury_unreadable(delivery, error)
+            return None
+        held = Held(next(self._numbers), delivery, message, headers, arrival)
+        if (rules := self._desk.rules.get(headers.task)) is not None:
+            held.hides = rules.hides
+        return held
+
+    async def _settled_first(self, admitted: list[Held]) -> list[Held]:
+        """What must be in the broker before a job runs: its early ack, or its counted start."""
+        first: dict[int | str, Held] = {}
+        verdicts: list[Verdict] = []
+        for held in admitted:
+            assert held.run is not None
+            tag = held.delivery.tag
+            if held.run.rules.acks_early:
+                verdicts.append(Ack(tag))
+            elif held.run.count_start:
+                verdicts.append(Started(tag))
+            else:
+                continue
+            first[tag] = held
+        if not verdicts:
+            return admitted
+        try:
+            refused = (await self._broker.settle(verdicts)).refused
+        except BrokerError:
+            # We live and keep our lease, so nobody else would ever return them. What was applied in
+            # spite of the error refuses this: then an early ack keeps its promise, at most once.
+            for held in admitted:
+                self._settler.add(Return(held.delivery.tag))
+            raise
+        self._counters.refused += len(refused)
+        return [held for held in admitted if held.delivery.tag not in refused]

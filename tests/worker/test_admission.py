@@ -1,0 +1,128 @@
+"""What becomes of messages between claim and pool, and of their counts when they end."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from umbel import App
+from umbel.backends.registry import open_backend
+from umbel.brokers.interface import BrokerSettings, Settled, Verdict
+from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.errors import BrokerUnavailable
+from umbel.pools.interface import LostJob, PoolSettings
+from umbel.pools.prefork.parent import PreforkPool
+from umbel.protocol.delivery import Desk, TaskRules
+from umbel.protocol.revoked import RevokedTasks
+from umbel.wire.message import Message
+from umbel.worker.admission import Admission
+from umbel.worker.context import Identity, WorkerContext
+from umbel.worker.endings import Endings
+from umbel.worker.settings import Ending, WorkerSettings
+from umbel.worker.settling import Settler
+from umbel.worker.steps.events import Events
+from umbel.worker.task_events import TaskEvents
+
+OWNER, QUEUE = "w@host.1.1", "celery"
+
+
+class RefusesOnce(SqliteBroker):
+    """The embedded broker; what is settled first finds it away."""
+
+    is_away = True
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
+        if self.is_away:
+            self.is_away = False
+            raise BrokerUnavailable("away for a moment")
+        return await super().settle(verdicts)
+
+
+@dataclass
+class Bench:
+    broker: SqliteBroker
+    context: WorkerContext
+    settler: Settler
+    endings: Endings
+    admission: Admission
+
+
+def play(
+    tmp_path: Path,
+    scenario: Callable[[Bench], Coroutine[Any, Any, None]],
+    *,
+    rules: TaskRules,
+    broker_class: type[SqliteBroker] = SqliteBroker,
+) -> None:
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    app = App("bench", broker=url)
+    app.send_task("t.early")
+    app.close()
+
+    async def bounded() -> None:
+        broker = broker_class(BrokerSettings(url))
+        await broker.open()
+        try:
+            async with asyncio.timeout(60.0):
+                await scenario(bench_on(broker, tmp_path, rules))
+        finally:
+            await broker.close()
+
+    asyncio.run(bounded())
+
+
+def bench_on(broker: SqliteBroker, tmp_path: Path, rules: TaskRules) -> Bench:
+    settings = WorkerSettings(
+        node="w@host",
+        queues=(QUEUE,),
+        tasks={"t.early": rules},
+        end_without_running=nothing,
+        run_directory=tmp_path,
+    )
+    backend = open_backend(broker.url, BrokerSettings(broker.url))
+    pool = PreforkPool(PoolSettings(host=cast("Any", None), node="w@host", concurrency=1))  # never started
+    context = WorkerContext(settings, Identity("w@host", 1, 1), broker, backend, pool)
+    desk = Desk(settings.tasks, max_deliveries=3)
+    settler = Settler(broker, backend, context.counters, together=True)
+    events = TaskEvents(Events(context))
+    endings = Endings(context, desk, settler, events)
+    admission = Admission(context, desk, RevokedTasks(), settler, endings, events)
+    return Bench(broker, context, settler, endings, admission)
+
+
+def nothing(message: Message, queue: str, error: Exception, status: str) -> Ending:
+    return Ending()
+
+
+def test_a_message_whose_early_ack_fails_goes_back_to_its_queue(tmp_path: Path) -> None:
+    """The claimer lives on and renews its lease: nobody else would ever return it."""
+
+    async def scenario(bench: Bench) -> None:
+        claim = await bench.broker.claim(OWNER, [QUEUE], 10)
+        assert len(claim.deliveries) == 1
+        try:
+            await bench.admission.admit(claim.deliveries)
+        except BrokerUnavailable:
+            await bench.settler.flush()
+        again = await bench.broker.claim(OWNER, [QUEUE], 10)
+        assert [one.message for one in again.deliveries] == [one.message for one in claim.deliveries]
+        (held,) = await bench.admission.admit(again.deliveries)
+        assert held.headers.task == "t.early"
+        assert await bench.broker.queues() == {}
+
+    play(tmp_path, scenario, rules=TaskRules(acks_early=True), broker_class=RefusesOnce)
+
+
+def test_a_task_that_runs_into_its_limit_has_failed_once(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        claim = await bench.broker.claim(OWNER, [QUEUE], 10)
+        (held,) = await bench.admission.admit(claim.deliveries)
+        lost = LostJob(held.number, started=True, reason="it was killed", timed_out=True, ran=True)
+        bench.endings.lose(held, lost, stopping=False)
+        counters = bench.context.counters
+        assert (counters.failed, counters.processed, counters.lost) == (1, 1, 1)
+        await bench.settler.flush()
+        assert await bench.broker.queues() == {}
+
+    play(tmp_path, scenario, rules=TaskRules(hard_limit_s=0.5))
