@@ -24,6 +24,7 @@ from umbel.protocol.clock import LamportClock
 from umbel.wire.event import decode_events, encode_event, routing_key
 
 STEPS = ("task-received", "task-started", "task-succeeded")
+READ_MAX = 1000
 Logged = tuple[str, bytes]
 
 
@@ -143,6 +144,15 @@ class LogWriter:
     def lag(self, name: str = "recorder") -> int:
         state = self._runner.run(self.broker.event_log())
         return state.last_offset - state.acknowledged[name]
+
+    def read_all(self, name: str = "recorder") -> list[dict[str, Any]]:
+        """Every event that the log holds for a recorder."""
+        found: list[dict[str, Any]] = []
+        place = 0
+        while entries := self._runner.run(self.broker.read_events(name, READ_MAX, after=place)):
+            found += [event for one in entries if one.routing_key for event in decode_events(one.body)]
+            place = entries[-1].offset
+        return found
 
     def wait_until_recorded(self) -> None:
         wait_until(lambda: self.lag() == 0, deadline_s=60.0, what="everything to be acknowledged")

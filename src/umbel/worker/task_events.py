@@ -29,6 +29,9 @@ class TaskEvents:
     def wanted(self) -> bool:
         return self._events.task_events
 
+    async def logged(self) -> None:
+        await self._events.logged()
+
     def received(self, held: Held) -> None:
         if not self.wanted:
             return

@@ -4,7 +4,8 @@ Worker events go out one by one, task events in batches. Task events are sent on
 asked for them: by `-E`, or by a recorder registered with the broker. Nothing waits for events:
 they are queued, and when the queue is full the newest is dropped and counted; its number is
 missing then, which tells whoever records. While somebody does, every event goes to the broker's
-log first and is broadcast after that.
+log first and is broadcast after that; only outcomes are held back until the log has them, and not
+for long when it cannot be written (`logged`).
 """
 
 import asyncio
@@ -27,6 +28,7 @@ QUEUE_MAX = 10_000
 BATCH_MAX = 200
 RECORDER_CHECK_S = 2.0
 HEARTBEAT = "worker-heartbeat"
+LOG_WAIT_MAX_S = 2.0
 BEAT_TTL_MIN_S = 1.0  # a listener may be a moment late
 
 
@@ -42,6 +44,10 @@ class Events(Step):
         self._recorded = False
         self._waiting: list[dict[str, Any]] = []
         self._arrived = asyncio.Event()
+        self._failing = False
+        self._told = 0  # how many were ever queued, and the place in that count up to which all are logged
+        self._logged = 0
+        self._log_grew = asyncio.Event()
         self._recovered: list[Callable[[], None]] = []
         self._sending = asyncio.Lock()
         self._stamper = EventStamper(
@@ -104,29 +110,46 @@ class Events(Step):
             self._stamper.skip()
             return
         self._waiting.append(self._stamper.stamp(event_type, fields, at=time() if at is None else at))
+        self._told += 1
         self._arrived.set()
+
+    async def logged(self) -> None:
+        """Return when the log has what was told so far (D1): at once when nobody records.
+
+        Tasks matter more than their history: a log that cannot be written holds nothing up.
+        """
+        if not self._recorded:
+            return
+        place = self._told
+        try:
+            async with asyncio.timeout(LOG_WAIT_MAX_S):
+                while not self._failing and self._logged < place:
+                    self._log_grew.clear()
+                    await self._log_grew.wait()
+        except TimeoutError:
+            log.warning("the event log is slow: outcomes are settled before it has them")
 
     def on_recovery(self, callback: Callable[[], None]) -> None:
         """Be called when the broker takes events again, after it did not."""
         self._recovered.append(callback)
 
     async def _send_on(self) -> None:
-        failing = False
         while True:
             await self._arrived.wait()
             self._arrived.clear()
             try:
                 async with self._sending:
                     await self._send_waiting()
-                if failing:
+                if self._failing:
                     log.info("events are sent again")
                     for callback in self._recovered:
                         callback()
-                failing = False
+                self._failing = False
             except BrokerError as error:
-                if not failing:
+                if not self._failing:
                     log.error("events cannot be sent; keeping them", extra={"why": str(error)})
-                failing = True
+                self._failing = True
+                self._log_grew.set()
                 self._drop_old_beats()
                 self._arrived.set()
                 await asyncio.sleep(1.0)
@@ -146,10 +169,17 @@ class Events(Step):
                 logged = await self._log(batch)
             except BrokerError as error:  # who listens must hear us all the same
                 failed = error
+            else:
+                self._note_logged(len(batch))
             await self._broadcast(batch, logged=logged > 0)
             if failed is not None:
                 raise failed
             del self._waiting[: len(batch)]
+
+    def _note_logged(self, count: int) -> None:
+        """The first `count` of those that wait are in the log, and all before them are gone."""
+        self._logged = self._told - len(self._waiting) + count
+        self._log_grew.set()
 
     async def _broadcast(self, batch: list[dict[str, Any]], *, logged: bool) -> None:
         """Heartbeats live until the next is due (S6): one that is older says nothing of a node any more."""

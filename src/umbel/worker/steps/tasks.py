@@ -70,7 +70,12 @@ class Tasks(Step):
             context.broker.url
         )
         self._settler = Settler(
-            context.broker, context.backend, context.counters, together=together, settled=self._room.set
+            context.broker,
+            context.backend,
+            context.counters,
+            together=together,
+            logged=events.logged,
+            settled=self._room.set,
         )
         self._endings = Endings(context, self._desk, self._settler, events)
         self._admission = Admission(context, self._desk, self.revoked, self._settler, self._endings, events)
