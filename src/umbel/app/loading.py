@@ -12,7 +12,7 @@ from pathlib import Path
 from traceback import extract_tb
 
 from umbel.app.app import App
-from umbel.errors import AppNotFound
+from umbel.errors import AppNotFound, ConfigurationError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import HostSpec
 
@@ -52,14 +52,17 @@ def load_app(target: str, *search_path: str) -> App:
         # The module itself or a package above it is missing; else it is something it imports.
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise AppNotFound(f"-A {target}: there is no module {module!r} here; run where it lies") from None
+        kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
         raise AppNotFound(
-            f"-A {target}: importing {module!r} failed: {type(error).__name__}: {error}{_place_of(error)}"
+            f"-A {target}: importing {module!r} failed: {kind}{error}{_place_of(error)}"
         ) from error
     if attribute:
         found = getattr(imported.value, attribute, None)
         if isinstance(found, App):
             return found
-        raise AppNotFound(f"-A {target}: {module!r} has no App named {attribute!r}")
+        raise AppNotFound(
+            f"-A {target}: {module!r} has no App named {attribute!r}{_others(vars(imported.value))}"
+        )
     return _only_app(vars(imported.value), target)
 
 
@@ -74,12 +77,15 @@ def _as_module(path: Path) -> tuple[str, str]:
 
 def _place_of(error: BaseException) -> str:
     """Where in the user's code an import failed, as ` (tasks.py, line 3)`."""
-    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    if isinstance(error, SyntaxError):
+        return ""  # it names its place, and the frames are those of whoever imports
+    passed_over = ("<", str(Path(__file__).parents[1]))  # importlib, and Umbel itself
+    frames = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith(passed_over)]
     return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def _only_app(names: dict[str, object], target: str) -> App:
-    apps = {name: value for name, value in names.items() if isinstance(value, App)}
+    apps = _apps(names)
     if "app" in apps:
         return apps["app"]
     if len({id(app) for app in apps.values()}) == 1:
@@ -88,7 +94,16 @@ def _only_app(names: dict[str, object], target: str) -> App:
         raise AppNotFound(
             f"-A {target}: it has several apps; name one of {', '.join(sorted(apps))} after a colon"
         )
-    raise AppNotFound(f"-A {target}: there is no App in it")
+    raise AppNotFound(f"-A {target}: there is no App in it; write: app = App({target.rpartition('.')[2]!r})")
+
+
+def _others(names: dict[str, object]) -> str:
+    apps = sorted(_apps(names))
+    return f"; it has {', '.join(apps)}" if apps else ""
+
+
+def _apps(names: dict[str, object]) -> dict[str, App]:
+    return {name: value for name, value in names.items() if isinstance(value, App)}
 
 
 def _split(target: str) -> tuple[str, str]:

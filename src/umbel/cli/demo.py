@@ -52,7 +52,7 @@ def command(url: str | None, seconds: float, history: bool, directory: Path, as_
         history = False
     try:
         outcome = asyncio.run(Demo(home, seconds, history=history).run())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo("umbel: stopped; no process is left", err=True)
         return exits.FAILED
     show(outcome, as_json=as_json)
@@ -67,6 +67,10 @@ def _home(directory: Path) -> Path:
             problem = f"{str(directory)!r} exists and was not left by a demo; name another with --directory"
             raise ConfigurationError(problem)
         shutil.rmtree(home)
-    home.mkdir(parents=True)
-    (home / MARKER).touch()
+    try:
+        home.mkdir(parents=True)
+        (home / MARKER).touch()
+    except OSError as error:
+        problem = f"cannot write to {str(home)!r}: {error.strerror}; name another folder with --directory"
+        raise ConfigurationError(problem) from None
     return home

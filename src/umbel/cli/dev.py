@@ -49,7 +49,8 @@ def command(app_name: str | None, concurrency: int, record: bool | None, lake: P
         environment["UMBEL_WORKER_RECORD"] = "true"
     if lake is not None:
         environment["UMBEL_HISTORY_LAKE"] = str(lake)
-    _say(f"watching {Path.cwd()}; send a task from another terminal: umbel call NAME")
+    _say(f"watching {Path.cwd()}")
+    _say("send a task from another terminal: umbel call NAME; Ctrl-C ends it")
     dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags], environment)
     # Told to end by a service or by a terminal that is closed, it ends as by Ctrl-C.
     for signum in (signal.SIGTERM, signal.SIGHUP):

@@ -120,6 +120,16 @@ def print_json(data: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(data, enc_hook=str), indent=2))
 
 
+def duration(seconds: float) -> str:
+    """In the two largest of its units."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
     from rich.console import Console
     from rich.table import Table

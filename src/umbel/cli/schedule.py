@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import click
 from umbel.brokers.interface import Broker
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
-from umbel.cli.options import app_option, json_option, print_json, print_table
+from umbel.cli.options import app_option, duration, json_option, print_json, print_table
 from umbel.errors import nearest
 from umbel.wire.schedule import decode_marks, decode_pauses, encode_pauses
 from umbel.worker.steps.scheduler import PAUSES_LEASE, SCHEDULER_LEASE
@@ -21,11 +22,49 @@ if TYPE_CHECKING:
     from umbel.app.periodic import Periodic
     from umbel.protocol.coordination import LeaseReply
 
-COLUMNS = ("name", "task", "rule", "catch_up", "last", "next", "paused")
+COLUMNS = ("name", "task", "rule", "catch_up", "last", "next")
 CHANGE_TTL_S = 5.0
 CHANGE_TRIES = 50
 TRY_AGAIN_S = 0.1
 Names = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A periodic task as the app has it, with its mark as the leader left it."""
+
+    periodic: "Periodic"
+    mark: int | None
+    paused: bool
+    now_us: int
+
+    @property
+    def last_us(self) -> int | None:
+        # The mark of a task that is new is the moment it was first seen, which is no slot.
+        is_slot = self.mark is not None and self.periodic.entry.rule.until(self.mark) == self.mark
+        return self.mark if is_slot else None
+
+    @property
+    def next_us(self) -> int:
+        return self.periodic.entry.rule.after(max(self.now_us, self.mark or 0))
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "name": self.periodic.name,
+            "task": self.periodic.signature.task,
+            "rule": self.periodic.said,
+            "catch_up": str(self.periodic.entry.catch_up),
+            "last": None if self.last_us is None else _iso(self.last_us),
+            "next": None if self.paused else _iso(self.next_us),
+            "paused": "yes" if self.paused else "",
+        }
+
+    def as_row(self) -> list[str]:
+        data = self.as_data()
+        last = "-" if self.last_us is None else f"{duration((self.now_us - self.last_us) / 1e6)} ago"
+        due = "paused" if self.paused else f"in {duration((self.next_us - self.now_us) / 1e6)}"
+        task = "" if data["task"] == data["name"] else data["task"]
+        return [data["name"], task, data["rule"], data["catch_up"], last, due]
 
 
 @click.group("schedule")
@@ -46,12 +85,16 @@ def ls(app_name: str | None, as_json: bool) -> int:
 
     lease, pauses = ask_broker(app_name, read)
     marks, paused = decode_marks(lease.data), decode_pauses(pauses.data)
-    rows = [_row(one, marks.get(one.name), one.name in paused) for one in app.periodic_tasks]
+    now_us = int(time() * 1_000_000)
+    found = [Found(one, marks.get(one.name), one.name in paused, now_us) for one in app.periodic_tasks]
     leader = lease.holder.rsplit(".", 2)[0]  # without process and incarnation
     if as_json:
-        print_json({"leader": leader or None, "term": lease.term, "tasks": rows})
+        tasks = [one.as_data() for one in found]
+        print_json({"leader": leader or None, "term": lease.term, "tasks": tasks})
+    elif not found:
+        click.echo("umbel: this app has no periodic tasks; @app.periodic(every=60) makes one", err=True)
     else:
-        print_table(COLUMNS, [[row[name] or "-" for name in COLUMNS] for row in rows])
+        print_table(COLUMNS, [one.as_row() for one in found])
         click.echo(f"leader: {leader or 'none (no worker with periodic tasks is up)'}", err=True)
     return exits.OK
 
@@ -79,7 +122,7 @@ def run(app_name: str | None, name: str, as_json: bool) -> int:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def pause(app_name: str | None, names: tuple[str, ...]) -> int:
     """Let the slots of NAME pass until it is resumed. It holds although no worker is up."""
-    return _change(app_name, names, lambda paused: paused | set(names))
+    return _change(app_name, names, lambda paused: paused | set(names), "paused")
 
 
 @command.command("resume")
@@ -87,7 +130,7 @@ def pause(app_name: str | None, names: tuple[str, ...]) -> int:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def resume(app_name: str | None, names: tuple[str, ...]) -> int:
     """Send NAME again, from its next slot on."""
-    return _change(app_name, names, lambda paused: paused - set(names))
+    return _change(app_name, names, lambda paused: paused - set(names), "resumed")
 
 
 def _app(app_name: str | None) -> "App":
@@ -105,29 +148,17 @@ def _find(app: "App", name: str) -> "Periodic":
     raise click.UsageError(f"no periodic task is named {name!r}{hint}")
 
 
-def _row(one: "Periodic", mark: int | None, paused: bool) -> dict[str, Any]:
-    now_us = int(time() * 1_000_000)
-    return {
-        "name": one.name,
-        "task": one.signature.task,
-        "rule": one.said,
-        "catch_up": str(one.entry.catch_up),
-        "last": None if mark is None else _shown(mark),
-        "next": None if paused else _shown(one.entry.rule.after(max(now_us, mark or 0))),
-        "paused": "yes" if paused else "",
-    }
-
-
-def _shown(at_us: int) -> str:
+def _iso(at_us: int) -> str:
     return datetime.fromtimestamp(at_us / 1_000_000, UTC).isoformat(timespec="seconds")
 
 
-def _change(app_name: str | None, names: tuple[str, ...], edit: Callable[[Names], Names]) -> int:
+def _change(app_name: str | None, names: tuple[str, ...], edit: Callable[[Names], Names], done: str) -> int:
     app = _app(app_name)
     for name in names:
         _find(app, name)
     if not ask_broker(app_name, lambda broker: _change_pauses(broker, edit)):
         raise click.ClickException("others are changing the pauses; try again")
+    click.echo(f"{done}: {', '.join(names)}", err=True)
     return exits.OK
 
 

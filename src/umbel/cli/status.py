@@ -7,7 +7,7 @@ import click
 from umbel.brokers.interface import Broker, Capabilities
 from umbel.cli import asking
 from umbel.cli.broker import ask_broker
-from umbel.cli.options import print_table
+from umbel.cli.options import duration, print_table
 from umbel.cli.phases import phase_text
 
 if TYPE_CHECKING:
@@ -80,12 +80,6 @@ def _row(node: str, stats: Any) -> list[object]:
         pool.get("max-concurrency", ""),
         len(running) if isinstance(running, dict) else "",
         processed,
-        _duration(stats.get("uptime", 0)),
+        duration(stats.get("uptime", 0)),
         stats.get("clock", ""),
     ]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

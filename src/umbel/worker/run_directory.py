@@ -16,6 +16,7 @@ from zlib import crc32
 from umbel.errors import DuplicateNode
 
 REFRESH_S = 1.0
+GONE = "it did not stop in good order (umbel health --forget drops it)"
 STALE_AFTER_S = 10.0
 FORGOTTEN_AFTER_S = 300.0
 
@@ -101,7 +102,7 @@ def _read(path: Path) -> NodeState:
     node = str(fields.get("node", path.stem))
     silent_s = boot_time_s() - updated
     if not _is_alive(pid):
-        return NodeState(node, False, False, f"process {pid} is gone; it did not stop in good order", fields)
+        return NodeState(node, False, False, f"process {pid} is gone; {GONE}", fields)
     if not 0 <= silent_s <= STALE_AFTER_S:
         return NodeState(node, True, False, f"process {pid} has not reported for {silent_s:.0f} s", fields)
     problem = str(fields.get("problem") or "")

@@ -129,7 +129,8 @@ class Worker:
                 await step.stop()
             except (UmbelError, OSError) as error:
                 log.error("a step did not stop in good order", extra={"step": step.name, "why": str(error)})
-        log.info("worker stopped", extra=self._context.log_fields(**self.counters.as_dict()))
+        happened = {name: count for name, count in self.counters.as_dict().items() if count}
+        log.info("worker stopped", extra=self._context.log_fields(**happened))
 
     async def _ready(self) -> None:
         settings, pool = self._context.settings, self._context.pool.describe()

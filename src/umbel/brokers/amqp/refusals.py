@@ -68,6 +68,8 @@ def unreachable(location: Location, error: BaseException) -> BrokerUnavailable:
         why = "no answer within the connect time-out; is it running, and are host and port right?"
     elif location.tls and (refused := tls_refusal(where, error)) is not None:
         return refused
+    elif isinstance(error, ConnectionRefusedError):
+        why = "connection refused; is it running, and are host and port right?"
     elif isinstance(error, ConnectionResetError):
         why = "it ended the connection; is this its AMQP port? One for TLS is reached with amqps://"
     else:
