@@ -3,22 +3,21 @@ when they are first needed, so that importing a module with an app touches nothi
 
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
 from importlib import import_module
 from inspect import iscoroutinefunction
 from threading import Lock
 from time import time
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from umbel.app import chords, groups  # noqa: F401 (they make themselves known to canvas)
 from umbel.app.builtins import builtin_tasks
 from umbel.app.canvas import Signature, signature_from
 from umbel.app.child_logs import redirect_streams, set_up_child_logging
-from umbel.app.eager import EagerBackend, EagerRunner
+from umbel.app.eager import EagerBackend, EagerMode
 from umbel.app.ids import new_ids
 from umbel.app.naming import directory_of, home_of, task_name
 from umbel.app.options import TaskKeywords, options_from
@@ -31,7 +30,7 @@ from umbel.app.sending import Prepared, Standing, origin, prepare
 from umbel.app.sent_events import SentEvents
 from umbel.app.settings import Settings, assemble
 from umbel.app.signals import Signals
-from umbel.app.task import AsyncTask, Task
+from umbel.app.task import AsyncTask, BoundTaskDecorator, Task, TaskDecorator
 from umbel.app.topics import AT_MOST_ONCE, HandlerT, Topics
 from umbel.app.tracer import Tracer, make_tracer
 from umbel.app.uniqueness import is_unique, send_unique
@@ -53,26 +52,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-
-class TaskDecorator(Protocol):
-    """What `@app.task(...)` returns: it keeps the function's parameters and result type."""
-
-    @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-
-
-class BoundTaskDecorator(Protocol):
-    """The same for `bind=True`: callers do not see the function's first parameter."""
-
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
-    ) -> AsyncTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> Task[P, R]: ...
 
 
 class App:
@@ -97,8 +76,7 @@ class App:
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
-        self._eager: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{name}", default=None)
-        self._always_eager: EagerRunner | None = None
+        self._eager = EagerMode(self)
         self._sent_events: SentEvents | None = None
         self._tracer: Tracer | None = None
         self._node = ""
@@ -240,7 +218,7 @@ class App:
 
     def publish(self, prepared: Sequence[Prepared]) -> None:
         outgoing = [one.outgoing for one in prepared]
-        runner = self._eager_runner
+        runner = self._eager.runner
         request = current_request()
         if request is not None:
             request.sent(one.task_id for one in prepared)
@@ -348,35 +326,22 @@ class App:
         if "control" in vars(self):
             self.control.close()
         with self._opening:
-            for opened in (self._producer, self._backend, self._always_eager):
+            for opened in (self._producer, self._backend):
                 if opened is not None:
                     opened.close()
             self._producer = self._backend = None
+        self._eager.close()
 
     # -- eager mode ------------------------------------------------------------------------------
 
-    @contextmanager
-    def eager(self) -> Iterator[None]:
+    def eager(self) -> AbstractContextManager[None]:
         """Inside this block tasks run where they are sent, through the path a worker takes."""
-        runner = self._eager.get() or EagerRunner(self)
-        token = self._eager.set(runner)
-        try:
-            yield
-        finally:
-            self._eager.reset(token)
-            if self._eager.get() is None:
-                runner.close()
+        return self._eager.block()
 
     @property
     def eager_backend(self) -> EagerBackend | None:
-        runner = self._eager_runner
+        runner = self._eager.runner
         return runner.backend if runner else None
-
-    @property
-    def _eager_runner(self) -> EagerRunner | None:
-        if self.settings.task_always_eager and self._always_eager is None:
-            self._always_eager = EagerRunner(self)
-        return self._eager.get() or self._always_eager
 
     # -- in a child of a pool (pools.interface.Host) ---------------------------------------------
 

@@ -5,7 +5,9 @@ the waiting is left out: an ETA is due at once, a retry follows at once.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
@@ -89,6 +91,37 @@ class EagerBackend:
 
     def close(self) -> None:
         self._results.clear()
+
+
+class EagerMode:
+    """Whether tasks run where they are sent: always, by a setting, or inside a block of code."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+        self._is_lasting = app.settings.task_always_eager
+        self._lasting: EagerRunner | None = None
+        self._of_block: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{app.name}", default=None)
+
+    @property
+    def runner(self) -> "EagerRunner | None":
+        if self._is_lasting and self._lasting is None:
+            self._lasting = EagerRunner(self._app)
+        return self._of_block.get() or self._lasting
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        runner = self._of_block.get() or EagerRunner(self._app)
+        token = self._of_block.set(runner)
+        try:
+            yield
+        finally:
+            self._of_block.reset(token)
+            if self._of_block.get() is None:
+                runner.close()
+
+    def close(self) -> None:
+        if self._lasting is not None:
+            self._lasting.close()
 
 
 class EagerRunner:

@@ -10,7 +10,18 @@ from dataclasses import replace
 from functools import update_wrapper
 from random import random
 from time import time
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from umbel.app.attempts import changed_attempt
 from umbel.app.builtins import MAP_TASK, STARMAP_TASK, in_parts, map_signature
@@ -218,3 +229,23 @@ def _without_first(name: str, parameters: list[inspect.Parameter]) -> list[inspe
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class TaskDecorator(Protocol):
+    """What `@app.task(...)` returns: it keeps the function's parameters and result type."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class BoundTaskDecorator(Protocol):
+    """The same for `bind=True`: callers do not see the function's first parameter."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> Task[P, R]: ...

@@ -24,8 +24,7 @@ from typing import Any, assert_never, cast
 
 from umbel.errors import PoolError, SoftTimeLimitExceeded, TaskCancelled, TaskError, WorkerStopping
 from umbel.pools.abilities import ABILITIES
-from umbel.pools.crew import INTERRUPTIONS, Began, Broke, Crew, Ended, Left
-from umbel.pools.hosting import in_one_line
+from umbel.pools.crew import Began, Broke, Crew, Ended, Left
 from umbel.pools.interface import AsyncRunner, Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.lane import (
     Cancel,
@@ -41,20 +40,18 @@ from umbel.pools.lane import (
     SoftLimitPassed,
     WorkerStops,
 )
+from umbel.pools.losses import BY_LIMIT, BY_REQUEST, broken, cut_off, ended_by, not_started
 from umbel.pools.own_host import start_host, stop_host
 from umbel.pools.reports import Reports
+from umbel.protocol.pace import BRIEF_S
 
 log = logging.getLogger(__name__)
 
 _THREADS_MAX = 64  # for plain functions; more of them wait
-_BRIEF_S = 0.25  # below this, a job that waits here is worth more than one left to other nodes
 _AGAIN_S = 0.01  # until the next try to raise in a thread
 _CANCEL_S = 1.0  # for a cancelled coroutine to end, before the verdict
 _ABANDON_S = 5.0  # for a loop to turn again after that
 _WATCH_S = 1.0  # a loop that does not turn for so long is worth a line in the log
-_LIMIT = "its limit"
-_STOPPED = "the pool was stopped before it started"
-_CUT_OFF = "its job was still running when the pool had to stop"
 
 
 @dataclass(slots=True)
@@ -88,7 +85,6 @@ class AsyncioPool:
         self._closing = False
         self._warned = False  # of a loop that does not turn
         self._lanes_ended: list[Lane] = []
-        self._listener: PoolListener | None = None
 
     # ---- the interface -----------------------------------------------------------------------------
 
@@ -119,7 +115,7 @@ class AsyncioPool:
     def room(self) -> int:
         if self._closing:
             return 0
-        is_brief = self._typical_s is not None and self._typical_s < _BRIEF_S
+        is_brief = self._typical_s is not None and self._typical_s < BRIEF_S
         return max(0, self._size * (2 if is_brief else 1) - len(self._running) - len(self._waiting))
 
     def withdraw(self) -> Sequence[Job]:
@@ -140,7 +136,7 @@ class AsyncioPool:
         running = self._running.get(number)
         if running is None or running.lane is None:
             return False
-        running.ended_by = "a request"
+        running.ended_by = BY_REQUEST
         running.lane.tell(Cancel(number))
         return True
 
@@ -179,8 +175,8 @@ class AsyncioPool:
                     await self._ended.wait()
         except TimeoutError:
             pass
-        in_threads, cut_off = self._in_threads, list(self._running)
-        self._lose([LostJob(number, started=False, reason=_CUT_OFF, ran=True) for number in cut_off])
+        in_threads = self._in_threads
+        self._lose([cut_off(number) for number in self._running])
         self._watch.cancel()
         self._lane.tell(End())
         self._crew.dismiss(self._crew.size)
@@ -233,7 +229,7 @@ class AsyncioPool:
                         self._arm(running, at)
                         begun[job.number] = (job.number, at, os.getpid())
                 case Told():
-                    self._listen().on_told(report)
+                    self._listener.on_told(report)
                 case Ended(outcome):
                     begun.pop(outcome.number, None)
                     if self._forget(outcome.number) is not None:
@@ -242,11 +238,11 @@ class AsyncioPool:
                 case Broke(job, error):
                     begun.pop(job.number, None)
                     if self._forget(job.number) is not None:
-                        lost.append(_broken(job, error))
+                        lost.append(broken(job, error))
                 case Cancelled(job):
                     begun.pop(job.number, None)
                     if (running := self._forget(job.number)) is not None:
-                        lost.append(_cancelled(job, running.ended_by))
+                        lost.append(ended_by(job.number, running.ended_by or "the end of its loop"))
                 case LaneEnded(lane):
                     self._on_lane_ended(lane)
                 case Left():
@@ -260,13 +256,12 @@ class AsyncioPool:
     def _tell(
         self, begun: Sequence[tuple[int, float, int]], ended: Sequence[Outcome], lost: Sequence[LostJob]
     ) -> None:
-        listener = self._listen()
         if begun:
-            listener.on_started(begun)
+            self._listener.on_started(begun)
         if ended:
-            listener.on_outcomes(ended, os.getpid())
+            self._listener.on_outcomes(ended, os.getpid())
         if lost:
-            listener.on_lost(lost)
+            self._listener.on_lost(lost)
 
     def _forget(self, number: int) -> _Running | None:
         running = self._running.pop(number, None)
@@ -297,7 +292,7 @@ class AsyncioPool:
     def _on_hard_limit(self, number: int) -> None:
         running = self._running[number]
         assert running.lane is not None, "plain functions have no hard limit here"
-        running.ended_by = _LIMIT
+        running.ended_by = BY_LIMIT
         running.lane.tell(Cancel(number))
         running.hard = self._loop.call_later(_CANCEL_S, self._on_deaf, number)
 
@@ -312,7 +307,7 @@ class AsyncioPool:
             self._loop.call_later(_ABANDON_S, self._abandon_if_stuck, running.lane, cancelled_at)
         else:
             log.warning("a task goes on after it was cancelled at its limit", extra=_about(running.job))
-        self._lose([_cancelled(running.job, _LIMIT)])
+        self._lose([ended_by(number, BY_LIMIT)])
         self._start_next()
 
     def _abandon_if_stuck(self, lane: Lane, since: float) -> None:
@@ -348,29 +343,13 @@ class AsyncioPool:
         self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     def _give_up(self) -> None:
-        jobs = self.withdraw()
-        self._lose([LostJob(job.number, started=False, reason=_STOPPED) for job in jobs])
+        self._lose([not_started(job) for job in self.withdraw()])
 
     def _lose(self, lost: Sequence[LostJob]) -> None:
         for one in lost:
             self._forget(one.number)
         if lost:
-            self._listen().on_lost(lost)
-
-    def _listen(self) -> PoolListener:
-        assert self._listener is not None, "jobs come after start()"
-        return self._listener
-
-
-def _broken(job: Job, error: BaseException) -> LostJob:
-    reason = f"the task ended its runner: {in_one_line(error)}"
-    is_late = isinstance(error, INTERRUPTIONS)  # it came in the moment in which the task ended
-    return LostJob(job.number, started=not is_late, reason=reason, ran=True)
-
-
-def _cancelled(job: Job, by: str) -> LostJob:
-    reason = f"it was cancelled by {by or 'the end of its loop'}"
-    return LostJob(job.number, started=by == _LIMIT, reason=reason, timed_out=by == _LIMIT, ran=True)
+            self._listener.on_lost(lost)
 
 
 def _about(job: Job) -> dict[str, Any]:

@@ -23,14 +23,12 @@ from umbel.errors import BadSetting, PoolError
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.green_children import GreenChild, GreenChildren
 from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings, Told
+from umbel.pools.losses import BY_LIMIT, BY_REQUEST, cut_off, ended_by, not_started
 from umbel.pools.prefork.messages import EndJob, batch_frames
+from umbel.protocol.pace import BRIEF_S
 from umbel.wire.frames import Cancel, SoftLimit, encode_frame
 
-_BRIEF_S = 0.25  # below this, a job that waits here is worth more than one left to other nodes
 _END_S = 1.0  # for a greenlet to end at its hard limit, before the verdict
-_LIMIT = "its limit"
-_STOPPED = "the pool was stopped before it started"
-_CUT_OFF = "its job was still running when the pool had to stop"
 
 
 @dataclass(slots=True)
@@ -62,13 +60,14 @@ class GeventPool:
         self._running: dict[int, _Running] = {}
         self._typical_s: float | None = None
         self._closing = False
-        self._listener: PoolListener | None = None
+        self._is_started = False
 
     # ---- the interface -----------------------------------------------------------------------------
 
     async def start(self, listener: PoolListener) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
+        self._is_started = True
         self._ended = asyncio.Event()
         self._children = GreenChildren(replace(self._settings, green=True), self)
         try:
@@ -88,7 +87,7 @@ class GeventPool:
     def room(self) -> int:
         if self._closing:
             return 0
-        is_brief = self._typical_s is not None and self._typical_s < _BRIEF_S
+        is_brief = self._typical_s is not None and self._typical_s < BRIEF_S
         held = len(self._running) + len(self._waiting) + len(self._suspects)
         return max(0, self._size * (2 if is_brief else 1) - held)
 
@@ -103,7 +102,7 @@ class GeventPool:
 
     def terminate_job(self, number: int, signum: int) -> bool:
         if number in self._running:
-            self._running[number].ended_by = "a request"
+            self._running[number].ended_by = BY_REQUEST
         return self._send(number, EndJob(number))
 
     def interrupt(self) -> int:
@@ -118,7 +117,7 @@ class GeventPool:
         return size
 
     def describe(self) -> dict[str, Any]:
-        children = self._children if self._listener is not None else None
+        children = self._children if self._is_started else None
         return {
             "implementation": "gevent",
             "max-concurrency": self._size,
@@ -130,7 +129,7 @@ class GeventPool:
         }
 
     async def stop(self, *, grace_s: float) -> None:
-        if self._listener is None or self._closing:
+        if not self._is_started or self._closing:
             return
         self._closing = True
         self._give_up()
@@ -141,15 +140,15 @@ class GeventPool:
                     await self._ended.wait()
         except TimeoutError:
             pass
-        cut_off = list(self._running)
-        self._lose([LostJob(number, started=False, reason=_CUT_OFF, ran=True) for number in cut_off])
-        await self._children.stop(grace_s=0.0 if cut_off else self._settings.stop_grace_s)
+        too_long = [cut_off(number) for number in self._running]
+        self._lose(too_long)
+        await self._children.stop(grace_s=0.0 if too_long else self._settings.stop_grace_s)
 
     # ---- starting jobs -----------------------------------------------------------------------------
 
     def _start_next(self) -> None:
         """Whatever has a place goes out; the jobs for one child together."""
-        if self._listener is None or self._closing:
+        if not self._is_started or self._closing:
             return
         share = -(-self._size // self._children.wanted)
         batches: dict[int, tuple[GreenChild, list[Job]]] = {}
@@ -185,14 +184,14 @@ class GeventPool:
 
     def _on_hard_limit(self, number: int) -> None:
         running = self._running[number]
-        running.ended_by = _LIMIT
+        running.ended_by = BY_LIMIT
         self._send(number, EndJob(number))
         running.hard = self._loop.call_later(_END_S, self._on_deaf, number, self._loop.time())
 
     def _on_deaf(self, number: int, since: float) -> None:
         """It was told to end and goes on, or its child does not even listen."""
         running = self._running[number]
-        self._lose([_ended(running.job.number, _LIMIT)])
+        self._lose([ended_by(number, BY_LIMIT)])
         if running.child.sign_at < since:
             self._children.kill(running.child, f"{running.job.task} held it up beyond its time limit")
         self._start_next()
@@ -203,7 +202,7 @@ class GeventPool:
         self._start_next()
 
     def on_told(self, told: Told) -> None:
-        self._listen().on_told(told)
+        self._listener.on_told(told)
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
         ended: list[Outcome] = []
@@ -213,16 +212,16 @@ class GeventPool:
             if running is None:
                 continue
             if outcome.kind == "cancelled" and running.ended_by:
-                lost.append(_ended(outcome.number, running.ended_by))
+                lost.append(ended_by(outcome.number, running.ended_by))
             else:
                 self._typical_s = outcome.runtime_s
                 ended.append(outcome)
         self._ended.set()
         self._start_next()
         if ended:
-            self._listen().on_outcomes(ended, pid)
+            self._listener.on_outcomes(ended, pid)
         if lost:
-            self._listen().on_lost(lost)
+            self._listener.on_lost(lost)
 
     def on_gone(self, child: GreenChild, reason: str, *, by_us: bool) -> None:
         """Only one that was alone in there is known to have done it."""
@@ -230,17 +229,17 @@ class GeventPool:
         lost = []
         for number in list(child.jobs):
             running = self._forget(number)
-            if running is not None and running.ended_by == _LIMIT:
-                lost.append(_ended(number, _LIMIT))
+            if running is not None and running.ended_by == BY_LIMIT:
+                lost.append(ended_by(number, BY_LIMIT))
             elif running is not None:
                 lost.append(LostJob(number, started=charged, reason=reason, ran=True))
         self._ended.set()
         if lost:
-            self._listen().on_lost(lost)
+            self._listener.on_lost(lost)
         self._start_next()
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
-        self._listen().on_child(what, fields)
+        self._listener.on_child(what, fields)
 
     # ---- on the way out ----------------------------------------------------------------------------
 
@@ -252,19 +251,10 @@ class GeventPool:
         return running
 
     def _give_up(self) -> None:
-        self._lose([LostJob(job.number, started=False, reason=_STOPPED) for job in self.withdraw()])
+        self._lose([not_started(job) for job in self.withdraw()])
 
     def _lose(self, lost: Sequence[LostJob]) -> None:
         for one in lost:
             self._forget(one.number)
         if lost:
-            self._listen().on_lost(lost)
-
-    def _listen(self) -> PoolListener:
-        assert self._listener is not None, "jobs come after start()"
-        return self._listener
-
-
-def _ended(number: int, by: str) -> LostJob:
-    reason = f"it was ended by {by}"
-    return LostJob(number, started=by == _LIMIT, reason=reason, timed_out=by == _LIMIT, ran=True)
+            self._listener.on_lost(lost)

@@ -22,17 +22,15 @@ from umbel.errors import (
     WorkerStopping,
 )
 from umbel.pools.abilities import ABILITIES
-from umbel.pools.crew import INTERRUPTIONS, Began, Broke, Crew, Ended, Left, Report
-from umbel.pools.hosting import in_one_line
+from umbel.pools.crew import Began, Broke, Crew, Ended, Left, Report
 from umbel.pools.interface import Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
+from umbel.pools.losses import broken, cut_off, not_started
 from umbel.pools.own_host import start_host, stop_host
 from umbel.pools.reports import Reports
+from umbel.protocol.pace import BRIEF_S
 
-_BRIEF_S = 0.25  # below this, a job that waits here is worth more than one left to other nodes
 _AHEAD_S, _AHEAD_MAX = 0.05, 64
 _AGAIN_S = 0.01  # until the next try to raise a soft limit
-_STOPPED = "the pool was stopped before it started"
-_CUT_OFF = "its job was still running when the pool had to stop"
 
 
 @dataclass(slots=True)
@@ -56,7 +54,6 @@ class ThreadsPool:
         self._threads = 0  # that have not ended, those that were asked to included
         self._typical_s: float | None = None
         self._closing = False
-        self._listener: PoolListener | None = None
 
     # ---- the interface -----------------------------------------------------------------------------
 
@@ -79,7 +76,7 @@ class ThreadsPool:
                 )
         self._outstanding |= {job.number: job for job in jobs}
         if self._closing or self._crew is None:
-            self._lose([LostJob(job.number, started=False, reason=_STOPPED) for job in jobs])
+            self._lose([not_started(job) for job in jobs])
             return
         for job in jobs:
             self._crew.put(job)
@@ -135,7 +132,7 @@ class ThreadsPool:
         if self._crew is None or self._host is None or self._closing:
             return
         self._closing = True
-        self._lose([LostJob(job.number, started=False, reason=_STOPPED) for job in self._crew.withdraw()])
+        self._lose([not_started(job) for job in self._crew.withdraw()])
         self._crew.dismiss(self._crew.size)
         try:
             async with asyncio.timeout(grace_s if self._outstanding else self._settings.stop_grace_s):
@@ -146,15 +143,14 @@ class ThreadsPool:
                 await stop_host(self._host)
         except TimeoutError:
             # Threads cannot be ended. What they still do is of no consequence to us.
-            cut_off = list(self._outstanding)
-            self._lose([LostJob(number, started=False, reason=_CUT_OFF, ran=True) for number in cut_off])
+            self._lose([cut_off(number) for number in self._outstanding])
 
     # ---- on the loop -------------------------------------------------------------------------------
 
     def _ahead(self) -> int:
         """How many jobs a thread should have in sight, the one it runs included."""
         typical_s = self._typical_s
-        if typical_s is None or typical_s >= _BRIEF_S:
+        if typical_s is None or typical_s >= BRIEF_S:
             return 1
         return 2 if typical_s <= 0 else max(2, min(int(_AHEAD_S / typical_s), _AHEAD_MAX))
 
@@ -174,7 +170,7 @@ class ThreadsPool:
                         self._running[job.number] = _Running(job, self._arm(job, at))
                         begun[job.number] = (job.number, at, os.getpid())
                 case Told():
-                    self._listen().on_told(report)
+                    self._listener.on_told(report)
                 case Ended(outcome):
                     begun.pop(outcome.number, None)
                     if self._is_back(outcome.number):
@@ -183,20 +179,19 @@ class ThreadsPool:
                 case Broke(job, error):
                     begun.pop(job.number, None)
                     if self._is_back(job.number):
-                        lost.append(_broken(job, error))
+                        lost.append(broken(job, error))
                 case Left(thread):
                     self._threads -= 1
                     self._left.set()
-                    self._listen().on_child("ended", {"child": thread, "pid": os.getpid()})
+                    self._listener.on_child("ended", {"child": thread, "pid": os.getpid()})
                 case _:
                     assert_never(report)
-        listener = self._listen()
         if begun:
-            listener.on_started(list(begun.values()))
+            self._listener.on_started(list(begun.values()))
         if ended:
-            listener.on_outcomes(ended, os.getpid())
+            self._listener.on_outcomes(ended, os.getpid())
         if lost:
-            listener.on_lost(lost)
+            self._listener.on_lost(lost)
 
     def _is_back(self, number: int) -> bool:
         """False for a job that was given up meanwhile."""
@@ -225,16 +220,4 @@ class ThreadsPool:
         for one in lost:
             self._is_back(one.number)
         if lost:
-            self._listen().on_lost(lost)
-
-    def _listen(self) -> PoolListener:
-        assert self._listener is not None, "jobs come after start()"
-        return self._listener
-
-
-def _broken(job: Job, error: BaseException) -> LostJob:
-    if isinstance(error, INTERRUPTIONS):
-        reason = "it was interrupted in the moment in which it ended"
-        return LostJob(job.number, started=False, reason=reason, ran=True)
-    reason = f"the task ended its thread: {in_one_line(error)}"
-    return LostJob(job.number, started=True, reason=reason, ran=True)
+            self._listener.on_lost(lost)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 _SLOWER_WEIGHT = 0.5
 _QUICKER_WEIGHT = 0.1
 _NAMES_MAX = 10_000
-_BRIEF_S = 0.25  # below this, a job waiting in the pool is worth more than a job left to other nodes
+BRIEF_S = 0.25  # below this, a job waiting in the pool is worth more than a job left to other nodes
 _BATCHES_AHEAD = 3
 
 
@@ -40,7 +40,7 @@ class Paces:
     def wanted_per_child(self) -> int:
         """How many jobs, running ones included, one child can make use of."""
         typical_s = self._typical_s
-        if typical_s is None or typical_s >= _BRIEF_S:
+        if typical_s is None or typical_s >= BRIEF_S:
             return 1
         if typical_s >= self._target_s:
             return 2

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import TypeVar
 
-from umbel.brokers.interface import CoordinationStore
+from umbel.brokers.coordination import CoordinationStore
 from umbel.errors import BrokerError
 from umbel.protocol.election_events import (
     CallClaim,

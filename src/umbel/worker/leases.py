@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from random import uniform
 
-from umbel.brokers.interface import CoordinationStore
+from umbel.brokers.coordination import CoordinationStore
 from umbel.errors import BrokerError
 from umbel.protocol.lease import (
     Acquired,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from random import choice, uniform
 
-from umbel.brokers.interface import CoordinationStore
+from umbel.brokers.coordination import CoordinationStore
 from umbel.errors import BrokerError
 from umbel.protocol.gossip_mode import CANDIDATES, OBSERVER_LEASES, is_among_lowest
 from umbel.protocol.lease import Acquired
