@@ -9,7 +9,6 @@ memory, and while a million are.
     .venv/bin/python benchmarks/events.py [--json] [--rounds N] [--tasks N] [--only umbel]
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks._harness.benchmark import PEERS_PYTHON, Benchmark, clean_environment
 from benchmarks._harness.measures import Measure, Target
-from benchmarks._harness.processes import output_of
+from benchmarks._harness.processes import answer_of
 
 TASKS = 120_000
 CELERYS_TASKS_MAX = 10_000
@@ -45,14 +44,13 @@ class Contender:
         return {str(name): str(value) for name, value in self.ask(home, "describe").items()}
 
     def ask(self, home: Path, *arguments: object) -> dict[str, Any]:
-        output = output_of(
+        answer: dict[str, Any] = answer_of(
             self.name,
             [self.python, "-m", "benchmarks._events.side", self.module, *map(str, arguments)],
             environment=clean_environment(),
             directory=home,
             timeout_s=TIMEOUT_S,
         )
-        answer: dict[str, Any] = json.loads(output)
         return answer
 
 

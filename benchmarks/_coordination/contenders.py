@@ -1,6 +1,5 @@
 """The contenders: how a cluster of each is grown, and how its messages are counted."""
 
-import json
 import sys
 import time
 from collections import Counter
@@ -12,7 +11,7 @@ from statistics import median
 
 from benchmarks._coordination.listening import ELECTION, OTHER, STORE, Listening
 from benchmarks._harness.benchmark import PEERS_PYTHON, clean_environment
-from benchmarks._harness.processes import BenchmarkFailed, Running, output_of, running
+from benchmarks._harness.processes import BenchmarkFailed, Running, answer_of, running
 from tests.servers.redis import RedisServer
 from umbel import App
 
@@ -111,7 +110,7 @@ class Cluster:
 
     def _hold_election(self) -> dict[str, float]:
         self._elections += 1
-        output = output_of(
+        answer: dict[str, float] = answer_of(
             f"{self._contender.name}-client",
             [
                 self._contender.python,
@@ -125,7 +124,6 @@ class Cluster:
             directory=self._home,
             timeout_s=START_S,
         )
-        answer: dict[str, float] = json.loads(output)
         return answer
 
     def _dead(self) -> list[str]:

@@ -7,12 +7,11 @@ handed out, before the task runs; so the last moment is counted against Umbel. S
 part of a drain. The first and the last task must have run, or there is no result.
 """
 
-import json
 import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +27,9 @@ from benchmarks._embedded.places import (
 )
 from benchmarks._harness import probing
 from benchmarks._harness.benchmark import PEERS_PYTHON, clean_environment
-from benchmarks._harness.processes import CPU_TICK_S, Running, output_of, running
+from benchmarks._harness.processes import CPU_TICK_S, Running, answer_of, running, wait_for
 
 CHILDREN = 2
-LOOK_EVERY_S = 0.005
-DRAIN_TIMEOUT_S = 300.0
 CLIENT_TIMEOUT_S = 600.0
 OUR_PYTHON = Path(sys.executable)
 
@@ -101,7 +98,7 @@ class Contender:
         first_ns = _time_of(worker, mark_file(home, 0))
         cpu_before_s = worker.cpu_s()
         with _reading(home) as database:
-            _wait(worker, lambda: database.execute(self.waiting).fetchone() is None, "empty its queue")
+            wait_for(lambda: database.execute(self.waiting).fetchone() is None, "empty its queue", worker)
         ended_ns = time.monotonic_ns()
         # A short drain may use less than the kernel's clock can tell.
         cpu_s = max(worker.cpu_s() - cpu_before_s, CPU_TICK_S)
@@ -113,14 +110,13 @@ class Contender:
         )
 
     def _ask(self, home: Path, *arguments: str, keep: bool = False) -> dict[str, Any]:
-        output = output_of(
+        answer: dict[str, Any] = answer_of(
             f"{self.name}-client",
             [self.python, "-m", "benchmarks._embedded.client", self.module, *arguments],
             environment=self._environment(home, keep=keep),
             directory=home,
             timeout_s=CLIENT_TIMEOUT_S,
         )
-        answer: dict[str, Any] = json.loads(output)
         return answer
 
     def _environment(self, home: Path, *, keep: bool, last: int = 0) -> dict[str, str]:
@@ -167,14 +163,5 @@ def _reading(home: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _time_of(worker: Running, mark: Path) -> int:
-    _wait(worker, mark.exists, f"run the task of {mark.name}")
+    wait_for(mark.exists, f"run the task of {mark.name}", worker)
     return int(mark.read_text())
-
-
-def _wait(worker: Running, condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    while not condition():
-        worker.check()
-        if time.monotonic() > deadline:
-            raise worker.failed(f"did not {what} within {DRAIN_TIMEOUT_S:g} s")
-        time.sleep(LOOK_EVERY_S)

@@ -5,19 +5,24 @@ then ends what it started in order. Whoever is left of its descendants is killed
 ids are noted, with their start times, before the first signal is sent.
 """
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 
 STOP_S = 20.0
+WAIT_S = 120.0
+LOOK_EVERY_S = 0.005
 KILL_S = 5.0
 LOG_TAIL_CHARACTERS = 2000
 CPU_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -87,15 +92,15 @@ def running(
         _end(name, process, stop_signal, family=stop_family)
 
 
-def output_of(
+def answer_of(
     name: str,
     arguments: Sequence[str | Path],
     *,
     environment: Mapping[str, str],
     directory: Path,
     timeout_s: float,
-) -> str:
-    """What a process prints that ends by itself."""
+) -> Any:
+    """What a process prints, as JSON, that ends by itself."""
     process = subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
@@ -116,7 +121,19 @@ def output_of(
         raise BenchmarkFailed(
             f"{name} ended with status {process.returncode}\n{errors[-LOG_TAIL_CHARACTERS:]}"
         )
-    return output
+    return json.loads(output)
+
+
+def wait_for(condition: Callable[[], bool], what: str, worker: Running | None = None) -> None:
+    """Look until it holds; a worker that ends meanwhile, or takes too long, has failed."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if worker is not None:
+            worker.check()
+        if time.monotonic() > deadline:
+            text = f"did not {what} within {WAIT_S:g} s"
+            raise worker.failed(text) if worker else BenchmarkFailed(text)
+        time.sleep(LOOK_EVERY_S)
 
 
 @contextmanager

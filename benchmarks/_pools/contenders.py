@@ -1,6 +1,5 @@
 """The contenders: a worker for each pool that one has, on Redis, measured from outside."""
 
-import json
 import os
 import signal
 import time
@@ -12,7 +11,7 @@ from typing import Any
 import psutil
 
 from benchmarks._harness import probing
-from benchmarks._harness.processes import BenchmarkFailed, Running, output_of
+from benchmarks._harness.processes import BenchmarkFailed, Running, answer_of
 from benchmarks._pools import alone
 from benchmarks._pools.places import AT_ONCE
 from benchmarks._throughput import contenders as throughput
@@ -35,14 +34,13 @@ class PoolContender(throughput.Contender):
         return {"version": described["version"], **self.pools}
 
     def tell(self, home: Path, url: str, *arguments: str) -> dict[str, Any]:
-        output = output_of(
+        answer: dict[str, Any] = answer_of(
             f"{self.name}-client",
             [self.python, "-m", "benchmarks._pools.client", self.module, *arguments],
             environment=self._environment(home, url),
             directory=home,
             timeout_s=CLIENT_TIMEOUT_S,
         )
-        answer: dict[str, Any] = json.loads(output)
         return answer
 
 

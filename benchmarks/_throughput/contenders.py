@@ -5,11 +5,10 @@ and, on Redis, when the contender's last message is acknowledged as well: that c
 acknowledge after a task has run. Start-up is not part of it.
 """
 
-import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +16,11 @@ from typing import Any
 
 from benchmarks._harness import probing
 from benchmarks._harness.benchmark import PEERS_PYTHON, clean_environment
-from benchmarks._harness.processes import CPU_TICK_S, BenchmarkFailed, Running, output_of, running
+from benchmarks._harness.processes import CPU_TICK_S, Running, answer_of, running, wait_for
 from benchmarks._throughput import tally
 from benchmarks._throughput.places import CHILDREN, HOME_VARIABLE, TALLY, URL_VARIABLE
 from benchmarks._throughput.servers import RABBITMQ, REDIS, Server
 
-LOOK_EVERY_S = 0.005
-DRAIN_TIMEOUT_S = 120.0
 CLIENT_TIMEOUT_S = 120.0
 OUR_PYTHON = Path(sys.executable)
 NOWHERE = "redis://127.0.0.1:1/0"  # a client that only describes itself connects to nothing
@@ -78,7 +75,7 @@ class Contender:
     @contextmanager
     def draining(self, home: Path, url: str, server: Server, count: int) -> Iterator[tuple[Running, Drain]]:
         """A worker started on a full queue; the block begins when the queue is empty."""
-        _wait(lambda: self.waiting(server, url) == count, f"see {count:,} messages of {self.name}")
+        wait_for(lambda: self.waiting(server, url) == count, f"see {count:,} messages of {self.name}")
         command, *arguments = self.worker.split()
         began_ns = time.monotonic_ns()
         with running(
@@ -98,12 +95,12 @@ class Contender:
         self, home: Path, url: str, worker: Running, server: Server, began_ns: int, count: int
     ) -> Drain:
         tasks = home / TALLY
-        _wait(lambda: tally.read(tasks).tasks > 0, "run its first task", worker)
+        wait_for(lambda: tally.read(tasks).tasks > 0, "run its first task", worker)
         cpu_s, server_cpu_s = worker.cpu_s(), server.cpu_s()
-        _wait(lambda: tally.read(tasks).tasks >= count, f"run {count:,} tasks", worker)
+        wait_for(lambda: tally.read(tasks).tasks >= count, f"run {count:,} tasks", worker)
         ended_ns = 0
         if server.shows_unacknowledged:
-            _wait(lambda: self.waiting(server, url) == 0, "empty its queue", worker)
+            wait_for(lambda: self.waiting(server, url) == 0, "empty its queue", worker)
             ended_ns = time.monotonic_ns()
         # A short drain may use less than the kernel's clock can tell.
         cpu_s, server_cpu_s = (
@@ -121,14 +118,13 @@ class Contender:
         )
 
     def _ask(self, home: Path, url: str, *arguments: str) -> dict[str, Any]:
-        output = output_of(
+        answer: dict[str, Any] = answer_of(
             f"{self.name}-client",
             [self.python, "-m", "benchmarks._throughput.client", self.module, *arguments],
             environment=self._environment(home, url),
             directory=home,
             timeout_s=CLIENT_TIMEOUT_S,
         )
-        answer: dict[str, Any] = json.loads(output)
         return answer
 
     def _environment(self, home: Path, url: str) -> dict[str, str]:
@@ -139,17 +135,6 @@ class Contender:
             "UMBEL_RUN_DIR": home / "run",
         }
         return clean_environment(**told, **self.variables)
-
-
-def _wait(condition: Callable[[], bool], what: str, worker: Running | None = None) -> None:
-    deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    while not condition():
-        if worker is not None:
-            worker.check()
-        if time.monotonic() > deadline:
-            text = f"did not {what} within {DRAIN_TIMEOUT_S:g} s"
-            raise worker.failed(text) if worker else BenchmarkFailed(text)
-        time.sleep(LOOK_EVERY_S)
 
 
 _SIDES = "benchmarks._throughput"

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks._harness.benchmark import Benchmark
 from benchmarks._harness.measures import Measure, Ratio, Target, ratios, verdicts
-from benchmarks._harness.processes import BenchmarkFailed, output_of, running
+from benchmarks._harness.processes import BenchmarkFailed, answer_of, running
 from tests.waiting import wait_until
 
 DRAIN = Measure("drain", "drain", "tasks/s")
@@ -149,7 +149,7 @@ def test_a_process_that_ends_by_itself_is_reported_with_its_last_words(tmp_path:
 def test_a_client_that_fails_is_reported_with_its_last_words(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no such task')"]
     with pytest.raises(BenchmarkFailed, match="client ended with status 1\nno such task"):
-        output_of("client", command, environment=dict(os.environ), directory=tmp_path, timeout_s=30.0)
+        answer_of("client", command, environment=dict(os.environ), directory=tmp_path, timeout_s=30.0)
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -1,21 +1,12 @@
-from collections.abc import Iterator
-
 import pytest
 
 from tests.brokers.contract import BrokerContract
 from tests.brokers.under_test import BrokerUnderTest
-from tests.servers.redis import redis_server, redis_url
-from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.redis.broker import CAPABILITIES
-
-__all__ = ["redis_server", "redis_url"]  # fixtures
 
 
 @pytest.fixture
-def under_test(redis_url: str) -> Iterator[BrokerUnderTest]:
-    under_test = BrokerUnderTest(BrokerSettings(redis_url), CAPABILITIES)
-    yield under_test
-    under_test.close()
+def under_test(on_redis: BrokerUnderTest) -> BrokerUnderTest:
+    return on_redis
 
 
 class TestRedis(BrokerContract):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.servers.redis import RedisServer, redis_server
+from tests.servers.redis import RedisServer
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.coordination import RedisCoordination
 from umbel.brokers.redis.keys import Keys
@@ -25,8 +25,6 @@ from umbel.protocol.coordination import (
     Policy,
     StoreFacts,
 )
-
-__all__ = ["redis_server"]  # fixtures
 
 START = 1_000_000.0
 HOLDERS = ("ada.1", "bob.2")

@@ -2,24 +2,11 @@
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from tests.brokers.under_test import OWNER, PEER, QUEUE, BrokerUnderTest, outgoing, run, take, take_one, texts
-from tests.servers.redis import RedisServer, redis_server, redis_url
-from umbel.brokers.interface import Ack, BrokerSettings, Depth, Return
-from umbel.brokers.redis.broker import CAPABILITIES
-
-__all__ = ["redis_server", "redis_url"]  # fixtures
-
-
-@pytest.fixture
-def under_test(redis_url: str) -> Iterator[BrokerUnderTest]:
-    under_test = BrokerUnderTest(BrokerSettings(redis_url), CAPABILITIES)
-    yield under_test
-    under_test.close()
+from tests.servers.redis import RedisServer
+from umbel.brokers.interface import Ack, Depth, Return
 
 
 def waiting(server: RedisServer, key: str) -> list[tuple[str, float]]:
@@ -34,12 +21,12 @@ def waiting(server: RedisServer, key: str) -> list[tuple[str, float]]:
 
 
 def test_a_delayed_follow_up_is_parked_only_where_this_worker_wakes_up_for_it(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     due = round(time.time()) + 3600.0
 
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             await broker.publish(outgoing("first"))
             held = await take_one(broker)
             follow_ups = [
@@ -56,15 +43,13 @@ def test_a_delayed_follow_up_is_parked_only_where_this_worker_wakes_up_for_it(
 
 
 def test_what_is_parked_goes_back_into_the_lists_with_the_last_worker(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     due = round(time.time()) + 3600.0
 
     async def scenario() -> None:
-        async with under_test.open() as broker:
-            under_test.producer().publish(
-                [*outgoing("b", not_before=due + 1), *outgoing("a", not_before=due)]
-            )
+        async with on_redis.open() as broker:
+            on_redis.producer().publish([*outgoing("b", not_before=due + 1), *outgoing("a", not_before=due)])
             await broker.publish(outgoing("returned", queue="other", priority=6))
             (held,) = (await take(broker, queues=(QUEUE, "other"))).deliveries
             await broker.settle([Return(held.tag, charged=1, ran=True, not_before=due)])
@@ -87,12 +72,12 @@ def test_what_is_parked_goes_back_into_the_lists_with_the_last_worker(
 
 
 def test_many_parked_messages_go_back_in_several_steps(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             names = [str(number) for number in range(2500)]
-            under_test.producer().publish(outgoing(*names, not_before=time.time() + 3600))
+            on_redis.producer().publish(outgoing(*names, not_before=time.time() + 3600))
             while dict(await broker.queues())[QUEUE].delayed != 2500:
                 assert not (await take(broker)).deliveries
             await broker.forget_owner(OWNER)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -19,21 +19,12 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from tests.servers.redis import RedisServer, redis_server, redis_url
-from umbel.brokers.interface import Ack, Broker, BrokerSettings, Claim, Depth, Settled
-from umbel.brokers.redis.broker import CAPABILITIES
+from tests.servers.redis import RedisServer
+from umbel.brokers.interface import Ack, Broker, Claim, Depth, Settled
 from umbel.errors import BrokerError
 from umbel.wire.revoke import Revoke
 
-__all__ = ["redis_server", "redis_url"]  # fixtures
 HANDED = f"umbel.handed.{OWNER}"
-
-
-@pytest.fixture
-def under_test(redis_url: str) -> Iterator[BrokerUnderTest]:
-    under_test = BrokerUnderTest(BrokerSettings(redis_url), CAPABILITIES)
-    yield under_test
-    under_test.close()
 
 
 async def waiting(
@@ -58,13 +49,13 @@ async def is_blocked(server: RedisServer) -> bool:
 
 
 def test_an_idle_worker_is_handed_its_message_and_settles_it(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             for text in ("a", "b", "c"):
                 idle = await waiting(broker, redis_server)
-                under_test.producer().publish(outgoing(text))
+                on_redis.producer().publish(outgoing(text))
                 (held,) = (await idle).deliveries
                 assert (held.message.body, held.redelivered) == (text.encode(), False)
                 assert await broker.settle([Ack(held.tag)]) == Settled(1)
@@ -76,12 +67,12 @@ def test_an_idle_worker_is_handed_its_message_and_settles_it(
 
 
 def test_what_is_handed_over_is_claimed_like_anything_else(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker, under_test.open() as peer:
+        async with on_redis.open() as broker, on_redis.open() as peer:
             idle = await waiting(broker, redis_server)
-            under_test.producer().publish(outgoing("a", "b"))
+            on_redis.producer().publish(outgoing("a", "b"))
             (held,) = (await idle).deliveries
             assert texts((await take(broker)).deliveries) == ["b"]
             assert await peer.queues() == {QUEUE: Depth(0, 0, 2)}
@@ -95,13 +86,13 @@ def test_what_is_handed_over_is_claimed_like_anything_else(
 
 
 def test_what_is_handed_over_is_adopted_although_nobody_asks(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             idle = await waiting(broker, redis_server)
             redis_server.ask("SCRIPT", "FLUSH")
-            under_test.producer().publish(outgoing("a"))
+            on_redis.producer().publish(outgoing("a"))
             await idle
 
             async def adopted() -> bool:
@@ -113,13 +104,13 @@ def test_what_is_handed_over_is_adopted_although_nobody_asks(
 
 
 def test_a_revoke_that_was_recorded_first_is_told_first(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     """S3, for messages that are not claimed by a script."""
 
     async def scenario() -> None:
-        async with under_test.open() as broker:
-            producer, cursor = under_test.producer(), 0
+        async with on_redis.open() as broker:
+            producer, cursor = on_redis.producer(), 0
             for number in range(30):
                 name = str(number)
                 idle = await waiting(broker, redis_server, after=cursor)
@@ -140,12 +131,12 @@ def test_a_revoke_that_was_recorded_first_is_told_first(
 
 
 def test_a_message_that_is_not_due_is_not_handed_out(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             idle = await waiting(broker, redis_server)
-            under_test.producer().publish(outgoing("later", not_before=time.time() + 3600))
+            on_redis.producer().publish(outgoing("later", not_before=time.time() + 3600))
             assert not (await idle).deliveries
             assert await broker.queues() == {QUEUE: Depth(0, 1, 0)}
 
@@ -154,24 +145,24 @@ def test_a_message_that_is_not_due_is_not_handed_out(
 
 @pytest.mark.parametrize("priority", [3, 6, 9])
 def test_other_priorities_end_the_wait(
-    under_test: BrokerUnderTest, redis_server: RedisServer, priority: int
+    on_redis: BrokerUnderTest, redis_server: RedisServer, priority: int
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             idle = await waiting(broker, redis_server)
-            under_test.producer().publish(outgoing("a", priority=priority))
+            on_redis.producer().publish(outgoing("a", priority=priority))
             assert texts((await idle).deliveries) == ["a"]
 
     run(scenario())
 
 
 def test_what_nobody_claims_goes_back_first_in_line(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             await take(broker)
-            under_test.producer().publish(outgoing("a", "b"))
+            on_redis.producer().publish(outgoing("a", "b"))
             await broker.wait_ready([QUEUE], LONG_S, owner=OWNER)
             assert redis_server.ask("LLEN", HANDED) == 1
             await broker.wait_ready([QUEUE], 0.01)  # it has forgotten what it was handed
@@ -193,13 +184,13 @@ def test_what_nobody_claims_goes_back_first_in_line(
 
 @pytest.mark.parametrize("is_orderly", [True, False])
 def test_what_is_handed_to_a_worker_that_ends_goes_to_another(
-    under_test: BrokerUnderTest, redis_server: RedisServer, is_orderly: bool
+    on_redis: BrokerUnderTest, redis_server: RedisServer, is_orderly: bool
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open(lease_s=SHORT_LEASE_S) as peer:
-            async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
+        async with on_redis.open(lease_s=SHORT_LEASE_S) as peer:
+            async with on_redis.open(lease_s=SHORT_LEASE_S) as broker:
                 await take(broker)
-                under_test.producer().publish(outgoing("a"))
+                on_redis.producer().publish(outgoing("a"))
                 await broker.wait_ready([QUEUE], LONG_S, owner=OWNER)
                 if is_orderly:
                     assert await broker.forget_owner(OWNER) == 1
@@ -215,15 +206,13 @@ def test_what_is_handed_to_a_worker_that_ends_goes_to_another(
     assert redis_server.ask("EXISTS", HANDED) == 0
 
 
-def test_a_cancelled_wait_takes_nothing_with_it(
-    under_test: BrokerUnderTest, redis_server: RedisServer
-) -> None:
+def test_a_cancelled_wait_takes_nothing_with_it(on_redis: BrokerUnderTest, redis_server: RedisServer) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             for text in ("a", "b", "c"):
                 idle = await waiting(broker, redis_server)
                 idle.cancel()
-                under_test.producer().publish(outgoing(text))
+                on_redis.producer().publish(outgoing(text))
                 await asyncio.wait([idle])
                 (held,) = (await take(broker)).deliveries
                 assert held.message.body == text.encode()
@@ -233,12 +222,12 @@ def test_a_cancelled_wait_takes_nothing_with_it(
 
 
 def test_a_lost_link_loses_nothing_that_was_handed_over(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             idle = await waiting(broker, redis_server)
-            under_test.producer().publish(outgoing("a"))
+            on_redis.producer().publish(outgoing("a"))
             (held,) = (await idle).deliveries
             redis_server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
@@ -255,19 +244,19 @@ def test_a_lost_link_loses_nothing_that_was_handed_over(
 
 
 def test_a_server_that_cannot_hand_over_is_asked_in_the_ordinary_way(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             await take(broker)
             redis_server.ask("SET", HANDED, "no list")
-            under_test.producer().publish(outgoing("a"))
+            on_redis.producer().publish(outgoing("a"))
             await broker.wait_ready([QUEUE], LONG_S, owner=OWNER)
             redis_server.ask("DEL", HANDED)
             (held,) = (await take(broker)).deliveries
             await broker.settle([Ack(held.tag)])
             idle = asyncio.create_task(broker.wait_ready([QUEUE], LONG_S, owner=OWNER))
-            under_test.producer().publish(outgoing("b"))
+            on_redis.producer().publish(outgoing("b"))
             await idle
             assert redis_server.ask("LLEN", QUEUE) == 1
 

@@ -4,10 +4,8 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-
-import pytest
 
 from tests.brokers.test_redis_handing import HANDED, is_blocked, waiting
 from tests.brokers.under_test import (
@@ -23,34 +21,26 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from tests.servers.redis import RedisServer, redis_server, redis_url
+from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 from umbel.brokers.interface import Ack, BrokerSettings, Claim, Depth, Settled
 from umbel.brokers.redis.broker import CAPABILITIES
 
-__all__ = ["redis_server", "redis_url"]  # fixtures
 OTHER = "other"
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def under_test(redis_url: str) -> Iterator[BrokerUnderTest]:
-    under_test = BrokerUnderTest(BrokerSettings(redis_url), CAPABILITIES)
-    yield under_test
-    under_test.close()
-
-
 def test_the_message_that_runs_is_the_one_that_is_adopted(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     """A wait that was given up may have been handed something too."""
 
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             idle = await waiting(broker, redis_server)
-            under_test.producer().publish(outgoing("stray", queue=OTHER))
+            on_redis.producer().publish(outgoing("stray", queue=OTHER))
             redis_server.ask("LMOVE", OTHER, HANDED, "RIGHT", "LEFT")
-            under_test.producer().publish(outgoing("a"))
+            on_redis.producer().publish(outgoing("a"))
             (held,) = (await idle).deliveries
             assert held.message.body == b"a"
             assert await broker.settle([Ack(held.tag)]) == Settled(1)
@@ -60,13 +50,13 @@ def test_the_message_that_runs_is_the_one_that_is_adopted(
 
 
 def test_what_is_handed_to_an_owner_that_was_given_up_is_found(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     """Its connection may still be blocked when its lease has ended, and it may never claim again."""
 
     async def scenario() -> None:
-        async with under_test.open(lease_s=SHORT_LEASE_S) as peer:
-            async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
+        async with on_redis.open(lease_s=SHORT_LEASE_S) as peer:
+            async with on_redis.open(lease_s=SHORT_LEASE_S) as broker:
                 await take(broker)
                 idle = asyncio.create_task(broker.wait_ready([QUEUE], LONG_S, owner=OWNER))
                 await eventually(lambda: is_blocked(redis_server), what="a blocked connection")
@@ -77,7 +67,7 @@ def test_what_is_handed_to_an_owner_that_was_given_up_is_found(
                     return redis_server.ask("ZSCORE", "umbel.owners", OWNER) is None
 
                 await eventually(given_up, what="the end of the lease")
-                under_test.producer().publish(outgoing("a"))
+                on_redis.producer().publish(outgoing("a"))
                 await idle
                 assert redis_server.ask("LLEN", HANDED) == 1
 
@@ -97,14 +87,14 @@ def test_what_is_handed_to_an_owner_that_was_given_up_is_found(
 
 
 def test_nothing_is_handed_over_from_a_queue_that_was_left(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             await take(broker)
             idle = asyncio.create_task(broker.wait_ready([QUEUE], LONG_S, owner=OWNER))
             await eventually(lambda: is_blocked(redis_server), what="a blocked connection")
-            under_test.producer().publish(outgoing("a"))
+            on_redis.producer().publish(outgoing("a"))
             await idle
             assert not (await broker.claim(OWNER, [OTHER], 1)).deliveries
             assert await broker.queues() == {QUEUE: Depth(1, 0, 0)}
@@ -114,7 +104,7 @@ def test_nothing_is_handed_over_from_a_queue_that_was_left(
             await eventually(lambda: is_blocked(redis_server), what="a blocked connection")
             await broker.leave_queue(OWNER, QUEUE)
             await idle
-            under_test.producer().publish(outgoing("b"))
+            on_redis.producer().publish(outgoing("b"))
             assert redis_server.ask("LLEN", QUEUE) == 1
 
     run(scenario())
@@ -127,10 +117,10 @@ def test_where_a_wait_cannot_be_ended_nothing_is_handed_over(tmp_path: Path) -> 
     try:
         server.ask("ACL", "SETUSER", "worker", "on", ">word", "~*", "&*", "+@all", "-client|unblock")
         settings = BrokerSettings(server.url.replace("//", "//worker:word@"))
-        under_test = BrokerUnderTest(settings, CAPABILITIES)
+        on_redis = BrokerUnderTest(settings, CAPABILITIES)
 
         async def scenario() -> None:
-            async with under_test.open() as broker:
+            async with on_redis.open() as broker:
                 idle = asyncio.create_task(broker.wait_ready([QUEUE], LONG_S, owner=OWNER))
 
                 async def tracked() -> bool:
@@ -139,19 +129,19 @@ def test_where_a_wait_cannot_be_ended_nothing_is_handed_over(tmp_path: Path) -> 
                     return b"flags=t" in found
 
                 await eventually(tracked, what="a connection that is told of changes")
-                under_test.producer().publish(outgoing("a", priority=3))
+                on_redis.producer().publish(outgoing("a", priority=3))
                 await idle
                 assert b"cmdstat_blmove" not in commands_of(server)
                 assert texts((await take(broker)).deliveries) == ["a"]
 
         run(scenario())
-        under_test.close()
+        on_redis.close()
     finally:
         server.stop()
 
 
 def test_another_server_than_the_one_claimed_from_hands_over_nothing(
-    under_test: BrokerUnderTest, redis_server: RedisServer, tmp_path: Path
+    on_redis: BrokerUnderTest, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     """Of two servers in one address each connection may have found another."""
     first = RedisServer(tmp_path)
@@ -163,7 +153,7 @@ def test_another_server_than_the_one_claimed_from_hands_over_nothing(
         async with torn.open() as broker:
             assert not (await take(broker)).deliveries
             first.pause()  # the connection that claims stays, and none can be made
-            under_test.producer().publish(outgoing("a"))
+            on_redis.producer().publish(outgoing("a"))
             await broker.wait_ready([QUEUE], LONG_S, owner=OWNER)
             assert redis_server.ask("LLEN", QUEUE) == 1
 
@@ -175,7 +165,7 @@ def test_another_server_than_the_one_claimed_from_hands_over_nothing(
 
 
 def test_consumers_that_are_killed_at_any_moment_lose_nothing(
-    under_test: BrokerUnderTest, redis_server: RedisServer, tmp_path: Path
+    on_redis: BrokerUnderTest, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     """S1: one message at a time arrives where idle consumers are handed it, and die at any moment."""
     log = tmp_path / "log"
@@ -192,11 +182,11 @@ def test_consumers_that_are_killed_at_any_moment_lose_nothing(
         return not asyncio.run(depths())
 
     async def depths() -> Mapping[str, Depth]:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             return await broker.queues()
 
     try:
-        producer = under_test.producer()
+        producer = on_redis.producer()
         for text in sent:
             wait_until(lambda: blocked_on(redis_server) > 0, what="an idle consumer")
             producer.publish(outgoing(text))

@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from base64 import b64decode
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -21,20 +20,11 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from tests.servers.redis import RedisServer, redis_server, redis_url
+from tests.servers.redis import RedisServer
 from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Return
 from umbel.brokers.redis import answers
 from umbel.brokers.redis.broker import CAPABILITIES
 from umbel.wire.envelope_redis import seal
-
-__all__ = ["redis_server", "redis_url"]  # fixtures
-
-
-@pytest.fixture
-def under_test(redis_url: str) -> Iterator[BrokerUnderTest]:
-    under_test = BrokerUnderTest(BrokerSettings(redis_url), CAPABILITIES)
-    yield under_test
-    under_test.close()
 
 
 def envelopes(server: RedisServer, key: str) -> list[dict[str, Any]]:
@@ -44,9 +34,9 @@ def envelopes(server: RedisServer, key: str) -> list[dict[str, Any]]:
 
 
 def test_messages_lie_in_the_lists_of_their_priorities_newest_first(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
-    producer = under_test.producer()
+    producer = on_redis.producer()
     for priority in (0, 2, 3, 5, 6, 9, 11, -1):
         producer.publish(outgoing(str(priority), priority=priority))
     lists = {
@@ -57,22 +47,22 @@ def test_messages_lie_in_the_lists_of_their_priorities_newest_first(
 
 
 def test_a_queue_is_bound_for_good_as_celery_binds_it(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
-    under_test.producer().publish(outgoing("a", queue="mine"))
+    on_redis.producer().publish(outgoing("a", queue="mine"))
     member = [b"mine\x06\x16\x06\x16mine"]
     assert redis_server.ask("SMEMBERS", "_kombu.binding.mine") == member
     assert redis_server.ask("SMEMBERS", "_kombu.binding_permanent.mine") == member
 
 
 def test_a_client_publishes_for_later_as_celery_does_and_a_claim_moves_it_aside(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
-    under_test.producer().publish(outgoing("later", not_before=time.time() + 3600) + outgoing("now"))
+    on_redis.producer().publish(outgoing("later", not_before=time.time() + 3600) + outgoing("now"))
     assert redis_server.ask("LLEN", QUEUE) == 2
 
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             assert texts((await take(broker)).deliveries) == ["now"]
             assert (await broker.queues())[QUEUE].delayed == 1
             assert redis_server.ask("LLEN", QUEUE) == 0
@@ -81,13 +71,13 @@ def test_a_client_publishes_for_later_as_celery_does_and_a_claim_moves_it_aside(
 
 
 def test_what_a_celery_worker_holds_is_left_to_celery(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     redis_server.ask("HSET", "unacked", "tag", '[{}, "", "celery"]')
     redis_server.ask("ZADD", "unacked_index", 1, "tag")
 
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             assert not (await take(broker)).deliveries
             await broker.return_lost()
             await broker.sweep()
@@ -97,14 +87,14 @@ def test_what_a_celery_worker_holds_is_left_to_celery(
 
 
 def test_a_returned_message_is_marked_as_celery_marks_it_and_otherwise_unchanged(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     redis_server.ask("LPUSH", QUEUE, seal(message("ours"), QUEUE, "one"))
     celerys = json.loads(seal(message("celery's"), QUEUE, "two")) | {"headers": {}}
     redis_server.ask("LPUSH", QUEUE, json.dumps(celerys))
 
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             before = (await take(broker)).deliveries
             await broker.forget_owner(OWNER)
             second, first = envelopes(redis_server, QUEUE)
@@ -119,11 +109,9 @@ def test_a_returned_message_is_marked_as_celery_marks_it_and_otherwise_unchanged
     run(scenario())
 
 
-def test_our_mark_outlives_a_restore_by_celery(
-    under_test: BrokerUnderTest, redis_server: RedisServer
-) -> None:
+def test_our_mark_outlives_a_restore_by_celery(on_redis: BrokerUnderTest, redis_server: RedisServer) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             await broker.publish(outgoing("a"))
             (held,) = (await take(broker)).deliveries
             await broker.settle([Return(held.tag, charged=True, ran=True)])
@@ -139,12 +127,12 @@ def test_our_mark_outlives_a_restore_by_celery(
 
 
 def test_garbage_in_a_list_is_handed_out_like_a_message_and_can_be_buried(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     redis_server.ask("LPUSH", QUEUE, b"\xff\x00 no envelope")
 
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             await broker.publish(outgoing("a"))
             bad, good = (await take(broker)).deliveries
             assert (bad.message.headers, texts([good])) == (b"", ["a"])
@@ -158,12 +146,12 @@ def test_garbage_in_a_list_is_handed_out_like_a_message_and_can_be_buried(
 
 
 def test_a_result_with_an_address_is_sent_there_as_celery_sends_it_and_not_stored(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     stored = msgspec.structs.replace(result("id", value="ä"), reply_to="asker")
 
     async def scenario() -> None:
-        async with under_test.open(result_expires_s=1000.0) as broker:
+        async with on_redis.open(result_expires_s=1000.0) as broker:
             await broker.publish(outgoing("a"))
             (held,) = (await take(broker)).deliveries
             await broker.settle([Ack(held.tag, [stored, result("other")], outgoing("follow-up"))])
@@ -180,12 +168,12 @@ def test_a_result_with_an_address_is_sent_there_as_celery_sends_it_and_not_store
 
 
 def test_a_result_is_stored_under_celerys_key_with_its_ttl(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     stored = result("id", value="ä")
 
     async def scenario() -> None:
-        async with under_test.open(result_expires_s=1000.0) as broker:
+        async with on_redis.open(result_expires_s=1000.0) as broker:
             await broker.publish(outgoing("a"))
             (held,) = (await take(broker)).deliveries
             await broker.settle([Ack(held.tag, [stored])])
@@ -194,15 +182,15 @@ def test_a_result_is_stored_under_celerys_key_with_its_ttl(
     assert redis_server.ask("GET", "celery-task-meta-id") == stored.payload
     left = redis_server.ask("PTTL", "celery-task-meta-id")
     assert isinstance(left, int) and 990_000 < left <= 1_000_000
-    under_test.backend(result_expires_s=0.0).store([result("for ever")])
+    on_redis.backend(result_expires_s=0.0).store([result("for ever")])
     assert redis_server.ask("PTTL", "celery-task-meta-for ever") == -1
 
 
 def test_broadcasts_go_to_celerys_channels_and_come_from_them(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker, broker.subscribe("celeryev", ["worker.#", "#"]) as heard:
+        async with on_redis.open() as broker, broker.subscribe("celeryev", ["worker.#", "#"]) as heard:
             patterns = redis_server.ask("CLIENT", "LIST")
             assert isinstance(patterns, bytes) and b"psub=2" in patterns
             payload = seal(message("{}"), QUEUE, "tag")
@@ -220,12 +208,12 @@ def test_broadcasts_go_to_celerys_channels_and_come_from_them(
 
 
 def test_an_answer_waits_for_its_asker_and_leaves_nothing_behind(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     exchange = "reply.celery.pidbox"
 
     async def scenario() -> None:
-        async with under_test.open() as worker, worker.subscribe(exchange, ["asker"]) as answers:
+        async with on_redis.open() as worker, worker.subscribe(exchange, ["asker"]) as answers:
             members = redis_server.ask("SMEMBERS", f"_kombu.binding.{exchange}")
             assert members == [b"asker\x06\x16\x06\x16asker.reply.celery.pidbox"]
             for sender in (worker.broadcast, None):
@@ -234,7 +222,7 @@ def test_an_answer_waits_for_its_asker_and_leaves_nothing_behind(
                 if sender is not None:
                     await sender([sent, other], ttl_s=10)
                 else:
-                    await asyncio.to_thread(under_test.producer().broadcast, [sent, other], ttl_s=10)
+                    await asyncio.to_thread(on_redis.producer().broadcast, [sent, other], ttl_s=10)
                 async with asyncio.timeout(10):
                     assert await anext(aiter(answers)) == sent
         assert redis_server.ask("EXISTS", f"_kombu.binding.{exchange}", f"asker.{exchange}") == 0
@@ -243,13 +231,13 @@ def test_an_answer_waits_for_its_asker_and_leaves_nothing_behind(
 
 
 def test_what_a_dead_asker_leaves_behind_is_swept(
-    under_test: BrokerUnderTest, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    on_redis: BrokerUnderTest, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = "reply.celery.pidbox"
     keys = (f"_kombu.binding.{exchange}", f"umbel.askers.{exchange}", f"dead.{exchange}")
 
     async def scenario() -> None:
-        async with under_test.open() as worker:
+        async with on_redis.open() as worker:
             with monkeypatch.context() as patch:
                 patch.setattr(answers, "ASKER_LIFE_S", -1)  # as if it had been silent for too long
                 asker = worker.subscribe(exchange, ["dead"])
@@ -270,10 +258,10 @@ def test_what_a_dead_asker_leaves_behind_is_swept(
 
 
 def test_a_key_prefix_stands_before_every_key(redis_url: str, redis_server: RedisServer) -> None:
-    under_test = BrokerUnderTest(BrokerSettings(redis_url, key_prefix="PFX:"), CAPABILITIES)
+    on_redis = BrokerUnderTest(BrokerSettings(redis_url, key_prefix="PFX:"), CAPABILITIES)
 
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             await broker.publish(outgoing("a", "b", "c", priority=4))
             await broker.publish(outgoing("later", not_before=time.time() + 3600))
             held = (await take(broker)).deliveries
@@ -290,19 +278,19 @@ def test_a_key_prefix_stands_before_every_key(redis_url: str, redis_server: Redi
             assert texts((await take(broker)).deliveries) == ["c"]
 
     run(scenario())
-    under_test.backend().store([result("other")])
-    assert set(under_test.backend().read(["id", "other"])) == {"id", "other"}
-    under_test.close()
+    on_redis.backend().store([result("other")])
+    assert set(on_redis.backend().read(["id", "other"])) == {"id", "other"}
+    on_redis.close()
     keys = redis_server.ask("KEYS", "*")
     assert isinstance(keys, list) and len(keys) > 10
     assert [key for key in keys if not key.startswith(b"PFX:")] == []
 
 
 def test_a_node_that_lives_has_a_key_that_ends_with_it(
-    under_test: BrokerUnderTest, redis_server: RedisServer
+    on_redis: BrokerUnderTest, redis_server: RedisServer
 ) -> None:
     async def scenario() -> None:
-        async with under_test.open() as broker:
+        async with on_redis.open() as broker:
             await broker.mark_alive("ada@here", 7, ttl_s=6.0)
 
     run(scenario())

@@ -1,0 +1,19 @@
+"""Redis as the tests of its broker have it: one server for each file, empty for each test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.brokers.under_test import BrokerUnderTest
+from tests.servers.redis import redis_server, redis_url
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.redis.broker import CAPABILITIES
+
+__all__ = ["redis_server", "redis_url"]  # fixtures
+
+
+@pytest.fixture
+def on_redis(redis_url: str) -> Iterator[BrokerUnderTest]:
+    under_test = BrokerUnderTest(BrokerSettings(redis_url), CAPABILITIES)
+    yield under_test
+    under_test.close()
