@@ -84,8 +84,8 @@ def bench_on(broker: SqliteBroker, tmp_path: Path, rules: TaskRules) -> Bench:
     pool = PreforkPool(PoolSettings(host=cast("Any", None), node="w@host", concurrency=1))  # never started
     context = WorkerContext(settings, Identity("w@host", 1, 1), broker, backend, pool)
     desk = Desk(settings.tasks, max_deliveries=3)
-    settler = Settler(broker, backend, context.counters, together=True)
     events = TaskEvents(Events(context))
+    settler = Settler(broker, backend, context.counters, together=True, logged=events.logged)
     endings = Endings(context, desk, settler, events)
     admission = Admission(context, desk, RevokedTasks(), settler, endings, events)
     return Bench(broker, context, settler, endings, admission)
