@@ -128,3 +128,39 @@ def test_an_outcome_that_is_settled_is_in_the_log_whoever_is_killed(broker: str,
         with LogWriter(where.broker) as log:
             told = log.read_all()
         assert {event["uuid"] for event in told if event["type"] == "task-succeeded"} == ids
+
+
+LOOKS_ONCE = """
+from umbel import App
+from umbel.worker.steps import events
+
+events.RECORDER_CHECK_S = 3600.0
+app = App("calm")
+
+@app.task
+def add(a, b):
+    return a + b
+"""
+
+
+def test_a_worker_that_runs_logs_everything_once_the_recorder_is_ready(url: str, tmp_path: Path) -> None:
+    """It would look for recorders in an hour; the recorder that begins has it look at once."""
+    tasks, lake = tmp_path / "calm_tasks.py", tmp_path / "lake"
+    tasks.write_text(LOOKS_ONCE)
+    with Cluster(tmp_path, tasks, broker=url) as cluster:
+        cluster.start_worker("w1", "-c", "1", "-P", "solo")
+        with recording(url, lake) as recorder:
+            recorder.wait_for("recording workers=1 ")
+            sent = cluster.app.send_task("calm_tasks.add", [1, 2])
+            wait_until(
+                lambda: lake.exists() and _types_of(lake, sent.id) == ["received", "started", "succeeded"],
+                deadline_s=30.0,
+                what="all that the worker told of the task in the lake",
+            )
+            assert recorder.stop() == 0
+        assert cluster.stop_worker("w1") == 0
+
+
+def _types_of(lake: Path, task_id: str) -> list[str]:
+    rows = {row["digest"]: row for row in rows_of(lake, "digest", "type", "uuid")}.values()
+    return sorted(row["type"].removeprefix("task-") for row in rows if row["uuid"] == task_id)

@@ -78,6 +78,9 @@ class State:
     def disable_task_events(self) -> bool:
         return False
 
+    async def look_for_recorders(self) -> None:
+        return
+
     def beat(self) -> None:
         self.clock.forward()
 

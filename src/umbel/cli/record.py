@@ -150,7 +150,7 @@ async def _show(seat: "RecorderSeat") -> None:
         else:
             at = recorder.progress
             line = f"{at.events:,} events, {at.files:,} files, {_bytes(at.size_bytes)}, {at.lag:,} behind"
-            line += f" - {at.problem}" if at.problem else ""
+            line += f" - {at.problem}" if at.problem else "" if seat.is_ready else " - calling the workers"
         click.echo(f"\r\x1b[K{line[:200]}", err=True, nl=False)
         await asyncio.sleep(SHOW_EVERY_S)
 

@@ -89,6 +89,10 @@ class ControlState(Protocol):
         """False when no command had switched them on."""
         ...
 
+    async def look_for_recorders(self) -> None:
+        """Log events from now on, if anybody records."""
+        ...
+
     def beat(self) -> None:
         """Send a heartbeat at once."""
         ...

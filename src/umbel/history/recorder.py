@@ -91,6 +91,7 @@ class Recorder:
         if not broker.capabilities.event_log:
             raise NotSupported(f"transport {broker.capabilities.transport} keeps no event log to record")
         self.progress = Progress()
+        self.registered = asyncio.Event()  # from then on the broker's log is kept for this one
         self._broker = broker
         self._lake = lake
         self._settings = settings or RecorderSettings()
@@ -303,6 +304,7 @@ class Recorder:
             self._memory.updated_at = 0.0
         self._sequences = Sequences(began_us=self._memory.began_us, known=self._memory.senders)
         self._memory.starts += 1
+        self.registered.set()
         return acknowledged
 
     async def _look(self) -> int | None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from umbel.brokers.interface import Broker
-from umbel.errors import LakeBusy, LakeError
+from umbel.control.client import Asker
+from umbel.errors import BrokerError, LakeBusy, LakeError
 from umbel.history.housekeeping import expire
 from umbel.history.lake import Lake
 from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
@@ -26,6 +27,7 @@ LEASE_S = 10.0
 RENEWALS_PER_TTL = 3
 ASK_EVERY_S = 0.5
 LOOK_S = 0.1
+CALL_S = 1.0
 BUSY_S = 1.0
 EXPIRE_EVERY_S = 600.0
 
@@ -54,6 +56,7 @@ class RecorderSeat:
         standing_by: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.recorder: Recorder | None = None
+        self.is_ready = False  # workers that were there know that they are recorded
         self._broker = broker
         self._settings = settings
         self._standing_by = standing_by
@@ -99,7 +102,10 @@ class RecorderSeat:
     async def _record(self, stop: asyncio.Event) -> None:
         lake = Lake(self._settings.lake)
         self.recorder = Recorder(self._broker, lake, self._settings.recorder, holding=self._keeper.still_mine)
-        expiring = asyncio.create_task(self._expire_on(lake), name="umbel-expiry")
+        beside = [
+            asyncio.create_task(self._expire_on(lake), name="umbel-expiry"),
+            asyncio.create_task(self._call_workers(self.recorder), name="umbel-recorder-call"),
+        ]
         try:
             await self.recorder.run(stop)
         except LakeBusy as error:  # one that lost the lease may still be putting its file away
@@ -108,9 +114,26 @@ class RecorderSeat:
                 async with asyncio.timeout(BUSY_S):
                     await stop.wait()
         finally:
-            expiring.cancel()
-            await asyncio.wait([expiring])
-            self.recorder = None
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
+            self.recorder, self.is_ready = None, False
+
+    async def _call_workers(self, recorder: Recorder) -> None:
+        """Have every worker notice at once that it is recorded; by themselves they look every two seconds.
+
+        A heartbeat is what Celery's workers know how to send when asked, too: who keeps no log is
+        met by it, and asked for events.
+        """
+        await recorder.registered.wait()
+        workers = 0
+        try:
+            answers = await Asker(self._broker).ask("heartbeat", timeout_s=CALL_S)
+            workers = len(answers.replies)
+        except BrokerError as error:
+            log.debug("cannot call workers", extra={"why": str(error)})
+        self.is_ready = True
+        log.info("recording", extra={"workers": workers, "lake": str(self._settings.lake)})
 
     async def _expire_on(self, lake: Lake) -> None:
         while self._settings.keep_days is not None:

@@ -5,6 +5,7 @@ import platform
 import resource
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import time
 from typing import Any
@@ -12,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from umbel.control.panel import NO_ANSWER
 from umbel.control.state import ELECTION_REFUSED, REVOKE_RETENTION_S, Elect
-from umbel.errors import NotSupported
+from umbel.errors import BrokerError, NotSupported
 from umbel.events.stamp import SOFTWARE
 from umbel.pools.interface import Restartable
 from umbel.pools.stacks import stacks_of
@@ -169,6 +170,10 @@ class WorkerState:
 
     def disable_task_events(self) -> bool:
         return self._events.disable_task_events()
+
+    async def look_for_recorders(self) -> None:
+        with suppress(BrokerError):  # the step looks again by itself
+            await self._events.look_for_recorders()
 
     def beat(self) -> None:
         self._heart.beat()

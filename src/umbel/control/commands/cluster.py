@@ -62,8 +62,9 @@ def disable_events(state: ControlState) -> dict[str, str]:
 
 
 @panel.control_command
-def heartbeat(state: ControlState) -> None:
-    """Send a heartbeat event now."""
+async def heartbeat(state: ControlState) -> None:
+    """Send a heartbeat event now, into the event log too if anybody records."""
+    await state.look_for_recorders()
     state.beat()
 
 

@@ -82,7 +82,7 @@ class Events(Step):
         coordination = self._context.broker.coordination
         # Start past whatever this cluster has seen, or a restarted node's events would sort first.
         self.clock.adjust(await coordination.raise_clock(0))
-        await self._look_for_recorders()
+        await self.look_for_recorders()
         self.run_in_background(self._send_on())
         self.run_in_background(self._watch())
 
@@ -217,11 +217,12 @@ class Events(Step):
         while True:
             await asyncio.sleep(RECORDER_CHECK_S)
             try:
-                await self._look_for_recorders()
+                await self.look_for_recorders()
                 self.clock.adjust(await self._context.broker.coordination.raise_clock(self.clock.value))
             except BrokerError as error:
                 log.debug("cannot look for recorders", extra={"why": str(error)})
 
-    async def _look_for_recorders(self) -> None:
+    async def look_for_recorders(self) -> None:
+        """Log events from now on, if anybody records; a recorder that begins asks for this at once."""
         if self._context.broker.capabilities.event_log:
             self._recorded = bool(await self._context.broker.recorders())
