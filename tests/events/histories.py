@@ -70,11 +70,17 @@ ORDER_DEPENDENT_IN_CELERY: dict[str, tuple[list[Wire], str]] = {
 
 
 _texts = st.sampled_from([None, "a", "b"])
+_description = {
+    **dict.fromkeys(DESCRIPTION, _texts),
+    "eta": st.sampled_from([None, "a", "1970-01-01T00:00:01.400000+00:00"]),
+}
 _fields: dict[str, st.SearchStrategy[dict[str, Any]]] = {
-    "sent": st.fixed_dictionaries(dict.fromkeys((*DESCRIPTION, "queue", "routing_key"), _texts)),
-    "received": st.fixed_dictionaries(dict.fromkeys(DESCRIPTION, _texts)),
+    "sent": st.fixed_dictionaries({**_description, "queue": _texts, "routing_key": _texts}),
+    "received": st.fixed_dictionaries(_description),
     "started": st.just({}),
-    "succeeded": st.fixed_dictionaries({"result": _texts, "runtime": st.sampled_from([None, 0.5, 2.0])}),
+    "succeeded": st.fixed_dictionaries(
+        {"result": _texts, "runtime": st.sampled_from([None, 0.5, 2.0, -1.0])}
+    ),
     "failed": st.fixed_dictionaries({"exception": _texts, "traceback": _texts}),
     "retried": st.fixed_dictionaries({"exception": _texts, "traceback": _texts}),
     "revoked": st.fixed_dictionaries(

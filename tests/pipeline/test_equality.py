@@ -8,7 +8,7 @@ import json
 import os
 import random
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.events.histories import histories
 from tests.events.oracle import view_of
 from tests.pipeline.lakes import Wire, read, table_of
+from tests.pipeline.oracle import attempts_of, task_times
 from umbel.events.columns import to_json
 from umbel.events.tables import TABLES
 from umbel.events.timeline import registers_of, timeline
@@ -31,6 +32,7 @@ from umbel.pipeline.transforms.timeline import timeline as timeline_table
 
 HISTORIES = 5000 if os.environ.get("UMBEL_SOAK") else 120
 COLUMNS = [name for name in TABLES["tasks"].names if name not in {"wait_s", "run_s"}]
+"""What a monitor's memory knows of a task too."""
 
 
 def frame(spark: SparkSession, events: Iterable[Event]) -> DataFrame:
@@ -108,9 +110,12 @@ def test_spark_says_what_memory_says(spark: SparkSession, events: list[Event]) -
     memory = {uuid: expected(view(registers_of(uuid, story))) for uuid, story in stories.items()}
     contract = {uuid: expected(view_of(timeline(story))) for uuid, story in stories.items()}
     assert memory == contract
-    table = tasks(states_of(frame(spark, shaken(events, 1))))
+    table = tasks(states_of(frame(spark, shaken(events, 1)))).persist()
     assert rows_by_task(table) == memory
     assert len(memory) > HISTORIES
+    times = {row["uuid"]: {"wait_s": row["wait_s"], "run_s": row["run_s"]} for row in table.collect()}
+    assert times == {uuid: task_times(story) for uuid, story in stories.items()}
+    table.unpersist()
 
 
 def test_any_split_joins_to_the_same(spark: SparkSession, events: list[Event]) -> None:
@@ -126,24 +131,35 @@ def test_any_split_joins_to_the_same(spark: SparkSession, events: list[Event]) -
     assert rows_by_task(tasks(merged(every))) == memory
 
 
-def test_attempts_are_those_that_were_told(spark: SparkSession, events: list[Event]) -> None:
-    """D2: one row for each attempt that any event names; of a task all attempts together are the task."""
+def test_attempts_are_what_the_rules_say(spark: SparkSession, events: list[Event]) -> None:
+    """D2: a row for each attempt that was told of, with every column, said or read from the receipt."""
     table = attempts(states_of(frame(spark, shaken(events, 3))))
     assert [field.name for field in table.schema] == SCHEMAS["attempts"].names
     rows = [row.asDict() for row in table.collect()]
-    found = {(row["uuid"], row["attempt"]) for row in rows}
+    found = {(row.pop("uuid"), row.pop("attempt")): row for row in rows}
     assert len(found) == len(rows)
     stories = by_task(events)
-    said = {
-        (uuid, one.retries) for uuid, story in stories.items() for one in story if one.retries is not None
+    rules = {
+        (uuid, number): {name: instant(name, value) for name, value in row.items()}
+        for uuid, story in stories.items()
+        for number, row in attempts_of(story).items()
     }
-    assert said <= found
-    assert {uuid for uuid, _ in found} == set(stories)
+    assert found == rules
     for uuid, story in stories.items():
-        mine = [row for row in rows if row["uuid"] == uuid]
         record = view(registers_of(uuid, story))
+        mine = [row for (one, _), row in found.items() if one == uuid]
         assert sum(row["n_deliveries"] for row in mine) == record.n_deliveries
         assert sum(row["n_terminal"] for row in mine) == record.n_terminal
+
+
+def instant(name: str, value: Any) -> Any:
+    """Microseconds as Spark hands them over."""
+    is_time = name.endswith("_at") and value is not None
+    return (
+        datetime.fromtimestamp(0, UTC).replace(tzinfo=None) + timedelta(microseconds=value)
+        if is_time
+        else value
+    )
 
 
 def test_the_timeline_is_the_one_of_memory(spark: SparkSession, events: list[Event]) -> None:

@@ -13,9 +13,11 @@ it again for each of them; how many partitions there are is said by the lake's s
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -30,6 +32,8 @@ HEAP_MIN_MIB = 768
 PARTITION_BYTES = 8 * MEBIBYTE
 """Of Parquet in the lake, which are some 100 MB of rows in memory."""
 PARTITIONS_MAX = 4096
+CONNECT_PORT = 15002
+REACH_S = 10.0
 
 MEANING: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
@@ -140,15 +144,34 @@ def _open(master: str | None, *, lake_bytes: int, work_folder: Path, conf: dict[
 
 
 def _connect(url: str, conf: Mapping[str, str]) -> SparkSession:
+    _reach(url)
     try:
         spark: SparkSession = SparkSession.builder.remote(url).getOrCreate()
         for name, value in conf.items():
             spark.conf.set(name, value)
     except ImportError:
-        raise NoSpark(f"{url} is Spark Connect, which needs: pip install 'pyspark[connect]'") from None
+        raise NoSpark(f"{url} is Spark Connect, which needs: pip install 'umbel[connect]'") from None
     except PySparkException as error:
-        raise NoSpark(f"no Spark Connect server answers at {url}: {error}") from None
+        gist = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise NoSpark(f"the Spark Connect server at {url} does not do: {gist[:400]}") from None
     return spark
+
+
+def _reach(url: str) -> None:
+    """Spark's own client tries for many minutes before it says that nobody is there."""
+    try:
+        place = urlsplit(url.partition(";")[0])
+        host, port = place.hostname or "", place.port or CONNECT_PORT
+    except ValueError as error:
+        raise NoSpark(
+            f"{url} is no address of a Spark Connect server ({error}); try sc://host:15002"
+        ) from None
+    try:
+        socket.create_connection((host, port), REACH_S).close()
+    except OSError as error:
+        raise NoSpark(
+            f"no Spark Connect server answers at {url}: {error}; start one there, or leave --master out"
+        ) from None
 
 
 @contextlib.contextmanager
