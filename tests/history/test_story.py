@@ -96,11 +96,18 @@ def test_what_files_and_tables_both_know_is_there_once(tmp_path: Path) -> None:
     assert [one.type for one in story.events] == [one.type_name for one in timeline(events)]
 
 
-def test_a_torn_file_hides_nothing_else(tmp_path: Path) -> None:
+def test_a_torn_file_hides_nothing_else_and_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     good = write_file(tmp_path / "good.parquet", RETRIED)
     torn = tmp_path / "torn.parquet"
     torn.write_bytes(good.read_bytes()[:100])
     assert len(events_in_files([torn, good, tmp_path / "gone.parquet"], "t1")) == len(RETRIED)
+    assert [name in caplog.text for name in ("torn.parquet", "gone.parquet", str(good))] == [
+        True,
+        True,
+        False,
+    ]
 
 
 # -- the command -------------------------------------------------------------------------------------

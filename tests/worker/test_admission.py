@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from umbel import App
 from umbel.backends.registry import open_backend
+from umbel.backends.sqlite import SqliteBackend
 from umbel.brokers.interface import BrokerSettings, Settled, Verdict
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.errors import BrokerUnavailable
@@ -15,7 +18,7 @@ from umbel.pools.interface import LostJob, PoolSettings
 from umbel.pools.prefork.parent import PreforkPool
 from umbel.protocol.delivery import Desk, TaskRules
 from umbel.protocol.revoked import RevokedTasks
-from umbel.wire.message import Message
+from umbel.wire.message import Message, StoredResult
 from umbel.worker.admission import Admission
 from umbel.worker.context import Identity, WorkerContext
 from umbel.worker.endings import Endings
@@ -126,3 +129,43 @@ def test_a_task_that_runs_into_its_limit_has_failed_once(tmp_path: Path) -> None
         assert await bench.broker.queues() == {}
 
     play(tmp_path, scenario, rules=TaskRules(hard_limit_s=0.5))
+
+
+class StoresNothing(SqliteBackend):
+    """Results that ride with no ack find their store away until it `is_back`."""
+
+    is_back = False
+
+    def store(self, results: Sequence[StoredResult]) -> None:
+        if not self.is_back:
+            raise BrokerUnavailable("the results are elsewhere, and away")
+        super().store(results)
+
+
+def test_results_that_cannot_be_stored_keep_the_worker_from_taking_more(tmp_path: Path) -> None:
+    """Of tasks that were acknowledged before they ran; or they would pile up without a limit."""
+
+    async def scenario(bench: Bench) -> None:
+        backend = StoresNothing(bench.broker.url, BrokerSettings(bench.broker.url))
+        settled: list[int] = []
+        settler = Settler(
+            bench.broker,
+            backend,
+            bench.context.counters,
+            together=True,
+            logged=logged_at_once,
+            settled=lambda: settled.append(settler.pending),
+        )
+        settler.report([StoredResult("t1", "SUCCESS", b"{}"), StoredResult("t2", "SUCCESS", b"{}")], ())
+        with pytest.raises(BrokerUnavailable):
+            await settler.flush()
+        assert (settler.pending, settled) == (2, [])
+        backend.is_back = True
+        await settler.flush()
+        assert (settler.pending, settled) == (0, [0])
+
+    play(tmp_path, scenario, rules=TaskRules())
+
+
+async def logged_at_once() -> None:
+    return None

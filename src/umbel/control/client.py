@@ -1,11 +1,12 @@
 """Asker: sends control requests and collects the replies, with one deadline for everything.
 
 Each question has a reply address of its own, which goes when the question ends; a reply with a
-ticket that nobody asked for is counted and dropped. At most ASKED_MAX questions are under way at
+ticket that nobody asked for is dropped. At most ASKED_MAX questions are under way at
 once; the next ones wait for their turn, inside their own deadline.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from time import time
 from typing import Any
@@ -16,13 +17,14 @@ from umbel.errors import BrokerUnavailable, ConfigurationError, WireError
 from umbel.protocol.pidbox import Answers, Collection, ReplyTo, Request, is_for_member, pattern_problem
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE, decode_reply, encode_request
 
+log = logging.getLogger("umbel.control")
+
 ASKED_MAX = 16
 UNANSWERED_TTL_S = 60.0
 
 
 class Asker:
     def __init__(self, broker: Broker) -> None:
-        self.strays = 0  # replies that belonged to no question here
         self._broker = broker
         self._clock = 0
         self._turns = asyncio.Semaphore(ASKED_MAX)
@@ -100,13 +102,11 @@ class Asker:
     def _take(self, broadcast: Broadcast, ticket: str, collection: Collection) -> None:
         try:
             reply = decode_reply(broadcast.headers, broadcast.body)
-        except WireError:
-            self.strays += 1
+        except WireError as error:
+            log.warning("a reply cannot be read", extra={"why": str(error)})
             return
         if reply.ticket in ("", ticket):
             collection.take(reply)
-        else:
-            self.strays += 1
 
 
 def make_request(

@@ -29,7 +29,6 @@ import msgspec
 
 from umbel.errors import LakeBusy, LakeError
 
-DEFAULT_LAKE = "umbel-lake"
 MANIFESTS_KEPT = 5
 SUFFIX = ".parquet"
 

@@ -6,6 +6,7 @@ An event has the same digest wherever it lies, so what both know is there once. 
 the merge: by attempt, then by Lamport time; what no two senders can order is ordered by their clocks.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,8 @@ from umbel.events.timeline import registers_of
 from umbel.events.types import TaskEvent
 from umbel.events.view import TaskRecord, view
 from umbel.history.query import read
+
+log = logging.getLogger(__name__)
 
 EVENTS_MAX = 100_000
 """Of one task; a task with more is shown by its first so many."""
@@ -129,8 +132,8 @@ def _matching(connection: Any, files: list[str], uuid: str) -> list[dict[str, An
     for file in files:  # one of them is torn or gone: take each by itself
         try:
             found += _matching(connection, [file], uuid)
-        except HistoryError:
-            continue
+        except HistoryError as error:
+            log.warning("%s; its events are left out", error)
     return found
 
 

@@ -20,6 +20,7 @@ from umbel.protocol.gossip import Membership
 from umbel.protocol.heartbeat import Beat, BeatKind, BeatNow, Begin, Echoed, End, Heartbeat, Lagged
 from umbel.protocol.machine import Tick
 from umbel.protocol.views import UNNAMED_MAX_S, VIEW_S
+from umbel.sim.alarm import NEVER, Alarm
 from umbel.sim.checkers import Violation
 from umbel.sim.crowd import Crowd, Process
 from umbel.sim.faults import schedule_faults
@@ -33,8 +34,6 @@ CHOOSE_S = 5.0  # how often a dead observer is replaced
 SETTLING_S = 150.0  # twice the silence of the worst local health, suspicion, and an older run's time
 VIEWS_S = 2 * VIEW_S + UNNAMED_MAX_S  # until who hears no heartbeats has learnt what observers know
 PAUSE_EXCUSED_S = 3.5  # a shorter pause must not cost a node its membership
-SOON_S = 1e-6
-NEVER = float("inf")
 # Under these alone every heartbeat arrives, so that only who is dead or stands still is silent.
 AUDIBLE = {"crash", "stop", "pause", "skew", "wall-jump", "drift", "duplicate"}
 KINDS = {
@@ -55,7 +54,7 @@ class MemberNode(Process):
         self.view = Membership(self.name, self.inc, pid, uniform, observing=observing)
         self._heart = Heartbeat(BEAT_S, uniform)
         self._crowd = crowd
-        self._tick_at = NEVER
+        self._alarm = Alarm(self, self._tick)
 
     def start(self) -> None:
         self._beat(self._heart.step(Begin(), self._now()))
@@ -70,8 +69,7 @@ class MemberNode(Process):
         self._tick_due()
 
     def woken(self) -> None:
-        self._tick_at = NEVER
-        self._rearm()
+        self._alarm.set_anew(self._deadline())
 
     def take(self, event: Any) -> None:
         self._tick_due()
@@ -91,20 +89,15 @@ class MemberNode(Process):
             self._perform(self.view.step(TICK, now))
 
     def _rearm(self) -> None:
-        due = min(self._heart.deadline or NEVER, self.view.deadline or NEVER)
-        if due == NEVER or self.paused:
-            return
-        when = max(self.clock.when(due), self.world.now) + SOON_S
-        if when < self._tick_at:
-            self._tick_at = when
-            self.world.at(when, self._tick, when)
+        self._alarm.set(self._deadline())
 
-    def _tick(self, when: float) -> None:
-        if when == self._tick_at:
-            self._tick_at = NEVER
-            if self.up and not self.paused:
-                self._tick_due()
-                self._rearm()
+    def _deadline(self) -> float | None:
+        deadlines = [one for one in (self._heart.deadline, self.view.deadline) if one is not None]
+        return min(deadlines, default=None)
+
+    def _tick(self) -> None:
+        self._tick_due()
+        self._rearm()
 
     def _beat(self, effects: Any) -> None:
         for effect in effects:

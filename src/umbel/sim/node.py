@@ -40,6 +40,7 @@ from umbel.protocol.election_events import (
     Tell,
 )
 from umbel.protocol.machine import Tick
+from umbel.sim.alarm import Alarm
 from umbel.sim.crowd import Process
 from umbel.sim.sweeper import Sweeper
 from umbel.sim.world import NodeClock
@@ -48,9 +49,7 @@ if TYPE_CHECKING:
     from umbel.sim.cluster import Cluster
 
 TICK = Tick()
-SOON_S = 1e-6  # a tick is never a rounding error too early
 CANCELLED_S = 0.05  # how long a handler takes to notice that it was cancelled
-NEVER = float("inf")
 
 
 class Node(Process):
@@ -60,7 +59,7 @@ class Node(Process):
         self.sweeper = Sweeper(cluster, self)
         self._cluster = cluster
         self._unperformed: list[Effect] = []
-        self._tick_at = NEVER
+        self._alarm = Alarm(self, self._tick)
         self._running: dict[tuple[str, int], int] = {}
         self._runs = 0
         self._perform: dict[type, Callable[[Any], None]] = {
@@ -95,8 +94,7 @@ class Node(Process):
         self._perform_all(effects)
 
     def woken(self) -> None:
-        self._tick_at = NEVER
-        self._rearm()
+        self._alarm.set_anew(self.elections.deadline)
         self.sweeper.resume()
 
     # ---- the shell ---------------------------------------------------------------------------------
@@ -112,7 +110,7 @@ class Node(Process):
                 self._inbox.insert(0, event)
                 return
         self._step(event, now)
-        self._rearm()
+        self._alarm.set(self.elections.deadline)
 
     def _step(self, event: Event | Tick, now: Instant) -> None:
         cluster = self._cluster
@@ -151,21 +149,9 @@ class Node(Process):
                 return
             perform[type(effect)](effect)
 
-    def _rearm(self) -> None:
-        deadline = self.elections.deadline
-        if deadline is None or not self.up or self.paused:
-            return
-        when = max(self.clock.when(deadline), self.world.now) + SOON_S
-        if when < self._tick_at:
-            self._tick_at = when
-            self.world.at(when, self._tick, when)
-
-    def _tick(self, when: float) -> None:
-        if when == self._tick_at:
-            self._tick_at = NEVER
-            if self.up and not self.paused:
-                self._step(TICK, self.clock.read(self.world.now))
-                self._rearm()
+    def _tick(self) -> None:
+        self._step(TICK, self.clock.read(self.world.now))
+        self._alarm.set(self.elections.deadline)
 
     # ---- effects -----------------------------------------------------------------------------------
 

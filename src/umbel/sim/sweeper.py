@@ -26,6 +26,7 @@ from umbel.protocol.lease import (
     Stop,
 )
 from umbel.protocol.machine import Tick
+from umbel.sim.alarm import Alarm
 
 if TYPE_CHECKING:
     from umbel.sim.cluster import Cluster
@@ -35,8 +36,6 @@ LEASE = "coord-sweeper"
 SWEEP_S = 5.0
 SWEEP_JITTER = 0.2
 SWEEP_MAX = 100
-SOON_S = 1e-6
-NEVER = float("inf")
 TICK = Tick()
 
 
@@ -48,7 +47,7 @@ class Sweeper:
         self._cluster = cluster
         self._world = cluster.world
         self._inbox: list[Event] = []
-        self._tick_at = NEVER
+        self._alarm = Alarm(node, lambda: self._take(TICK))
         self._sweeps = 0  # only the newest series of sweeps goes on
 
     def start(self) -> None:
@@ -69,8 +68,7 @@ class Sweeper:
         inbox, self._inbox = self._inbox, []
         for event in inbox:
             self._take(event)
-        self._tick_at = NEVER
-        self._rearm()
+        self._alarm.set_anew(self.lease.deadline)
 
     # ---- the shell ---------------------------------------------------------------------------------
 
@@ -84,27 +82,12 @@ class Sweeper:
             self._check()
         for effect in effects:
             self._perform(effect)
-        self._rearm()
+        self._alarm.set(self.lease.deadline)
 
     def _check(self) -> None:
         until = self._node.clock.when(self.lease.give_up_s)
         kept = self._cluster.store.leases.get(LEASE)
         self._cluster.checkers.led(self._node.holder, self.lease.term, until, kept)
-
-    def _rearm(self) -> None:
-        deadline = self.lease.deadline
-        if deadline is None or self._node.paused:
-            return
-        when = max(self._node.clock.when(deadline), self._world.now) + SOON_S
-        if when < self._tick_at:
-            self._tick_at = when
-            self._world.at(when, self._tick, when)
-
-    def _tick(self, when: float) -> None:
-        if when == self._tick_at:
-            self._tick_at = NEVER
-            if self._node.up and not self._node.paused:
-                self._take(TICK)
 
     def _perform(self, effect: Effect) -> None:
         store = self._cluster.store

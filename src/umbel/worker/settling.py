@@ -2,7 +2,8 @@
 
 While one batch is on its way the next gathers, so an idle worker settles each message at once
 and a busy one in large batches, without a timer. A batch the broker cannot take now is kept and
-tried again; meanwhile the worker claims nothing new, because unsettled messages count as held.
+tried again; meanwhile the worker claims nothing new, because unsettled messages count as held, and
+so do results and follow-ups of messages that were acknowledged before they ran.
 While somebody records, what was told of an outcome is in the event log before the outcome is
 settled: a worker that dies between the two makes history tell a run that is then repeated, which
 is what happened, and never leaves out one that nobody repeats.
@@ -59,7 +60,8 @@ class Settler:
 
     @property
     def pending(self) -> int:
-        return len(self._waiting)
+        """What is not settled, stored or sent yet: a worker that has much of it takes nothing new."""
+        return len(self._waiting) + len(self._results) + len(self._follow_ups)
 
     def add(self, verdict: Verdict) -> None:
         self._waiting.append(verdict)
@@ -141,6 +143,7 @@ class Settler:
         ]
 
     async def _store_reported(self) -> None:
+        had = len(self._results) + len(self._follow_ups)
         if self._results:
             results = tuple(self._results)
             await asyncio.to_thread(self._backend.store, results)
@@ -149,6 +152,8 @@ class Settler:
             follow_ups = tuple(self._follow_ups)
             await self._broker.publish(follow_ups)
             del self._follow_ups[: len(follow_ups)]
+        if had:
+            self._settled()
 
     def _wake(self) -> None:
         self._idle.clear()

@@ -5,16 +5,20 @@ end. Entries are small JSON texts; one that cannot be read is passed over, becau
 be mended and the next reader must not stop at it.
 """
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from umbel.errors import RevokesFull
 from umbel.protocol.coordination import RETENTION_S, ElectionRecord
 from umbel.wire.revoke import Revoke
+
+log = logging.getLogger("umbel.brokers.amqp")
+RecordT = TypeVar("RecordT")
 
 STARTS_MAX = 100_000
 TELL_AGAIN_AFTER = 5_000  # entries of the facts; the stream keeps many times as many
@@ -41,9 +45,8 @@ class RevokeView:
 
     def apply(self, offset: int, body: bytes) -> None:
         self.cursor = self._before + offset + 1
-        try:
-            revoke = _revoke_decoder.decode(body)
-        except msgspec.MsgspecError:
+        revoke = _decoded(_revoke_decoder, body)
+        if revoke is None:
             return
         self._entries[revoke.task_id, revoke.header] = (self.cursor, revoke)
         self._order.append((self.cursor, revoke))
@@ -94,9 +97,8 @@ class StartsView:
         self._starts: dict[tuple[str, str], int] = {}
 
     def apply(self, offset: int, body: bytes) -> None:
-        try:
-            start = _start_decoder.decode(body)
-        except msgspec.MsgspecError:
+        start = _decoded(_start_decoder, body)
+        if start is None:
             return
         key = (start.queue, start.message)
         self._starts.pop(key, None)
@@ -201,9 +203,8 @@ class FactsView:
 
     def apply(self, offset: int, body: bytes) -> None:
         self._offset = offset
-        try:
-            fact = _fact_decoder.decode(body)
-        except msgspec.MsgspecError:
+        fact = _decoded(_fact_decoder, body)
+        if fact is None:
             return
         match fact:
             case QueueFact(name):
@@ -290,6 +291,15 @@ class FactsView:
             return False
         known = self.elections[fact.key]
         return fact.record.changed_at >= known.changed_at + RETENTION_S
+
+
+def _decoded(decoder: msgspec.json.Decoder[RecordT], body: bytes) -> RecordT | None:
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:  # written by another version, or by somebody else
+        extra = {"why": str(error), "begins": body[:80].decode(errors="replace")}
+        log.warning("a record in RabbitMQ cannot be read: left out", extra=extra)
+        return None
 
 
 _revoke_decoder = msgspec.json.Decoder(Revoke)

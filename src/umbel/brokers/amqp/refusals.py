@@ -31,7 +31,7 @@ _HOST_NOT_YET = "is down"
 class ChannelClosed(BrokerError):
     """The server refused something by closing the channel."""
 
-    NOT_FOUND, LOCKED, PRECONDITION, NOT_IMPLEMENTED = 404, 405, 406, 540
+    NOT_FOUND, LOCKED, PRECONDITION = 404, 405, 406
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"RabbitMQ refused: {text} ({code})")
