@@ -32,7 +32,8 @@ def test_it_shows_members_tasks_and_one_tasks_story(tmp_path: Path) -> None:
     async def scenario(broker: Broker, top: Top, pilot: Pilot[None]) -> None:
         tasks: DataTable[Any] = top.query_one("#tasks", DataTable)
         await tell_until(broker, pilot, lambda: tasks.row_count == 2)
-        assert cells(top, "tasks")[0][1:4] == ["FAILURE", "shop.[red]pay", "t2"]
+        assert cells(top, "tasks")[0][1:4] == ["FAILURE", "shop.[red]pay", NODE]
+        assert cells(top, "tasks")[0][-1] == "t2"
         assert cells(top, "members")[0][:4] == [NODE, "alive", "1", "7"]
         await pilot.press("enter")
         assert "task-failed" in shown(top, "#story") and "ValueError" in shown(top, "#story")

@@ -24,6 +24,7 @@ from umbel.wire.show import brief
 DRAW_EVERY_S = 0.5
 TASKS_SHOWN = 60
 MEMBERS_SHOWN = 500
+WIDE_COLUMNS = 110  # of a terminal in which members and tasks have room beside each other
 COLOURS = {
     "SUCCESS": "green",
     "FAILURE": "red",
@@ -71,18 +72,26 @@ class Top(App[None]):
     Confirm { align: center middle; }
     #question { padding: 1 3; border: thick $warning; background: $surface; }
     DataTable { height: 1fr; }
+    .-narrow #panes { layout: vertical; }
+    .-narrow #left { layout: horizontal; width: 100%; height: 7; }
+    .-narrow #members { width: 3fr; }
+    .-narrow #queues { width: 2fr; height: 100%; }
+    .-narrow #right { width: 100%; height: 1fr; }
+    .-narrow #pace { height: 1; }
     """
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE_COLUMNS, "-wide")]  # noqa: RUF012
+    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
-        Binding("space", "pause", "pause"),
+        Binding("space", "pause", "pause", key_display="␣"),
         Binding("slash", "filter", "filter"),
-        Binding("w", "of_worker", "of this worker"),
-        Binding("escape", "clear", "all tasks"),
+        Binding("w", "of_worker", "worker's"),
+        Binding("escape", "clear", "all"),
         Binding("r", "revoke", "revoke"),
-        Binding("t", "terminate", "terminate"),
+        Binding("t", "terminate", "end"),
         Binding("plus,equals_sign", "resize(1)", "grow"),
         Binding("minus", "resize(-1)", "shrink"),
-        Binding("S", "shut_down", "shut down"),
+        Binding("S", "shut_down", "stop"),
     ]
 
     def __init__(self, feed: Feed, where: str) -> None:
@@ -97,7 +106,7 @@ class Top(App[None]):
     def compose(self) -> ComposeResult:
         yield Static(id="summary")
         yield Sparkline([0.0], id="pace")
-        with Horizontal():
+        with Horizontal(id="panes"):
             with Vertical(id="left"):
                 yield DataTable[str | Text](id="members", cursor_type="row", zebra_stripes=True)
                 yield DataTable[str | Text](id="queues", cursor_type="none")
@@ -107,12 +116,12 @@ class Top(App[None]):
         yield Input(
             placeholder="part of a task's name, the beginning of its id, or state:FAILURE", id="filter"
         )
-        yield Footer()
+        yield Footer(compact=True)
 
     def on_mount(self) -> None:
         self._table("members").add_columns("node", "state", "active", "done", "clock", "load", "software")
         self._table("queues").add_columns("queue", "ready", "delayed", "claimed")
-        self._table("tasks").add_columns("clock", "state", "task", "id", "worker", "wait s", "run s")
+        self._table("tasks").add_columns("clock", "state", "task", "worker", "wait s", "run s", "id")
         self._table("tasks").focus()
         self.listen()
         self.set_interval(DRAW_EVERY_S, self.draw)
@@ -145,15 +154,14 @@ class Top(App[None]):
         counts = self.feed.sight.state.counts
         shown = "  ".join(f"{state.lower()} {count:,}" for state, count in counts.items())
         text = Text(
-            f"{self._where}  clock {self.feed.sight.receiver.clock.value:,}  "
-            f"members {alive}/{len(members)}  {events:,.0f} events/s  {succeeded:,.0f} done/s  "
-            f"{failed:,.0f} failed/s  {shown}"
+            f"members {alive}/{len(members)}  clock {self.feed.sight.receiver.clock.value:,}  "
+            f"{succeeded:,.0f} done/s  {failed:,.0f} failed/s  {events:,.0f} events/s"
         )
         if self.paused:
             text.append("  PAUSED", style="bold yellow")
         if self.filter != Filter():
             text.append(f"  only {_said(self.filter)}", style="bold yellow")
-        return text
+        return text.append(f"  {shown}  {self._where}")  # last: what a narrow terminal can do without
 
     def _draw_story(self) -> None:
         story = self.feed.sight.story(self._chosen) if self._chosen else []
@@ -280,7 +288,7 @@ def _update(
     for at, ((_, before), (_, after)) in enumerate(zip(shown, rows, strict=True)):
         for column, (old, new) in enumerate(zip(before, after, strict=True)):
             if old != new:
-                table.update_cell_at(Coordinate(at, column), new)
+                table.update_cell_at(Coordinate(at, column), new, update_width=len(new) > len(old))
 
 
 def _member(one: MemberRow) -> Cells:
@@ -299,10 +307,10 @@ def _task(one: TaskRecord) -> Cells:
         *_numbers(one.clock),
         Text(one.state, style=COLOURS.get(one.state, "")),
         _printable(one.name or "?"),
-        _printable(one.uuid),
         _printable(one.worker or ""),
         *_numbers("" if wait is None else f"{max(0.0, wait):.3f}"),
         *_numbers("" if one.runtime is None else f"{one.runtime:.3f}"),
+        _printable(one.uuid),
     )
 
 
