@@ -9,7 +9,8 @@ run tasks that do nothing.
     .venv/bin/python benchmarks/pipeline.py [--json] [--millions 1 5 20] [--rounds N] [--scale 0.01]
 
 Rates are events per second of the build alone: starting Java, some seconds, is told apart. Peak memory
-is that of all processes of the build together.
+and seconds of CPU are those of all processes of a step together; on a machine that others use too, CPU
+compares two steps better than time does. `--lakes DIR` keeps the lakes, and takes those that are there.
 """
 
 import argparse
@@ -94,8 +95,7 @@ def run(home: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def _measure_lake(home: Path, events: int, options: argparse.Namespace) -> Size:
     """Round by round each contender in turn, so that a noisy neighbour meets all of them."""
-    lake = home / f"lake-{events}"
-    made = measured("generate", home, "generate", lake, events)
+    lake, count = _lake(home, events, options)
     steps: dict[str, Callable[[], Measured]] = {
         "tasks": lambda: measured("tasks", home, "umbel", "build", "--lake", lake, "--tables", "tasks"),
         "duckdb": lambda: measured("duckdb", home, "duckdb", lake),
@@ -106,8 +106,19 @@ def _measure_lake(home: Path, events: int, options: argparse.Namespace) -> Size:
     samples: dict[str, list[Measured]] = {name: [] for name in chosen}
     for _ in range(options.rounds):
         for name, step in chosen.items():
-            samples[name].append(step().over(made.events))
-    return Size(made.events, {name: Measured.median(found) for name, found in samples.items()})
+            samples[name].append(step().over(count))
+    return Size(count, {name: Measured.median(found) for name, found in samples.items()})
+
+
+def _lake(home: Path, events: int, options: argparse.Namespace) -> tuple[Path, int]:
+    """A lake of so many events, made now unless it was kept; and how many it has."""
+    lake = Path(options.lakes or home).resolve() / f"lake-{events}"
+    told = lake / "made.json"
+    if not told.exists():
+        shutil.rmtree(lake, ignore_errors=True)
+        made = measured("generate", home, "generate", lake, events)
+        told.write_text(json.dumps({"events": made.events}))
+    return lake, int(json.loads(told.read_text())["events"])
 
 
 def _stream(home: Path, lake: Path) -> Measured:
@@ -148,7 +159,8 @@ def _met(value: float | None, how: str, limit: float) -> bool | None:
 
 
 def as_text(findings: dict[str, Any]) -> str:
-    lines = [f"{'events':>12}  {'step':<10}{'events/s':>12}{'seconds':>10}{'start s':>9}{'peak MiB':>10}"]
+    heads = f"{'events/s':>12}{'seconds':>10}{'start s':>9}{'CPU s':>9}{'peak MiB':>10}"
+    lines = [f"{'events':>12}  {'step':<10}{heads}"]
     for size in findings["sizes"]:
         lines += [_line(size["events"], name, size[name]) for name in STEPS if name in size]
     lines += [_line(findings[name]["events"], name, findings[name]) for name in ("recorder", "worker")]
@@ -165,7 +177,7 @@ def as_text(findings: dict[str, Any]) -> str:
 def _line(events: int, name: str, one: dict[str, Any]) -> str:
     return (
         f"{events:>12,}  {name:<10}{one['events_per_s']:>12,.0f}{one['seconds']:>10.2f}"
-        f"{one['start_s']:>9.1f}{one['peak_mib']:>10,.0f}"
+        f"{one['start_s']:>9.1f}{one['cpu_s']:>9.1f}{one['peak_mib']:>10,.0f}"
     )
 
 
@@ -177,7 +189,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="all counts times this, for trying it out")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
-    parser.add_argument("--dir", help="where lakes are made; some 1.5 GB for 20 million events")
+    parser.add_argument("--dir", help="where lakes are made and built; some 4 GB for 20 million events")
+    parser.add_argument("--lakes", help="keep the lakes here, and take those that are here already")
     parser.add_argument("--json", action="store_true", help="print one object instead of a table")
     options = parser.parse_args(arguments)
     options.millions = sorted(options.millions)

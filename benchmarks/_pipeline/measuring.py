@@ -24,11 +24,12 @@ TAIL = 2000
 
 @dataclass(frozen=True)
 class Measured:
-    """`seconds`: of the work itself, as the process told; `start_s`: what it took besides."""
+    """`seconds`: of the work itself, as the process told; `start_s`: what it took besides; `cpu_s`: all."""
 
     events: int
     seconds: float
     start_s: float
+    cpu_s: float
     peak_mib: float
 
     @property
@@ -44,6 +45,7 @@ class Measured:
             "events_per_s": round(self.rate, 1),
             "seconds": round(self.seconds, 3),
             "start_s": round(self.start_s, 2),
+            "cpu_s": round(self.cpu_s, 1),
             "peak_mib": round(self.peak_mib),
         }
 
@@ -53,29 +55,32 @@ class Measured:
             found[0].events,
             median(one.seconds for one in found),
             median(one.start_s for one in found),
+            median(one.cpu_s for one in found),
             median(one.peak_mib for one in found),
         )
 
 
 def measured(name: str, home: Path, step: str, *arguments: object) -> Measured:
     """Run a step of `side.py`, or `umbel history`, and say how it went on stderr."""
+    print(f"{name}: begins at {time.strftime('%H:%M:%S')}", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=home) as folder:
         if step == "umbel":
             command = ["-m", "umbel.cli.main", "history", *map(str, arguments), "--json"]
         else:
             place = [folder] if step in {"recorder", "worker"} else []
             command = ["-m", "benchmarks._pipeline.side", step, *place, *map(str, arguments)]
-        told, took_s, peak_bytes = _run(name, command, Path(folder))
-    found = Measured(int(told["events"]), told["seconds"], took_s - told["seconds"], peak_bytes / 2**20)
+        told, took_s, family = _run(name, command, Path(folder))
+    seconds, peak_mib = told["seconds"], family.peak_bytes / 2**20
+    found = Measured(int(told["events"]), seconds, took_s - seconds, family.cpu_s, peak_mib)
     print(
         f"{name}: {found.events:,} events in {found.seconds:.2f} s, {found.rate:,.0f}/s,"
-        f" {found.peak_mib:,.0f} MiB",
+        f" {found.cpu_s:.1f} s of CPU, {found.peak_mib:,.0f} MiB",
         file=sys.stderr,
     )
     return found
 
 
-def _run(name: str, command: Sequence[str], folder: Path) -> tuple[dict[str, Any], float, int]:
+def _run(name: str, command: Sequence[str], folder: Path) -> tuple[dict[str, Any], float, "Family"]:
     began = time.perf_counter()
     with (folder / "stderr").open("w+") as errors:
         process = subprocess.Popen(
@@ -100,18 +105,27 @@ def _run(name: str, command: Sequence[str], folder: Path) -> tuple[dict[str, Any
         if process.returncode != 0:
             errors.seek(0)
             raise BenchmarkFailed(f"{name} ended with status {process.returncode}\n{errors.read()[-TAIL:]}")
-    return json.loads(printed), took_s, family.peak_bytes
+    return json.loads(printed), took_s, family
 
 
 class Family:
-    """Looks at a process and its descendants until told to stop: the most memory they held together."""
+    """Looks at a process and its descendants until told to stop.
+
+    `peak_bytes`: the most memory they held together; `cpu_s`: what they used of the CPU. Java is not
+    waited for by who started it, so its CPU is not in the sum that the system keeps for a parent.
+    """
 
     def __init__(self, pid: int) -> None:
         self.peak_bytes = 0
         self._pid = pid
+        self._cpu_s: dict[int, float] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(self._cpu_s.values())
 
     def stop(self) -> None:
         self._stopped.set()
@@ -127,6 +141,8 @@ class Family:
             first = psutil.Process(self._pid)
             for one in (first, *first.children(recursive=True)):
                 held += one.memory_info().rss
+                used = one.cpu_times()
+                self._cpu_s[one.pid] = used.user + used.system
         except psutil.Error:
             return held
         return held

@@ -26,16 +26,22 @@ ENDINGS_MAX = len(ENDINGS) * DIGESTS_MAX
 
 
 def states_of(events: DataFrame) -> DataFrame:
-    """What is known of each attempt, from events alone. Rows of one task lie together afterwards."""
+    """What is known of each attempt, from events alone. Rows of one task lie together afterwards.
+
+    What an event tells is put into its register before the exchange: there it is one run of bytes
+    that is compared and copied as it is. A register that is put together only while rows are joined
+    is taken apart and built anew, field by field, for every row that comes after it.
+    """
+    ended = F.coalesce(*(F.col(f"{slot}.digest") for slot in sorted(ENDINGS)))
     return (
-        _settled(events)
+        _told(events)
         .repartition("uuid")
         .groupBy("uuid", "retries")
         .agg(
-            *(F.max(F.when(_is(slot), _register(slot))).alias(slot) for slot in SLOTS),
-            *(F.min(F.when(_is(slot), F.col("timestamp"))).alias(f"first_{slot}") for slot in TIMED),
-            F.collect_set(F.when(_is("received"), F.col("digest"))).alias("deliveries"),
-            F.collect_set(F.when(F.col("slot").isin(*sorted(ENDINGS)), F.col("digest"))).alias("endings"),
+            *(F.max(slot).alias(slot) for slot in SLOTS),
+            *(F.min(f"{slot}.timestamp").alias(f"first_{slot}") for slot in TIMED),
+            F.collect_set("received.digest").alias("deliveries"),
+            F.collect_set(ended).alias("endings"),
         )
     )
 
@@ -68,6 +74,14 @@ def by_task(states: DataFrame) -> DataFrame:
     )
 
 
+def _told(events: DataFrame) -> DataFrame:
+    """What each event tells alone: one register, and nothing in the others."""
+    registers = (
+        F.when(F.col("slot") == slot, F.struct(*register_fields(slot))).alias(slot) for slot in SLOTS
+    )
+    return _settled(events).select("uuid", "retries", *registers)
+
+
 def _settled(events: DataFrame) -> DataFrame:
     """Task events only, without holes in what orders them; a reader of the wire leaves none."""
     payload = sorted({name for names in PAYLOADS.values() for name in names})
@@ -85,14 +99,6 @@ def _settled(events: DataFrame) -> DataFrame:
         "extra",
         *payload,
     )
-
-
-def _is(slot: str) -> Column:
-    return F.col("slot") == slot
-
-
-def _register(slot: str) -> Column:
-    return F.struct(*register_fields(slot))
 
 
 def _union(name: str, most: int) -> Column:
