@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from umbel.app.results import AsyncResult
     from umbel.app.task import Task
     from umbel.errors import Ignore, Reject, Retry
-    from umbel.worker.election_context import ElectionContext
+    from umbel.worker.elections.handlers import ElectionContext
 
 _HOMES = {
     "App": "umbel.app.app",
@@ -30,7 +30,7 @@ _HOMES = {
     "chord": "umbel.app.chords",
     "AsyncResult": "umbel.app.results",
     "GroupResult": "umbel.app.groups",
-    "ElectionContext": "umbel.worker.election_context",
+    "ElectionContext": "umbel.worker.elections.handlers",
     "Ignore": "umbel.errors",
     "Reject": "umbel.errors",
     "Retry": "umbel.errors",

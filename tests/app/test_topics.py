@@ -21,7 +21,7 @@ from umbel.protocol.coordination import (
 )
 from umbel.protocol.election_events import RunHandler
 from umbel.wire.task import decode_task
-from umbel.worker.election_context import ElectionContext
+from umbel.worker.elections.handlers import ElectionContext
 
 
 @pytest.fixture

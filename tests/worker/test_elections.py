@@ -31,12 +31,12 @@ from umbel.wire.control import REQUEST_EXCHANGE, decode_request
 from umbel.wire.election import request_arguments
 from umbel.wire.message import Message
 from umbel.worker.context import Counters, Identity, WorkerContext
-from umbel.worker.election_context import ElectionContext, Handler
-from umbel.worker.election_store import StoreCalls
+from umbel.worker.elections.calls import StoreCalls
+from umbel.worker.elections.handlers import ElectionContext, Handler
+from umbel.worker.elections.stored import StoreElections
 from umbel.worker.guarded import Guarded
 from umbel.worker.settings import Ending, WorkerSettings
 from umbel.worker.steps.events import Events
-from umbel.worker.store_elections import StoreElections
 
 
 def ends(message: Message, queue: str, error: Exception, status: str) -> Ending:

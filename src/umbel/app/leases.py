@@ -22,7 +22,7 @@ from umbel.brokers.registry import open_broker
 from umbel.errors import LeaseTimeout
 from umbel.protocol.coordination import LEASE_TTL_S
 from umbel.protocol.lease import Acquired, LeaseSettings, Lost, Released
-from umbel.worker.leases import LeaseKeeper
+from umbel.worker.leases.keeper import LeaseKeeper
 
 if TYPE_CHECKING:
     from umbel.app.app import App

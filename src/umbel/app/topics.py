@@ -13,7 +13,7 @@ from umbel.errors import ConfigurationError, ElectionError
 
 if TYPE_CHECKING:
     from umbel.app.app import App
-    from umbel.worker.election_context import ElectionContext
+    from umbel.worker.elections.handlers import ElectionContext
 
 TASK_TOPIC = "task"
 TASK_IDS = "umbel:elections:celery"

@@ -18,7 +18,7 @@ from umbel.history.housekeeping import expire
 from umbel.history.lake import Lake
 from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
 from umbel.protocol.lease import Acquired, LeaseSettings
-from umbel.worker.leases import Change, LeaseKeeper
+from umbel.worker.leases.keeper import Change, LeaseKeeper
 
 log = logging.getLogger("umbel.history")
 

@@ -12,7 +12,7 @@ from umbel.protocol.delivery import TaskRules
 from umbel.protocol.gossip_mode import GossipMode
 from umbel.protocol.schedule import Entry
 from umbel.wire.message import Message, Outgoing, StoredResult
-from umbel.worker.election_context import Handler
+from umbel.worker.elections.handlers import Handler
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from umbel.version import VERSION
 from umbel.wire.gossip import describe
 from umbel.wire.revoke import Revoke
 from umbel.worker.context import WorkerContext
-from umbel.worker.lease_list import look_at_leases
+from umbel.worker.leases.listing import look_at_leases
 from umbel.worker.requests import Requests
 from umbel.worker.steps.autoscaler import Autoscaler
 from umbel.worker.steps.events import Events

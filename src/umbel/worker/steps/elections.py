@@ -21,13 +21,13 @@ from umbel.protocol.lease import Acquired
 from umbel.wire import election as wire
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.leases import Change as LeaseChange
-from umbel.worker.leases import LeaseKeeper
+from umbel.worker.elections.stored import StoreElections
+from umbel.worker.leases.keeper import Change as LeaseChange
+from umbel.worker.leases.keeper import LeaseKeeper
+from umbel.worker.leases.told import told_lease
 from umbel.worker.state import WorkerState
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
-from umbel.worker.store_elections import StoreElections
-from umbel.worker.told_lease import told_lease
 
 log = logging.getLogger("umbel.worker.elections")
 
@@ -135,7 +135,7 @@ class ElectionsStep(Step):
         return self._rules.asked(arguments)
 
     def _classic_rules(self) -> Rules:
-        from umbel.worker.classic_elections import ClassicElectionsShell  # few ask for them
+        from umbel.worker.elections.classic import ClassicElectionsShell  # few ask for them
 
         return ClassicElectionsShell(self._context, self._events)
 

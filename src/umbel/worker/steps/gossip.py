@@ -57,8 +57,8 @@ from umbel.wire.gossip import (
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.driver import drive
+from umbel.worker.leases.observers import ObserverSeat
 from umbel.worker.node_hooks import NodeHooks
-from umbel.worker.observers import ObserverSeat
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.heart import Heart

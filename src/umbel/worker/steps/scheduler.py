@@ -33,11 +33,11 @@ from umbel.wire.schedule import decode_marks, decode_pauses, encode_marks
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.driver import drive
-from umbel.worker.leases import Change, LeaseKeeper
+from umbel.worker.leases.keeper import Change, LeaseKeeper
+from umbel.worker.leases.told import PHASES, told_lease
 from umbel.worker.settings import PeriodicTask
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
-from umbel.worker.told_lease import PHASES, told_lease
 
 log = logging.getLogger("umbel.worker.scheduler")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from umbel.protocol.lease import Acquired, LeaseSettings, Lost, Released
 from umbel.worker.context import WorkerContext
-from umbel.worker.leases import Change, LeaseKeeper
+from umbel.worker.leases.keeper import Change, LeaseKeeper
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
 

@@ -15,7 +15,7 @@ from umbel.brokers.coordination import CoordinationStore
 from umbel.errors import BrokerError
 from umbel.protocol.gossip_mode import CANDIDATES, OBSERVER_LEASES, is_among_lowest
 from umbel.protocol.lease import Acquired
-from umbel.worker.leases import Change, LeaseKeeper
+from umbel.worker.leases.keeper import Change, LeaseKeeper
 
 log = logging.getLogger("umbel.worker.gossip")
 

@@ -47,8 +47,8 @@ from umbel.protocol.gossip_events import Member
 from umbel.wire import election as wire
 from umbel.worker.context import WorkerContext
 from umbel.worker.driver import drive, instant
-from umbel.worker.election_context import HandlerThreads
-from umbel.worker.election_store import StoreCalls
+from umbel.worker.elections.calls import StoreCalls
+from umbel.worker.elections.handlers import HandlerThreads
 from umbel.worker.guarded import Guarded
 from umbel.worker.steps.events import Events
 
