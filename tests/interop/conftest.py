@@ -14,6 +14,7 @@ from tests.servers.redis import RedisServer
 
 BROKERS = ["redis", "rabbitmq"]
 ON_REDIS = pytest.mark.parametrize("cluster", ["redis"], indirect=True)
+CROSSINGS = {"we first": ("on_umbel", "on_celery"), "celery first": ("on_celery", "on_umbel")}
 WAYS = {"celery to umbel": ("celery", "on_umbel"), "umbel to celery": ("umbel", "on_celery")}
 
 
@@ -31,6 +32,29 @@ class Way:
     def __call__(self, expression: str, **names: Any) -> Any:
         __tracebackhide__ = True
         return self.client(expression, queue=self.queue, **names)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A client of either kind, and two queues: one of workers of each kind, in either order."""
+
+    client: Client
+    here: str
+    there: str
+
+    @property
+    def first(self) -> str:
+        """The library of the workers here."""
+        return self.here.removeprefix("on_")
+
+    @property
+    def second(self) -> str:
+        """The library of the workers there."""
+        return self.there.removeprefix("on_")
+
+    def __call__(self, expression: str, **names: Any) -> Any:
+        __tracebackhide__ = True
+        return self.client(expression, here=self.here, there=self.there, **names)
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +90,13 @@ def way(request: pytest.FixtureRequest, cluster: MixedCluster) -> Way:
 @pytest.fixture(params=["celery", "umbel"])
 def client(request: pytest.FixtureRequest, cluster: MixedCluster) -> Client:
     return cluster.client(request.param)
+
+
+@pytest.fixture(
+    params=[("on_umbel", "on_celery"), ("on_celery", "on_umbel")], ids=["we first", "celery first"]
+)
+def crossing(request: pytest.FixtureRequest, client: Client) -> Crossing:
+    return Crossing(client, *request.param)
 
 
 @pytest.fixture

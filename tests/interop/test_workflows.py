@@ -5,117 +5,81 @@ from uuid import uuid4
 
 import pytest
 
+from tests.interop.conftest import Crossing
 from tests.interop.mixed_cluster import Client, MixedCluster, Raised
-
-BOTH_WAYS = pytest.mark.parametrize(
-    ("here", "there"),
-    [("on_umbel", "on_celery"), ("on_celery", "on_umbel")],
-    ids=["we first", "celery first"],
-)
-
-
-def library(queue: str) -> str:
-    return queue.removeprefix("on_")
-
 
 # ---- chains ----------------------------------------------------------------------------------------
 
 
-@BOTH_WAYS
-def test_a_chain_goes_back_and_forth(client: Client, here: str, there: str) -> None:
-    found = client(
+def test_a_chain_goes_back_and_forth(crossing: Crossing) -> None:
+    found = crossing(
         "get(chain(*[trail.s([]).set(queue=here), *[trail.s().set(queue=q) for q in (there, here, there)]])"
-        ".apply_async())",
-        here=here,
-        there=there,
+        ".apply_async())"
     )
-    assert found == [library(here), library(there), library(here), library(there)]
+    assert found == [crossing.first, crossing.second] * 2
 
 
-@BOTH_WAYS
-def test_every_step_of_a_chain_can_be_asked(client: Client, here: str, there: str) -> None:
-    found = client(
+def test_every_step_of_a_chain_can_be_asked(crossing: Crossing) -> None:
+    found = crossing(
         "(lambda last: [get(last), get(last.parent), get(last.parent.parent)])"
         "((add.s(1, 1).set(queue=here) | add.s(10).set(queue=there) | add.s(100).set(queue=here))"
-        ".apply_async())",
-        here=here,
-        there=there,
+        ".apply_async())"
     )
     assert found == [112, 12, 2]
 
 
-@BOTH_WAYS
-def test_a_chain_knows_its_root_and_each_step_its_parent(client: Client, here: str, there: str) -> None:
-    first, second, last = client(
+def test_a_chain_knows_its_root_and_each_step_its_parent(crossing: Crossing) -> None:
+    first, second, last = crossing(
         "(lambda last: [last.parent.parent.id, last.parent.id, get(last)])"
         "((echo.s(0).set(queue=here) | about_itself.s().set(queue=there) | about_itself.s().set(queue=here))"
-        ".apply_async())",
-        here=here,
-        there=there,
+        ".apply_async())"
     )
     assert (last["root"], last["parent"]) == (first, second)
 
 
-@BOTH_WAYS
-def test_an_immutable_step_takes_no_result(client: Client, here: str, there: str) -> None:
-    assert (
-        client(
-            "get((add.s(1, 1).set(queue=here) | add.si(5, 5).set(queue=there)).apply_async())",
-            here=here,
-            there=there,
-        )
-        == 10
-    )
+def test_an_immutable_step_takes_no_result(crossing: Crossing) -> None:
+    assert crossing("get((add.s(1, 1).set(queue=here) | add.si(5, 5).set(queue=there)).apply_async())") == 10
 
 
-@BOTH_WAYS
-def test_a_chain_that_breaks_fails_to_its_end(client: Client, here: str, there: str) -> None:
+def test_a_chain_that_breaks_fails_to_its_end(crossing: Crossing) -> None:
     with pytest.raises(Raised, match="boom") as caught:
-        client(
+        crossing(
             "get((echo.s('boom').set(queue=there) | fails.s().set(queue=here) | add.s(1).set(queue=there)"
-            " | add.s(1).set(queue=here)).apply_async())",
-            here=here,
-            there=there,
+            " | add.s(1).set(queue=here)).apply_async())"
         )
     assert caught.value.kind == "ValueError"
 
 
-@BOTH_WAYS
-def test_the_errback_of_a_chain_hears_of_the_step_that_failed(client: Client, here: str, there: str) -> None:
+def test_the_errback_of_a_chain_hears_of_the_step_that_failed(crossing: Crossing) -> None:
     failing_id, errback_id = str(uuid4()), str(uuid4())
-    client(
+    crossing(
         "(echo.s('boom').set(queue=there) | fails.s().set(queue=here, task_id=failing_id)"
         " | echo.s().set(queue=here))"
         ".apply_async(link_error=sees_failure.s().set(queue=there, task_id=errback_id)).id",
-        here=here,
-        there=there,
         failing_id=failing_id,
         errback_id=errback_id,
     )
-    found = client("get(app.AsyncResult(errback_id))", errback_id=errback_id)
-    assert found == [library(there), failing_id]
+    found = crossing("get(app.AsyncResult(errback_id))", errback_id=errback_id)
+    assert found == [crossing.second, failing_id]
 
 
-@BOTH_WAYS
-def test_a_delayed_step_of_a_chain_waits(client: Client, here: str, there: str) -> None:
-    sent, ran = client(
+def test_a_delayed_step_of_a_chain_waits(crossing: Crossing) -> None:
+    sent, ran = crossing(
         "(lambda sent: [sent, get((echo.s(1).set(queue=here) | now.s().set(queue=there, countdown=0.5))"
-        ".apply_async())])(now())",
-        here=here,
-        there=there,
+        ".apply_async())])(now())"
     )
     assert sent + 0.5 <= ran <= sent + 11.0
 
 
-@BOTH_WAYS
-def test_a_retried_step_goes_on_with_the_chain(client: Client, here: str, there: str) -> None:
-    found = client(
+def test_a_retried_step_goes_on_with_the_chain(crossing: Crossing) -> None:
+    found = crossing(
         "get((echo.s(2).set(queue=there) | flaky.s().set(queue=here) | where_and.s().set(queue=there))"
-        ".apply_async())",
-        here=here,
-        there=there,
+        ".apply_async())"
     )
-    assert found == [library(there), [library(here), 2, False]]  # its parent is still the step before
+    assert found == [
+        crossing.second,
+        [crossing.first, 2, False],
+    ]  # its parent is still the step before
 
 
 # ---- groups ----------------------------------------------------------------------------------------
@@ -147,13 +111,10 @@ def test_the_error_of_a_member_is_raised_for_the_group(client: Client) -> None:
             )
 
 
-@BOTH_WAYS
-def test_a_group_follows_a_step_of_a_chain(client: Client, here: str, there: str) -> None:
-    found = client(
+def test_a_group_follows_a_step_of_a_chain(crossing: Crossing) -> None:
+    found = crossing(
         "get((add.s(1, 1).set(queue=here)"
-        " | group([add.s(10).set(queue=there), add.s(20).set(queue=here)])).apply_async())",
-        here=here,
-        there=there,
+        " | group([add.s(10).set(queue=there), add.s(20).set(queue=here)])).apply_async())"
     )
     assert found == [12, 22]
 
@@ -178,36 +139,27 @@ def test_a_queue_that_both_consume_loses_and_doubles_nothing(client: Client, tmp
 # ---- chords (all that can be mixed: test_chords.py) ------------------------------------------------
 
 
-@BOTH_WAYS
-def test_a_chord_has_parts_on_both_and_its_body_on_either(client: Client, here: str, there: str) -> None:
-    found = client(
+def test_a_chord_has_parts_on_both_and_its_body_on_either(crossing: Crossing) -> None:
+    found = crossing(
         "get(chord([add.s(n, n).set(queue=[here, there][n % 2]) for n in range(6)],"
-        " where_and.s().set(queue=there)).apply_async())",
-        here=here,
-        there=there,
+        " where_and.s().set(queue=there)).apply_async())"
     )
-    assert found == [library(there), [0, 2, 4, 6, 8, 10]]
+    assert found == [crossing.second, [0, 2, 4, 6, 8, 10]]
 
 
-@BOTH_WAYS
-def test_parts_of_one_kind_have_a_body_of_the_other(client: Client, here: str, there: str) -> None:
-    found = client(
+def test_parts_of_one_kind_have_a_body_of_the_other(crossing: Crossing) -> None:
+    found = crossing(
         "get((group([add.s(n, n).set(queue=here) for n in range(3)]) | total.s().set(queue=there)"
-        " | where_and.s().set(queue=here)).apply_async())",
-        here=here,
-        there=there,
+        " | where_and.s().set(queue=here)).apply_async())"
     )
-    assert found == [library(here), 6]
+    assert found == [crossing.first, 6]
 
 
-@BOTH_WAYS
-def test_a_part_that_fails_fails_the_body(client: Client, here: str, there: str) -> None:
+def test_a_part_that_fails_fails_the_body(crossing: Crossing) -> None:
     with pytest.raises(Raised) as caught:
-        client(
+        crossing(
             "get_own(chord([add.s(1, 1).set(queue=there), fails.s().set(queue=here)],"
-            " total.s().set(queue=there)).apply_async())",
-            here=here,
-            there=there,
+            " total.s().set(queue=there)).apply_async())"
         )
     assert (caught.value.kind, caught.value.is_known) == ("ChordError", True)
 
