@@ -16,7 +16,11 @@ MARKER = ".umbel-demo"  # a folder without it is not ours to empty
 
 @click.command("demo")
 @click.option(
-    "-b", "--broker", "url", metavar="URL", help="redis://… or amqp://…; default: the embedded one."
+    "-b",
+    "--broker",
+    "url",
+    metavar="URL",
+    help="redis://… or amqp://…, one without other workers; default: the embedded one.",
 )
 @click.option(
     "--seconds", type=click.FloatRange(5, 3600), default=30.0, show_default=True, help="Of mixed load."
@@ -38,12 +42,13 @@ def command(url: str | None, seconds: float, history: bool, directory: Path, as_
     Ends with what was sent, what ran, what was repeated and why, and whether results, the tasks' own
     ledger and history agree; exit code 1 if they do not.
     """
+    from umbel.app.ids import new_id
     from umbel.demo.processes import environment
 
     home = _home(directory)
     broker = url or f"sqlite:///{home / 'demo.db'}"
     backend = broker if not broker.startswith("amqp") else f"sqlite:///{home / 'results.db'}"
-    os.environ.update(environment(broker, backend, home))
+    os.environ.update(environment(broker, backend, home, f"demo_{new_id()[:8]}"))
     from umbel.cli.demo_closing import show
     from umbel.demo.story import Demo
 

@@ -97,5 +97,5 @@ def _ticks(outcome: Outcome) -> set[int]:
 def _repeats(repeated: dict[str, int]) -> str:
     """In a line of a narrow terminal."""
     total, *reasons = repeated.items()
-    said = "; ".join(f"{count} {why.removeprefix('because their ')}" for why, count in reasons if count)
+    said = "; ".join(f"{count} {why.replace('because their', 'whose')}" for why, count in reasons if count)
     return f"{total[1]}: {said}" if said else str(total[1])

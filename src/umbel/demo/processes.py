@@ -22,10 +22,9 @@ class Processes:
         self._home = home
         self._recorder: subprocess.Popen[bytes] | None = None
 
-    def record(self, lake: Path) -> None:
-        self._recorder = self._spawn(
-            ["record", "-A", "umbel.demo.tasks:app", "--lake", str(lake), "--rotate", "5"]
-        )
+    def record(self, lake: Path, name: str) -> None:
+        arguments = ["record", "-A", "umbel.demo.tasks:app", "--name", name]
+        self._recorder = self._spawn([*arguments, "--lake", str(lake), "--rotate", "5"])
 
     def start(self, name: str) -> None:
         arguments = ["worker", "-A", "umbel.demo.tasks:app", "-n", name, "-c", str(CHILDREN), "-E"]
@@ -86,9 +85,11 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "umbel.cli.main", *arguments]
 
 
-def environment(broker: str, backend: str, home: Path) -> dict[str, str]:
+def environment(broker: str, backend: str, home: Path, run: str) -> dict[str, str]:
     """What the demo and its workers find their app's settings in."""
     return {
+        "DEMO_RUN": run,
+        "UMBEL_TASK_DEFAULT_QUEUE": run,
         "UMBEL_BROKER": broker,
         "UMBEL_BACKEND": backend,
         "UMBEL_RUN_DIR": str(home / "run"),

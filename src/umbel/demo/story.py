@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +25,7 @@ from umbel.demo.ledger import Ledger, Verdict, judge, read_ledger
 from umbel.demo.load import BATCHES_PER_S, Sent, send_batch, send_held
 from umbel.demo.processes import CHILDREN, Processes, command
 from umbel.demo.view import View
-from umbel.errors import BrokerError, UmbelError
+from umbel.errors import BrokerError, ConfigurationError, UmbelError
 from umbel.protocol.states import READY_STATES
 from umbel.top.feed import Feed
 from umbel.urls import without_password
@@ -37,6 +38,8 @@ RESULTS_S = 90.0
 CAUGHT_UP_S = 60.0
 BUILD_S = 1200.0
 LOOK_EVERY_S = 0.2
+FORGET_S = 5.0
+ALONE_S = 1.0
 MORE_EVERY_S = 2.0
 T = TypeVar("T")
 
@@ -63,8 +66,9 @@ class Outcome:
 
 class Demo:
     def __init__(self, home: Path, seconds: float, *, history: bool) -> None:
-        from umbel.demo.tasks import app  # it reads its settings from the environment, which is set by now
+        from umbel.demo.tasks import RUN, TICK, app  # which read the environment, and that is set by now
 
+        self._run, self._tick = RUN, TICK
         self._home = home
         self._seconds = seconds
         self._lake = home / "lake" if history else None
@@ -95,6 +99,9 @@ class Demo:
         finally:
             listening.cancel()
             await asyncio.wait([listening])
+            with suppress(BrokerError, TimeoutError):  # nobody else reads what is logged for us
+                async with asyncio.timeout(FORGET_S):
+                    await broker.forget_recorder(self._run)
             await broker.close()
             await asyncio.to_thread(self._app.close)
         if self._lake is not None:
@@ -104,11 +111,14 @@ class Demo:
     # -- while it runs ---------------------------------------------------------------------------
 
     async def _act(self, broker: Broker, feed: Feed, processes: Processes, view: View) -> float:
-        where = "the embedded broker" if "sqlite" in broker.url else without_password(broker.url)
+        where = "the embedded broker"
+        if not broker.url.startswith("sqlite"):
+            where = without_password(broker.url)
+            await asyncio.to_thread(self._must_be_alone, where)
         view.note(f"starting {len(WORKERS)} workers with {CHILDREN} children each on {where}")
         if self._lake is not None:  # first, so that the workers' first events are logged
-            processes.record(self._lake)
-            await self._until(broker.recorders, READY_S, "the recorder")
+            processes.record(self._lake, self._run)
+            await self._until(lambda: self._is_recorded(broker), READY_S, "the recorder")
         for name in WORKERS:
             processes.start(name)
         await self._until(lambda: self._are_up(feed, processes), READY_S, "the workers")
@@ -125,6 +135,16 @@ class Demo:
         if self._lake is not None:
             await self._until(self._is_caught_up, CAUGHT_UP_S, "the recorder")
         return took_s
+
+    def _must_be_alone(self, where: str) -> None:
+        """Workers of one broker are one cluster: they would lead for each other, and see ours die."""
+        others = sorted(self._app.control.ask("ping", timeout=ALONE_S).replies)
+        if others:
+            remedy = "give the demo a database or virtual host of its own"
+            raise ConfigurationError(f"{', '.join(others[:3])} answered on {where}; {remedy}")
+
+    async def _is_recorded(self, broker: Broker) -> bool:
+        return self._run in await broker.recorders()
 
     async def _send(self) -> None:
         began = time.monotonic()
@@ -216,7 +236,7 @@ class Demo:
             "record", "status", "-A", "umbel.demo.tasks:app", "--lake", str(self._lake), "--json"
         )
         recorders = json.loads(status.stdout)["recorders"] if status.returncode == 0 else []
-        return bool(recorders) and all(one["lag"] == 0 for one in recorders)
+        return any(one["recorder"] == self._run and one["lag"] == 0 for one in recorders)
 
     async def _until(self, condition: Callable[[], Awaitable[T]], limit_s: float, what: str) -> T:
         deadline = time.monotonic() + limit_s
@@ -237,7 +257,7 @@ class Demo:
     async def _conclude(self, began: float, took_s: float) -> Outcome:
         ledger = read_ledger(self._home / "ledger")
         seconds = range(int(began), int(time.time()) + 1)
-        slots = {slot_id("umbel.demo.tasks.tick", at * 1_000_000): at for at in seconds}
+        slots = {slot_id(self._tick, at * 1_000_000): at for at in seconds}
         outcome = Outcome(self._sent, self._states, ledger, Verdict(), took_s, slots=slots)
         outcome.killed, outcome.interrupted = self._killed, self._interrupted
         outcome.leaders, outcome.winner = self._leaders, self._winner

@@ -16,6 +16,8 @@ from umbel.app.task import Task
 
 LEDGER = "DEMO_LEDGER"  # the variable that names the file
 HELD_MAX_S = 30.0
+RUN = os.environ.get("DEMO_RUN", "demo")  # no run of the demo meets what another left at the broker
+TICK = f"{RUN}_tick"
 app = App("demo", task_send_sent_event=True)
 Bound = Task[..., Any]
 
@@ -118,7 +120,7 @@ def elected(self: Bound) -> str:
     return str(self.request.hostname)
 
 
-@app.periodic(every=1, catch_up="all")
+@app.periodic(every=1, catch_up="all", name=TICK)
 @app.task(bind=True)
 def tick(self: Bound) -> None:
     _ran(self)
