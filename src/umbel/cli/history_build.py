@@ -175,6 +175,10 @@ def _faults_told() -> Iterator[None]:
         raise ConfigurationError(str(fault)) from None
     except faults.PipelineFault as fault:
         raise UmbelError(str(fault)) from None
+    except OSError as error:
+        raise UmbelError(
+            f"{error.filename or 'the lake'}: {error.strerror or error}; see to that, and build again"
+        ) from None
 
 
 @contextmanager

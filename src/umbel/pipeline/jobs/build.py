@@ -80,11 +80,8 @@ def make_tables(
     origin: str = "batch",
 ) -> io.Manifest:
     name, wanted = io.new_build(lake), wanted_tables(only)
-    try:
+    with failing_as("the tables could not be made, nothing was published"):
         _write_tables(spark, lake, name, parts, wanted, tell or _say_nothing)
-    except (PySparkException, Py4JError) as error:
-        gist = gist_of(error)
-        raise BuildFailed(f"Spark could not make the tables, nothing was published: {gist}") from error
     files = {table: io.files_in(io.table_folder(lake, name, table)) for table in wanted}
     rows = {table: rows_in(paths) for table, paths in files.items()}
     tables = lake / "tables"
@@ -100,7 +97,8 @@ def make_tables(
         quarantined=[one.path.name for one in found.unreadable],
         origin=origin,
     )
-    io.publish(lake, manifest)
+    with failing_as("the tables are made and could not be published; those of before are read"):
+        io.publish(lake, manifest)
     io.remove_old_builds(lake)
     return manifest
 
@@ -161,7 +159,22 @@ def _say_nothing(_what: str, _done: int, _total: int) -> None:
     pass
 
 
+@contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """What Spark, Java or the disk say, in one line behind what it means."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise BuildFailed(f"{what}: {gist_of(error)}") from error
+    except OSError as error:
+        raise BuildFailed(f"{what}: {error.filename or 'the disk'}: {error.strerror or error}") from error
+
+
 def gist_of(error: Exception) -> str:
-    """The first line that says something; Java's errors have a hundred."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:400] if lines else type(error).__name__
+    """The first line that says something, and the last cause; Java's errors have a hundred lines."""
+    text = str(error)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:400]
+    trace = f"{text}\n{getattr(error, '_stackTrace', '')}"
+    causes = [line.partition("Caused by: ")[2] for line in trace.splitlines() if "Caused by: " in line]
+    last = causes[-1].strip()[:200] if causes else ""
+    return first if not last or last in first else f"{first} ({last})"

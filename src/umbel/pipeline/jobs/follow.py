@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from umbel.pipeline import io
 from umbel.pipeline.faults import BuildFailed
 from umbel.pipeline.files import Found, Unreadable
-from umbel.pipeline.jobs.build import Tell, gist_of, make_tables
+from umbel.pipeline.jobs.build import Tell, failing_as, gist_of, make_tables
 from umbel.pipeline.jobs.partials import Partials
 
 FILES_PER_BATCH = 32
@@ -64,7 +64,8 @@ def follow(
             _take(spark, lake, partials, following)
             partials.tell_passed()
         if partials.taken().upto > before or is_first:
-            partials.fold(spark)
+            with failing_as("batches could not be put together; start the stream again, it goes on"):
+                partials.fold(spark)
             following.published(_publish(spark, lake, partials, following, found, unreadable, started))
         is_first = False
         if following.until_caught_up:

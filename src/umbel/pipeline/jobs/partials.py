@@ -66,6 +66,10 @@ class Partials:
                 f"{self.folder} holds partial states of version {version}, and this Umbel makes"
                 f" {STATES_VERSION}: move that folder away, and the stream begins again from the events"
             )
+        if not any((self.checkpoint / "offsets").glob("[0-9]*")):
+            # Whoever made it ended before its first batch was planned. Spark refuses to begin where
+            # such a file was half written, and there is nothing in it to go on with.
+            shutil.rmtree(self.checkpoint, ignore_errors=True)
 
     def put(self, frame: DataFrame, batch_id: int) -> None:
         """Write what one batch tells. Run again with the same number it leaves the same."""

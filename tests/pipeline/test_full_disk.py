@@ -1,0 +1,79 @@
+"""D2: a disk that is full in the middle of a build: one clear error, nothing published, nothing lost."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.pipeline.lakes import record
+from tests.pipeline.test_equality import random_histories
+from tests.pipeline.test_follow import caught_up, contents, counted, look
+from umbel.pipeline import io
+from umbel.pipeline.faults import BuildFailed
+from umbel.pipeline.jobs.build import build, failing_as
+
+SIZE = 3 * 1024**2
+LEFT = 24 * 1024
+"""Enough for a folder and a lock, not for a table."""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, which takes a right that not everybody has."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "umbel-test", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("may not mount a small disk here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    stats = os.statvfs(disk)
+    filler = disk / "filler"
+    with filler.open("wb") as file:
+        file.write(bytes(max(0, stats.f_bavail * stats.f_frsize - LEFT)))
+    return filler
+
+
+@pytest.mark.timeout(400)
+def test_a_full_disk_ends_a_build_and_takes_nothing_away(spark: SparkSession, small_disk: Path) -> None:
+    """D2: of a batch and of a stream; with room again, both go on."""
+    lake = small_disk / "lake"
+    record(lake, "1", counted(random_histories(40)))
+    build(spark, lake, look(lake), only=["tasks", "attempts"])
+    before, number = contents(spark, lake), io.newest_number(lake)
+
+    filler = fill(small_disk)
+    with pytest.raises(BuildFailed, match=r"nothing was published: .*No space left on device") as batch:
+        build(spark, lake, look(lake), only=["tasks", "attempts"])
+    with pytest.raises(BuildFailed, match=r"No space left on device.*it goes on where it was") as stream:
+        caught_up(spark, lake, only=["tasks", "attempts"])
+    assert all(len(str(raised.value).splitlines()) == 1 for raised in (batch, stream))
+    assert (contents(spark, lake), io.newest_number(lake)) == (before, number)
+
+    filler.unlink()
+    caught_up(spark, lake, only=["tasks", "attempts"])
+    assert contents(spark, lake) == before
+    builds = [one for one in (lake / "tables").iterdir() if one.name != "_manifest"]
+    assert len(builds) == io.BUILDS_KEPT, "what the build that failed had written is gone"
+
+
+def test_a_manifest_that_cannot_be_written_publishes_nothing(tmp_path: Path) -> None:
+    """D2: its folder cannot be written to, whoever we are."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables/_manifest").write_text("in the way")
+    nothing = io.Manifest("b", {}, {}, 0, 0, "", 0, 0.0)
+    with (
+        pytest.raises(
+            BuildFailed, match=r"nothing was published: .*_manifest.*: (File exists|Not a directory)"
+        ),
+        failing_as("nothing was published"),
+    ):
+        io.publish(tmp_path, nothing)
