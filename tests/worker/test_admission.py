@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
-
+from tests.brokers.under_test import eventually
 from umbel import App
 from umbel.backends.registry import open_backend
 from umbel.backends.sqlite import SqliteBackend
@@ -157,14 +156,22 @@ def test_results_that_cannot_be_stored_keep_the_worker_from_taking_more(tmp_path
             settled=lambda: settled.append(settler.pending),
         )
         settler.report([StoredResult("t1", "SUCCESS", b"{}"), StoredResult("t2", "SUCCESS", b"{}")], ())
-        with pytest.raises(BrokerUnavailable):
-            await settler.flush()
+        going_on = asyncio.create_task(settler.run())
+        await eventually(problem_of(settler), what="the store to be missed")  # the watchdog waits as long
         assert (settler.pending, settled) == (2, [])
         backend.is_back = True
-        await settler.flush()
-        assert (settler.pending, settled) == (0, [0])
+        await settler.drained()
+        assert (settler.pending, settler.problem, settled) == (0, "", [0])
+        going_on.cancel()
 
     play(tmp_path, scenario, rules=TaskRules())
+
+
+def problem_of(settler: Settler) -> Callable[[], Coroutine[Any, Any, str]]:
+    async def problem() -> str:
+        return settler.problem
+
+    return problem
 
 
 async def logged_at_once() -> None:

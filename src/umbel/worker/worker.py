@@ -85,7 +85,7 @@ class Worker:
             self._tasks,
             Scheduler(self._context, events, gossip),
             Health(self._context, self._tasks),
-            Watchdog(self._context),
+            Watchdog(self._context, self._tasks),
             autoscaler,
         ]
 

@@ -89,6 +89,11 @@ class Tasks(Step):
     def problem(self) -> str:
         return self._claim_problem or self._settler.problem
 
+    @property
+    def cannot_settle(self) -> bool:
+        """The broker or the store of results is away: with too much on hand nothing new is taken."""
+        return bool(self._settler.problem)
+
     async def start(self) -> None:
         self.run_in_background(self._settler.run())
         self.run_in_background(self._consume())

@@ -10,6 +10,7 @@ from umbel.errors import BrokerError, WorkerStalled
 from umbel.protocol.stall import StallWatch
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
+from umbel.worker.steps.tasks import Tasks
 
 LOOK_EVERY_S = 5.0
 PATIENCE_S = 60.0
@@ -19,9 +20,10 @@ class Watchdog(Step):
     name = "watchdog"
     requires = ("tasks",)
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
         super().__init__()
         self._context = context
+        self._tasks = tasks
         self._watch = StallWatch(patience_s=PATIENCE_S)
 
     async def start(self) -> None:
@@ -33,7 +35,9 @@ class Watchdog(Step):
             await asyncio.sleep(LOOK_EVERY_S)
             if self._context.shutdown.is_stopping:  # it takes nothing, and means to
                 return
-            received, room = self._context.counters.received, self._context.pool.room()
+            # One that waits for a store has a reason, and would lose outcomes that it keeps for it.
+            room = 0 if self._tasks.cannot_settle else self._context.pool.room()
+            received = self._context.counters.received
             if not self._watch.is_idle(received=received, room=room):
                 continue
             ready = await self._ready()
