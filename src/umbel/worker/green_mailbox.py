@@ -91,6 +91,7 @@ class GreenMailbox:
         try:
             async with asyncio.timeout(STOP_S):
                 await asyncio.wait([asyncio.wrap_future(self._stopped)])
+                await asyncio.to_thread(self._thread.join)  # it has said so with its last line
         except TimeoutError:
             log.warning("the mailbox did not stop in time; it ends with the process")
 
