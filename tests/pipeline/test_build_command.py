@@ -2,6 +2,10 @@
 
 import fcntl
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +95,36 @@ def test_two_builds_at_once_are_refused(tmp_path: Path) -> None:
 
 def test_a_table_that_there_is_not(tmp_path: Path) -> None:
     assert "there is no table 'task'" in str(build(tmp_path, "--tables", "task").exception)
+
+
+SHOWN = """
+import os, click
+from umbel.cli.history_build import _progress
+with _progress() as progress:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # as while Java starts
+    progress.tell("tasks", 0, 7)
+    with progress.aside():
+        click.echo("the summary")
+    progress.tell("waiting for events", 0, 1)
+"""
+
+
+def test_the_bar_is_on_the_terminal_and_data_on_stdout() -> None:
+    """D2: `umbel history build --json > file` in a terminal has the data in the file."""
+    ours, theirs = pty.openpty()
+    try:
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "90"}
+        told = subprocess.run(
+            [sys.executable, "-c", SHOWN],
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            env=environment,
+            timeout=60,
+            check=True,
+        )
+        shown = os.read(ours, 65_536).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert told.stdout == b"the summary\n"
+    assert "tasks (1 of 7)" in shown and "waiting for events" in shown and "summary" not in shown

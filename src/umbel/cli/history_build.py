@@ -1,5 +1,6 @@
 """`umbel history build`: the tables, made from the recorded events by Spark."""
 
+import os
 import signal
 import sys
 import threading
@@ -16,9 +17,10 @@ from umbel.errors import ConfigurationError, UmbelError
 from umbel.events.tables import TABLES
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
     from umbel.pipeline.files import Found
     from umbel.pipeline.io import Manifest
-    from umbel.pipeline.jobs.build import Tell
 
 
 @click.command("build")
@@ -77,25 +79,31 @@ def build(
                 " give another --master, or build without --follow"
             )
         lake = _existing(lake)
-        with io.locked(lake), _progress() as tell:
-            found = _look(lake, may_be_empty=is_following and not until_caught_up)
-            tell("starting Spark", 0, 1)
+        with io.locked(lake), _progress() as progress:
+            found = _look(lake, progress, may_be_empty=is_following and not until_caught_up)
+            progress.tell("starting Spark", 0, 1)
             work = lake / ".work"
             with spark_session(master, lake_bytes=found.size_bytes, work_folder=work, conf=conf) as spark:
                 if not is_following:
-                    manifest = make(spark, lake, found, only=wanted, tell=tell)
-                    _print_summary(manifest, as_json=as_json)
+                    manifest = make(spark, lake, found, only=wanted, tell=progress.tell)
+                    with progress.aside():
+                        _print_summary(manifest, as_json=as_json)
                     return exits.PARTIAL if found.unreadable else exits.OK
                 from umbel.pipeline.jobs.follow import Following, follow
 
+                def published(manifest: "Manifest") -> None:
+                    with progress.aside():
+                        _print_summary(manifest, as_json=as_json)
+                    progress.tell("waiting for events", 0, 1)
+
                 following = Following(
-                    look=lambda: _look(lake, may_be_empty=True),
-                    published=lambda manifest: _print_summary(manifest, as_json=as_json),
+                    look=lambda: _look(lake, progress, may_be_empty=True),
+                    published=published,
                     until_caught_up=until_caught_up,
                     every_s=every_s,
                     files_per_batch=files_per_batch,
                     only=wanted,
-                    tell=tell,
+                    tell=progress.tell,
                 )
                 with _stopped_by_signals() as stop:
                     follow(spark, lake, following, stop=stop)
@@ -127,7 +135,7 @@ def _existing(lake: Path) -> Path:
     return lake.resolve()
 
 
-def _look(lake: Path, *, may_be_empty: bool = False) -> "Found":
+def _look(lake: Path, progress: "Progress", *, may_be_empty: bool) -> "Found":
     """The lake's files that can be read; those that cannot go to the quarantine and are named."""
     from umbel.history.lake import Lake
     from umbel.pipeline.faults import EmptyLake
@@ -137,7 +145,8 @@ def _look(lake: Path, *, may_be_empty: bool = False) -> "Found":
     found = look_into(kept.event_files())
     for one in found.unreadable:
         moved = kept.set_aside(one.path)
-        click.echo(f"umbel: {one.path} cannot be read ({one.why}); moved to {moved}", err=True)
+        with progress.aside():
+            click.echo(f"umbel: {one.path} cannot be read ({one.why}); moved to {moved}", err=True)
     if not found.files and not may_be_empty:
         raise EmptyLake(f"there are no events in {lake} yet: record some with `umbel record --lake {lake}`")
     return found
@@ -181,22 +190,60 @@ def _faults_told() -> Iterator[None]:
         ) from None
 
 
+class Progress:
+    """What is made now, on a terminal; nothing elsewhere."""
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        pass
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For what is printed meanwhile."""
+        yield
+
+
+class _Bar(Progress):
+    def __init__(self, bar: "RichProgress") -> None:
+        self._bar = bar
+        self._step = bar.add_task("looking into the lake", total=None)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        is_counted = total > 1 and what
+        place = f" ({done + 1} of {total})" if is_counted else ""
+        self._bar.update(
+            self._step,
+            description=f"{what or 'publishing'}{place}",
+            completed=done,
+            total=total if is_counted else None,  # how long it takes is not known
+        )
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        self._bar.stop()
+        try:
+            yield
+        finally:
+            self._bar.start()
+
+
 @contextmanager
-def _progress() -> Iterator["Tell"]:
+def _progress() -> Iterator[Progress]:
     if not sys.stderr.isatty():
-        yield lambda _what, _done, _total: None
+        yield Progress()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
 
-    columns = (TextColumn("{task.description:<16}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("looking", total=None)
-
-        def tell(what: str, done: int, total: int) -> None:
-            progress.update(bar, description=what or "publishing", completed=done, total=total)
-
-        yield tell
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), TimeElapsedColumn())
+    # A way of its own to the terminal: while Java starts, stderr leads to a log. And stdout stays
+    # what it is, or data would be printed where the bar is.
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
+        console = Console(file=terminal)
+        with RichProgress(
+            *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+        ) as bar:
+            yield _Bar(bar)
 
 
 def _print_summary(manifest: "Manifest", *, as_json: bool) -> None:
