@@ -118,7 +118,7 @@ def test_duckdb_says_of_awkward_histories_what_the_fold_says(tmp_path: Path) -> 
 
 def test_it_runs_from_end_to_end() -> None:
     """Without Spark, which the pipeline's own tests start."""
-    arguments = ["--json", "--millions", "1", "--scale", "0.002", "--steps", "duckdb"]
+    arguments = ["--json", "--millions", "1", "--scale", "0.002", "--steps", "duckdb", "recorder"]
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "pipeline.py", *arguments],
         capture_output=True,

@@ -194,7 +194,8 @@ def test_who_lost_the_lease_keeps_what_it_read_and_acknowledges_nothing(url: str
         start = await broker.register_recorder("recorder")
         await broker.log_events(Teller().tell(30))
         looks = iter([True] * 3)
-        recorder = Recorder(broker, Lake(tmp_path / "lake"), QUICK, holding=lambda: next(looks, False))
+        unhurried = RecorderSettings(rotation=RotationSettings(idle_poll_s=0.01))  # closes no file by itself
+        recorder = Recorder(broker, Lake(tmp_path / "lake"), unhurried, holding=lambda: next(looks, False))
         await recorder.run(asyncio.Event())
         assert await broker.register_recorder("recorder") == start
         await broker.close()

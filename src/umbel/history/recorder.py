@@ -9,6 +9,7 @@ Beside the events it writes down what it knows of its own work (`facts.py`).
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -129,6 +130,7 @@ class Recorder:
             raise _first_cause(several) from several
         finally:
             self._thread.shutdown()
+            self._segment.close()
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -198,7 +200,8 @@ class Recorder:
                 case Ended():
                     return []
         except OSError as error:
-            self._complain(f"cannot write to {self._lake.root}: {error.strerror or error}")
+            why = os.strerror(error.errno) if error.errno else str(error)
+            self._complain(f"cannot write to {self._lake.root}: {why}")
             return self._step(WritingFailed())
 
     async def _read(self, place: int, stop: asyncio.Event) -> list[Effect]:

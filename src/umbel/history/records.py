@@ -36,6 +36,7 @@ class Kind:
     def __init__(self, of: type[TaskEvent]) -> None:
         self.of = of
         self.names = sorted([*fields_of(of), "type"])
+        self.columns = [name for name in self.names if name != "type"]  # those that differ from row to row
         hints = fields_of(of) | {"type": Literal[tag_of(of)]}
         required = _REQUIRED | {"type"}
         fields = [
@@ -75,7 +76,7 @@ def read_alike(kind: Kind, entries: Sequence[LoggedEvent]) -> list[Any] | None:
     one if there are as many as entries.
     """
     bodies = [entry.body for entry in entries]
-    if any(body[-1:] != b"}" for body in bodies) or sum(map(len, bodies)) > DEFAULT_LIMITS.size_max_bytes:
+    if {body[-1:] for body in bodies} != {b"}"} or sum(map(len, bodies)) > DEFAULT_LIMITS.size_max_bytes:
         return None
     try:
         records = kind.decode(b"[%b]" % b",\n".join(bodies))

@@ -23,8 +23,8 @@ from umbel.brokers.interface import LoggedEvent
 from umbel.errors import WireError
 from umbel.events.columns import COLUMNS, row, to_json
 from umbel.events.reading import EventReader
-from umbel.events.types import Event, TaskEvent
-from umbel.history.arrow import arrow, event_schema
+from umbel.events.types import Event, TaskEvent, tag_of
+from umbel.history.arrow import arrow, compute, event_schema
 from umbel.history.records import KINDS, Kind, digests, kind_of, read_alike, read_any, settle
 from umbel.wire.event import decode_events
 
@@ -98,18 +98,18 @@ class Rows:
         self._others, self.count = [], 0
         return arrow().concat_tables(tables)
 
-    def _keep(self, kind: Kind, records: list[Any], recorded_at: Sequence[float]) -> None:
+    def _keep(self, kind: Kind, records: list[Any], recorded_at: list[float]) -> None:
         """As columns at once: while the records are in the processor's cache, and to be rid of them."""
         array, count = arrow().array, len(records)
         columns = {}
-        for name in kind.names:
+        for name in kind.columns:
             values = list(map(attrgetter(name), records))
             if name in _AS_JSON:
                 values = [None if value is None else to_json(value).decode() for value in values]
             columns[name] = array(values, _types()[name])
         columns["digest"] = array(unpack(f">{count}q", b"".join(digests(records))), _types()["digest"])
-        recorded_us = [round(at_s * 1_000_000) for at_s in recorded_at]
-        columns["recorded_at"] = array(recorded_us, _types()["recorded_at"])
+        recorded_us = compute().round(compute().multiply(array(recorded_at), 1_000_000.0))
+        columns["recorded_at"] = recorded_us.cast(arrow().int64()).cast(_types()["recorded_at"])
         self._quick[kind].append(columns)
         self.count += count
 
@@ -158,7 +158,7 @@ class Rows:
 
     def _quick_table(self, kind: Kind, parts: list[_Columns]) -> Any:
         library, count = arrow(), sum(len(part["digest"]) for part in parts)
-        constant = {"slot": kind.of.slot, "source": self._source}
+        constant = {"type": tag_of(kind.of), "slot": kind.of.slot, "source": self._source}
         arrays = [
             library.repeat(constant[one.name], count)
             if one.name in constant
