@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from benchmarks._pipeline.duckdb_tasks import write_tasks
@@ -43,3 +44,10 @@ def test_what_a_build_publishes_is_read_without_spark(spark: SparkSession, tmp_p
     answer = read(tmp_path, lambda tables: tables.ask("select state, state_at from tasks"))
     assert len(answer.rows) == manifest.tasks > 0
     assert answer.types == ("VARCHAR", "TIMESTAMP WITH TIME ZONE")
+
+
+def test_columns_that_differ_from_row_to_row_get_no_dictionary(spark: SparkSession, tmp_path: Path) -> None:
+    io.write(spark.range(100).selectExpr("'a' as uuid", "'a' as state", "1.0D as run_s"), tmp_path / "some")
+    [first, *_] = io.files_in(tmp_path / "some")
+    group = pq.read_metadata(first).row_group(0)
+    assert [group.column(place).has_dictionary_page for place in range(3)] == [False, True, False]

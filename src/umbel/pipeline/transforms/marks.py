@@ -68,9 +68,7 @@ def gaps(marks: DataFrame) -> DataFrame:
     order = Window.partitionBy(*SENDER).orderBy("first")
     before = F.lag("last").over(order)
     return (
-        marks.where(F.col("bucket").isNotNull())
-        .select(*SENDER, "first_at", F.explode(_runs()).alias("run"))
-        .select(*SENDER, "first_at", "run.first", "run.last")
+        _runs(marks)
         .select(*SENDER, F.col("first_at").alias("at"), "first", before.alias("before"))
         .where(F.col("first") > F.col("before") + 1)
         .select(
@@ -82,26 +80,27 @@ def gaps(marks: DataFrame) -> DataFrame:
     )
 
 
-def _runs() -> Column:
-    """Of one row of bits the runs of numbers that are there; a row that is full is one run."""
-    start = F.col("bucket") * BITS
-    full = F.array(_run(start, start + BITS - 1))
-    bits = F.hex("seen")
-    told = F.length(F.rtrim(bits, F.lit("0")))  # behind the last digit that is not 0 there is nothing
-    places = F.sequence(F.lit(0), F.greatest(F.lit(0), told * 4 + 3))
-    present = F.filter(places, lambda place: _bit(bits, place) == 1)
-    each = F.transform(present, lambda place: _run(start + place, start + place))
-    return F.when(F.bitmap_count("seen") == BITS, full).otherwise(each)
+def _runs(marks: DataFrame) -> DataFrame:
+    """Runs of numbers that are there: a map that is full is one run, of others each bit is a row.
+
+    Rows rather than an array that is filtered: a lambda is interpreted, for each bit and with all that
+    it mentions, while rows go through compiled code.
+    """
+    start, is_full = F.col("bucket") * BITS, F.bitmap_count("seen") == BITS
+    places = F.when(is_full, F.array(F.lit(0))).otherwise(F.sequence(F.lit(0), F.lit(BITS - 1)))
+    last = F.when(is_full, start + BITS - 1).otherwise(start + F.col("place"))
+    return (
+        marks.where(F.col("bucket").isNotNull())
+        .select(*SENDER, "first_at", "bucket", "seen", F.explode(places).alias("place"))
+        .where(_bit(F.col("seen"), F.col("place")) == 1)
+        .select(*SENDER, "first_at", (start + F.col("place")).alias("first"), last.alias("last"))
+    )
 
 
-def _run(first: Column, last: Column) -> Column:
-    return F.struct(first.cast("long").alias("first"), last.cast("long").alias("last"))
-
-
-def _bit(bits: Column, place: Column) -> Column:
-    """A bit of a map that is written in hexadecimal: two digits for each eight of them."""
-    byte = F.substring(bits, F.floor(place / 8).cast("int") * 2 + 1, F.lit(2))
-    return F.getbit(F.conv(byte, 16, 10).try_cast("long"), (place % 8).cast("int"))
+def _bit(seen: Column, place: Column) -> Column:
+    """A bit of a map: its byte is cut out of the map as it is, and only that is written as a number."""
+    byte = F.substring(seen, F.floor(place / 8).cast("int") + 1, F.lit(1))
+    return F.getbit(F.conv(F.hex(byte), 16, 10).try_cast("long"), (place % 8).cast("int"))
 
 
 assert tuple(MARKS.names) == (*_KEYS, "seen", "first_at", "last_at", "ahead_s", "recorded_at")
