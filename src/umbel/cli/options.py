@@ -145,3 +145,5 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     # A pipe has no width: whoever reads it gets each row on a line of its own.
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
     console.print(table, crop=False)
+    if not rows:
+        click.echo("- none -", err=True)  # a header alone looks as if something failed
