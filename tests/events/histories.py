@@ -108,12 +108,13 @@ def loose_events(draw: st.DrawFn) -> Wire:
 
 @st.composite
 def stories(draw: st.DrawFn) -> list[Wire]:
-    """One task, told in order: attempts, each delivered once or twice, with clocks that grow or restart."""
+    """One task, told in order: attempts, each delivered up to twice, with clocks that grow or restart."""
     uuid = draw(st.sampled_from(TASKS))
     clock, at, told = draw(st.integers(0, 4)), 1.0, list[Wire]()
     for attempt in range(draw(st.integers(1, 3))):
-        told.append(told_by(("gen1@z", 9, False), "sent", uuid, attempt, timestamp=at, clock=attempt + 1))
-        for _ in range(draw(st.integers(1, 2))):
+        sent = {**draw(_fields["sent"]), "timestamp": at, "clock": attempt + 1}
+        told.append(told_by(("gen1@z", 9, False), "sent", uuid, attempt, **sent))
+        for _ in range(draw(st.integers(0, 2))):
             node = draw(st.sampled_from(NODES))
             kinds = ["received", "started", draw(_endings)]
             for kind in kinds[: draw(st.integers(1, 3))]:
