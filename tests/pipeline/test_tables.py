@@ -58,6 +58,7 @@ STORY = [
     *task("again", ("received", 4, 10), ("started", 5, 11), ("succeeded", 6, 12), retries=1),
     *task("twice", ("received", 1, 1), ("succeeded", 2, 2)),
     *task("twice", ("received", 1, 3), ("succeeded", 2, 4), node="w3@h"),
+    *task("next", ("received", 8, 13), ("started", 8, 14), ("succeeded", 9, 15), parent_id="done"),
     *task("unfinished", ("sent", 0, 0), ("received", 1, 3), ("started", 2, 4), node="w2@h"),
     *task("forgotten", ("sent", 0, 0)),
     *task("waiting", ("sent", 0, 0), eta="2099-01-01T00:00:00+00:00"),

@@ -108,12 +108,19 @@ def _unfinished(tasks: DataFrame, workers: DataFrame, end: DataFrame) -> DataFra
 
 
 def _never_sent(tasks: DataFrame) -> DataFrame:
-    """Where sendings of such tasks are told at all, and after the first of them: many clients tell none."""
+    """Where sendings of such tasks are told at all, and after the first of them: many clients tell none.
+
+    What a task sends on, as a chain does, goes out with its outcome and is told by nobody.
+    """
     told = (
         tasks.groupBy("name").agg(F.min("first_sent_at").alias("told_since")).where("told_since is not null")
     )
-    found = tasks.where(F.col("sent_at").isNull() & F.col("received_at").isNotNull())
-    late = found.join(F.broadcast(told), "name").where(F.col("first_received_at") > F.col("told_since"))
+    is_untold = F.col("sent_at").isNull() & F.col("received_at").isNotNull() & F.col("parent_id").isNull()
+    late = (
+        tasks.where(is_untold)
+        .join(F.broadcast(told), "name")
+        .where(F.col("first_received_at") > F.col("told_since"))
+    )
     return _rows(late, "received_without_sent", F.lit("nobody told of sending it"), **_TASK)
 
 
