@@ -247,7 +247,7 @@ ANOMALY_KINDS: Mapping[str, str] = {
     "delivered_twice": "a task was delivered more often than it was sent",
     "lost": "a task was with a node that is gone, and nothing was heard of it since",
     "stuck": "a task has no end and nothing was heard of it for long",
-    "received_without_sent": "no sending of a task was told, though others of its name were; tasks sent by tasks are left out",
+    "received_without_sent": "nobody told of sending it, and no task did; others of its name were told of",
     "seq_gap": "events of a node are missing from the lake",
     "clock_reset": "a node's Lamport clock went back",
     "clock_jump": "a node's Lamport clock leapt ahead",
