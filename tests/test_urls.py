@@ -15,6 +15,9 @@ from umbel.worker.state import broker_map
         ("amqp://u@h//", "amqp://u@h//"),
         ("sqlite:///umbel.db", "sqlite:///umbel.db"),
         ("no address", "no address"),
+        ("redis:/u:p@h", "redis:***@h"),
+        ("redis//:p@h", "redis//:***@h"),
+        ("u:p@h/0", "u:***@h/0"),
     ],
 )
 def test_an_address_is_shown_without_its_passwords(url: str, shown: str) -> None:

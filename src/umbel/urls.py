@@ -18,7 +18,7 @@ def without_password(urls: str) -> str:
 
 
 def _hidden(url: str) -> str:
-    scheme, slashes, rest = url.partition("://")
+    scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
     account, _, place = rest.rpartition("@")
     user, colon, _ = account.partition(":")
     return f"{scheme}{slashes}{user}:***@{place}" if colon else url

@@ -108,9 +108,9 @@ def test_a_server_makes_the_same_tables(spark: SparkSession, server: str, tmp_pa
 
 def test_a_stream_by_connect_is_refused(tmp_path: Path) -> None:
     record(tmp_path, "1", attempt(0, "sent", "received"))
-    asked = ["build", "--lake", str(tmp_path), "--master", "sc://h", "--follow"]
+    asked = ["build", "--lake", str(tmp_path), "--master", "sc://h/;token=MARK", "--follow"]
     result = CliRunner().invoke(command, asked, standalone_mode=False)
-    assert "--follow needs Spark's driver in its own process, and sc://h" in str(result.exception)
+    assert "--follow needs Spark's driver in its own process, and sc://h/ is" in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,8 @@ def test_a_stream_by_connect_is_refused(tmp_path: Path) -> None:
 def test_a_server_that_is_not_there_is_said_at_once(tmp_path: Path, master: str, problem: str) -> None:
     """Spark's own client would try for ten minutes."""
     record(tmp_path, "1", attempt(0, "sent", "received"))
-    asked = ["build", "--lake", str(tmp_path), "--master", master.format(port=free_port())]
+    asked = ["build", "--lake", str(tmp_path), "--master", master.format(port=free_port()) + "/;token=MARK"]
     result = CliRunner().invoke(command, asked, standalone_mode=False)
     assert problem in str(result.exception), result.output
+    assert "MARK" not in str(result.exception)
     assert not (tmp_path / "tables").exists()

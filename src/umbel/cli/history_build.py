@@ -71,11 +71,11 @@ def build(
     with _faults_told():
         from umbel.pipeline import io
         from umbel.pipeline.jobs.build import build as make
-        from umbel.pipeline.session import is_connect, spark_session
+        from umbel.pipeline.session import is_connect, shown, spark_session
 
         if is_following and is_connect(master):
             raise ConfigurationError(
-                f"--follow needs Spark's driver in its own process, and {master} is Spark Connect:"
+                f"--follow needs Spark's driver in its own process, and {shown(master)} is Spark Connect:"
                 " give another --master, or build without --follow"
             )
         lake = _existing(lake)

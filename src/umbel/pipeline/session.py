@@ -98,6 +98,11 @@ def spark_session(
         spark.stop()
 
 
+def shown(master: str | None) -> str:
+    """Without the options of an address of Spark Connect, among which is its token."""
+    return str(master).partition(";")[0]
+
+
 def is_connect(master: str | None) -> bool:
     return master is not None and master.startswith("sc://")
 
@@ -150,27 +155,28 @@ def _connect(url: str, conf: Mapping[str, str]) -> SparkSession:
         for name, value in conf.items():
             spark.conf.set(name, value)
     except ImportError:
-        raise NoSpark(f"{url} is Spark Connect, which needs: pip install 'umbel[connect]'") from None
+        raise NoSpark(f"{shown(url)} is Spark Connect, which needs: pip install 'umbel[connect]'") from None
     except PySparkException as error:
         gist = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise NoSpark(f"the Spark Connect server at {url} does not do: {gist[:400]}") from None
+        raise NoSpark(f"the Spark Connect server at {shown(url)} does not do: {gist[:400]}") from None
     return spark
 
 
 def _reach(url: str) -> None:
     """Spark's own client tries for many minutes before it says that nobody is there."""
     try:
-        place = urlsplit(url.partition(";")[0])
+        place = urlsplit(shown(url))
         host, port = place.hostname or "", place.port or CONNECT_PORT
     except ValueError as error:
         raise NoSpark(
-            f"{url} is no address of a Spark Connect server ({error}); try sc://host:15002"
+            f"{shown(url)} is no address of a Spark Connect server ({error}); try sc://host:15002"
         ) from None
     try:
         socket.create_connection((host, port), REACH_S).close()
     except OSError as error:
         raise NoSpark(
-            f"no Spark Connect server answers at {url}: {error}; start one there, or leave --master out"
+            f"no Spark Connect server answers at {shown(url)}: {error};"
+            " start one there, or leave --master out"
         ) from None
 
 

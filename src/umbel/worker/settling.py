@@ -106,7 +106,6 @@ class Settler:
                 self._idle.set()
 
     async def _settle_gathered(self) -> None:
-        await self._logged()
         await self._store_reported()
         while self._waiting:
             batch = self._waiting[:BATCH_MAX]
@@ -143,17 +142,17 @@ class Settler:
         ]
 
     async def _store_reported(self) -> None:
-        had = len(self._results) + len(self._follow_ups)
-        if self._results:
-            results = tuple(self._results)
+        results, follow_ups = tuple(self._results), tuple(self._follow_ups)
+        if not (results or follow_ups):
+            return
+        await self._logged()  # what is reported meanwhile has its own turn: its events may not be there yet
+        if results:
             await asyncio.to_thread(self._backend.store, results)
             del self._results[: len(results)]
-        if self._follow_ups:
-            follow_ups = tuple(self._follow_ups)
+        if follow_ups:
             await self._broker.publish(follow_ups)
             del self._follow_ups[: len(follow_ups)]
-        if had:
-            self._settled()
+        self._settled()
 
     def _wake(self) -> None:
         self._idle.clear()

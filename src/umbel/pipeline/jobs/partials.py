@@ -67,6 +67,11 @@ class Partials:
                 f" {STATES_VERSION}: move that folder away, and the stream begins again from the events"
             )
         if not any((self.checkpoint / "offsets").glob("[0-9]*")):
+            if self.taken().upto >= 0:  # the first new batches would pass for those that it has
+                raise BuildFailed(
+                    f"{self.folder} holds partial states, and {self.checkpoint.name}, which says of what, is"
+                    " gone: move that folder away, and the stream begins again from the events"
+                )
             # Whoever made it ended before its first batch was planned. Spark refuses to begin where
             # such a file was half written, and there is nothing in it to go on with.
             shutil.rmtree(self.checkpoint, ignore_errors=True)

@@ -11,6 +11,7 @@ for long when it cannot be written (`logged`).
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from time import time
 from typing import Any
 
@@ -25,6 +26,7 @@ from umbel.worker.context import WorkerContext
 log = logging.getLogger("umbel.worker.events")
 
 QUEUE_MAX = 10_000
+BEATS_MAX = 10  # heartbeats have so many places more: a node that cannot log its events is alive
 BATCH_MAX = 200
 RECORDER_CHECK_S = 2.0
 HEARTBEAT = "worker-heartbeat"
@@ -105,7 +107,7 @@ class Events(Step):
 
     def tell_fields(self, event_type: str, fields: dict[str, Any], *, at: float | None = None) -> None:
         """The same, with names of fields that others chose."""
-        if len(self._waiting) >= QUEUE_MAX:
+        if len(self._waiting) >= QUEUE_MAX + (BEATS_MAX if event_type == HEARTBEAT else 0):
             self._context.counters.events_dropped += 1
             self._stamper.skip()
             return
@@ -123,6 +125,10 @@ class Events(Step):
         place = self._told
         try:
             async with asyncio.timeout(LOG_WAIT_MAX_S):
+                if all(task.done() for task in self._background):  # something went wrong: nobody else sends
+                    with suppress(BrokerError):
+                        await self._send_waiting()
+                    return
                 while not self._failing and self._logged < place:
                     self._log_grew.clear()
                     await self._log_grew.wait()
@@ -155,9 +161,9 @@ class Events(Step):
                 await asyncio.sleep(1.0)
 
     def _drop_old_beats(self) -> None:
-        """Of the heartbeats that wait only the last says anything."""
+        """Of the heartbeats that wait only the last says anything; it goes first, or it never would."""
         beats = [event for event in self._waiting if event["type"] == HEARTBEAT]
-        self._waiting = [event for event in self._waiting if event["type"] != HEARTBEAT] + beats[-1:]
+        self._waiting = beats[-1:] + [event for event in self._waiting if event["type"] != HEARTBEAT]
         self._context.counters.events_dropped += len(beats[:-1])
 
     async def _send_waiting(self) -> None:

@@ -1,0 +1,120 @@
+"""Outcomes and the event log: what is stored was told first; who cannot log is heard all the same."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker.light_node import LightNode
+from umbel.backends.sqlite import SqliteBackend
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.errors import BrokerUnavailable
+from umbel.events.stamp import EVENT_EXCHANGE
+from umbel.wire.message import StoredResult
+from umbel.worker.settling import Settler
+from umbel.worker.steps import events as events_step
+from umbel.worker.steps.events import BATCH_MAX, HEARTBEAT, Events
+
+
+def play(home: Path, scenario: Callable[[LightNode], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        node = LightNode("n", home)
+        await node.broker.open()
+        try:
+            async with asyncio.timeout(30.0):
+                await node.broker.register_recorder("recorder")
+                await scenario(node)
+        finally:
+            await node.broker.close()
+
+    asyncio.run(bounded())
+
+
+def test_what_ends_while_the_log_is_waited_for_waits_for_its_own_event(tmp_path: Path) -> None:
+    """D1: of tasks that were acknowledged before they ran; nobody repeats one whose ending history lacks."""
+    told, logged = ["t1"], set[str]()
+    too_early: list[str] = []
+
+    class Stores(SqliteBackend):
+        def store(self, results: Sequence[StoredResult]) -> None:
+            too_early.extend(one.task_id for one in results if one.task_id not in logged)
+            super().store(results)
+
+    async def scenario(node: LightNode) -> None:
+        url = node.broker.url
+        backend = Stores(url, BrokerSettings(url))
+
+        async def until_logged() -> None:
+            place = len(told)
+            if place == 1:  # another task ends meanwhile
+                told.append("t2")
+                settler.report([StoredResult("t2", "SUCCESS", b"{}")], ())
+            logged.update(told[:place])
+
+        settler = Settler(node.broker, backend, node.context.counters, together=True, logged=until_logged)
+        settler.report([StoredResult("t1", "SUCCESS", b"{}")], ())
+        going_on = asyncio.create_task(settler.run())
+        await settler.drained()
+        going_on.cancel()
+        assert (sorted(backend.read(told)), too_early) == (told, [])
+
+    play(tmp_path, scenario)
+
+
+class CannotLog(SqliteBroker):
+    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+        raise BrokerUnavailable("no memory left for the log")
+
+
+@pytest.mark.parametrize("waiting_max", [BATCH_MAX * 2, BATCH_MAX])
+def test_heartbeats_are_heard_while_the_log_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting_max: int
+) -> None:
+    """S5: however many events wait for the log, also if no more can: a node that lives is not lost."""
+    monkeypatch.setattr(events_step, "QUEUE_MAX", waiting_max)
+
+    async def scenario(node: LightNode) -> None:
+        node.broker.__class__ = CannotLog
+        async with (
+            asyncio.TaskGroup() as group,
+            node.broker.subscribe(EVENT_EXCHANGE, ["worker.heartbeat"]) as heard,
+        ):
+            node.events.adopt(group)
+            await node.events.start()
+            for _ in range(BATCH_MAX * 2):
+                node.events.tell("task-started", uuid="t")
+            node.events.tell(HEARTBEAT, freq=2.0)
+            async for _ in heard:
+                break
+            await node.events.end_background()
+
+    play(tmp_path, scenario)
+
+
+def test_a_worker_whose_steps_were_cancelled_logs_its_last_outcomes_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D1: after an error nobody sends events any more; what is settled then is logged first, at once."""
+
+    async def scenario(node: LightNode) -> None:
+        async with asyncio.TaskGroup() as group:
+            node.events.adopt(group)
+            await node.events.start()
+            await cancelled(node.events)
+            node.events.tell("task-succeeded", uuid="t")
+            await node.events.logged()
+            assert not caplog.messages  # or it waited for nobody, and gave up
+        (entry,) = await node.broker.read_events("recorder", 10)
+        assert entry.routing_key == "task.succeeded"
+
+    play(tmp_path, scenario)
+
+
+async def cancelled(step: Events) -> None:
+    """As a group of tasks does it in which one has failed."""
+    for task in step._background:
+        task.cancel()
+    await asyncio.wait(step._background)
