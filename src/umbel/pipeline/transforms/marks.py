@@ -87,7 +87,9 @@ def _runs(marks: DataFrame) -> DataFrame:
     it mentions, while rows go through compiled code.
     """
     start, is_full = F.col("bucket") * BITS, F.bitmap_count("seen") == BITS
-    places = F.when(is_full, F.array(F.lit(0))).otherwise(F.sequence(F.lit(0), F.lit(BITS - 1)))
+    told = F.length(F.rtrim(F.hex("seen"), F.lit("0")))  # most senders are brief: behind it there is nothing
+    until = F.least(F.lit(BITS - 1), told * 4 + 3)
+    places = F.when(is_full, F.array(F.lit(0))).otherwise(F.sequence(F.lit(0), until))
     last = F.when(is_full, start + BITS - 1).otherwise(start + F.col("place"))
     return (
         marks.where(F.col("bucket").isNotNull())
