@@ -131,7 +131,7 @@ def truth_of(lake: Path) -> tuple[int, int]:
 
 
 @pytest.mark.scenario
-@pytest.mark.timeout(5400 if SOAK else 400)
+@pytest.mark.timeout(7200 if SOAK else 400)
 def test_a_stream_killed_again_and_again_equals_a_batch(spark: SparkSession, tmp_path: Path) -> None:
     """D2: nothing lost, nothing doubled, in every table, wherever it was killed."""
     seed = random.randrange(10**6)
@@ -184,5 +184,6 @@ def live_and_die(
         stream.kill(whom)
     finally:
         stream.end()
+    assert "Traceback" not in log.read_text(), "that Java has ended is said in one line"
     print(f"{what}: {whom} killed, {leavings.phase()}", flush=True)
     return leavings.phase()

@@ -1,5 +1,6 @@
 """`umbel history build`: the tables, made from the recorded events by Spark."""
 
+import logging
 import os
 import signal
 import sys
@@ -173,6 +174,8 @@ def _faults_told() -> Iterator[None]:
         from umbel.pipeline import faults
     except ImportError:
         raise ConfigurationError("the pipeline needs Spark and Arrow: pip install 'umbel[history]'") from None
+    # Py4J logs to whoever listens when Java has ended; what it means is said below, in one line.
+    logging.basicConfig(handlers=[logging.NullHandler()])
     try:
         yield
     except ImportError as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -95,7 +96,8 @@ def spark_session(
     try:
         yield spark
     finally:
-        spark.stop()
+        with contextlib.suppress(PySparkException, Py4JError, OSError):  # its Java may have ended before
+            spark.stop()
 
 
 def shown(master: str | None) -> str:

@@ -166,6 +166,8 @@ def failing_as(what: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         raise BuildFailed(f"{what}: {gist_of(error)}") from error
+    except ConnectionError as error:  # of Py4J: nobody is there any more
+        raise BuildFailed(f"{what}: Java has ended; .work/spark.log in the lake may say why") from error
     except OSError as error:
         raise BuildFailed(f"{what}: {error.filename or 'the disk'}: {error.strerror or error}") from error
 

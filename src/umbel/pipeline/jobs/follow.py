@@ -15,14 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from umbel.pipeline import io
 from umbel.pipeline.faults import BuildFailed
 from umbel.pipeline.files import Found, Unreadable
-from umbel.pipeline.jobs.build import Tell, failing_as, gist_of, make_tables
+from umbel.pipeline.jobs.build import Tell, failing_as, make_tables
 from umbel.pipeline.jobs.partials import Partials
 
 FILES_PER_BATCH = 32
@@ -82,7 +80,7 @@ def _take(spark: SparkSession, lake: Path, partials: Partials, following: Follow
         partials.put(frame, batch_id)
 
     events = io.follow_events(spark, lake / "events", files_per_batch=following.files_per_batch)
-    try:
+    with failing_as("the stream ended; start it again, it goes on where it was"):
         query = (
             events.writeStream.foreachBatch(sink)
             .option("checkpointLocation", str(partials.checkpoint))
@@ -94,10 +92,6 @@ def _take(spark: SparkSession, lake: Path, partials: Partials, following: Follow
             raise BuildFailed(
                 f"the stream took longer than {ROUND_TIMEOUT_S} s for what is there; start it again"
             )
-    except (PySparkException, Py4JError) as error:
-        raise BuildFailed(
-            f"the stream ended: {gist_of(error)}; start it again, it goes on where it was"
-        ) from error
 
 
 def _publish(
