@@ -45,8 +45,8 @@ def command(app_name: str | None, concurrency: int, record: bool | None, lake: P
     """
     flags = ["-c", str(concurrency), "--grace", str(GRACE_S), "-E"]
     environment = dict(os.environ)
-    if can_record() if record is None else record:
-        environment["UMBEL_WORKER_RECORD"] = "true"
+    if record is not None or can_record():
+        environment["UMBEL_WORKER_RECORD"] = "false" if record is False else "true"
     if lake is not None:
         environment["UMBEL_HISTORY_LAKE"] = str(lake)
     _say(f"watching {Path.cwd()}")
