@@ -25,6 +25,8 @@ from umbel.wire.event import decode_events, encode_event, routing_key
 
 STEPS = ("task-received", "task-started", "task-succeeded")
 READ_MAX = 1000
+BRIEF_LEASE_S = 0.5
+SAFE_LEASE_S = 10.0  # no pause of a busy machine takes it away
 Logged = tuple[str, bytes]
 
 
@@ -75,7 +77,7 @@ def facts_of(lake: Path) -> list[dict[str, Any]]:
 class RecorderProcess:
     """`umbel record`, as a user starts it."""
 
-    def __init__(self, url: str, lake: Path, *flags: str, file_limit: int | None = None) -> None:
+    def __init__(self, url: str, lake: Path, *flags: str, file_limit: int | None, lease_s: float) -> None:
         self.lake = lake
         self.log_file = lake.parent / "record.log"
 
@@ -86,7 +88,7 @@ class RecorderProcess:
             command = ["/bin/sh", "-c", limited, "limited", *command]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--rotate", "0.2", "--lease", "0.5", *flags],
+                [*command, "--rotate", "0.2", "--lease", str(lease_s), *flags],
                 stdin=subprocess.DEVNULL,
                 stderr=log,
             )
@@ -116,8 +118,11 @@ class RecorderProcess:
 
 
 @contextmanager
-def recording(url: str, lake: Path, *flags: str, file_limit: int | None = None) -> Iterator[RecorderProcess]:
-    made = RecorderProcess(url, lake, *flags, file_limit=file_limit)
+def recording(
+    url: str, lake: Path, *flags: str, file_limit: int | None = None, lease_s: float = SAFE_LEASE_S
+) -> Iterator[RecorderProcess]:
+    """One that is to be killed has `BRIEF_LEASE_S`, so that the next one need not wait for long."""
+    made = RecorderProcess(url, lake, *flags, file_limit=file_limit, lease_s=lease_s)
     try:
         yield made
     finally:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.brokers.under_test import eventually, run
 from tests.history.recording import (
+    BRIEF_LEASE_S,
     LogWriter,
     Teller,
     digests_of,
@@ -158,7 +159,7 @@ def test_a_full_disk_loses_nothing(redis: RedisServer, tmp_path: Path) -> None:
 
 def test_a_second_recorder_stands_by_and_takes_over(url: str, tmp_path: Path) -> None:
     lake, teller = tmp_path / "lake", Teller()
-    with LogWriter(url) as log, recording(url, lake) as first:
+    with LogWriter(url) as log, recording(url, lake, lease_s=BRIEF_LEASE_S) as first:
         first.wait_for("recorded")
         with recording(url, lake, "--no-wait") as refused:
             assert refused.process.wait(30) == 75

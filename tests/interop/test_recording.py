@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.history.recording import facts_of, recording, rows_of
+from tests.history.recording import BRIEF_LEASE_S, facts_of, recording, rows_of
 from tests.interop.mixed_cluster import Client, Process, program_of
 from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
@@ -140,7 +140,7 @@ def test_what_is_told_while_no_recorder_runs(celery_only: CeleryOnly, tmp_path: 
     """On RabbitMQ it is recorded later; on Redis it is lost, and the lake says since when."""
     lake = tmp_path / "lake"
     worker = celery_only.start_worker("c1")
-    with recording(celery_only.broker, lake) as recorder:
+    with recording(celery_only.broker, lake, lease_s=BRIEF_LEASE_S) as recorder:
         wait_until_it_tells(worker)
         wait_until(lambda: lake.exists() and rows_of(lake, "type"), what="the first file")
         recorder.kill()

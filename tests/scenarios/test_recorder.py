@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster
-from tests.history.recording import LogWriter, Teller, digests_of, facts_of, recording, rows_of
+from tests.history.recording import (
+    BRIEF_LEASE_S,
+    SAFE_LEASE_S,
+    LogWriter,
+    Teller,
+    digests_of,
+    facts_of,
+    recording,
+    rows_of,
+)
 from tests.scenarios.places import place
 from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
@@ -55,9 +64,8 @@ def test_a_recorder_killed_at_any_moment_loses_and_doubles_nothing(url: str, tmp
         for life in range(KILLS + 1):
             rest = EVENTS * (life + 1) // (KILLS + 1) - len(ledger)
             seen = len(Lake(lake).raw_files()) + chance.randrange(3)
-            # The last one is to end in good order: a busy machine must not take its lease away.
-            flags = ("--lease", "10") if life == KILLS else ()
-            with recording(url, lake, *flags) as recorder:
+            lease_s = SAFE_LEASE_S if life == KILLS else BRIEF_LEASE_S
+            with recording(url, lake, lease_s=lease_s) as recorder:
                 while rest > 0:
                     told = teller.tell(min(BATCH, rest))
                     assert log.log(told) == len(told)
