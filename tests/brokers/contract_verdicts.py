@@ -192,12 +192,13 @@ class VerdictsContract:
                     lambda tag: [Return(tag, ran=True)],
                     lambda tag: [Return(tag, charged=True)],
                     lambda tag: [Started(tag), Return(tag)],
+                    lambda tag: [Started(tag), Return(tag, charged=-1, ran=True)],  # cut off by a shutdown
                     lambda tag: [],
                 ):
                     delivery = await take_one(broker)
                     counts.append((delivery.starts, delivery.redelivered))
                     await settle_all(broker, *verdict(delivery.tag))
-                assert counts == [(0, False), (0, False), (0, True), (1, True), (2, True)]
+                assert counts == [(0, False), (0, False), (0, True), (1, True), (2, True), (2, True)]
 
         run(scenario())
 

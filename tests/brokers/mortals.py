@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+from contextlib import suppress
 from itertools import count
 
 from tests.brokers.under_test import QUEUE
@@ -47,15 +48,19 @@ async def live(url: str, log: int, owner: str, lease_s: float) -> None:
 def main(url: str, log: str, name: str, lease_s: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for number in count():
+        # Told to end between two lives, we would not know whom to end with us.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         child = os.fork()
+        signal.signal(signal.SIGTERM, (lambda *_, child=child: end(child)) if child else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         if not child:
             asyncio.run(live(url, file, f"{name}@here.{number}", float(lease_s)))
-        signal.signal(signal.SIGTERM, lambda *_, child=child: end(child))
         os.waitpid(child, 0)
 
 
 def end(child: int) -> None:
-    os.kill(child, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it has just died by itself
+        os.kill(child, signal.SIGKILL)
     os._exit(0)
 
 

@@ -56,7 +56,9 @@ def test_a_celery_worker_joins_learns_what_we_revoked_and_leaves(cluster: MixedC
     )
     with LateWorker("late", cluster) as late:
         late.wait_until_ready()
-        (ids,) = cluster.client("celery")(asked, node=late.node).values()
+        # A Celery worker says that it is ready before its mailbox is.
+        said = wait_until(lambda: cluster.client("celery")(asked, node=late.node), what="it to answer")
+        (ids,) = said.values()
         assert revoked in ids
         wait_until(lambda: states(cluster).get(late.node) == ("alive", "celery"), what="it to join")
     wait_until(lambda: states(cluster).get(late.node) == ("left", "celery"), what="it to leave")

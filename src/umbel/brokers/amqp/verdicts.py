@@ -113,7 +113,7 @@ def _carry(judged: Judgement, verdict: Ack | Bury, claimed: Claimed, now: float)
 
 def _return(judged: Judgement, verdict: Return, claimed: Claimed, count: int, now: float) -> None:
     if verdict.charged:
-        judged.posts += _count(claimed, count + 1)
+        judged.posts += _count(claimed, count + verdict.charged)
     if verdict.not_before <= now:
         judged.returned.append((verdict.tag, verdict))
         return
