@@ -1,58 +1,27 @@
 """D4: every command finds the lake in the same way: --lake, UMBEL_HISTORY_LAKE, the app's, the default."""
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cli.running import Ran, Umbel
 from tests.history.published import Story, publish
 from umbel.cli import exits
-from umbel.cli.main import main
 
 APP = "from umbel import App\n\napp = App('shop', broker='sqlite:///q.db', history_lake={lake!r})\n"
 
 
-class Umbel:
-    """The command in this process, in a folder of its own."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        self._monkeypatch.setattr(sys, "argv", ["umbel", *arguments])
-        forget_apps()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = self._capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
-
-
-@pytest.fixture
-def umbel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Umbel]:
-    monkeypatch.chdir(tmp_path)
-    for name in ("UMBEL_APP", "UMBEL_HISTORY_LAKE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+@pytest.fixture(autouse=True)
+def lakes(tmp_path: Path) -> None:
+    """Each has another number of tasks."""
     for number, name in enumerate(("named", "by-variable", "of-app", "umbel-lake"), start=1):
         publish(tmp_path / name, Story(tasks=number).rows)
-    yield Umbel(monkeypatch, capsys)
-    forget_apps()
 
 
-def forget_apps() -> None:
-    """./tasks.py of one command is not that of the next."""
-    for name in ("tasks", "shop"):
-        sys.modules.pop(name, None)
-
-
-def count_of(ran: tuple[int, str, str]) -> int:
-    assert ran[0] == exits.OK, ran
-    return len(json.loads(ran[1]))
+def count_of(ran: Ran) -> int:
+    assert ran.code == exits.OK, ran
+    return len(json.loads(ran.out))
 
 
 def test_the_lake_is_the_one_named_then_the_apps_then_the_default(

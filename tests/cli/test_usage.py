@@ -6,19 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
+from tests.cli.running import Ran, Umbel
 from umbel import App
 from umbel.brokers.interface import Bury
 from umbel.brokers.registry import open_broker
 from umbel.cli import exits
-from umbel.cli.main import COMMANDS, main
+from umbel.cli.main import COMMANDS
 from umbel.wire.result import encode_failure, encode_state, encode_success, exception_map
 from umbel.worker.run_directory import write_state
 
@@ -31,42 +30,6 @@ app = App("{name}", broker="sqlite:///{broker}")
 def pack(box, count=1):
     return box * count
 """
-
-
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-
-class Umbel(Protocol):
-    def __call__(self, *arguments: str) -> Ran: ...
-
-
-@pytest.fixture
-def umbel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Umbel]:
-    """Runs the command in this process, in an empty directory."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("UMBEL_APP", "UMBEL_RUN_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-
-    def run(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["umbel", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Ran(ended.value.code, out, err)
-
-    yield run
-    for name in set(sys.modules) - before:  # ./tasks.py of one test is not that of the next
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 def write_app(tmp_path: Path, file: str = "tasks.py", name: str = "shop") -> App:

@@ -1,0 +1,38 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Ran, Umbel
+from umbel.cli.main import main
+
+
+@pytest.fixture
+def umbel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Umbel]:
+    """Runs the command in this process, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("UMBEL_APP", "UMBEL_RUN_DIR", "UMBEL_HISTORY_LAKE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+
+    def forget_apps() -> None:
+        """./tasks.py of one command is not that of the next."""
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+                del sys.modules[name]
+
+    def run(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["umbel", *arguments])
+        forget_apps()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Ran(ended.value.code, out, err)
+
+    yield run
+    forget_apps()
