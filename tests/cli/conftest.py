@@ -17,13 +17,12 @@ def umbel(
     for name in ("UMBEL_APP", "UMBEL_RUN_DIR", "UMBEL_HISTORY_LAKE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
+    loaded_before = dict(sys.modules)
 
     def forget_apps() -> None:
-        """./tasks.py of one command is not that of the next."""
-        for name in set(sys.modules) - before:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-                del sys.modules[name]
+        """A new process would load ./tasks.py, whoever loaded another one in this process before."""
+        for file in tmp_path.glob("*.py"):
+            sys.modules.pop(file.stem, None)
 
     def run(*arguments: str) -> Ran:
         monkeypatch.setattr(sys, "argv", ["umbel", *arguments])
@@ -36,3 +35,4 @@ def umbel(
 
     yield run
     forget_apps()
+    sys.modules |= {name: module for name, module in loaded_before.items() if name not in sys.modules}
