@@ -40,11 +40,16 @@ def test_status_says_how_far_it_is_and_forget_ends_it(tmp_path: Path) -> None:
     assert told["files"] == len(Lake(lake).event_files()) == one["files"]
     assert told["bytes"] == sum(path.stat().st_size for path in Lake(lake).event_files())
     shown = umbel("record", "status", "--broker", url, "--lake", lake).stdout
-    assert "recorder" in shown and str(lake) in shown
+    assert str(lake) in shown
+    heading, row = shown.splitlines()[1:]
+    assert len(heading) <= 80 and row.split()[:4] == ["recorder", "7", "32", str(one["files"])]
+    assert row.rstrip().endswith("ago")
     assert told_by("record", "compact", "--lake", lake)["written"] == []  # its hour has not passed
     assert told_by("record", "forget", "--broker", url) == {"recorder": "recorder", "forgotten": True}
     assert umbel("record", "forget", "--broker", url).return_value == exits.NOT_FOUND
     assert told_by("record", "status", "--broker", url, "--lake", lake)["recorders"][0]["registered"] is False
+    assert umbel("record", "status", "--broker", url, "--lake", lake).stdout.split("\n")[2].split()[1] == "-"
+    assert umbel("record", "status", "--lake", lake).stdout.split("\n")[2].split()[1] == "?"
 
 
 def test_what_cannot_be_is_refused_with_the_remedy(tmp_path: Path) -> None:

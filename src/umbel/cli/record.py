@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from umbel.cli.broker import ask_broker
 from umbel.cli.options import (
     app_option,
     broker_option,
+    duration,
     find_lake,
     json_option,
     lake_option,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 NAME = "recorder"
 SHOW_EVERY_S = 0.5
+STATUS_COLUMNS = ("recorder", "lag", "events", "files", "gaps", "missing", "lost", "unreadable", "last file")
 
 
 def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,26 +191,12 @@ def status(app_name: str | None, url: str | None, lake: Path, as_json: bool) -> 
         click.echo(
             f"{found.root}: {size.files:,} files, {_bytes(size.size_bytes)}, set aside: {told['quarantined']}"
         )
-        columns = (
-            "recorder",
-            "registered",
-            "lag",
-            "events",
-            "files",
-            "gaps",
-            "missing",
-            "lost",
-            "unreadable",
-            "last file",
-        )
         rows: Any = told["recorders"]
-        print_table(columns, [[row[column] for column in columns] for row in rows])
+        print_table(STATUS_COLUMNS, [_status_row(row) for row in rows])
     return exits.OK if names or size.files else exits.NOT_FOUND
 
 
 def _status_of(name: str, memory: Any, log: EventLogState | None) -> dict[str, Any]:
-    from datetime import UTC, datetime
-
     place = log.acknowledged.get(name) if log else None
     last = datetime.fromtimestamp(memory.updated_at, UTC) if memory and memory.updated_at else None
     counts = ("events", "files", "gaps", "missing", "lost", "unreadable", "starts")
@@ -218,8 +207,17 @@ def _status_of(name: str, memory: Any, log: EventLogState | None) -> dict[str, A
         "lag": None if log is None or place is None else log.last_offset - place,
         **{count: getattr(memory, count) if memory else 0 for count in counts},
         "deaf_s": round(memory.deaf_s, 3) if memory else 0.0,
-        "last file": last.isoformat(timespec="seconds") if last else None,
+        "last_file_at": last.isoformat(timespec="seconds") if last else None,
     }
+
+
+def _status_row(told: dict[str, Any]) -> list[object]:
+    """What fits into 80 columns. A lag of "-": the broker keeps nothing for it; "?": it was not asked."""
+    lag = "?" if told["registered"] is None else told["lag"] if told["registered"] else "-"
+    last = told["last_file_at"]
+    age = "-" if last is None else f"{duration(time.time() - datetime.fromisoformat(last).timestamp())} ago"
+    shown = told | {"lag": lag, "last file": age}
+    return [shown[column] for column in STATUS_COLUMNS]
 
 
 @command.command("compact")
