@@ -1,6 +1,7 @@
-"""What holds for every test: how properties are searched, and a world without UMBEL_* variables."""
+"""What holds for every test: how properties are searched, a world without UMBEL_* variables, Ctrl-C."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,10 @@ from umbel.app.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
 # deadline: how long an example takes says more about the machine than about the code.
 settings.register_profile("umbel", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("umbel")
+
+# A shell has what it starts in the background ignore Ctrl-C, and children inherit that; tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionfinish() -> None:

@@ -54,7 +54,9 @@ def test_a_rolling_restart_loses_nothing_and_repeats_only_what_was_cut_off(
         f"{broker}: {WORKERS * ROUNDS} restarts, {len(ids)} tasks, lost 0, cut off {cut}, repeated {repeated}"
     )
     assert runs.keys() == ids
-    assert all(flags[0] == 0 and all(flags[1:]) for flags in repeats.values())  # repeats know that they are
+    assert all(all(later) for _, *later in repeats.values())  # repeats know that they are
+    if broker != "amqp":  # RabbitMQ marks also what a stopping worker gave back unrun
+        assert not any(first for first, *_ in repeats.values())
     assert repeated <= cut
 
 
