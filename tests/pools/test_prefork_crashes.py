@@ -15,6 +15,8 @@ from tests.pools.recorder import Recorder, running, settings, until_waiting
 from tests.waiting import wait_until
 from umbel.errors import PoolError
 from umbel.pools.prefork.exits import exit_reason
+from umbel.pools.prefork.messages import Signal, setup_of
+from umbel.pools.prefork.server_link import ServerLink
 from umbel.pools.registry import make_pool
 
 
@@ -237,3 +239,20 @@ def test_exit_reasons_are_said_in_words() -> None:
     assert exit_reason(4711, 9) == "process 4711 was killed by SIGKILL, not by this worker"
     assert exit_reason(4711, 3 << 8) == "process 4711 exited with status 3"
     assert exit_reason(4711, 40) == "process 4711 was killed by signal 40"
+
+
+def test_what_is_sent_to_a_fork_server_that_closed_its_socket_harms_nobody() -> None:
+    """Until it is known how it ended the pool goes on with its work, signals to its children among it."""
+
+    async def scenario() -> list[str]:
+        passed_on: list[str] = []
+        server = ServerLink(setup_of(settings()), on_messages=lambda *_: None, on_lost=lambda _: None)
+        try:
+            server.close()
+            server.send(Signal(1, signal.SIGUSR1), sent=lambda: passed_on.append("first"))
+            server.send(Signal(1, signal.SIGUSR1), sent=lambda: passed_on.append("second"))
+        finally:
+            await server.ended()
+        return passed_on
+
+    assert asyncio.run(scenario()) == ["first", "second"]

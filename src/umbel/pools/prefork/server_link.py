@@ -106,7 +106,8 @@ class ServerLink:
             self._unsent.popleft()
             if count < len(frame):
                 self._unsent.appendleft((frame[count:], (), None))  # the descriptors went with the first byte
-        self._loop.remove_writer(self._control)
+        if self._control.fileno() >= 0:  # else it closed it, and whoever is to know has not been told yet
+            self._loop.remove_writer(self._control)
 
     def _on_readable(self) -> None:
         try:
