@@ -119,7 +119,6 @@ class Family:
     def __init__(self, pid: int) -> None:
         self.peak_bytes = 0
         self._pid = pid
-        self._seen: set[int] = set()
         self._cpu_s: dict[int, float] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -138,12 +137,11 @@ class Family:
             self.peak_bytes = max(self.peak_bytes, self._held_bytes())
 
     def _held_bytes(self) -> int:
-        held, seen_before, self._seen = 0, self._seen, set()
+        held = 0
         try:
             first = psutil.Process(self._pid)
             for one in (first, *first.children(recursive=True)):
-                self._seen.add(one.pid)
-                if one.pid in seen_before:
+                if one.pid in self._cpu_s:
                     held += one.memory_info().rss
                 used = one.cpu_times()
                 self._cpu_s[one.pid] = used.user + used.system
