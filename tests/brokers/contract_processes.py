@@ -18,16 +18,15 @@ from pathlib import Path
 from tests.brokers.under_test import (
     SHORT_LEASE_S,
     BrokerUnderTest,
-    eventually,
     outgoing,
     read_results,
     result,
     run,
     take,
+    take_in_time,
     texts,
 )
 from tests.waiting import wait_until
-from umbel.brokers.interface import Delivery
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMERS = 3
@@ -193,13 +192,7 @@ class ProcessesContract:
 
         async def scenario() -> None:
             async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
-                found: list[Delivery] = []
-
-                async def all_back() -> bool:
-                    found.extend((await take(broker)).deliveries)
-                    return len(found) == 3
-
-                await eventually(all_back, what="the killed process's messages")
+                found = await take_in_time(broker, 3, what="the killed process's messages")
                 assert texts(found) == ["a", "b", "c"]
                 assert all(delivery.redelivered for delivery in found)
 

@@ -17,6 +17,7 @@ from tests.brokers.under_test import (
     result,
     run,
     take,
+    take_in_time,
     take_one,
     texts,
 )
@@ -162,13 +163,7 @@ class VerdictsContract:
             async with under_test.open() as broker:
                 await broker.publish(outgoing("a", "b", "c"))
                 await settle_all(broker, Return((await take_one(broker)).tag))
-                again: list[Delivery] = []
-
-                async def all_here() -> bool:  # a busy RabbitMQ may not have them ready at once
-                    again.extend((await take(broker)).deliveries)
-                    return len(again) >= 3
-
-                await eventually(all_here, what="the three messages")
+                again = await take_in_time(broker, 3, what="the three messages")  # RabbitMQ may be busy
                 assert texts(again) == ["a", "b", "c"]
                 assert (again[0].starts, again[0].redelivered) == (0, False)
 

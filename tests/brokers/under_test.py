@@ -161,6 +161,18 @@ async def take(
     return await broker.claim(owner, queues, limit)
 
 
+async def take_in_time(broker: Broker, count: int, *, what: str) -> list[Delivery]:
+    """So many messages, of which not all may be there at once."""
+    taken: list[Delivery] = []
+
+    async def enough() -> bool:
+        taken.extend((await take(broker)).deliveries)
+        return len(taken) >= count
+
+    await eventually(enough, what=what)
+    return taken
+
+
 async def take_one(broker: Broker, *, owner: str = OWNER) -> Delivery:
     (delivery,) = (await take(broker, 1, owner=owner)).deliveries
     return delivery

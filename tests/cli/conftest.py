@@ -14,7 +14,7 @@ def umbel(
 ) -> Iterator[Umbel]:
     """Runs the command in this process, in an empty directory."""
     monkeypatch.chdir(tmp_path)
-    for name in ("UMBEL_APP", "UMBEL_RUN_DIR", "UMBEL_HISTORY_LAKE"):
+    for name in ("UMBEL_APP", "UMBEL_RUN_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     loaded_before = dict(sys.modules)
