@@ -14,10 +14,11 @@ UmbelError
 │   ├── BadValue               a value that no serializer can carry
 │   └── TooLarge               over a size, depth or number limit
 ├── BrokerError                the broker did not do what was asked
-│   ├── BrokerUnavailable      cannot be reached or opened
+│   ├── BrokerUnavailable      cannot be reached or opened: wait, then try everything again
 │   │   ├── AccessRefused      wrong user, password, database or file: trying again does not help
 │   │   └── BufferFull         too much is kept for a broker that is away
 │   ├── StorageFull            no room left; nothing was changed
+│   ├── BrokerRefused          no to these messages or results: trying again does not help, others are not concerned
 │   ├── NotSupported           this broker declares that it cannot do this
 │   └── RevokesFull            the durable revoke record reached its limit
 ├── TaskError                  about one task
@@ -50,7 +51,7 @@ UmbelError
     └── Reject                 give the message back, or to the dead letters
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from umbel.urls import without_password
@@ -131,6 +132,18 @@ class BufferFull(BrokerUnavailable):
 
 class StorageFull(BrokerError):
     pass
+
+
+class BrokerRefused(BrokerError):
+    """The broker, or the store of results, says no to one thing; it takes others.
+
+    `places`: which of the things handed in were refused; the others were applied. Without places
+    nothing was applied.
+    """
+
+    def __init__(self, message: str, *, places: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.places = tuple(places)
 
 
 class NotSupported(BrokerError):

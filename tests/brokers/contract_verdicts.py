@@ -26,7 +26,7 @@ from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Return, Started
 
 async def settle_all(broker: Broker, *verdicts: Verdict) -> None:
     settled = await broker.settle(verdicts)
-    assert (settled.applied, settled.refused) == (len(verdicts), frozenset())
+    assert (settled.applied, settled.conflicts) == (len(verdicts), frozenset())
 
 
 async def lose(broker: Broker, deliveries: Sequence[Delivery], *, holder: Broker | None = None) -> None:
@@ -241,7 +241,7 @@ class VerdictsContract:
                     ]
                 )
                 assert refused.applied == 0
-                assert refused.refused == {delivery.tag for delivery in held}
+                assert refused.conflicts == {delivery.tag for delivery in held}
                 assert not await peer.dead_letters()
                 assert "other" not in await peer.queues()
                 assert not under_test.backend().read([one.task_id for one in results])
@@ -264,7 +264,7 @@ class VerdictsContract:
                 await settle_all(broker, Ack(one.tag))
                 settled = await broker.settle([Ack(one.tag), Ack(other.tag), Ack(other.tag)])
                 assert settled.applied == 1
-                assert settled.refused == {one.tag, other.tag}
+                assert settled.conflicts == {one.tag, other.tag}
 
         run(scenario())
 
@@ -275,7 +275,7 @@ class VerdictsContract:
                 earlier = await take_one(broker)
                 await settle_all(broker, Return(earlier.tag))
                 now = await take_one(broker)
-                assert (await broker.settle([Ack(earlier.tag)])).refused == {earlier.tag}
+                assert (await broker.settle([Ack(earlier.tag)])).conflicts == {earlier.tag}
                 await settle_all(broker, Ack(now.tag))
 
         run(scenario())

@@ -68,7 +68,7 @@ def test_after_a_cut_consuming_goes_on_and_old_claims_are_refused(
             way.cut()
             again = await take_when_it_heals(broker)
             assert texts(again) == ["a"] and again[0].redelivered
-            assert (await broker.settle([Ack(held.tag, (), outgoing("never"))])).refused == {held.tag}
+            assert (await broker.settle([Ack(held.tag, (), outgoing("never"))])).conflicts == {held.tag}
             assert (await broker.settle([Ack(again[0].tag)])).applied == 1
             assert await broker.queues() == {}
 
@@ -233,7 +233,7 @@ def test_a_restart_in_the_middle_loses_nothing_and_a_late_ack_is_explained(
 
         async def refused() -> bool:
             assert await broker.renew(OWNER)
-            return bool((await broker.settle([Ack(held.tag)])).refused)
+            return bool((await broker.settle([Ack(held.tag)])).conflicts)
 
         with caplog.at_level(logging.WARNING, logger="umbel.brokers.amqp"):
             again = await take_when_it_heals(broker)
@@ -296,7 +296,7 @@ def test_a_restart_in_the_middle_loses_nothing_and_a_late_ack_is_explained(
 
         await eventually(all_seen, what="every message after the restart", deadline_s=20.0)
         assert sorted(seen) == sorted([*sent, "early"])
-        assert (await broker.settle([Ack(held[0].tag)])).refused == {held[0].tag}
+        assert (await broker.settle([Ack(held[0].tag)])).conflicts == {held[0].tag}
 
     async def scenario() -> None:
         broker = open_broker(settings)

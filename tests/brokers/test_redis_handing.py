@@ -80,7 +80,7 @@ def test_what_is_handed_over_is_claimed_like_anything_else(
             assert await broker.forget_owner(OWNER) == 2
             again = (await take(peer, owner=PEER)).deliveries
             assert texts(again) == ["a", "b"] and all(one.redelivered for one in again)
-            assert (await broker.settle([Ack(held.tag)])).refused == {held.tag}
+            assert (await broker.settle([Ack(held.tag)])).conflicts == {held.tag}
 
     run(scenario())
 

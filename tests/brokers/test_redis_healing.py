@@ -258,7 +258,7 @@ def test_verdicts_on_what_the_server_has_forgotten_are_refused(
             await broker.publish(outgoing("a"))
             (held,) = (await take(broker)).deliveries
             server.ask("FLUSHALL")
-            assert (await broker.settle([Ack(held.tag)])).refused == {held.tag}
+            assert (await broker.settle([Ack(held.tag)])).conflicts == {held.tag}
             await broker.publish(outgoing("b"))
             assert texts((await take(broker, owner=PEER)).deliveries) == ["b"]
 

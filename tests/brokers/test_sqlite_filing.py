@@ -83,7 +83,7 @@ class Queues(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, done: bool) -> None:
         queue, priority, delivery = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
         verdict = Ack(delivery.tag) if done else Return(delivery.tag)
-        assert not self.store.settle([verdict]).refused
+        assert not self.store.settle([verdict]).conflicts
         if not done:
             self.waiting[queue].append((priority, int(delivery.message.body)))
 

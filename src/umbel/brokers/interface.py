@@ -10,7 +10,11 @@ The promises, each of which `tests/brokers/contract.py` checks for every broker:
 * A claimed message belongs to its claimer until it is settled or the claimer's lease ends. A
   claimer that reaches the broker once per lease keeps its messages, however long they take.
 * `settle` applies a verdict only while the claim still stands; otherwise nothing of it is
-  applied and its tag is in `Settled.refused`.
+  applied and its tag is in `Settled.conflicts`.
+* A follow-up or result of a verdict that the broker refuses (a full queue, a name it does not
+  allow, a key of another type) ends alone: everything else of the batch is applied, the follow-up is
+  among the dead letters with the reason, in the same step, and `Settled.refused` names it.
+* `publish` of something the broker refuses raises `BrokerRefused`, which says what was refused.
 * What one verdict brings (result, follow-up messages, the end of the message) is applied
   together where `Capabilities.atomic_settle` says so; elsewhere in that order, so that a crash
   in between repeats work and never loses it.
@@ -131,10 +135,20 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 Verdict = Ack | Return | Bury | Started
 
 
+class Refused(msgspec.Struct, frozen=True, gc=False):
+    """A follow-up or a result that the broker does not take, and why."""
+
+    part: Outgoing | StoredResult
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Settled:
+    """`conflicts`: the claims of these tags had ended, nothing of their verdicts is applied."""
+
     applied: int
-    refused: frozenset[Tag] = frozenset()
+    conflicts: frozenset[Tag] = frozenset()
+    refused: Sequence[Refused] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +289,10 @@ class Broker(Protocol):
     async def peek(self, queue: str, limit: int) -> Sequence[Delivery]: ...
     async def purge(self, queue: str) -> int: ...
     async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]: ...
+    async def bury(self, refused: Sequence[Refused]) -> None:
+        """Put messages among the dead letters that no queue takes; results are passed over."""
+        ...
+
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
         """Give dead letters back to their queues with their starts counted from zero."""
         ...

@@ -116,12 +116,12 @@ class Admission:
         if not verdicts:
             return admitted
         try:
-            refused = (await self._broker.settle(verdicts)).refused
+            refused = (await self._broker.settle(verdicts)).conflicts
         except BrokerError:
             # We live and keep our lease, so nobody else would ever return them. What was applied in
             # spite of the error refuses this: then an early ack keeps its promise, at most once.
             for held in admitted:
                 self._settler.add(Return(held.delivery.tag))
             raise
-        self._counters.refused += len(refused)
+        self._counters.conflicts += len(refused)
         return [held for held in admitted if held.delivery.tag not in refused]

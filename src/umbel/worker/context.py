@@ -41,7 +41,9 @@ class Counters:
     repeated: int = 0  # runs of messages that may have run before
     lost: int = 0  # runs that ended with their process
     cut: int = 0  # runs that were cut off because the worker had to stop
-    refused: int = 0  # settled after the claim had ended: not applied
+    conflicts: int = 0  # settled after the claim had ended: not applied
+    refused: int = 0  # results and messages that the broker or the store refused
+    faults: int = 0  # messages that met a fault of our own, and were buried with its traceback
     children_died: int = 0
     events_dropped: int = 0
     periodic_sent: int = 0  # slots of periodic tasks that this node sent while it led

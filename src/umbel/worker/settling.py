@@ -113,11 +113,11 @@ class Settler:
             settled = await self._broker.settle(await self._with_results_stored(batch))
             del self._waiting[: len(batch)]
             self._settled()
-            if settled.refused:
-                self._counters.refused += len(settled.refused)
+            if settled.conflicts:
+                self._counters.conflicts += len(settled.conflicts)
                 log.warning(
                     "finished after the lease had ended: not applied, another worker has these messages",
-                    extra={"count": len(settled.refused)},
+                    extra={"count": len(settled.conflicts)},
                 )
         await self._release_gathered()
 
