@@ -71,7 +71,7 @@ class RedisServer:
 
     def ask(self, *command: str | bytes | int, database: int = 0) -> object:
         """One command, by a client that is not ours."""
-        answer = _exchange(self.port, [("SELECT", database), command])[1]
+        answer = exchange(self.port, [("SELECT", database), command])[1]
         if isinstance(answer, hiredis.ReplyError):
             raise answer
         return answer
@@ -79,12 +79,12 @@ class RedisServer:
     def _answers(self) -> bool:
         assert self._process is not None and self._process.poll() is None, "redis-server ended"
         try:
-            return not str(_exchange(self.port, [("PING",)])[0]).startswith("LOADING")
+            return not str(exchange(self.port, [("PING",)])[0]).startswith("LOADING")
         except OSError:
             return False
 
 
-def _exchange(port: int, commands: list[tuple[Any, ...]]) -> list[object]:
+def exchange(port: int, commands: list[tuple[Any, ...]]) -> list[object]:
     reader = hiredis.Reader(notEnoughData=_NOTHING)
     answers: list[object] = []
     with socket.create_connection(("127.0.0.1", port), 10) as link:

@@ -1,0 +1,193 @@
+"""Delivering: puts the cases of the corpus where a stranger would, past our own producers.
+
+Nothing here checks or repairs what it sends. Each broker gets bytes in its own form: an element of a
+list, a row, a message with a table of headers.
+"""
+
+import base64
+import json
+import sqlite3
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import hiredis
+import msgspec
+
+from tests.corpus.case import Case
+from tests.servers.redis import exchange
+from umbel.brokers.amqp.blocking import BlockingLink
+from umbel.brokers.amqp.frames import Method, encode_publish
+from umbel.brokers.amqp.location import locations_from_url
+from umbel.brokers.redis.keys import SEP
+
+QUEUE = "celery"
+EVENTS, REQUESTS, REPLIES = "celeryev", "celery.pidbox", "reply.celery.pidbox"
+FAR_S = 3600.0
+_PROPERTIES = ("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "expiration")
+
+
+class Delivering(Protocol):
+    def tasks(self, cases: Sequence[Case]) -> None:
+        """Into the queue, in this order."""
+        ...
+
+    def broadcast(self, to: str, key: str, cases: Sequence[Case]) -> None: ...
+    def reply(self, key: str, cases: Sequence[Case]) -> None: ...
+    def results(self, cases: Sequence[Case]) -> None:
+        """Under the id that is the case's name."""
+        ...
+
+
+def delivering_to(broker: str, backend: str) -> Delivering:
+    kinds: dict[str, type[Delivering]] = {"sqlite": _Sqlite, "redis": _Redis, "amqp": _Amqp}
+    return kinds[broker.partition(":")[0]](broker, backend)  # type: ignore[call-arg]
+
+
+class _Sqlite:
+    def __init__(self, broker: str, backend: str) -> None:
+        self._broker, self._backend = broker, backend
+
+    def tasks(self, cases: Sequence[Case]) -> None:
+        rows = [(QUEUE, 0, self._row(case)) for case in cases]
+        self._insert(self._broker, "INSERT INTO messages (queue, priority, message) VALUES (?, ?, ?)", rows)
+
+    def broadcast(self, to: str, key: str, cases: Sequence[Case]) -> None:
+        until = time.time() + FAR_S
+        rows = [(to, key, case.raw or case.body, case.headers, until) for case in cases]
+        into = "INSERT INTO broadcasts (exchange, routing_key, body, headers, expires_at) VALUES (?, ?, ?, ?, ?)"
+        self._insert(self._broker, into, rows)
+
+    def reply(self, key: str, cases: Sequence[Case]) -> None:
+        self.broadcast(REPLIES, key, cases)
+
+    def results(self, cases: Sequence[Case]) -> None:
+        rows = [(case.name, _status(case), case.raw, time.time() + FAR_S) for case in cases]
+        self._insert(self._backend, "INSERT INTO results VALUES (?, ?, ?, ?)", rows)
+
+    def _row(self, case: Case) -> bytes:
+        if case.raw is not None:
+            return case.raw
+        stated = {"content_type": "application/json", "content_encoding": "utf-8", "priority": 0}
+        stated |= {"correlation_id": case.name, "reply_to": "", "expiration": None, **case.properties}
+        return msgspec.msgpack.encode([case.headers, case.body, *(stated[name] for name in _PROPERTIES)])
+
+    def _insert(self, url: str, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        with closing(sqlite3.connect(Path(url.removeprefix("sqlite:///")), timeout=30)) as db, db:
+            db.executemany(statement, rows)
+
+
+class _Redis:
+    def __init__(self, broker: str, backend: str) -> None:
+        self._port = int(broker.rpartition(":")[2].partition("/")[0])
+
+    def tasks(self, cases: Sequence[Case]) -> None:
+        self._ask([("LPUSH", QUEUE, self._envelope(case)) for case in cases])
+
+    def broadcast(self, to: str, key: str, cases: Sequence[Case]) -> None:
+        channel = f"/0.{to}/{key}" if key else f"/0.{to}"
+        self._ask([("PUBLISH", channel, self._envelope(case)) for case in cases])
+
+    def reply(self, key: str, cases: Sequence[Case]) -> None:
+        (bound,) = self._ask([("SMEMBERS", f"_kombu.binding.{REPLIES}")])
+        assert isinstance(bound, (list, set))
+        queues = [member.split(SEP.encode()) for member in bound]
+        (queue,) = [parts[2] for parts in queues if parts[0] == key.encode()]
+        self._ask([("LPUSH", queue, self._envelope(case)) for case in cases])
+
+    def results(self, cases: Sequence[Case]) -> None:
+        self._ask([("SET", f"celery-task-meta-{case.name}", case.raw) for case in cases])
+
+    def _envelope(self, case: Case) -> bytes:
+        if case.raw is not None:
+            return case.raw
+        stated = {"correlation_id": case.name, "body_encoding": "base64", "delivery_tag": case.name}
+        stated |= {"delivery_info": {"exchange": "", "routing_key": QUEUE}, **case.properties}
+        content = {name: stated.pop(name, default) for name, default in _CONTENT.items()}
+        return b'{"body": "%b", "content-type": %b, "content-encoding": %b, "headers": %b, "properties": %b}' % (
+            base64.b64encode(case.body),
+            json.dumps(content["content_type"]).encode(),
+            json.dumps(content["content_encoding"]).encode(),
+            case.headers,
+            json.dumps(stated).encode(),
+        )
+
+    def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[object]:
+        answers = exchange(self._port, list(commands))
+        assert not [answer for answer in answers if isinstance(answer, hiredis.ReplyError)], answers
+        return answers
+
+
+_CONTENT = {"content_type": "application/json", "content_encoding": "utf-8"}
+
+
+class _Amqp(_Sqlite):
+    """Results are in a SQLite file here: see `tests/scenarios/places.py`."""
+
+    def tasks(self, cases: Sequence[Case]) -> None:
+        self._publish("", QUEUE, cases)
+
+    def broadcast(self, to: str, key: str, cases: Sequence[Case]) -> None:
+        self._publish(to, key, cases)
+
+    def reply(self, key: str, cases: Sequence[Case]) -> None:
+        self._publish(REPLIES, key, cases)
+
+    def _publish(self, to: str, key: str, cases: Sequence[Case]) -> None:
+        link = BlockingLink(locations_from_url(self._broker)[0], timeout_s=10.0, name="corpus")
+        with closing(link):
+            if not to:
+                link.call(Method.QUEUE_DECLARE, 0, key, False, True, False, False, False, {})
+            link.publish(encode_publish(1, to, key, _properties(case), case.body) for case in cases)
+
+
+def _properties(case: Case) -> bytes:
+    if case.raw is not None:
+        return case.raw
+    stated = {**_CONTENT, "correlation_id": case.name, **case.properties}
+    parts = [(0x8000, _short(stated["content_type"])), (0x4000, _short(stated["content_encoding"]))]
+    parts.append((0x2000, _table(json.loads(case.headers))))
+    if "priority" in stated:
+        parts.append((0x0800, bytes((stated["priority"],))))
+    for flag, name in ((0x0400, "correlation_id"), (0x0200, "reply_to"), (0x0100, "expiration")):
+        if stated.get(name):
+            parts.append((flag, _short(stated[name])))
+    return sum(flag for flag, _ in parts).to_bytes(2) + b"".join(part for _, part in parts)
+
+
+def _table(found: Mapping[str, Any]) -> bytes:
+    data = b"".join(_short(name) + _value(value) for name, value in found.items())
+    return struct.pack(">L", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    match value:
+        case None:
+            return b"V"
+        case bool():
+            return b"t" + bytes((value,))
+        case int() if -(2**63) <= value < 2**63:
+            return b"l" + struct.pack(">q", value)
+        case float():
+            return b"d" + struct.pack(">d", value)
+        case dict():
+            return b"F" + _table(value)
+        case list():
+            data = b"".join(map(_value, value))
+            return b"A" + struct.pack(">L", len(data)) + data
+    # A number that AMQP cannot say is written as text, as every client that has one must.
+    text = str(value).encode("utf-8", "surrogatepass")
+    return b"S" + struct.pack(">L", len(text)) + text
+
+
+def _short(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")[:255]
+    return bytes((len(data),)) + data
+
+
+def _status(case: Case) -> str:
+    """The column that is looked at first; what is no result is called a success."""
+    return "FAILURE" if b'"FAILURE"' in (case.raw or b"") else "SUCCESS"

@@ -1,0 +1,177 @@
+"""Everything in `tests/corpus`, given to one real worker on each broker, between tasks in order (N1)."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster import Cluster
+from tests.corpus import case as corpus
+from tests.corpus.case import Broker, Case
+from tests.corpus.delivering import EVENTS, REQUESTS, Delivering, delivering_to
+from tests.corpus.stranger import NODE, Stranger
+from tests.scenarios.corpus_tasks import ledger_of
+from tests.scenarios.places import Place, place
+from tests.servers.rabbitmq import shared_server
+from tests.waiting import wait_until
+from umbel.brokers.interface import DeadLetter, Depth
+from umbel.errors import RemoteError, UmbelError
+from umbel.protocol.states import FAILURE, REVOKED, SUCCESS
+
+TASKS_FILE = Path(__file__).with_name("corpus_tasks.py")
+TOGETHER = 8  # cases between which the neighbours stand
+GROWTH_MAX_BYTES = 150 * 1024 * 1024  # of the main process, which is sent some 40 MB
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
+
+
+@contextmanager
+def home_of(broker: Broker, directory: Path) -> Iterator[Place]:
+    if broker != "amqp":
+        with place(broker, directory, durable=False) as made:
+            yield made
+    else:
+        server = shared_server()
+        yield Place(server.url(server.new_vhost()), f"sqlite:///{directory / 'results.db'}")
+
+
+@pytest.mark.parametrize("broker", corpus.BROKERS)
+def test_whatever_comes_the_worker_lives_and_no_neighbour_is_lost(broker: Broker, tmp_path: Path) -> None:
+    with (
+        home_of(broker, tmp_path) as where,
+        Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend) as cluster,
+    ):
+        delivering = delivering_to(where.broker, where.backend)
+        with Stranger(where.broker, delivering, corpus.of(broker, "reply")) as stranger:
+            Trial(broker, cluster, delivering, stranger).run()
+
+
+class Trial:
+    """One worker, all cases of one broker."""
+
+    def __init__(self, broker: Broker, cluster: Cluster, delivering: Delivering, stranger: Stranger) -> None:
+        self._broker = broker
+        self._cluster = cluster
+        self._delivering = delivering
+        self._stranger = stranger
+        self._queued = [case for case in corpus.of(broker, "task", "envelope") if not case.to]
+        self._sent: list[str] = []
+
+    def run(self) -> None:
+        worker = self._cluster.start_worker("w1", "-c", "2")
+        self._send_neighbours(20)
+        self._wait_for_neighbours()
+        process = psutil.Process(worker.pid)
+        before = process.memory_info().rss
+        for start in range(0, len(self._queued), TOGETHER):
+            self._delivering.tasks(self._queued[start : start + TOGETHER])
+            self._send_neighbours(TOGETHER)
+        self._broadcast()
+        self._delivering.results(corpus.of(self._broker, "result"))
+        self._wait_for_neighbours()
+        wait_until(lambda: self._unsettled() == 0, deadline_s=60, what="the queue to be empty")
+        assert self._replies_at_the_end() == {self._node, NODE}
+        assert self._wrong() == {}
+        assert worker.poll() is None, self._cluster.log("w1")[-4000:]
+        growth = process.memory_info().rss - before
+        print(f"{self._broker}: {len(self._queued)} in the queue, grown by {growth / 2**20:.0f} MiB")
+        assert growth < GROWTH_MAX_BYTES
+        assert self._ledger() == Counter(self._sent)
+        counters = self._cluster.counters("w1")
+        assert counters["faults"] == 0, "what the last guard catches was not judged where it came in"
+        assert self._cluster.stop_worker("w1") == 0
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def _send_neighbours(self, count: int) -> None:
+        neighbour = self._cluster.app.tasks["corpus_tasks.neighbour"]
+        calls = [neighbour.s(str(self._cluster.home)) for _ in range(count)]
+        self._sent += [result.id for result in self._cluster.app.send_many(calls)]
+
+    def _broadcast(self) -> None:
+        known = self._cluster.app.control.ask("members", destination=[self._node], timeout=20)
+        (inc,) = [one["incarnation"] for one in known.replies[self._node] if one["node"] == self._node]
+        words = {b"@NODE@": self._node.encode(), b"@INC@": str(inc).encode()}
+        for case in corpus.of(self._broker, "event"):
+            self._delivering.broadcast(EVENTS, case.to, [corpus.changed(case, words)])
+        self._delivering.broadcast(REQUESTS, "", corpus.of(self._broker, "control"))
+        for case in corpus.of(self._broker, "envelope"):
+            if case.to:
+                self._delivering.broadcast(case.to, "", [case])
+
+    @property
+    def _node(self) -> str:
+        state = self._cluster.state_of("w1")
+        assert state is not None
+        return state.node
+
+    # -- what came of it -------------------------------------------------------------------------
+
+    def _ledger(self) -> Counter[str]:
+        ledger = ledger_of(str(self._cluster.home))
+        return Counter(ledger.read_text().splitlines()) if ledger.exists() else Counter()
+
+    def _wait_for_neighbours(self) -> None:
+        worker = self._cluster.workers["w1"]
+        wait_until(
+            lambda: worker.poll() is not None or not set(self._sent) - self._ledger().keys(),
+            deadline_s=60,
+            what="all neighbours to run",
+        )
+        assert worker.poll() is None, f"the worker ended: {self._cluster.log('w1')[-4000:]}"
+
+    def _unsettled(self) -> int:
+        depths: dict[str, Depth] = self._stranger.do(self._stranger.broker.queues())
+        depth = depths.get("celery", Depth(0, 0, 0))
+        return depth.ready + depth.claimed
+
+    def _replies_at_the_end(self) -> set[str]:
+        answers = self._cluster.app.control.ask("ping", destination=[self._node, NODE], timeout=20)
+        return set(answers.replies)
+
+    def _wrong(self) -> dict[str, str]:
+        """The cases that did not end as they say, and how they did."""
+        letters: Sequence[DeadLetter] = self._stranger.do(self._stranger.broker.dead_letters())
+        wrong = {case.name: self._wrong_in_queue(case, letters) for case in self._queued}
+        for case in corpus.of(self._broker, "control"):
+            wrong[case.name] = self._wrong_answer(case)
+        for case in corpus.of(self._broker, "result"):
+            wrong[case.name] = self._wrong_result(case)
+        return {name: what for name, what in wrong.items() if what}
+
+    def _wrong_in_queue(self, case: Case, letters: Sequence[DeadLetter]) -> str:
+        expected = case.expect(self._broker)
+        letter = next((one for one in letters if is_of(case, one)), None)
+        if letter is not None:
+            found, why = "dead", letter.reason
+        else:
+            status = self._cluster.app.AsyncResult(case.task_id).state
+            found, why = {SUCCESS: "runs", FAILURE: "error", REVOKED: "error"}.get(status, "waits"), status
+        if found != expected:
+            return f"is {found}, not {expected}: {why[:200]}"
+        return "" if case.reason in why else f"for another reason: {why[:200]}"
+
+    def _wrong_answer(self, case: Case) -> str:
+        said = next((v for ticket, v in self._stranger.answered.items() if ticket.startswith(case.name)), None)
+        found = "ignored" if said is None else "error" if isinstance(said, dict) and "error" in said else "runs"
+        return "" if found == case.expect(self._broker) else f"is {found}: {said!r:.200}"
+
+    def _wrong_result(self, case: Case) -> str:
+        expected = case.expect(self._broker)
+        try:
+            value = self._cluster.app.AsyncResult(case.name).get(timeout=0.5)
+        except (UmbelError, RemoteError, ValueError) as error:
+            return "" if expected == "error" else f"raises {error!r:.200}"
+        return "" if expected == "runs" else f"is {value!r:.200}"
+
+
+def is_of(case: Case, letter: DeadLetter) -> bool:
+    message, name = letter.message, case.name.encode()
+    said = (message.headers, message.body, message.correlation_id.encode("utf-8", "replace"))
+    if case.raw is not None and message.body == case.raw:
+        return True
+    return any(f'"{case.name}"'.encode() in part or part == name for part in said) or (
+        bool(case.body) and case.raw is None and (message.headers, message.body) == (case.headers, case.body)
+    )
