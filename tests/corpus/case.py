@@ -108,6 +108,18 @@ def read(path: Path) -> Case:
     )
 
 
+def as_file(case: Case) -> str:
+    """The case as a file: what a fuzzer found is kept by writing this into the corpus."""
+    parts = {"headers": case.headers, "body": case.body, "raw": case.raw}
+    said = {name: {"base64": base64.b64encode(part).decode()} for name, part in parts.items() if part}
+    fields = {"about": case.about, "kind": case.kind, "brokers": list(case.brokers), **said}
+    if case.properties:
+        fields["properties"] = dict(case.properties)
+    if case.to:
+        fields["to"] = case.to
+    return json.dumps(fields | {"expect": dict(case.expected)}, indent=2)
+
+
 def payload(said: Any) -> bytes:
     """The bytes that a payload of a file stands for."""
     match said:

@@ -11,6 +11,7 @@ import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,9 @@ QUEUE = "celery"
 EVENTS, REQUESTS, REPLIES = "celeryev", "celery.pidbox", "reply.celery.pidbox"
 FAR_S = 3600.0
 _PROPERTIES = ("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "expiration")
+
+
+_CONTENT = {"content_type": "application/json", "content_encoding": "utf-8"}
 
 
 class Delivering(Protocol):
@@ -52,13 +56,15 @@ class _Sqlite:
         self._broker, self._backend = broker, backend
 
     def tasks(self, cases: Sequence[Case]) -> None:
-        rows = [(QUEUE, 0, self._row(case)) for case in cases]
+        rows = [(QUEUE, 0, sqlite_row(case)) for case in cases]
         self._insert(self._broker, "INSERT INTO messages (queue, priority, message) VALUES (?, ?, ?)", rows)
 
     def broadcast(self, to: str, key: str, cases: Sequence[Case]) -> None:
         until = time.time() + FAR_S
         rows = [(to, key, case.raw or case.body, case.headers, until) for case in cases]
-        into = "INSERT INTO broadcasts (exchange, routing_key, body, headers, expires_at) VALUES (?, ?, ?, ?, ?)"
+        into = (
+            "INSERT INTO broadcasts (exchange, routing_key, body, headers, expires_at) VALUES (?, ?, ?, ?, ?)"
+        )
         self._insert(self._broker, into, rows)
 
     def reply(self, key: str, cases: Sequence[Case]) -> None:
@@ -67,13 +73,6 @@ class _Sqlite:
     def results(self, cases: Sequence[Case]) -> None:
         rows = [(case.name, _status(case), case.raw, time.time() + FAR_S) for case in cases]
         self._insert(self._backend, "INSERT INTO results VALUES (?, ?, ?, ?)", rows)
-
-    def _row(self, case: Case) -> bytes:
-        if case.raw is not None:
-            return case.raw
-        stated = {"content_type": "application/json", "content_encoding": "utf-8", "priority": 0}
-        stated |= {"correlation_id": case.name, "reply_to": "", "expiration": None, **case.properties}
-        return msgspec.msgpack.encode([case.headers, case.body, *(stated[name] for name in _PROPERTIES)])
 
     def _insert(self, url: str, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         with closing(sqlite3.connect(Path(url.removeprefix("sqlite:///")), timeout=30)) as db, db:
@@ -85,43 +84,26 @@ class _Redis:
         self._port = int(broker.rpartition(":")[2].partition("/")[0])
 
     def tasks(self, cases: Sequence[Case]) -> None:
-        self._ask([("LPUSH", QUEUE, self._envelope(case)) for case in cases])
+        self._ask([("LPUSH", QUEUE, redis_envelope(case)) for case in cases])
 
     def broadcast(self, to: str, key: str, cases: Sequence[Case]) -> None:
         channel = f"/0.{to}/{key}" if key else f"/0.{to}"
-        self._ask([("PUBLISH", channel, self._envelope(case)) for case in cases])
+        self._ask([("PUBLISH", channel, redis_envelope(case)) for case in cases])
 
     def reply(self, key: str, cases: Sequence[Case]) -> None:
         (bound,) = self._ask([("SMEMBERS", f"_kombu.binding.{REPLIES}")])
         assert isinstance(bound, (list, set))
         queues = [member.split(SEP.encode()) for member in bound]
         (queue,) = [parts[2] for parts in queues if parts[0] == key.encode()]
-        self._ask([("LPUSH", queue, self._envelope(case)) for case in cases])
+        self._ask([("LPUSH", queue, redis_envelope(case)) for case in cases])
 
     def results(self, cases: Sequence[Case]) -> None:
         self._ask([("SET", f"celery-task-meta-{case.name}", case.raw) for case in cases])
-
-    def _envelope(self, case: Case) -> bytes:
-        if case.raw is not None:
-            return case.raw
-        stated = {"correlation_id": case.name, "body_encoding": "base64", "delivery_tag": case.name}
-        stated |= {"delivery_info": {"exchange": "", "routing_key": QUEUE}, **case.properties}
-        content = {name: stated.pop(name, default) for name, default in _CONTENT.items()}
-        return b'{"body": "%b", "content-type": %b, "content-encoding": %b, "headers": %b, "properties": %b}' % (
-            base64.b64encode(case.body),
-            json.dumps(content["content_type"]).encode(),
-            json.dumps(content["content_encoding"]).encode(),
-            case.headers,
-            json.dumps(stated).encode(),
-        )
 
     def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[object]:
         answers = exchange(self._port, list(commands))
         assert not [answer for answer in answers if isinstance(answer, hiredis.ReplyError)], answers
         return answers
-
-
-_CONTENT = {"content_type": "application/json", "content_encoding": "utf-8"}
 
 
 class _Amqp(_Sqlite):
@@ -141,18 +123,50 @@ class _Amqp(_Sqlite):
         with closing(link):
             if not to:
                 link.call(Method.QUEUE_DECLARE, 0, key, False, True, False, False, False, {})
-            link.publish(encode_publish(1, to, key, _properties(case), case.body) for case in cases)
+            link.publish(encode_publish(1, to, key, amqp_properties(case), case.body) for case in cases)
 
 
-def _properties(case: Case) -> bytes:
+def sqlite_row(case: Case) -> bytes:
+    if case.raw is not None:
+        return case.raw
+    stated = {**_CONTENT, "priority": 0, "correlation_id": case.name, "reply_to": "", "expiration": None}
+    stated |= case.properties
+    said = [case.headers, case.body, *(stated[name] for name in _PROPERTIES)]
+    try:
+        return msgspec.msgpack.encode(said)
+    except (OverflowError, UnicodeEncodeError):  # what MessagePack cannot say is said as text
+        return msgspec.msgpack.encode([one if isinstance(one, bytes) else ascii(one) for one in said])
+
+
+def redis_envelope(case: Case) -> bytes:
+    if case.raw is not None:
+        return case.raw
+    stated = {**_CONTENT, "correlation_id": case.name, "body_encoding": "base64", "delivery_tag": case.name}
+    stated |= {"delivery_info": {"exchange": "", "routing_key": QUEUE}, **case.properties}
+    content = [json.dumps(stated.pop(name)).encode() for name in _CONTENT]
+    return b'{"body": "%b", "content-type": %b, "content-encoding": %b, "headers": %b, "properties": %b}' % (
+        base64.b64encode(case.body),
+        *content,
+        case.headers,
+        json.dumps(stated).encode(),
+    )
+
+
+def amqp_properties(case: Case) -> bytes:
+    """What AMQP cannot say is said as it can: other headers as a text in the table, odd values as text."""
     if case.raw is not None:
         return case.raw
     stated = {**_CONTENT, "correlation_id": case.name, **case.properties}
+    try:
+        headers = json.loads(case.headers)
+        table = _table(headers if isinstance(headers, dict) else {"headers": headers})
+    except (ValueError, RecursionError):
+        table = _table({"headers": case.headers})
     parts = [(0x8000, _short(stated["content_type"])), (0x4000, _short(stated["content_encoding"]))]
-    parts.append((0x2000, _table(json.loads(case.headers))))
-    if "priority" in stated:
-        parts.append((0x0800, bytes((stated["priority"],))))
-    for flag, name in ((0x0400, "correlation_id"), (0x0200, "reply_to"), (0x0100, "expiration")):
+    parts.append((0x2000, table))
+    if isinstance(priority := stated.get("priority"), int):
+        parts.append((0x0800, bytes((priority & 255,))))
+    for flag, name in ((0x0400, "correlation_id"), (0x0200, "reply_to")):
         if stated.get(name):
             parts.append((flag, _short(stated[name])))
     return sum(flag for flag, _ in parts).to_bytes(2) + b"".join(part for _, part in parts)
@@ -171,20 +185,19 @@ def _value(value: Any) -> bytes:
             return b"t" + bytes((value,))
         case int() if -(2**63) <= value < 2**63:
             return b"l" + struct.pack(">q", value)
-        case float():
+        case float() if isfinite(value):  # RabbitMQ itself stumbles over the others
             return b"d" + struct.pack(">d", value)
         case dict():
             return b"F" + _table(value)
         case list():
             data = b"".join(map(_value, value))
             return b"A" + struct.pack(">L", len(data)) + data
-    # A number that AMQP cannot say is written as text, as every client that has one must.
-    text = str(value).encode("utf-8", "surrogatepass")
+    text = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
     return b"S" + struct.pack(">L", len(text)) + text
 
 
-def _short(text: str) -> bytes:
-    data = text.encode("utf-8", "surrogatepass")[:255]
+def _short(text: object) -> bytes:
+    data = str(text).encode("utf-8", "surrogatepass")[:255]
     return bytes((len(data),)) + data
 
 

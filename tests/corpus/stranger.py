@@ -28,7 +28,7 @@ class Stranger:
         self.answered: dict[str, Any] = {}  # ticket -> what a worker answered
         self.greeted = threading.Event()
         self._delivering = delivering
-        self._replies = replies
+        self.replies = replies
         self._loop = asyncio.new_event_loop()
         self._broker = open_broker(BrokerSettings(broker))
         self._thread = threading.Thread(target=self._loop.run_forever, name="stranger")
@@ -81,7 +81,7 @@ class Stranger:
                     continue
                 if request.method == "ping" and NODE not in (request.destination or ()):
                     continue
-                said = [case for case in self._replies if case.to == request.method]
+                said = [case for case in self.replies if case.to == request.method]
                 await asyncio.to_thread(self._delivering.reply, asked.routing_key, said)
                 headers, body = encode_reply(NODE, {"ok": "pong"}, request.ticket, 1)
                 await self._broker.broadcast(

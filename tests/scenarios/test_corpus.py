@@ -154,8 +154,12 @@ class Trial:
         return "" if case.reason in why else f"for another reason: {why[:200]}"
 
     def _wrong_answer(self, case: Case) -> str:
-        said = next((v for ticket, v in self._stranger.answered.items() if ticket.startswith(case.name)), None)
-        found = "ignored" if said is None else "error" if isinstance(said, dict) and "error" in said else "runs"
+        said = next(
+            (v for ticket, v in self._stranger.answered.items() if ticket.startswith(case.name)), None
+        )
+        found = (
+            "ignored" if said is None else "error" if isinstance(said, dict) and "error" in said else "runs"
+        )
         return "" if found == case.expect(self._broker) else f"is {found}: {said!r:.200}"
 
     def _wrong_result(self, case: Case) -> str:
