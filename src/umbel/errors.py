@@ -18,7 +18,7 @@ UmbelError
 │   │   ├── AccessRefused      wrong user, password, database or file: trying again does not help
 │   │   └── BufferFull         too much is kept for a broker that is away
 │   ├── StorageFull            no room left; nothing was changed
-│   ├── BrokerRefused          no to these messages or results: trying again does not help, others are not concerned
+│   ├── BrokerRefused          no to this message or result, for good; others are not concerned
 │   ├── NotSupported           this broker declares that it cannot do this
 │   └── RevokesFull            the durable revoke record reached its limit
 ├── TaskError                  about one task
