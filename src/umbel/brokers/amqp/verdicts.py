@@ -14,7 +14,6 @@ marked redelivered looks up its count. Messages are told apart by their queue an
 and a message without an id is never counted.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import time
@@ -27,10 +26,9 @@ from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.records import Start, encode_record
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.interface import Ack, Bury, Refused, Return, Started, Tag, Verdict
+from umbel.brokers.refusals import log_refused
 from umbel.errors import WireError
 from umbel.wire.message import Outgoing, StoredResult
-
-log = logging.getLogger("umbel.brokers.amqp")
 
 
 @dataclass(slots=True)
@@ -138,8 +136,7 @@ async def send_or_bury(session: Session, posts: Sequence[Post], messages: Sequen
     """For what nobody waits for: messages that the server refuses are logged and go to the dead letters."""
     refused = await session.try_send(posts)
     parts = [Refused(messages[place], why) for place, why in refused.items()]
-    for part in parts:
-        log.error("RabbitMQ refused a message; moved to the dead letters", extra={"why": part.reason})
+    log_refused(parts)
     await bury(session, parts, time())
 
 
