@@ -29,6 +29,7 @@ UmbelError
 │   │   └── WorkerStopping     raised inside the task when its worker is told to stop a second time
 │   ├── TaskCancelled          raised inside the task when somebody revokes it while it runs
 │   ├── TaskRevoked            the task was revoked before it ran, or ended because of that
+│   ├── TaskRejected           the task gave its message to the dead letters (it raised Reject)
 │   ├── MaxRetriesExceeded     retry() was called once too often
 │   ├── ChordError             a part of a chord failed, so its body cannot run
 │   └── RemoteError            the task failed with an exception this process cannot rebuild
@@ -187,6 +188,10 @@ class TaskCancelled(TaskError):
 
 
 class TaskRevoked(TaskError):
+    pass
+
+
+class TaskRejected(TaskError):
     pass
 
 
