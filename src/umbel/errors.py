@@ -18,7 +18,7 @@ UmbelError
 │   │   ├── AccessRefused      wrong user, password, database or file: trying again does not help
 │   │   └── BufferFull         too much is kept for a broker that is away
 │   ├── StorageFull            no room left; nothing was changed
-│   ├── BrokerRefused          no to these messages or results: trying again does not help, others are not concerned
+│   ├── BrokerRefused          no to this message or result, for good; others are not concerned
 │   ├── NotSupported           this broker declares that it cannot do this
 │   └── RevokesFull            the durable revoke record reached its limit
 ├── TaskError                  about one task
@@ -29,6 +29,7 @@ UmbelError
 │   │   └── WorkerStopping     raised inside the task when its worker is told to stop a second time
 │   ├── TaskCancelled          raised inside the task when somebody revokes it while it runs
 │   ├── TaskRevoked            the task was revoked before it ran, or ended because of that
+│   ├── TaskRejected           the task gave its message to the dead letters (it raised Reject)
 │   ├── MaxRetriesExceeded     retry() was called once too often
 │   ├── ChordError             a part of a chord failed, so its body cannot run
 │   └── RemoteError            the task failed with an exception this process cannot rebuild
@@ -187,6 +188,10 @@ class TaskCancelled(TaskError):
 
 
 class TaskRevoked(TaskError):
+    pass
+
+
+class TaskRejected(TaskError):
     pass
 
 

@@ -178,7 +178,7 @@ def test_a_task_that_ignores_leaves_its_state_as_it_is(app: App) -> None:
             result.get(timeout=0.1)
 
 
-def test_a_rejected_task_is_not_run_again(app: App) -> None:
+def test_a_rejected_task_fails_and_is_not_run_again(app: App) -> None:
     runs: list[int] = []
 
     @app.task
@@ -187,7 +187,7 @@ def test_a_rejected_task_is_not_run_again(app: App) -> None:
         raise Reject("not mine")
 
     with app.eager():
-        assert refuse.delay().state == "PENDING"
+        assert refuse.delay().state == "FAILURE"
     assert len(runs) == 1
 
 

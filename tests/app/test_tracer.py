@@ -94,22 +94,22 @@ def test_a_redelivered_message_says_so_in_the_request(app: App, tracer: Tracer) 
 
 
 @pytest.mark.parametrize(
-    ("raised", "kind", "summary"),
+    ("raised", "kind", "summary", "states"),
     [
-        (Ignore(), "ignored", ""),
-        (Reject("not mine"), "rejected", "not mine"),
-        (Reject("busy", requeue=True), "requeued", "busy"),
+        (Ignore(), "ignored", "", []),
+        (Reject("not mine"), "rejected", "not mine", ["FAILURE"]),
+        (Reject("busy", requeue=True), "requeued", "busy", []),
     ],
 )
 def test_a_task_may_say_how_it_ends(
-    app: App, tracer: Tracer, raised: Exception, kind: str, summary: str
+    app: App, tracer: Tracer, raised: Exception, kind: str, summary: str, states: list[str]
 ) -> None:
     @app.task
     def end() -> None:
         raise raised
 
     outcome = tracer(job_of(app, end.name))
-    assert (outcome.kind, outcome.summary, list(outcome.results)) == (kind, summary, [])
+    assert (outcome.kind, outcome.summary, [one.status for one in outcome.results]) == (kind, summary, states)
 
 
 @pytest.mark.parametrize(

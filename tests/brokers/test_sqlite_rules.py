@@ -146,7 +146,7 @@ def test_verdicts_are_judged_in_order_and_only_the_first_one_ends_a_claim() -> N
         ],
         {"70:1": 1, "70:2": 2, "70:3": 3},
     )
-    assert judged.refused == {"70:1", "71:2", "70:4"}
+    assert judged.conflicts == {"70:1", "71:2", "70:4"}
     assert (judged.applied, judged.started, judged.finished) == (3, [1], [1])
     assert [number for number, _ in judged.buried] == [3]
     assert judged.follow_ups == outgoing("next")

@@ -107,3 +107,8 @@ def waits_for_another() -> int:
 @app.task
 def sends_another() -> str:
     return add.delay(20, 22).id
+
+
+@app.task
+def count_all(values: list[object]) -> int:
+    return len(values)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import hiredis
 import pytest
@@ -71,10 +72,7 @@ class RedisServer:
 
     def ask(self, *command: str | bytes | int, database: int = 0) -> object:
         """One command, by a client that is not ours."""
-        answer = exchange(self.port, [("SELECT", database), command])[1]
-        if isinstance(answer, hiredis.ReplyError):
-            raise answer
-        return answer
+        return _ask(self.port, database, command)
 
     def _answers(self) -> bool:
         assert self._process is not None and self._process.poll() is None, "redis-server ended"
@@ -82,6 +80,20 @@ class RedisServer:
             return not str(exchange(self.port, [("PING",)])[0]).startswith("LOADING")
         except OSError:
             return False
+
+
+def ask_redis(url: str, *command: str | bytes | int) -> object:
+    """The same where only the address is known."""
+    place = urlsplit(url)
+    assert place.port is not None
+    return _ask(place.port, int(place.path.strip("/") or 0), command)
+
+
+def _ask(port: int, database: int, command: tuple[str | bytes | int, ...]) -> object:
+    answer = exchange(port, [("SELECT", database), command])[1]
+    if isinstance(answer, hiredis.ReplyError):
+        raise answer
+    return answer
 
 
 def exchange(port: int, commands: list[tuple[Any, ...]]) -> list[object]:

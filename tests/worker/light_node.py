@@ -4,7 +4,7 @@ Many of them fit into one process, each with its own connection to the embedded 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.waiting import POLL_S
-from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.protocol.gossip_events import MemberState
 from umbel.protocol.revoked import RevokedTasks
@@ -107,3 +107,7 @@ async def until(condition: Callable[[], object], *, what: str, deadline_s: float
 
 async def _nothing() -> None:
     return None
+
+
+def nothing_refused(refused: Sequence[Refused]) -> None:
+    assert not refused

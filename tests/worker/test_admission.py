@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.brokers.under_test import eventually
+from tests.worker.light_node import nothing_refused
 from umbel import App
 from umbel.backends.registry import open_backend
 from umbel.backends.sqlite import SqliteBackend
@@ -87,7 +88,9 @@ def bench_on(broker: SqliteBroker, tmp_path: Path, rules: TaskRules) -> Bench:
     context = WorkerContext(settings, Identity("w@host", 1, 1), broker, backend, pool)
     desk = Desk(settings.tasks, max_deliveries=3)
     events = TaskEvents(Events(context))
-    settler = Settler(broker, backend, context.counters, together=True, logged=events.logged)
+    settler = Settler(
+        broker, backend, context.counters, together=True, logged=events.logged, refused=nothing_refused
+    )
     endings = Endings(context, desk, settler, events)
     admission = Admission(context, desk, RevokedTasks(), settler, endings, events)
     return Bench(broker, context, settler, endings, admission)
@@ -153,6 +156,7 @@ def test_results_that_cannot_be_stored_keep_the_worker_from_taking_more(tmp_path
             bench.context.counters,
             together=True,
             logged=logged_at_once,
+            refused=nothing_refused,
             settled=lambda: settled.append(settler.pending),
         )
         settler.report([StoredResult("t1", "SUCCESS", b"{}"), StoredResult("t2", "SUCCESS", b"{}")], ())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.light_node import LightNode
+from tests.worker.light_node import LightNode, nothing_refused
 from umbel.backends.sqlite import SqliteBackend
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
@@ -54,7 +54,14 @@ def test_what_ends_while_the_log_is_waited_for_waits_for_its_own_event(tmp_path:
                 settler.report([StoredResult("t2", "SUCCESS", b"{}")], ())
             logged.update(told[:place])
 
-        settler = Settler(node.broker, backend, node.context.counters, together=True, logged=until_logged)
+        settler = Settler(
+            node.broker,
+            backend,
+            node.context.counters,
+            together=True,
+            logged=until_logged,
+            refused=nothing_refused,
+        )
         settler.report([StoredResult("t1", "SUCCESS", b"{}")], ())
         going_on = asyncio.create_task(settler.run())
         await settler.drained()

@@ -40,7 +40,7 @@ class AsyncTracer(Tracer):
                 await asyncio.to_thread(self._tell_started, request)
             happened = await await_guarded(_await, task, call)
             errbacks = call.embed.errbacks if isinstance(happened, Raised) else None
-            if errbacks or call.embed.chord is not None:
+            if errbacks or call.embed.chord is not None or call.embed.chain:
                 return await asyncio.to_thread(self._ended, opened, happened)
             return self._ended(opened, happened)
 

@@ -6,6 +6,7 @@ and backend are one, so the body is sent once. Keys and forms are Celery's: part
 run on both kinds of worker.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import time
@@ -17,7 +18,7 @@ from umbel.app.request import Request
 from umbel.app.send_options import SendOptions
 from umbel.app.sending import Prepared
 from umbel.backends.interface import ChordPart
-from umbel.errors import ChordError
+from umbel.errors import BrokerRefused, ChordError
 from umbel.protocol.states import SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.result import encode_failure, exception_map
@@ -27,6 +28,7 @@ from umbel.wire.values import decode_json, encode_json
 if TYPE_CHECKING:
     from umbel.app.app import App
 
+log = logging.getLogger("umbel.task")
 CHORD_TASK = "celery.chord"
 _OF_THE_END = frozenset({"link", "link_error", "chain", "chord"})
 _OF_EACH = frozenset({"queue", "priority", "countdown", "eta", "expires"})
@@ -139,17 +141,26 @@ class BodyOutcome:
     follow_ups: Sequence[Outgoing] = ()
 
 
-_NOTHING = BodyOutcome()
+NOTHING_FOLLOWS = BodyOutcome()
 
 
 def part_ended(app: "App", call: TaskCall, request: Request, status: str, value: object) -> BodyOutcome:
-    """A task has its final state: if it is a part of a chord count it, and after the last send the body."""
+    """A task has its final state: if it is a part of a chord count it, and after the last send the body.
+
+    Asked again after a failure it goes on: a part counts once, and the body is sent once.
+    BrokerUnavailable says nothing of the task: wait, or leave it to redelivery.
+    """
     ended, body_map = _parts_of(call, request, status, value)
     parts: Sequence[ChordPart] | None = None
-    for part in ended:
-        parts = app.backend.add_chord_part(part)
-    if parts is None or not app.backend.claim_chord(part.group_id, part.task_id):
-        return _NOTHING
+    try:
+        for part in ended:
+            parts = app.backend.add_chord_part(part)
+        if parts is None or not app.backend.claim_chord(part.group_id, part.task_id):
+            return NOTHING_FOLLOWS
+    except BrokerRefused as refused:  # the task keeps its outcome, and who waits for the body is told
+        error = ChordError(f"part {request.id} of the chord could not be counted: {refused}")
+        log.error("cannot count a part of a chord", extra={"task_id": request.id, "why": str(refused)})
+        return BodyOutcome(_failures(_ids_of(signature_from(body_map, app)), error))
     body = signature_from(body_map, app)
     failed = next((one for one in parts if one.status != SUCCESS), None)
     if failed is not None:
@@ -210,18 +221,25 @@ def _send_once(app: "App", group_id: str, batch: Sequence[Outgoing]) -> BodyOutc
     else:  # a crash in between may send the body again, under the same id
         app.producer.publish(batch)
         app.backend.end_chord(group_id, ())
-    return _NOTHING
+    return NOTHING_FOLLOWS
 
 
 def _failed_body(app: "App", body: Signature[Any], request: Request, failed: ChordPart) -> BodyOutcome:
     error = ChordError(f"part {failed.task_id} of the chord ended as {failed.status}")
-    steps = body.steps if isinstance(body, Chain) else [body]
-    ids = [step.options["task_id"] for step in steps if "task_id" in step.options]
-    described = exception_map(error)
-    results = [encode_failure(task_id, described, None, done_at=time()) for task_id in ids]
+    ids = _ids_of(body)
     errbacks = body.options.get("link_error") or []
     follow_ups: list[Outgoing] = []
     for errback in errbacks if isinstance(errbacks, list) else [errbacks]:
         prepared = signature_from(errback, app).clone([ids[0]] if ids else []).prepare(sender=request)
         follow_ups += [one.outgoing for one in prepared]
-    return BodyOutcome(results, follow_ups)
+    return BodyOutcome(_failures(ids, error), follow_ups)
+
+
+def _ids_of(body: Signature[Any]) -> list[str]:
+    steps = body.steps if isinstance(body, Chain) else [body]
+    return [step.options["task_id"] for step in steps if "task_id" in step.options]
+
+
+def _failures(ids: Sequence[str], error: ChordError) -> list[StoredResult]:
+    described = exception_map(error)
+    return [encode_failure(task_id, described, None, done_at=time()) for task_id in ids]

@@ -17,23 +17,26 @@ from msgspec.structs import replace
 from umbel.app.attempts import next_attempt
 from umbel.app.awaiting import LastingLoop, cancelled_from_within, cancelled_type
 from umbel.app.child_logs import UNFINISHED, end_lines
-from umbel.app.chords import part_ended
+from umbel.app.chords import NOTHING_FOLLOWS, BodyOutcome, part_ended
 from umbel.app.follow_ups import (
     after_failure,
     after_success,
     keeps_result,
     steps_that_never_run,
 )
+from umbel.app.publishing import patiently
 from umbel.app.request import Request, Running, request_of
 from umbel.app.tracebacks import traceback_text
 from umbel.errors import (
     BrokerError,
+    BrokerUnavailable,
     Ignore,
     MaxRetriesExceeded,
     NotRegistered,
     Reject,
     Retry,
     TaskCancelled,
+    TaskRejected,
     UmbelError,
     WireError,
     WorkerStopping,
@@ -56,6 +59,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("umbel.task")
 EXCEPTION_MAX_CHARS = 8 * 1024
 STRUCK_MAX_CHARS = 256 * 1024
+STORE_WAIT_S = 60.0  # for a broker that is away when a part of a chord ends; then it is redelivered
+LIMIT_MARGIN_S = 0.5
 EXCEPTION_ARGS_MAX = 16  # each up to a megabyte; a result must fit its limit
 
 
@@ -182,15 +187,17 @@ class _Run:
 
     def returned(self, task: "Task[Any, Any]", call: TaskCall, request: Request, value: Any) -> Outcome:
         built = call_guarded(self._success, task, call, request, value)
-        if isinstance(built, Raised):  # a value that cannot be sent, or a broken callback
-            return self.failed(task, call, request, built.error)
+        if isinstance(built, Raised):
+            if isinstance(built.error, BrokerUnavailable | WorkerStopping):
+                return self._unfinished(built.error)
+            return self.failed(task, call, request, built.error)  # an unsendable value, a broken callback
         if self._app.signals.task_success:
             self._app.signals.task_success.send(task=task, task_id=request.id, result=value)
         return built.value
 
     def _success(self, task: "Task[Any, Any]", call: TaskCall, request: Request, value: Any) -> Outcome:
         follow_ups = after_success(self._app, call, request, value)
-        body = part_ended(self._app, call, request, SUCCESS, value)
+        body = self._part_ended(call, request, SUCCESS, value)
         results: tuple[StoredResult, ...] = ()
         if keeps_result(self._app, call.headers):
             results = (encode_success(request.id, value, done_at=time(), **self._about(request)),)
@@ -223,8 +230,13 @@ class _Run:
         if isinstance(error, Ignore):
             return self._outcome("ignored")
         if isinstance(error, Reject):
-            reason = self.secrets.strike(str(error.reason)) if self.secrets else error.reason
-            return self._outcome("requeued" if error.requeue else "rejected", summary=reason)
+            reason = self.secrets.strike(str(error.reason)) if self.secrets else str(error.reason)
+            if error.requeue:
+                return self._outcome("requeued", summary=reason)
+            # A failure of its own name: who waits for the result must neither wait for ever nor get a Reject.
+            failure = TaskRejected(reason or "rejected by the task").with_traceback(error.__traceback__)
+            ended = self.failed(task, call, request, failure)
+            return replace(ended, kind="rejected", summary=reason) if ended.kind == "failure" else ended
         if isinstance(error, task.options.autoretry_for) and not policy.exhausted(request.retries):
             due = time() + policy.wait_s(request.retries, random())
             return self._retried(task, call, request, error, due)
@@ -266,7 +278,16 @@ class _Run:
         if keeps_result(self._app, call.headers):
             results.append(self._failure(request, error, text, status=FAILURE, done_at=done_at))
         results += steps_that_never_run(call, self._described(error), text, status=FAILURE, done_at=done_at)
-        body = part_ended(self._app, call, request, FAILURE, self._described(error))
+        counted = call_guarded(self._part_ended, call, request, FAILURE, self._described(error))
+        if not isinstance(counted, Raised):
+            body = counted.value
+        elif isinstance(counted.error, BrokerUnavailable | WorkerStopping):
+            return self._unfinished(counted.error)
+        else:
+            log.error(
+                "cannot count a task in its chord", extra={"task_id": request.id}, exc_info=counted.error
+            )
+            body = NOTHING_FOLLOWS
         return self._outcome(
             "failure",
             results=[*results, *body.results],
@@ -274,6 +295,21 @@ class _Run:
             summary=self._repr(error),
             traceback=text,
         )
+
+    def _part_ended(self, call: TaskCall, request: Request, status: str, value: object) -> BodyOutcome:
+        """Count the task in its chord, waiting for a broker that is away while its time limits allow."""
+        if call.embed.chord is None and (status == SUCCESS or not call.embed.chain):
+            return NOTHING_FOLLOWS  # as for most
+        ran_s = perf_counter() - self._began
+        limits = (self._job.soft_limit_s, self._job.hard_limit_s)
+        left_s = [limit_s - ran_s - LIMIT_MARGIN_S for limit_s in limits if limit_s and limit_s > ran_s]
+        return patiently(
+            lambda: part_ended(self._app, call, request, status, value), min([STORE_WAIT_S, *left_s])
+        )
+
+    def _unfinished(self, error: BaseException) -> Outcome:
+        """The task ran, but what follows cannot be written now: it is left to redelivery."""
+        return self._outcome("requeued", summary=f"it ended, but what follows it could not be sent: {error}")
 
     def _failure(
         self, request: Request, error: BaseException, text: str, *, status: str, done_at: float | None

@@ -147,17 +147,14 @@ class Leftovers:
             return Ending(results)
         results += steps_that_never_run(call, described, "", status=status, done_at=done_at)
         request = request_of(call, hostname="", queue=queue)
-        if call.embed.chord is not None or call.embed.chain:
-            self._run(lambda: self._count_part(call, request, status, described))
-        return Ending(results, after_failure(self._app, call, request, error, "", run=self._run))
+        follow_ups = after_failure(self._app, call, request, error, "", run=self._run)
+        if call.embed.chord is None and not call.embed.chain:
+            return Ending(results, follow_ups)
+        return Ending(results, follow_ups, lambda: self._count_part(call, request, status, described))
 
-    def _count_part(self, call: TaskCall, request: Request, status: str, error: ExceptionMap) -> None:
-        """A chord waits for this task: tell it off the loop, because the backend may take its time."""
+    def _count_part(self, call: TaskCall, request: Request, status: str, error: ExceptionMap) -> Ending:
         body = part_ended(self._app, call, request, status, error)
-        if body.results:
-            self._app.backend.store(body.results)
-        if body.follow_ups:
-            self._app.producer.publish(body.follow_ups)
+        return Ending(body.results, body.follow_ups)
 
     def _run(self, work: Callable[[], object]) -> None:
         self._thread.submit(self._guarded, work)
@@ -165,4 +162,4 @@ class Leftovers:
     def _guarded(self, work: Callable[[], object]) -> None:
         happened = call_guarded(work)
         if isinstance(happened, Raised):
-            log.error("what follows a lost task failed", exc_info=happened.error)
+            log.error("errback failed", exc_info=happened.error)

@@ -12,9 +12,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from umbel.backends.registry import sends_results
-from umbel.brokers.interface import Ack, Bury, Delivery, Return
+from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return
 from umbel.errors import (
     BadMessage,
+    BrokerRefused,
     NotRegistered,
     TaskRevoked,
     TimeLimitExceeded,
@@ -24,9 +25,12 @@ from umbel.errors import (
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery import Desk, Refusal
 from umbel.protocol.states import FAILURE, REVOKED
-from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.wire.result import encode_failure, exception_map
+from umbel.wire.task import read_headers, to_v2
 from umbel.worker.context import WorkerContext
 from umbel.worker.held import Held
+from umbel.worker.settings import Ending
 from umbel.worker.settling import Settler
 from umbel.worker.task_events import TaskEvents
 
@@ -99,7 +103,7 @@ class Endings:
         setattr(self._counters, name, getattr(self._counters, name) + 1)
         self._events.ended(held, outcome)
         self._log_ending(held, outcome)
-        results = self._addressed(held, outcome.results)
+        results = self._addressed(held.message, outcome.results)
         if outcome.kind == "requeued":
             self._settler.report((), outcome.follow_ups)
             pause_s = 0.0 if self._shutdown.is_stopping else REQUEUE_PAUSE_S
@@ -163,8 +167,8 @@ class Endings:
 
     def _end(self, held: Held, error: Exception, status: str) -> None:
         self._release(held)
-        ending = self._end_without_running(held.message, held.delivery.queue, error, status)
-        results = self._addressed(held, ending.results)
+        ending = self._ending(held.message, held.delivery.queue, error, status)
+        results = self._addressed(held.message, ending.results)
         if held.run is not None and held.run.rules.acks_early:
             self._settler.report(results, ending.follow_ups)
         else:
@@ -174,9 +178,9 @@ class Endings:
         self._counters.buried += 1
         self._events.failed(held, error)
         self._release(held)
-        ending = self._end_without_running(held.message, held.delivery.queue, error, FAILURE)
+        ending = self._ending(held.message, held.delivery.queue, error, FAILURE)
         reason = str(error)
-        results = self._addressed(held, ending.results)
+        results = self._addressed(held.message, ending.results)
         self._settler.add(Bury(held.delivery.tag, reason, charged, results, ending.follow_ups))
         log.error("buried among the dead letters", extra=self._about(held, why=reason))
 
@@ -186,11 +190,51 @@ class Endings:
         log.error("task failed", extra=self._about(held, why=str(error)))
         self._end(held, error, FAILURE)
 
-    def _addressed(self, held: Held, results: Sequence[StoredResult]) -> Sequence[StoredResult]:
+    def _ending(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
+        ending = self._end_without_running(message, queue, error, status)
+        if ending.chord is not None:
+            self._settler.count_first(ending.chord)
+        return ending
+
+    def end_refused(self, refused: Sequence[Refused]) -> None:
+        """What the broker or the store does not take, and the message that brought it has ended."""
+        for one in refused:
+            self._counters.refused += 1
+            if isinstance(one.part, StoredResult):
+                self._end_refused_result(one.part, one.reason)
+            else:
+                self._end_refused_message(one.part, one.reason)
+
+    def _end_refused_result(self, result: StoredResult, reason: str) -> None:
+        fields = {"task_id": result.task_id, "state": result.status, "why": reason}
+        log.error("result cannot be stored", extra=fields)
+        if result.status != FAILURE:  # a short one may be taken, and who waits for it is told
+            error = BrokerRefused(
+                f"the task ended as {result.status}, but its result cannot be stored: {reason}"
+            )
+            told = encode_failure(result.task_id, exception_map(error), None, done_at=time())
+            self._settler.report([replace(told, reply_to=result.reply_to)], ())
+
+    def _end_refused_message(self, sent: Outgoing, reason: str) -> None:
+        """It is among the dead letters. To those who wait for its task it has failed."""
+        error = BrokerRefused(f"it was not taken by the queue {sent.queue!r}: {reason}")
+        task_id = sent.message.correlation_id
+        fields = {"queue": sent.queue, "task_id": task_id, "why": reason}
+        log.error("broker refused a message; moved to the dead letters", extra=fields)
+        try:
+            message = to_v2(sent.message)
+            headers = read_headers(message)
+        except WireError:
+            return
+        self._events.refused(headers, error)
+        ending = self._ending(message, sent.queue, error, FAILURE)
+        self._settler.report(self._addressed(message, ending.results), ending.follow_ups)
+
+    def _addressed(self, message: Message, results: Sequence[StoredResult]) -> Sequence[StoredResult]:
         """Where results are sent (rpc), they go to who asked for them; if nobody did, nowhere."""
         if not self._sends_results:
             return results
-        reply_to = held.message.reply_to
+        reply_to = message.reply_to
         return [replace(result, reply_to=reply_to) for result in results] if reply_to else ()
 
     def give_back(self, held: Held, *, ran: bool, not_before: float = 0.0) -> None:

@@ -17,10 +17,15 @@ from umbel.worker.elections.handlers import Handler
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is stored and sent when a message ends without having run to its end."""
+    """What is stored and sent when a message ends without having run to its end.
+
+    `chord`: counts it in the chord that waits for it, and gives what follows from that. It blocks,
+    and comes before the message is settled; asked again after an error it goes on.
+    """
 
     results: Sequence[StoredResult] = ()
     follow_ups: Sequence[Outgoing] = ()
+    chord: "Callable[[], Ending] | None" = None
 
 
 class EndWithoutRunning(Protocol):

@@ -1,9 +1,10 @@
 """Settler: brings verdicts to the broker, as many at a time as have gathered.
 
 While one batch is on its way the next gathers, so an idle worker settles each message at once
-and a busy one in large batches, without a timer. A batch the broker cannot take now is kept and
-tried again; meanwhile the worker claims nothing new, because unsettled messages count as held, and
-so do results and follow-ups of messages that were acknowledged before they ran.
+and a busy one in large batches, without a timer. A batch that the broker cannot take now
+(unavailable) is kept and tried again; meanwhile the worker claims nothing new, because unsettled
+messages count as held, and so do results and follow-ups of messages that were acknowledged before
+they ran. What the broker will never take (refused) ends alone, and the rest is settled.
 While somebody records, what was told of an outcome is in the event log before the outcome is
 settled: a worker that dies between the two makes history tell a run that is then repeated, which
 is what happened, and never leaves out one that nobody repeats.
@@ -17,20 +18,24 @@ from random import random
 import msgspec
 
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import Ack, Broker, Bury, Verdict
-from umbel.errors import BrokerError
+from umbel.brokers.interface import Ack, Broker, Bury, Refused, Settled, Verdict
+from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
+from umbel.pools.guard import Raised, await_guarded
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
+from umbel.worker.settings import Ending
 
 log = logging.getLogger("umbel.worker.settling")
 BATCH_MAX = 500
+BATCH_MAX_BYTES = 32 * 1024 * 1024
 
 
 class Settler:
     """`settled` is called whenever fewer messages are held than before.
 
-    `logged` returns when the event log, if there is one, has what was told so far.
+    `logged` returns when the event log, if there is one, has what was told so far. `refused` is
+    told what the broker or the store does not take; messages among that are dead letters then.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class Settler:
         *,
         together: bool,
         logged: Callable[[], Awaitable[None]],
+        refused: Callable[[Sequence[Refused]], None],
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._broker = broker
@@ -48,10 +54,12 @@ class Settler:
         self._counters = counters
         self._together = together  # results ride with their acks
         self._logged = logged
+        self._refused = refused
         self._settled = settled
         self._waiting: list[Verdict] = []
         self._results: list[StoredResult] = []
         self._follow_ups: list[Outgoing] = []
+        self._chords: list[Callable[[], Ending]] = []
         self._uniques: list[tuple[str, str]] = []
         self._gathered = asyncio.Event()
         self._idle = asyncio.Event()
@@ -61,7 +69,7 @@ class Settler:
     @property
     def pending(self) -> int:
         """What is not settled, stored or sent yet: a worker that has much of it takes nothing new."""
-        return len(self._waiting) + len(self._results) + len(self._follow_ups)
+        return len(self._waiting) + len(self._results) + len(self._follow_ups) + len(self._chords)
 
     def add(self, verdict: Verdict) -> None:
         self._waiting.append(verdict)
@@ -73,6 +81,11 @@ class Settler:
             self._results += results
             self._follow_ups += follow_ups
             self._wake()
+
+    def count_first(self, chord: Callable[[], Ending]) -> None:
+        """Count a task in its chord before anything that is added from now on is settled."""
+        self._chords.append(chord)
+        self._wake()
 
     def release(self, key: str, task_id: str) -> None:
         """Free the key of a unique task, once its message is settled."""
@@ -100,17 +113,21 @@ class Settler:
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
                 continue
             if failures:
-                log.info("the broker takes results again", extra={"after_failures": failures})
+                log.info("acknowledging results again", extra={"after_failures": failures})
             failures, self.problem = 0, ""
-            if not (self._waiting or self._results or self._follow_ups or self._uniques):
+            if not self.pending and not self._uniques:
                 self._idle.set()
 
     async def _settle_gathered(self) -> None:
-        await self._store_reported()
-        while self._waiting:
-            batch = self._waiting[:BATCH_MAX]
+        while True:
+            while self._chords or self._results or self._follow_ups:
+                await self._store_reported()
+            # From here to the slice nothing is awaited: what a verdict depends on was stored above.
+            if not self._waiting:
+                break
+            batch = self._waiting[: _fitting(self._waiting)]
             await self._logged()
-            settled = await self._broker.settle(await self._with_results_stored(batch))
+            settled = await self._settle(await self._with_results_stored(batch))
             del self._waiting[: len(batch)]
             self._settled()
             if settled.conflicts:
@@ -119,7 +136,37 @@ class Settler:
                     "finished after the lease had ended: not applied, another worker has these messages",
                     extra={"count": len(settled.conflicts)},
                 )
+            self._refused(settled.refused)
         await self._release_gathered()
+
+    async def _settle(self, batch: Sequence[Verdict]) -> Settled:
+        """Settle all; when something about them is refused or raises, each by itself."""
+        happened = await await_guarded(self._broker.settle, batch)
+        if not isinstance(happened, Raised):
+            return happened.value
+        if isinstance(happened.error, BrokerError) and not isinstance(happened.error, BrokerRefused):
+            raise happened.error  # later, then
+        if len(batch) == 1:
+            return await self._bury(batch[0], happened.error)
+        each = [await self._settle([verdict]) for verdict in batch]
+        return Settled(
+            sum(one.applied for one in each),
+            frozenset().union(*(one.conflicts for one in each)),
+            [part for one in each for part in one.refused],
+        )
+
+    async def _bury(self, verdict: Verdict, error: BaseException) -> Settled:
+        """A message whose outcome cannot be written goes to the dead letters, or stays as it is."""
+        self._counters.faults += 1
+        reason = f"its outcome cannot be written: {type(error).__name__}: {error}"
+        log.error("cannot settle a message; moving it to the dead letters", exc_info=error)
+        buried = await await_guarded(self._broker.settle, [Bury(verdict.tag, reason)])
+        if not isinstance(buried, Raised):
+            return buried.value
+        if isinstance(buried.error, BrokerError) and not isinstance(buried.error, BrokerRefused):
+            raise buried.error
+        log.error("cannot bury a message; it stays claimed until this worker stops", exc_info=buried.error)
+        return Settled(0)
 
     async def _release_gathered(self) -> None:
         if self._uniques:
@@ -135,30 +182,74 @@ class Settler:
         ]
         if not results:
             return batch
-        await asyncio.to_thread(self._backend.store, results)
+        await self._store(results)
         return [
             msgspec.structs.replace(verdict, results=()) if isinstance(verdict, Ack | Bury) else verdict
             for verdict in batch
         ]
 
     async def _store_reported(self) -> None:
+        while self._chords:
+            more = await await_guarded(asyncio.to_thread, self._chords[0])
+            if isinstance(more, Raised):
+                if isinstance(more.error, BrokerUnavailable):
+                    raise more.error
+                log.error("cannot count a task in its chord", exc_info=more.error)
+            else:
+                self._results += more.value.results
+                self._follow_ups += more.value.follow_ups
+            del self._chords[0]
         results, follow_ups = tuple(self._results), tuple(self._follow_ups)
-        if not (results or follow_ups):
-            return
         await self._logged()  # what is reported meanwhile has its own turn: its events may not be there yet
         if results:
-            await asyncio.to_thread(self._backend.store, results)
+            await self._store(results)
             del self._results[: len(results)]
         if follow_ups:
-            await self._broker.publish(follow_ups)
+            await self._publish(follow_ups)
             del self._follow_ups[: len(follow_ups)]
         self._settled()
+
+    async def _store(self, results: Sequence[StoredResult]) -> None:
+        try:
+            await asyncio.to_thread(self._backend.store, results)
+        except BrokerRefused as error:
+            self._refused([Refused(results[place], str(error)) for place in _places(error, results)])
+
+    async def _publish(self, messages: Sequence[Outgoing]) -> None:
+        try:
+            await self._broker.publish(messages)
+        except BrokerRefused as error:
+            if not error.places and len(messages) > 1:  # nothing was sent: find out which it is
+                for message in messages:
+                    await self._publish([message])
+                return
+            refused = [Refused(messages[place], str(error)) for place in _places(error, messages)]
+            await self._broker.bury(refused)
+            self._refused(refused)
 
     def _wake(self) -> None:
         self._idle.clear()
         self._gathered.set()
 
     def _note_failure(self, failures: int, error: BrokerError) -> None:
-        self.problem = f"results cannot be settled: {error}"
+        self.problem = f"results cannot be acknowledged: {error}"
         if failures == 1:
-            log.error("results cannot be settled; keeping them and trying on", extra={"why": str(error)})
+            log.error("cannot acknowledge results; will retry", extra={"why": str(error)})
+
+
+def _fitting(verdicts: Sequence[Verdict]) -> int:
+    """How many of them go to the broker together: by number, and by what they carry."""
+    size_bytes = 0
+    for count, verdict in enumerate(verdicts[:BATCH_MAX]):
+        if isinstance(verdict, Ack | Bury):
+            for result in verdict.results:
+                size_bytes += len(result.payload)
+            for follow_up in verdict.follow_ups:
+                size_bytes += len(follow_up.message.body)
+            if size_bytes > BATCH_MAX_BYTES and count:
+                return count
+    return min(len(verdicts), BATCH_MAX)
+
+
+def _places(error: BrokerRefused, parts: Sequence[object]) -> Sequence[int]:
+    return error.places or range(len(parts))

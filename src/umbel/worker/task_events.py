@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from umbel.pools.interface import Outcome, Told
+from umbel.wire.task import TaskHeaders
 from umbel.worker.held import Held
 from umbel.worker.steps.events import Events
 
@@ -77,6 +78,13 @@ class TaskEvents:
         """For a task that ended without running to its end."""
         if self.wanted:
             self._tell("task-failed", held, exception=repr(error), traceback="")
+
+    def refused(self, headers: TaskHeaders, error: Exception) -> None:
+        """For a message that never got into its queue."""
+        if self.wanted:
+            self._events.tell(
+                "task-failed", uuid=headers.id, retries=headers.retries, exception=repr(error), traceback=""
+            )
 
     def revoked(self, held: Held, *, expired: bool, signal: str = "") -> None:
         if self.wanted:

@@ -22,7 +22,7 @@ from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S, Handshake
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import channel_refusal, connection_refusal, unreachable
 from umbel.brokers.tls import nothing_to_read
-from umbel.errors import BrokerError, BrokerUnavailable
+from umbel.errors import BrokerUnavailable
 
 RECEIVE_BYTES = 65_536
 SEND_BUFFER_BYTES = 1_048_576  # the larger, the larger the batches that are sent in one piece
@@ -54,14 +54,15 @@ class BlockingLink:
         except OSError as error:
             raise self._lost(error) from None
 
-    def publish(self, frames: Iterable[bytes]) -> None:
-        """Publish messages and return when the server has confirmed them all.
+    def publish(self, frames: Iterable[bytes]) -> list[int]:
+        """Publish messages and return when the server has answered for all; places of those it refused.
 
         A large batch goes out in pieces, so that its confirmations are read while it is sent.
         """
         batch = list(frames)
         unconfirmed: dict[int, None] = {}
-        refused = 0
+        refused: list[int] = []
+        first = self._published + 1
         for start in range(0, len(batch), PIECE):
             piece = batch[start : start + PIECE]
             self.send(b"".join(piece))
@@ -69,11 +70,8 @@ class BlockingLink:
             self._published += len(piece)
             is_last = start + PIECE >= len(batch)
             while len(unconfirmed) > (0 if is_last else UNCONFIRMED_MAX):
-                refused += self._read_confirmation(unconfirmed)
-        if refused:
-            raise BrokerError(
-                f"RabbitMQ refused {refused} of {len(batch)} messages: the queue is at its limit"
-            )
+                refused += [number - first for number in self._read_refused(unconfirmed)]
+        return refused
 
     def reopen_channel(self) -> None:
         """After `ChannelClosed`, go on with a new channel."""
@@ -145,11 +143,11 @@ class BlockingLink:
                 self._socket.sendall(handshake.step(incoming))
         self.reopen_channel()
 
-    def _read_confirmation(self, unconfirmed: dict[int, None]) -> int:
-        """Take out what the server confirms; how many it refused."""
+    def _read_refused(self, unconfirmed: dict[int, None]) -> list[int]:
+        """Take out what the server has answered for; the numbers of those it refused."""
         incoming = self._next()
         if incoming.method not in (_ACK, _NACK):
-            return 0
+            return []
         tag, multiple = incoming.fields[:2]
         ended = [tag]
         if multiple:
@@ -160,7 +158,7 @@ class BlockingLink:
                 ended.append(one)
         for one in ended:
             unconfirmed.pop(one, None)
-        return len(ended) if incoming.method == _NACK else 0
+        return ended if incoming.method == _NACK else []
 
     def _next_answer(self) -> Incoming:
         while True:

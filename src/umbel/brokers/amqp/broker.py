@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from time import time
+from time import monotonic, time
 
 from umbel.brokers.amqp import dead_letters, envelope, holds, outbox, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
@@ -19,7 +19,7 @@ from umbel.brokers.amqp.coordination import AmqpCoordination
 from umbel.brokers.amqp.event_log import EventLog
 from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.records import encode_record
-from umbel.brokers.amqp.refusals import BrokerStarting, ChannelClosed
+from umbel.brokers.amqp.refusals import BrokerStarting, QueueRefused
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.amqp.subscription import AmqpSubscription
 from umbel.brokers.interface import (
@@ -34,6 +34,7 @@ from umbel.brokers.interface import (
     EventLogState,
     Evidence,
     LoggedEvent,
+    Refused,
     Settled,
     Subscription,
     Verdict,
@@ -44,6 +45,7 @@ from umbel.wire.revoke import Revoke
 log = logging.getLogger("umbel.brokers.amqp")
 STARTING_S = 30.0
 STARTING_PAUSE_S = 0.5
+UNUSABLE_S = 5.0  # a queue that cannot be consumed is left alone for so long
 LOOK_EVERY_S = 0.05  # for messages in queues that nobody here consumes
 
 
@@ -53,6 +55,7 @@ class AmqpBroker:
         self._sessions = Sessions(settings, name=f"{settings.connection_name} {os.getpid()}")
         self._coordination = AmqpCoordination(self._sessions, settings)
         self._event_log = EventLog(settings)
+        self._unusable: dict[str, float] = {}  # queues, and until when they are left alone
 
     @property
     def url(self) -> str:
@@ -93,17 +96,21 @@ class AmqpBroker:
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
         session = await self._sessions.get()
         claims, revokes = session.claims, session.views.revokes
-        if not claims.has_arrived(owner, queues):
-            for queue in queues:
-                await session.make_queue(queue)
-            await self._park_early(session, claims)
-            await session.catch_up()
+        usable = self._usable(queues)
         try:
-            taken = await claims.claim(owner, queues, limit)
-        except ChannelClosed as refused:
-            if refused.code == ChannelClosed.NOT_FOUND:  # deleted by somebody: the next claim makes it
-                session.publisher.declared.difference_update(queues)
-            raise
+            if not claims.has_arrived(owner, usable):
+                for queue in usable:
+                    await session.make_queue(queue)
+                await self._park_early(session, claims)
+                await session.catch_up()
+            taken = await claims.claim(owner, usable, limit)
+        except QueueRefused as refused:
+            session.publisher.declared.discard(refused.queue)
+            if refused.is_missing or len(usable) == 1:  # deleted by somebody: the next claim makes it
+                raise
+            log.error("cannot consume a queue; the others go on", extra={"why": str(refused)})
+            self._unusable[refused.queue] = monotonic() + UNUSABLE_S
+            return await self.claim(owner, queues, limit, revoked_after=revoked_after)
         try:
             if any(arrived.redelivered or arrived.mark.ran for _, arrived in taken):
                 await session.catch_up()  # its starts must be known
@@ -113,8 +120,17 @@ class AmqpBroker:
         deliveries = claims.deliver(owner, taken)
         return Claim(deliveries, revokes.after(revoked_after, time()), revokes.cursor)
 
+    def _usable(self, queues: Sequence[str]) -> Sequence[str]:
+        """Those that were not refused a moment ago; all, if each was."""
+        if not self._unusable:
+            return queues
+        now = monotonic()
+        self._unusable = {queue: until for queue, until in self._unusable.items() if until > now}
+        return [queue for queue in queues if queue not in self._unusable] or queues
+
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
         session = await self._sessions.get()
+        queues = self._usable(queues)
         if session.claims.watches(queues):
             await session.claims.wait(queues, timeout_s)
             return
@@ -146,27 +162,27 @@ class AmqpBroker:
         session = await self._sessions.get()
         claims = session.claims
         judged = verdicts.judge(batch, claims.standing, time())
-        if judged.posts:
-            await session.send(judged.posts)
+        if judged.posts or judged.unwritten:
+            await verdicts.post(session, judged, time())
         gone = verdicts.apply(judged, claims)
         for owner in judged.owners:
             claims.touch(owner)
-        return Settled(judged.judged - len(gone), frozenset(judged.refused | gone))
+        return Settled(judged.judged - len(gone), frozenset(judged.conflicts | gone), judged.refused)
+
+    async def bury(self, refused: Sequence[Refused]) -> None:
+        await verdicts.bury(await self._sessions.get(), refused, time())
 
     async def _park_early(self, session: Session, claims: Claims) -> None:
         """What arrived before it was due goes on to the next step of the ladder."""
         for consumer in claims.consumers():
             parked, consumer.early = consumer.early, []
+            early = [Outgoing(consumer.queue, one.message, one.mark.due) for one in parked]
             posts = [
-                outbox.task(
-                    Outgoing(consumer.queue, one.message, one.mark.due),
-                    time(),
-                    ran=one.mark.ran or one.redelivered,
-                )
-                for one in parked
+                outbox.task(outgoing, time(), ran=one.mark.ran or one.redelivered)
+                for outgoing, one in zip(early, parked, strict=True)
             ]
             try:
-                await session.send(posts)
+                await verdicts.send_or_bury(session, posts, early)
             except BaseException:
                 consumer.early += parked
                 raise

@@ -6,8 +6,9 @@ put out here, by its own broker, so that the promise is the one every broker mak
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
+from typing import TypeVar
 
 import msgspec
 
@@ -15,9 +16,11 @@ from umbel.brokers.amqp.consumer import BARRIERS_MAX, Arrived, Consumer
 from umbel.brokers.amqp.frames import Incoming
 from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S
 from umbel.brokers.amqp.link import Link
+from umbel.brokers.amqp.refusals import ChannelClosed, QueueRefused
 from umbel.brokers.interface import Delivery, Tag
 
 UNRUN_MAX = 10_000
+T = TypeVar("T")
 
 _tags = count(1)
 
@@ -196,8 +199,8 @@ class Claims:
     async def _fetch(self, consumers: Sequence[Consumer], limit: int) -> None:
         for _ in range(BARRIERS_MAX):
             for consumer in consumers:
-                await consumer.want(limit)
-            ready = [await consumer.settled() for consumer in consumers]
+                await _for_queue(consumer, consumer.want(limit))
+            ready = [await _for_queue(consumer, consumer.settled()) for consumer in consumers]
             if sum(consumer.buffered for consumer in consumers) >= limit or not any(ready):
                 return
 
@@ -245,6 +248,14 @@ class Claims:
             for queue in queues
             if (consumer := owner.consumers.get(queue)) is not None
         )
+
+
+async def _for_queue(consumer: Consumer, asked: Awaitable[T]) -> T:
+    """Let the error name the queue, so that the others can be consumed without it."""
+    try:
+        return await asked
+    except ChannelClosed as refused:
+        raise QueueRefused(consumer.queue, refused) from None
 
 
 _NEVER = object()

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace as replace_fact
 
-from umbel.brokers.amqp import outbox, topology
+from umbel.brokers.amqp import outbox, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.facts import change, tell
 from umbel.brokers.amqp.holds import Holds, boot_time, heartbeat_for, is_held
@@ -151,7 +151,7 @@ class AmqpCoordination:
         if not self._leads(session, name, holder, term):
             return False
         if batch:
-            await session.send(outbox.tasks(batch, time()))
+            await verdicts.send_or_bury(session, outbox.tasks(batch, time()), batch)
         return True
 
     async def _change_lease(

@@ -186,16 +186,18 @@ class Link(asyncio.BufferedProtocol):
 class Confirmation:
     """The messages of one batch that the server has not confirmed yet."""
 
-    __slots__ = ("future", "missing", "refused")
+    __slots__ = ("first", "future", "missing", "refused")
 
-    def __init__(self, missing: int) -> None:
+    def __init__(self, first: int, missing: int) -> None:
+        self.first = first  # the number of the batch's first message on its channel
         self.missing = missing
-        self.refused = 0
+        self.refused: list[int] = []  # places in the batch
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def settle(self, *, accepted: bool) -> None:
+    def settle(self, number: int, *, accepted: bool) -> None:
         self.missing -= 1
-        self.refused += not accepted
+        if not accepted:
+            self.refused.append(number - self.first)
         if not self.missing and not self.future.done():
             self.future.set_result(None)
 
@@ -237,12 +239,12 @@ class Channel:
             raise self.error
         self.link.send(data)
 
-    async def publish(self, frames: Iterable[bytes]) -> None:
-        """Publish messages and wait until the server has confirmed them all."""
+    async def publish(self, frames: Iterable[bytes]) -> list[int]:
+        """Publish messages and wait until the server has answered for all; places of those it refused."""
         batch = list(frames)
         if not batch:
-            return
-        confirmation = Confirmation(len(batch))
+            return []
+        confirmation = Confirmation(self._published + 1, len(batch))
         self.send(b"".join(batch))
         for _ in batch:
             self._published += 1
@@ -255,10 +257,7 @@ class Channel:
             if not self.link.blocked:  # one that says it is blocked lives, and so do the claims on it
                 self.link.abort(why)
             raise BrokerUnavailable(f"RabbitMQ at {self.link.location} takes no messages: {why}") from None
-        if confirmation.refused:
-            raise BrokerError(
-                f"RabbitMQ refused {confirmation.refused} of {len(batch)} messages: the queue is at its limit"
-            )
+        return confirmation.refused
 
     async def close(self) -> None:
         if self.error is None:
@@ -311,12 +310,12 @@ class Channel:
         unconfirmed = self._unconfirmed
         if not multiple:
             if (one := unconfirmed.pop(tag, None)) is not None:
-                one.settle(accepted=accepted)
+                one.settle(tag, accepted=accepted)
             return
         for number in list(unconfirmed):
             if number > tag:
                 break
-            unconfirmed.pop(number).settle(accepted=accepted)
+            unconfirmed.pop(number).settle(number, accepted=accepted)
 
 
 async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, name: str) -> Link:

@@ -6,6 +6,7 @@ its declaration, because a message to a queue that is not there would be dropped
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 from umbel.brokers.amqp import topology
@@ -14,9 +15,14 @@ from umbel.brokers.amqp.frames import encode_publish
 from umbel.brokers.amqp.records import LogEntry, encode_record
 from umbel.brokers.amqp.table import Properties, encode_properties
 from umbel.brokers.amqp.topology import Queue
+from umbel.errors import BrokerRefused, WireError
 from umbel.wire.message import Message, Outgoing, StoredResult
 
 REASON, QUEUE, STARTS, BURIED_AT = "umbel-reason", "umbel-queue", "umbel-starts", "umbel-buried"
+HEADERS = "umbel-headers"  # of a dead letter whose headers are no table
+Refusals = dict[int, str]
+"""Why messages were refused, by their place in what was sent together."""
+
 _STREAM_PROPERTIES = encode_properties(Properties(delivery_mode=2))
 
 
@@ -55,8 +61,15 @@ def tasks(batch: Sequence[Outgoing], now: float) -> list[Post]:
 
 
 def dead_letter(queue: str, message: Message, reason: str, starts: int, now: float) -> Post:
-    extra = {QUEUE: queue, REASON: reason, STARTS: starts, BURIED_AT: now}
-    properties = encode(message, NO_MARK, extra, message_id=str(uuid4()))
+    """Whatever the message is like, it can be a dead letter: what cannot be written goes as text."""
+    extra: dict[str, Any] = {QUEUE: queue, REASON: reason, STARTS: starts, BURIED_AT: now}
+    letter_id = str(uuid4())
+    try:
+        properties = encode(message, NO_MARK, extra, message_id=letter_id)
+    except (WireError, ValueError):
+        extra[HEADERS] = message.headers.decode(errors="backslashreplace")
+        bare = Message(b"{}", message.body, expiration_ms=message.expiration_ms)
+        properties = encode(bare, NO_MARK, extra, message_id=letter_id)
     return Post(topology.DEAD, properties, message.body, topology.dead_letter_queue())
 
 
@@ -84,6 +97,16 @@ def log_entries(events: Sequence[tuple[str, bytes]], now: float) -> list[Post]:
         entry(topology.EVENTS, encode_record(LogEntry(now, key, body.decode("utf-8", "surrogateescape"))))
         for key, body in events
     ]
+
+
+def refusal(refused: Refusals, posts: Sequence[Post]) -> BrokerRefused:
+    """One error for all that was refused; it names the first queue."""
+    first = min(refused)
+    more = f" (and {len(refused) - 1} more of {len(posts)} messages)" if len(refused) > 1 else ""
+    return BrokerRefused(
+        f"RabbitMQ refused the message for {posts[first].key!r}{more}: {refused[first]}",
+        places=sorted(refused),
+    )
 
 
 _task_queues: dict[str, Queue] = {}

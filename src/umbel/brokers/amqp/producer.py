@@ -18,13 +18,13 @@ from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_publish
 from umbel.brokers.amqp.location import locations_from_url
-from umbel.brokers.amqp.outbox import Post
+from umbel.brokers.amqp.outbox import Post, refusal
 from umbel.brokers.amqp.records import FactsView, QueueFact, RevokeView, encode_record
-from umbel.brokers.amqp.refusals import BrokerStarting, ChannelClosed
+from umbel.brokers.amqp.refusals import FULL, BrokerStarting, ChannelClosed, closed_publish
 from umbel.brokers.amqp.streams import OFFSET, PREFETCH, Followed, offset_of
 from umbel.brokers.amqp.topology import Exchange, Queue
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
-from umbel.errors import BrokerError, BrokerUnavailable, NotSupported, RevokesFull
+from umbel.errors import BrokerRefused, BrokerUnavailable, NotSupported, RevokesFull
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
 
@@ -124,12 +124,9 @@ class AmqpProducer:
                 self._link = self._connect()
             try:
                 yield self._link
-            except ChannelClosed as refused:
-                self._drop()
-                raise BrokerError(str(refused)) from None
             except BaseException as error:
                 # An interrupted call has an answer under way that the next call would take for its own.
-                if not isinstance(error, RevokesFull):
+                if isinstance(error, ChannelClosed) or not isinstance(error, RevokesFull | BrokerRefused):
                     self._drop()
                 raise
 
@@ -159,7 +156,12 @@ class AmqpProducer:
             self._declare(link, queue)
         if not posts:
             return
-        link.publish([post.frames(1) for post in posts])
+        try:
+            nacked = link.publish([post.frames(1) for post in posts])
+        except ChannelClosed as error:
+            raise closed_publish(link.location, error) from None
+        if nacked:
+            raise refusal(dict.fromkeys(nacked, FULL), posts)
         returned, link.returned = link.returned, []
         if returned:
             for key in {one.fields[3] for one in returned}:
@@ -170,19 +172,29 @@ class AmqpProducer:
                 for one in returned
             )
             if link.returned:
-                raise BrokerError(f"the queue {link.returned[0].fields[3]!r} is deleted again and again")
+                key, link.returned = link.returned[0].fields[3], []
+                raise BrokerRefused(f"the queue {key!r} is deleted again and again: not published")
 
     def _declare(self, link: BlockingLink, what: Queue | Exchange) -> None:
         key = what.name if isinstance(what, Queue) else what
         if key in self._declared:
             return
+        try:
+            self._make(link, what)
+        except ChannelClosed as refused:
+            kind = "queue" if isinstance(what, Queue) else "exchange"
+            raise ChannelClosed(
+                refused.code, f"the {kind} {what.name!r} cannot be used: {refused.text}"
+            ) from None
+        self._declared.add(key)
+
+    def _make(self, link: BlockingLink, what: Queue | Exchange) -> None:
         if isinstance(what, Exchange) or not self._exists(link, what.name):
             for method, fields in what.calls():
                 self._call_when_ready(link, method, *fields)
             if isinstance(what, Queue) and what.exchange is not None:  # a task queue: let it be known
                 self._declare(link, topology.stream_of_facts())
                 link.publish([outbox.entry(topology.FACTS, encode_record(QueueFact(what.name))).frames(1)])
-        self._declared.add(key)
 
     def _exists(self, link: BlockingLink, queue: str) -> bool:
         method, fields = topology.passive(queue)

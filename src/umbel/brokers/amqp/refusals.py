@@ -10,7 +10,7 @@ person can act on: a wrong password does not become right by waiting.
 
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.tls import tls_refusal
-from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable
+from umbel.errors import AccessRefused, BrokerError, BrokerRefused, BrokerUnavailable
 
 _ACCESS_REFUSED, _NOT_ALLOWED = 403, 530
 _FORCED, _RESOURCE_ERROR, _INTERNAL_ERROR = 320, 506, 541
@@ -26,9 +26,10 @@ _NOT_YET = (
     "coordinator_unavailable",
 )
 _HOST_NOT_YET = "is down"
+FULL = "its queue is full and refuses more (x-overflow: reject-publish); drain it or raise its limit"
 
 
-class ChannelClosed(BrokerError):
+class ChannelClosed(BrokerRefused):
     """The server refused something by closing the channel."""
 
     NOT_FOUND, LOCKED, PRECONDITION = 404, 405, 406
@@ -37,6 +38,15 @@ class ChannelClosed(BrokerError):
         super().__init__(f"RabbitMQ refused: {text} ({code})")
         self.code = code
         self.text = text
+
+
+class QueueRefused(BrokerRefused):
+    """One queue cannot be declared or consumed; others are not concerned."""
+
+    def __init__(self, queue: str, refused: BrokerRefused) -> None:
+        super().__init__(f"cannot consume the queue {queue!r}: {refused}")
+        self.queue = queue
+        self.is_missing = isinstance(refused, ChannelClosed) and refused.code == ChannelClosed.NOT_FOUND
 
 
 class BrokerStarting(BrokerUnavailable):
@@ -51,6 +61,13 @@ def channel_refusal(location: Location, code: int, text: str) -> BrokerError:
     if code in (_RESOURCE_ERROR, _INTERNAL_ERROR) or any(words in text for words in _NOT_YET):
         return BrokerStarting(location, code, text)
     return ChannelClosed(code, text)
+
+
+def closed_publish(location: Location, closed: ChannelClosed) -> BrokerError:
+    """What it means that publishing closed the channel: whom it concerns is everybody, or nobody knows."""
+    if closed.code == _ACCESS_REFUSED:
+        return AccessRefused(f"RabbitMQ at {location} lets this user publish nothing: {closed.text}")
+    return closed
 
 
 def connection_refusal(location: Location, code: int, text: str) -> BrokerUnavailable:

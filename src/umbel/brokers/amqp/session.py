@@ -14,7 +14,7 @@ from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.frames import Method
 from umbel.brokers.amqp.link import Link, open_link
 from umbel.brokers.amqp.location import Location, locations_from_url
-from umbel.brokers.amqp.outbox import Post, entry
+from umbel.brokers.amqp.outbox import Post, Refusals, entry, refusal
 from umbel.brokers.amqp.publisher import Publisher
 from umbel.brokers.amqp.records import (
     ClockView,
@@ -24,10 +24,10 @@ from umbel.brokers.amqp.records import (
     StartsView,
     encode_record,
 )
-from umbel.brokers.amqp.refusals import ChannelClosed
+from umbel.brokers.amqp.refusals import ChannelClosed, QueueRefused
 from umbel.brokers.amqp.streams import Followed, Tails
 from umbel.brokers.interface import BrokerSettings
-from umbel.errors import BrokerUnavailable
+from umbel.errors import BrokerRefused, BrokerUnavailable
 
 log = logging.getLogger("umbel.brokers.amqp")
 PROBES_AT_ONCE = 8
@@ -90,12 +90,22 @@ class Session:
         await self._tails.catch_up()
 
     async def send(self, posts: Sequence[Post]) -> None:
-        await self.publisher.send([*self._announcements(posts), *posts])
+        if refused := await self.try_send(posts):
+            raise refusal(refused, posts)
+
+    async def try_send(self, posts: Sequence[Post]) -> Refusals:
+        """Publish, let new queues be known, and say which messages were refused."""
+        news = self._announcements(posts)
+        refused = await self.publisher.try_send([*news, *posts])
+        return {place - len(news): why for place, why in refused.items() if place >= len(news)}
 
     async def make_queue(self, name: str) -> None:
-        """The queue is there, and whoever lists queues knows it."""
+        """The queue is there, and is known to those who list queues."""
         if name not in self.publisher.declared:
-            await self.publisher.declare(topology.task_queue(name))
+            try:
+                await self.publisher.declare(topology.task_queue(name))
+            except BrokerRefused as refused:
+                raise QueueRefused(name, refused) from None
         if name not in self.views.facts.queues:
             await self.publisher.send([entry(topology.FACTS, encode_record(QueueFact(name)))])
 

@@ -2,7 +2,9 @@
 
 First everything that a batch of verdicts sends is published and confirmed: results to whoever
 waits for them, follow-ups, dead letters, parked messages, counted starts. Then the messages are
-acknowledged or given back. A crash in between repeats work and loses none.
+acknowledged or given back. A crash in between repeats work and loses none. What the server refuses
+to take goes to the dead letters in between, with the reason; a claimed message that it takes nowhere
+stays claimed.
 
 How starts are counted. RabbitMQ keeps no counter with a message of a classic queue, and a message
 cannot be changed while it is claimed. So each counted start is an entry of the stream
@@ -12,8 +14,9 @@ marked redelivered looks up its count. Messages are told apart by their queue an
 and a message without an id is never counted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import time
 from typing import assert_never
 
 from umbel.brokers.amqp import outbox, topology
@@ -21,14 +24,23 @@ from umbel.brokers.amqp.claims import Claimed, Claims
 from umbel.brokers.amqp.consumer import Consumer
 from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.records import Start, encode_record
-from umbel.brokers.interface import Ack, Bury, Return, Started, Tag, Verdict
-from umbel.wire.message import Outgoing
+from umbel.brokers.amqp.session import Session
+from umbel.brokers.interface import Ack, Bury, Refused, Return, Started, Tag, Verdict
+from umbel.brokers.refusals import log_refused
+from umbel.errors import WireError
+from umbel.wire.message import Outgoing, StoredResult
 
 
 @dataclass(slots=True)
 class Judgement:
-    refused: set[Tag] = field(default_factory=set)
+    """What a batch of verdicts asks for. `parts` and `own` say what posts carry, by their places."""
+
+    conflicts: set[Tag] = field(default_factory=set)
     posts: list[Post] = field(default_factory=list)
+    parts: dict[int, Outgoing | StoredResult] = field(default_factory=dict)
+    own: dict[int, Tag] = field(default_factory=dict)  # the claimed message itself
+    unwritten: list[tuple[Tag | None, Refused]] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
     finished: list[Tag] = field(default_factory=list)
     returned: list[tuple[Tag, Return]] = field(default_factory=list)
     started: list[Tag] = field(default_factory=list)
@@ -44,7 +56,7 @@ def judge(verdicts: Sequence[Verdict], standing: dict[Tag, Claimed], now: float)
         tag = verdict.tag
         claimed = standing.get(tag)
         if claimed is None or tag in ended or not claimed.consumer.is_open:
-            judged.refused.add(tag)
+            judged.conflicts.add(tag)
             continue
         judged.judged += 1
         judged.owners.add(claimed.owner)
@@ -68,6 +80,7 @@ def judge(verdicts: Sequence[Verdict], standing: dict[Tag, Claimed], now: float)
                 judged.finished.append(tag)
                 _carry(judged, verdict, claimed, now)
                 delivery, total = claimed.delivery, count + verdict.charged
+                judged.own[len(judged.posts)] = tag
                 judged.posts.append(
                     outbox.dead_letter(delivery.queue, delivery.message, verdict.reason, total, now)
                 )
@@ -104,11 +117,72 @@ def apply(judged: Judgement, claims: Claims) -> set[Tag]:
     return gone
 
 
+async def post(session: Session, judged: Judgement, now: float) -> None:
+    """Send what the verdicts bring; what the server refuses, to the dead letters."""
+    refused = await session.try_send(judged.posts)
+    letters = list(judged.unwritten)
+    for place, reason in refused.items():
+        if (part := judged.parts.get(place)) is not None:
+            letters.append((judged.own.get(place), Refused(part, reason)))
+        elif (tag := judged.own.get(place)) is not None:  # not even the dead letters take it
+            _keep(judged, tag)
+    judged.refused = [one for _, one in letters]
+    for (tag, _), is_kept in zip(letters, await bury(session, judged.refused, now), strict=True):
+        if tag is not None and not is_kept:
+            _keep(judged, tag)
+
+
+async def send_or_bury(session: Session, posts: Sequence[Post], messages: Sequence[Outgoing]) -> None:
+    """For what nobody waits for: messages that the server refuses are logged and go to the dead letters."""
+    refused = await session.try_send(posts)
+    parts = [Refused(messages[place], why) for place, why in refused.items()]
+    log_refused(parts)
+    await bury(session, parts, time())
+
+
+async def bury(session: Session, refused: Sequence[Refused], now: float) -> list[bool]:
+    """Make dead letters of the messages among these; which of them have one now."""
+    posts = {
+        place: outbox.dead_letter(one.part.queue, one.part.message, one.reason, 0, now)
+        for place, one in enumerate(refused)
+        if isinstance(one.part, Outgoing)
+    }
+    failed = await session.try_send(list(posts.values()))
+    missing = {place for nth, place in enumerate(posts) if nth in failed}
+    return [place in posts and place not in missing for place in range(len(refused))]
+
+
+def _keep(judged: Judgement, tag: Tag) -> None:
+    """The message stays claimed: its end could be written nowhere."""
+    judged.finished.remove(tag)
+    judged.judged -= 1
+
+
 def _carry(judged: Judgement, verdict: Ack | Bury, claimed: Claimed, now: float) -> None:
     reply_to = claimed.delivery.message.reply_to
-    if reply_to:
-        judged.posts += [outbox.result(result, reply_to) for result in verdict.results]
-    judged.posts += outbox.tasks(verdict.follow_ups, now)
+    for result in verdict.results if reply_to else ():
+        _add(judged, None, result, outbox.result, reply_to)
+    for follow_up in verdict.follow_ups:
+        _add(judged, None, follow_up, outbox.task, now)
+
+
+def _add(
+    judged: Judgement,
+    own: Tag | None,
+    part: Outgoing | StoredResult,
+    write: Callable[..., Post],
+    *args: object,
+    **options: object,
+) -> None:
+    try:
+        written = write(part, *args, **options)
+    except (WireError, ValueError) as error:
+        judged.unwritten.append((own, Refused(part, f"it cannot be written for RabbitMQ: {error}")))
+        return
+    judged.parts[len(judged.posts)] = part
+    if own is not None:
+        judged.own[len(judged.posts)] = own
+    judged.posts.append(written)
 
 
 def _return(judged: Judgement, verdict: Return, claimed: Claimed, count: int, now: float) -> None:
@@ -120,7 +194,7 @@ def _return(judged: Judgement, verdict: Return, claimed: Claimed, count: int, no
     delivery = claimed.delivery
     ran = any((verdict.ran, verdict.charged, delivery.redelivered, count))
     parked = Outgoing(delivery.queue, delivery.message, verdict.not_before)
-    judged.posts.append(outbox.task(parked, now, ran=ran))
+    _add(judged, verdict.tag, parked, outbox.task, now, ran=ran)
     judged.finished.append(verdict.tag)
 
 

@@ -16,6 +16,7 @@ from umbel.brokers.interface import (
     EventLogState,
     Evidence,
     LoggedEvent,
+    Refused,
     Return,
     Settled,
     Subscription,
@@ -121,6 +122,9 @@ class SqliteBroker:
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         return await self._thread.call(self._store.settle, verdicts)
+
+    async def bury(self, refused: Sequence[Refused]) -> None:
+        await self._thread.call(self._store.bury, refused)
 
     async def queues(self) -> Mapping[str, Depth]:
         return await self._thread.call(self._store.depths)

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from umbel.brokers.refusals import log_refused
 from umbel.brokers.sqlite import messages, waiters
 from umbel.brokers.sqlite.store import Store
 from umbel.wire.message import Outgoing
@@ -49,10 +50,11 @@ class ChordStore:
             ended = db.execute("UPDATE chords SET done = 1 WHERE group_id = ? AND NOT done", (group_id,))
             if not ended.rowcount:
                 return
-            queues = messages.insert(db, batch, self._store.clock.wall_s())
+            queues, refused = messages.insert_or_bury(db, batch, self._store.clock.wall_s())
             db.execute("DELETE FROM chord_parts WHERE group_id = ?", (group_id,))
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self._store.poke(awake)
+        log_refused(refused)
 
     def _expires_at(self) -> float:
         return self._store.clock.wall_s() + self._store.settings.result_expires_s

@@ -13,6 +13,8 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from umbel.brokers.interface import Delivery
 from umbel.brokers.sqlite import messages, rows
 
@@ -120,19 +122,37 @@ def _heaps(db: sqlite3.Connection, queue: str, limit: int) -> list[Heap]:
 
 def _fetch(db: sqlite3.Connection, packed: str, ticket: int) -> dict[int, Delivery]:
     """The deliveries by id. One row for all: their bytes end to end, cut apart by their lengths."""
-    numbers, queues, starts, redelivered, lengths, joined = db.execute(
-        """SELECT json_group_array(id), json_group_array(queue), json_group_array(starts),
-                  json_group_array(redelivered), json_group_array(length(message)),
-                  CAST(group_concat(message, '') AS BLOB)
-           FROM messages WHERE id IN (SELECT value FROM json_each(?))""",
-        (packed,),
-    ).fetchone()
+    try:
+        numbers, queues, starts, redelivered, lengths, joined = db.execute(
+            """SELECT json_group_array(id), json_group_array(queue), json_group_array(starts),
+                      json_group_array(redelivered), json_group_array(length(message)),
+                      CAST(group_concat(message, '') AS BLOB)
+               FROM messages WHERE id IN (SELECT value FROM json_each(?))""",
+            (packed,),
+        ).fetchone()
+        cuts = rows.ints(lengths)
+        columns = zip(*map(rows.ints, (numbers, starts, redelivered)), rows.strings(queues), strict=True)
+    except (sqlite3.DataError, msgspec.DecodeError):  # too much for one row, or a row that is not ours
+        return _fetch_each(db, packed, ticket)
+    if sum(cuts) != len(joined):  # somebody wrote text where bytes belong
+        return _fetch_each(db, packed, ticket)
     found: dict[int, Delivery] = {}
     view, end = memoryview(joined), 0
-    for number, started, again, length, queue in zip(
-        *map(rows.ints, (numbers, starts, redelivered, lengths)), rows.strings(queues), strict=True
-    ):
-        message = messages.decode(view[end : end + length])
+    for (number, started, again, queue), length in zip(columns, cuts, strict=True):
+        message = messages.decode(bytes(view[end : end + length]))
         found[number] = Delivery(messages.tag(ticket, number), queue, message, started, bool(again))
         end += length
     return found
+
+
+def _fetch_each(db: sqlite3.Connection, packed: str, ticket: int) -> dict[int, Delivery]:
+    """The same row by row, whatever is in them."""
+    found = db.execute(
+        """SELECT id, queue, CASE typeof(starts) WHEN 'integer' THEN starts ELSE 0 END, redelivered, message
+           FROM messages WHERE id IN (SELECT value FROM json_each(?))""",
+        (packed,),
+    )
+    return {
+        number: Delivery(messages.tag(ticket, number), queue, messages.decode(message), starts, bool(again))
+        for number, queue, starts, again, message in found
+    }

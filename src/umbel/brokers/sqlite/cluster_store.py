@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from umbel.brokers.interface import Broadcast, EventLogState, LoggedEvent
+from umbel.brokers.refusals import log_refused
 from umbel.brokers.sqlite import (
     chords,
     coordination,
@@ -230,9 +231,10 @@ class ClusterStore:
                 return False
             if data is not None:
                 coordination.put_lease(db, name, replace(record, data=data))
-            queues = messages.insert(db, batch, now.wall_s)
+            queues, refused = messages.insert_or_bury(db, batch, now.wall_s)
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self._store.poke(awake)
+        log_refused(refused)
         return True
 
     def raise_clock(self, value: int) -> int:

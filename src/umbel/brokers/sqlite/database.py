@@ -28,9 +28,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from umbel.brokers.sqlite import location, schema
+from umbel.brokers.sqlite import location, refusals, schema
 from umbel.brokers.sqlite.gate import WriteGate
-from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable, StorageFull
+from umbel.errors import AccessRefused, BrokerError, BrokerRefused, BrokerUnavailable, StorageFull
 
 CHECKPOINT_PAGES = 1000  # a log that grows costs each flush more: 4,000 took a quarter of the rate of sends
 LOG_BYTES_MAX = 64 * 2**20  # what a burst leaves of the log; smaller logs are written over
@@ -296,6 +296,8 @@ def explain(error: sqlite3.Error, path: Path, timeout_s: float) -> BrokerError |
             f"cannot write to {path}: {error}; make the file and its directory writable for this user, "
             "or choose another path"
         )
+    if code in refusals.CODES:
+        return BrokerRefused(f"{path} does not take this: {error}; others are not concerned")
     if code in _DAMAGED:
         return AccessRefused(
             f"{path} is not a usable database: {error}; move it away to start with an empty one"

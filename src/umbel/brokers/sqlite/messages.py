@@ -5,11 +5,12 @@ Functions here and in `claims.py` and `verdicts.py` run inside a transaction of 
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import Delivery, Tag
-from umbel.brokers.sqlite import meta, rows
+from umbel.brokers.interface import Delivery, Refused, Tag
+from umbel.brokers.sqlite import meta, refusals, rows
 from umbel.wire.message import Message, Outgoing
 
 PRIORITY_MAX = 9
@@ -17,7 +18,7 @@ FILE_EVERY = 1024
 DUE_MAX = 1000  # delayed messages that one claim makes ready; the next claim goes on
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(Message).decode
+_decode = msgspec.msgpack.Decoder(Message).decode
 
 _LAST_ID = 2**63 - 1
 
@@ -31,6 +32,15 @@ def number_of(tag: Tag) -> int:
     """The message that a tag is about."""
     assert isinstance(tag, str), "tags are made by claim()"
     return int(tag[tag.index(":") + 1 :])
+
+
+def decode(data: Any) -> Message:
+    """The message of a row. What is none is handed on without headers: the worker says why it ends."""
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, TypeError, ValueError, RecursionError):
+        raw = data.encode(errors="replace") if isinstance(data, str) else data
+        return Message(b"", raw if isinstance(raw, bytes) else bytes(str(raw), "ascii"), "application/data")
 
 
 APPEND = "INSERT INTO messages (queue, priority, message) VALUES (?, ?, ?)"
@@ -57,6 +67,40 @@ def insert(db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float) -> s
     elif many_unfiled(first, last):
         file(db)
     return {queue for queue, _, _ in new}
+
+
+def insert_or_bury(
+    db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float
+) -> tuple[set[str], list[Refused]]:
+    """As `insert`, one by one; what SQLite refuses goes to the dead letters."""
+    grown: set[str] = set()
+
+    def put(one: Outgoing) -> None:
+        grown.update(insert(db, [one], now_s))
+
+    refused = [Refused(part, why) for part, why in refusals.apply_each(db, batch, put)]
+    bury(db, refused, now_s)
+    return grown, refused
+
+
+def bury(db: sqlite3.Connection, refused: Sequence[Refused], now_s: float) -> None:
+    """Make dead letters of the messages among these that can be written at all."""
+
+    def put(one: Refused) -> None:
+        if isinstance(one.part, Outgoing):
+            db.execute(
+                """INSERT INTO dead_letters (queue, priority, starts, reason, buried_at, message)
+                   VALUES (?, ?, 0, ?, ?, ?)""",
+                (
+                    one.part.queue,
+                    _in_range(one.part.message.priority),
+                    one.reason,
+                    now_s,
+                    encode(one.part.message),
+                ),
+            )
+
+    refusals.apply_each(db, refused, put)
 
 
 def _insert_slips(

@@ -9,13 +9,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 
-from umbel.brokers.interface import BrokerSettings, Claim, DeadLetter, Delivery, Depth, Settled, Verdict
-from umbel.brokers.sqlite import claims, dead_letters, messages, meta, results, revokes, verdicts, waiters
+from umbel.brokers.interface import (
+    BrokerSettings,
+    Claim,
+    DeadLetter,
+    Delivery,
+    Depth,
+    Refused,
+    Settled,
+    Verdict,
+)
+from umbel.brokers.sqlite import (
+    claims,
+    dead_letters,
+    messages,
+    meta,
+    refusals,
+    results,
+    revokes,
+    verdicts,
+    waiters,
+)
 from umbel.brokers.sqlite.clock import Clock
 from umbel.brokers.sqlite.database import Database
 from umbel.brokers.sqlite.location import path_from_url
 from umbel.brokers.sqlite.wakeup import poke
-from umbel.errors import BrokerError
+from umbel.errors import BrokerError, BrokerRefused
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.revoke import Revoke
 
@@ -46,6 +65,13 @@ class Store:
         self.database.close()
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
+        try:
+            self._publish(batch)
+        except (BrokerRefused, ValueError, OverflowError) as error:
+            queues = ", ".join(sorted({repr(one.queue) for one in batch}))
+            raise BrokerRefused(f"not sent to {queues}: {refusals.reason(error)}") from error
+
+    def _publish(self, batch: Sequence[Outgoing]) -> None:
         if len(batch) == 1 and not batch[0].not_before:
             self._append(batch[0])
             return
@@ -128,23 +154,54 @@ class Store:
         return count
 
     def settle(self, batch: Sequence[Verdict]) -> Settled:
+        try:
+            return self._settle(batch, part_by_part=False)
+        except (BrokerRefused, ValueError, OverflowError):
+            return self._settle(batch, part_by_part=True)
+
+    def _settle(self, batch: Sequence[Verdict], *, part_by_part: bool) -> Settled:
+        refused: list[Refused] = []
         with self.database.write() as db:
             now_s = self.clock.wall_s()
             judged = verdicts.judge(batch, verdicts.standing_claims(db, batch))
             grown = verdicts.apply(db, judged, now_s)
-            results.store(db, judged.results, now_s, now_s + self.settings.result_expires_s)
-            grown |= messages.insert(db, judged.follow_ups, now_s)
+            if part_by_part:
+                refused = self._put_results(db, judged.results, now_s)
+                sent, unsent = messages.insert_or_bury(db, judged.follow_ups, now_s)
+                refused += unsent
+            else:
+                results.store(db, judged.results, now_s, now_s + self.settings.result_expires_s)
+                sent = messages.insert(db, judged.follow_ups, now_s)
+            grown |= sent
             stored = (result.task_id for result in judged.results)
             awake = waiters.addresses(db, chain(map(waiters.queue, grown), map(waiters.result, stored)))
         self.poke(awake)
-        return verdicts.settled(judged)
+        return verdicts.settled(judged, refused)
+
+    def _put_results(
+        self, db: sqlite3.Connection, batch: Sequence[StoredResult], now_s: float
+    ) -> list[Refused]:
+        def put(one: StoredResult) -> None:
+            results.store(db, [one], now_s, now_s + self.settings.result_expires_s)
+
+        return [Refused(part, why) for part, why in refusals.apply_each(db, batch, put)]
+
+    def bury(self, refused: Sequence[Refused]) -> None:
+        with self.database.write(durable=True) as db:
+            messages.bury(db, refused, self.clock.wall_s())
 
     def store_results(self, batch: Sequence[StoredResult]) -> None:
+        """BrokerRefused: some cannot be stored, the others are."""
         with self.database.write() as db:
-            now_s = self.clock.wall_s()
-            results.store(db, batch, now_s, now_s + self.settings.result_expires_s)
+            refused = self._put_results(db, batch, self.clock.wall_s())
             awake = waiters.addresses(db, [waiters.result(result.task_id) for result in batch])
         self.poke(awake)
+        if refused:
+            lost = [one.part for one in refused]
+            raise BrokerRefused(
+                f"{len(lost)} of {len(batch)} results cannot be stored: {refused[0].reason}",
+                places=[place for place, one in enumerate(batch) if one in lost],
+            )
 
     def read_results(self, task_ids: Iterable[str]) -> dict[str, StoredResult]:
         with self.database.read() as db:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from umbel.brokers.interface import Ack, Bury, Return, Settled, Started, Tag, Verdict
+from umbel.brokers.interface import Ack, Bury, Refused, Return, Settled, Started, Tag, Verdict
 from umbel.brokers.sqlite import dead_letters, messages, rows
 from umbel.wire.message import Outgoing, StoredResult
 
@@ -18,7 +18,7 @@ from umbel.wire.message import Outgoing, StoredResult
 class Judgement:
     """What a batch of verdicts asks for, sorted by what there is to do."""
 
-    refused: set[Tag] = field(default_factory=set)
+    conflicts: set[Tag] = field(default_factory=set)
     finished: list[int] = field(default_factory=list)
     returned: list[tuple[int, Return]] = field(default_factory=list)
     buried: list[tuple[int, Bury]] = field(default_factory=list)
@@ -37,7 +37,7 @@ def judge(verdicts: Sequence[Verdict], standing: dict[Tag, int]) -> Judgement:
     for verdict in verdicts:
         number = standing.get(verdict.tag)
         if number is None:
-            judged.refused.add(verdict.tag)
+            judged.conflicts.add(verdict.tag)
             continue
         judged.applied += 1
         if isinstance(verdict, Started):
@@ -94,5 +94,5 @@ def apply(db: sqlite3.Connection, judged: Judgement, now_s: float) -> set[str]:
     return grown
 
 
-def settled(judged: Judgement) -> Settled:
-    return Settled(judged.applied, frozenset(judged.refused))
+def settled(judged: Judgement, refused: Sequence[Refused]) -> Settled:
+    return Settled(judged.applied, frozenset(judged.conflicts), refused)

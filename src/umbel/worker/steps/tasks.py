@@ -13,7 +13,7 @@ from random import random
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import Claim, Delivery
+from umbel.brokers.interface import Claim, Delivery, Refused
 from umbel.errors import (
     BrokerError,
     PoolError,
@@ -75,6 +75,7 @@ class Tasks(Step):
             context.counters,
             together=together,
             logged=events.logged,
+            refused=self._end_refused,
             settled=self._room.set,
         )
         self._endings = Endings(context, self._desk, self._settler, events)
@@ -322,6 +323,9 @@ class Tasks(Step):
         """Name the task that a child was at, where the pool names its job."""
         held = self._held.get(fields["job"]) if fields.get("job") is not None else None
         return fields if held is None else {**fields, "task": held.headers.task, "task_id": held.headers.id}
+
+    def _end_refused(self, refused: Sequence[Refused]) -> None:
+        self._endings.end_refused(refused)
 
     async def _finish_settling(self) -> None:
         is_cancelled = all(task.done() for task in self._background)  # because something went wrong
