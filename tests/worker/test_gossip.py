@@ -172,7 +172,7 @@ def test_what_cannot_be_read_is_counted_and_nothing_else_happens(
 
     asyncio.run(scenario())
     complaints = [record for record in caplog.records if record.message == "an event cannot be read"]
-    assert len(complaints) == 2  # one by each node, in a minute
+    assert len(complaints) >= 5
 
 
 def test_a_newcomer_learns_revokes_members_and_the_clock_before_it_hears_anybody(tmp_path: Path) -> None:

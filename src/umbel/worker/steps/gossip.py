@@ -1,7 +1,7 @@
 """Gossip: listens to the other nodes and knows who is there; the shell around `protocol/gossip.py`.
 
 A message of another node moves the clock past its own and is a sign of life; one of this node only
-moves the clock on (S4). What cannot be read is counted and logged, at most once a minute.
+moves the clock on (S4). What cannot be read is counted and logged.
 
 Other steps ask `members()`, are told of changes by `on_change` and get the events of a type by
 `listen`. What they give is called on the loop and must not block.
@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from random import random, uniform
-from time import monotonic, time
+from time import time
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
@@ -69,7 +69,6 @@ log = logging.getLogger("umbel.worker.gossip")
 INBOX_MAX = 10_000
 ASKING_MAX = 32
 PROBE_TIMEOUT_S = 2.0
-COMPLAINT_EVERY_S = 60.0
 # Celery's nodes do not move their clocks by these, and an election's order rests on that.
 CLOCKLESS = frozenset({"worker-elect", "worker-elect-ack"})
 
@@ -97,7 +96,6 @@ class Gossip(Step):
         self._watchers: list[Callable[[Change], None]] = []
         self._hooks = NodeHooks(context.settings.node_hooks)
         self._asking: set[asyncio.Task[None]] = set()
-        self._complained_at = -COMPLAINT_EVERY_S
         self._ears: list[asyncio.Task[None]] = []  # the last one stays
         self._seat = ObserverSeat(
             context.broker.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
@@ -242,7 +240,9 @@ class Gossip(Step):
         try:
             events = decode_events(broadcast.body)
         except WireError as error:
-            self._complain(broadcast.routing_key, error)
+            self.undecodable += 1
+            fields = {"routing_key": broadcast.routing_key[:100], "why": str(error)}
+            log.warning("an event cannot be read", extra=fields)
             return
         for event in events:
             own = self._is_own(event)
@@ -268,13 +268,6 @@ class Gossip(Step):
             event["clock"] = clock.forward()
         else:
             clock.adjust(event["clock"])
-
-    def _complain(self, routing_key: str, error: WireError) -> None:
-        self.undecodable += 1
-        if monotonic() - self._complained_at >= COMPLAINT_EVERY_S:
-            self._complained_at = monotonic()
-            fields = {"routing_key": routing_key, "why": str(error), "so_far": self.undecodable}
-            log.warning("an event cannot be read", extra=fields)
 
     # -- what the machine wants ------------------------------------------------------------------
 
