@@ -15,6 +15,7 @@ import msgspec
 
 from tests.corpus.case import Case, Kind, cases
 from tests.fuzz.seeds import seeds
+from umbel.wire.frames import Stop, encode_frame
 
 SEED_MAX_BYTES = 4096
 NODES_MAX = 400
@@ -93,6 +94,151 @@ class _Change:
     def payload(self, data: bytes) -> bytes:
         changed = data
         for decode, encode in _FORMS:
+            try:
+                tree = decode(data)
+            except (ValueError, RecursionError, msgspec.MsgspecError):
+                continue
+            for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
+                tree = self._tree(tree)
+            try:
+                changed = encode(tree)
+            except (ValueError, TypeError, OverflowError, RecursionError):  # what this form cannot say
+                changed = self._bytes(data)
+            break
+        else:
+            return self._bytes(data)
+        return self._bytes(changed) if self._chance.random() < 0.15 else changed
+
+    def _properties(self, case: Case) -> dict[str, Any]:
+        name = self._chance.choice(sorted(case.properties))
+        return {**case.properties, name: self._chance.choice(HOSTILE)}
+
+    def _tree(self, tree: Any) -> Any:
+        """Change one place of it. Trees are small: what is larger than NODES_MAX is replaced."""
+        places = list(_places(tree))
+        if not places:
+            return self._value()
+        container, key = self._chance.choice(places[:NODES_MAX])
+        match self._chance.randrange(8):
+            case 0 | 1 | 2:
+                container[key] = self._value()
+            case 3:
+                container[key] = [container[key]]
+            case 4 if isinstance(container, dict):
+                container[self._chance.choice(KEYS)] = self._value()
+            case 5 if isinstance(container, dict):
+                container[self._chance.choice(KEYS)] = container.pop(key)
+            case 6:
+                del container[key]
+            case _:
+                container[key] = self._near(container[key])
+        return tree
+
+    def _value(self) -> Any:
+        found = self._chance.choice(HOSTILE)
+        return json.loads(json.dumps(found)) if isinstance(found, (dict, list)) else found
+
+    def _near(self, value: Any) -> Any:
+        """Something of another type that looks alike, or a neighbour of the same type."""
+        match value:
+            case bool() | None:
+                return self._chance.choice((0, 1, "true", [value]))
+            case int():
+                return self._chance.choice(
+                    (-value, value + 1, value * 2**40, float(min(value, 2**60)), str(value))
+                )
+            case float():
+                return self._chance.choice((-value, value * 1e200, str(value)))
+            case str():
+                at = self._chance.randrange(len(value) + 1)
+                return self._chance.choice(
+                    (
+                        value[:at],
+                        value * 2,
+                        value[::-1],
+                        value + "\0",
+                        value.encode().hex() if value.isascii() else "",
+                        [value],
+                        len(value),
+                    )
+                )
+            case list():
+                return self._chance.choice((value * 2, dict(enumerate_text(value)), value[:-1], None))
+            case dict():
+                return self._chance.choice((list(value.items()), list(value), {"x": value}, None))
+        return None
+
+    def _bytes(self, data: bytes) -> bytes:
+        at, chance = self._chance.randrange(len(data) + 1), self._chance
+        end = min(len(data), at + chance.randrange(1, 9))
+        match chance.randrange(7):
+            case 0:
+                return data[:at]
+            case 1:
+                return data[:at] + chance.randbytes(chance.randrange(1, 5)) + data[at:]
+            case 2:
+                return data[:at] + data[end:]
+            case 3:
+                return data[:at] + data[at:end] * chance.choice((2, 50)) + data[end:]
+            case 4 if at < len(data):
+                return data[:at] + bytes((data[at] ^ 1 << chance.randrange(8),)) + data[at + 1 :]
+            case 5:
+                other = chance.choice(self._seeds)
+                theirs = other.raw or other.body
+                return data[:at] + theirs[chance.randrange(len(theirs) + 1) :]
+            case _:
+                return data[:at] + chance.choice(_TOKENS) + data[at:]
+
+
+_TOKENS = (b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\0", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"-",
+           b"NaN", b"1e400", b"null", b'{"umbel": {', b"\\ud800", b"\xc6\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff",
+           b"\xce", b"9" * 4400)  # fmt: skip
+
+
+def enumerate_text(items: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(str(number), item) for number, item in enumerate(items)]
+
+
+def _places(tree: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) in it, outermost first, up to NODES_MAX."""
+    found: list[tuple[Any, Any]] = []
+    waiting = [tree]
+    while waiting and len(found) < NODES_MAX:
+        one = waiting.pop(0)
+        keys: Sequence[Any] = (
+            list(one) if isinstance(one, dict) else range(len(one)) if isinstance(one, list) else ()
+        )
+        for key in keys:
+            found.append((one, key))
+            waiting.append(one[key])
+    return found
+
+
+def _encode_json(tree: Any) -> bytes:
+    return json.dumps(tree, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def _decode_msgpack(data: bytes) -> Any:
+    tree = msgspec.msgpack.decode(data)
+    if not isinstance(tree, (list, dict)):  # any byte is a small number
+        raise ValueError("not a structure")
+    return tree
+
+
+def _decode_frame(data: bytes) -> Any:
+    head = len(_FRAME_MARK) + 4
+    if data[:4] != _FRAME_MARK or int.from_bytes(data[4:head]) != len(data) - head:
+        raise ValueError("not one whole frame")
+    return _decode_msgpack(data[head:])
+
+
+def _encode_frame(tree: Any) -> bytes:
+    data = msgspec.msgpack.encode(tree)
+    return _FRAME_MARK + len(data).to_bytes(4) + data
+
+
+_FRAME_MARK = bytes(encode_frame(Stop())[:4])
+_FORMS:
             try:
                 tree = decode(data)
             except (ValueError, RecursionError, msgspec.MsgspecError):

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -91,9 +92,8 @@ class Trial:
         self._sent += [result.id for result in self._cluster.app.send_many(calls)]
 
     def _broadcast(self) -> None:
-        known = self._cluster.app.control.ask("members", destination=[self._node], timeout=20)
-        (inc,) = [one["incarnation"] for one in known.replies[self._node] if one["node"] == self._node]
-        words = {b"@NODE@": self._node.encode(), b"@INC@": str(inc).encode()}
+        incarnation = str(self._stats()["incarnation"])
+        words = {b"@NODE@": self._node.encode(), b"@INC@": incarnation.encode()}
         for case in corpus.of(self._broker, "event"):
             self._delivering.broadcast(EVENTS, case.to, [corpus.changed(case, words)])
         self._delivering.broadcast(REQUESTS, "", corpus.of(self._broker, "control"))
@@ -106,6 +106,11 @@ class Trial:
         state = self._cluster.state_of("w1")
         assert state is not None
         return state.node
+
+    def _stats(self) -> dict[str, Any]:
+        answers = self._cluster.app.control.ask("stats", destination=[self._node], timeout=20)
+        told: dict[str, Any] = answers.replies[self._node]["umbel"]
+        return told
 
     # -- what came of it -------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ REQUEST_LIMITS = Limits(size_max_bytes=1024 * 1024, depth_max=32)
 REPLY_LIMITS = Limits(size_max_bytes=64 * 1024 * 1024, depth_max=64)  # that are taken, from whomever
 OWN_REPLY_LIMITS = Limits(size_max_bytes=8 * 1024 * 1024, depth_max=64)
 MEMBERS_MAX = 20_000
+NAME_MAX_BYTES = 255  # of an exchange or a routing key: AMQP has no room for more
 
 
 def patterns_on(exchange: str, patterns: Sequence[str]) -> Sequence[str]:
@@ -59,9 +60,14 @@ def decode_request(headers: bytes, body: bytes) -> Request:
         found.pattern,
         found.matcher,
         found.ticket or "",
-        None if reply_to is None else ReplyTo(reply_to.exchange, reply_to.routing_key),
+        None if reply_to is None else _address(reply_to),
         said.expires or 0.0,
     )
+
+
+def is_for_replies(exchange: str) -> bool:
+    """Whether it is a mailbox's: an answer goes nowhere else, whatever the request asks for."""
+    return exchange.startswith("reply.") and exchange.endswith(".pidbox")
 
 
 def encode_reply(
@@ -93,6 +99,13 @@ def decode_reply(headers: bytes, body: bytes) -> Reply:
     ((node, value),) = found.items()
     known = tuple(Known(*one) for one in said.members[:MEMBERS_MAX])
     return Reply(str(node), value, said.ticket or "", known, said.total)
+
+
+def _address(asked: "_ReplyTo") -> ReplyTo:
+    names = (asked.exchange, asked.routing_key)
+    if not is_for_replies(asked.exchange) or max(len(name.encode()) for name in names) > NAME_MAX_BYTES:
+        raise BadMessage(f"a request wants its replies at {brief(names)}, which is no address of replies")
+    return ReplyTo(*names)
 
 
 class _ReplyTo(msgspec.Struct, frozen=True):

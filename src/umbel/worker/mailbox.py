@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from umbel.brokers.interface import Broadcast, Broker
 from umbel.control.panel import NO_ANSWER, Command, Panel
 from umbel.control.state import ControlState
-from umbel.errors import BrokerError, WireError
+from umbel.errors import BrokerError, BrokerRefused, WireError
 from umbel.pools.guard import Raised, Returned, call_guarded
 from umbel.protocol.pidbox import Handle, Known, Mailbox, Malformed, PassedOver, Refused, Request
 from umbel.protocol.retry import reconnect_wait_s
@@ -197,10 +197,23 @@ class MailboxShell:
             batch = list(self._replies)
             fresh = [reply for reply, at in batch if now - at < REPLY_TRIES_S]
             self.replies_dropped += len(batch) - len(fresh)
-            if fresh:
-                await self._broker.broadcast(fresh, ttl_s=REPLY_TTL_S)
+            await self._send(fresh)
             for _ in range(min(len(batch), len(self._replies))):
                 self._replies.popleft()
+
+
+    async def _send(self, replies: Sequence[Broadcast]) -> None:
+        """Send them; where the broker refuses, the replies that it refuses are dropped, and no others."""
+        try:
+            if replies:
+                await self._broker.broadcast(replies, ttl_s=REPLY_TTL_S)
+        except (BrokerRefused, WireError) as error:
+            if len(replies) > 1:
+                for reply in replies:
+                    await self._send([reply])
+                return
+            self.replies_dropped += 1
+            log.warning("a reply is refused", extra={"to": replies[0].routing_key[:100], "why": str(error)})
 
 
 async def awaited(coroutine: Coroutine[Any, Any, Any]) -> Happened:

@@ -59,6 +59,7 @@ class WorkerState:
         self.elections: Elect | None = None  # set by the step that holds elections
         self.mingle: Mingle | None = None  # likewise
         self.replies_dropped: Callable[[], int] = lambda: 0
+        self.requests_unreadable: Callable[[], int] = lambda: 0
         self.gossip: Gossip | None = None
         self.autoscaler: Autoscaler | None = None
 
@@ -196,6 +197,10 @@ class WorkerState:
                 "incarnation": self._context.identity.incarnation,
                 "counters": self._context.counters.as_dict(),
                 "replies_dropped": self.replies_dropped(),
+                "unreadable": {
+                    "events": self.gossip.undecodable if self.gossip else 0,
+                    "requests": self.requests_unreadable(),
+                },
                 "grants_unproven": self._context.broker.coordination.unproven,
                 "stopping": self._context.shutdown.describe(asyncio.get_running_loop().time()),
             },

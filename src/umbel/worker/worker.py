@@ -69,6 +69,7 @@ class Worker:
         self._state.autoscaler = autoscaler = Autoscaler(self._context)
         self._control.members = self._state.known
         self._state.replies_dropped = lambda: self._control.replies_dropped
+        self._state.requests_unreadable = lambda: self._control.mailbox.malformed
         self._steps: list[Step] = [
             Connection(self._context),
             RecorderStep(

@@ -19,19 +19,15 @@ from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import delivery_tags
 from umbel.brokers.redis.scripts import script
 from umbel.errors import BrokerError
-from umbel.wire.control import REPLY_EXCHANGE
+from umbel.wire.control import REPLY_EXCHANGE, is_for_replies
 from umbel.wire.envelope_redis import seal_broadcast, unseal
 
-REPLY_PREFIX, REPLY_SUFFIX = "reply.", ".pidbox"
 REPLY_QUEUE_TTL_MS = 30_000
 ASKER_LIFE_S, RENEW_EVERY_S = 20, 5.0
 BLOCK_S = 1
 
 _ASKERS = script("askers")
-
-
-def is_direct(exchange: str) -> bool:
-    return exchange.startswith(REPLY_PREFIX) and exchange.endswith(REPLY_SUFFIX)
+is_direct = is_for_replies
 
 
 def answer(keys: Keys, one: Broadcast, bound: Sequence[bytes]) -> list[Sequence[Any]]:

@@ -27,7 +27,9 @@ from umbel.protocol.gossip_events import (
     Degraded,
     Effect,
     Event,
+    Heard,
     Joined,
+    Kind,
     Left,
     Lost,
     Member,
@@ -251,9 +253,10 @@ class Gossip(Step):
             self._move_clock(event, own=own)
             for callback in self._listeners.get(event["type"], ()):
                 callback(event)
-            if own and event["type"] == "worker-heartbeat":
-                self._heart.echoed(float(event["timestamp"]))
             for told in read_worker_event(event):
+                # Anybody can say what only this node should: its beat counts if it says when it was sent.
+                if own and isinstance(told, Heard) and told.kind is Kind.BEAT and told.sent_at:
+                    self._heart.echoed(told.sent_at)
                 await self._inbox.put(told)
 
     def _is_own(self, event: dict[str, Any]) -> bool:
