@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
+from msgspec.structs import replace
+
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.envelope import NO_MARK, TRANSIENT, Mark, encode
 from umbel.brokers.amqp.frames import encode_publish
 from umbel.brokers.amqp.records import LogEntry, encode_record
 from umbel.brokers.amqp.table import Properties, encode_properties
 from umbel.brokers.amqp.topology import Queue
+from umbel.errors import TooLarge
 from umbel.wire.message import Message, Outgoing, StoredResult
 
 REASON, QUEUE, STARTS, BURIED_AT = "umbel-reason", "umbel-queue", "umbel-starts", "umbel-buried"
@@ -56,7 +59,11 @@ def tasks(batch: Sequence[Outgoing], now: float) -> list[Post]:
 
 def dead_letter(queue: str, message: Message, reason: str, starts: int, now: float) -> Post:
     extra = {QUEUE: queue, REASON: reason, STARTS: starts, BURIED_AT: now}
-    properties = encode(message, NO_MARK, extra, message_id=str(uuid4()))
+    try:
+        properties = encode(message, NO_MARK, extra, message_id=str(uuid4()))
+    except TooLarge:  # with the reason it does not fit a frame any more
+        extra[REASON] = f"{reason} (its {len(message.headers)} bytes of headers are left out here)"
+        properties = encode(replace(message, headers=b"{}"), NO_MARK, extra, message_id=str(uuid4()))
     return Post(topology.DEAD, properties, message.body, topology.dead_letter_queue())
 
 

@@ -10,16 +10,24 @@ import msgspec
 
 from umbel.brokers.interface import Delivery, Tag
 from umbel.brokers.sqlite import meta, rows
-from umbel.wire.message import Message, Outgoing
+from umbel.wire.message import Message, Outgoing, unreadable
 
 PRIORITY_MAX = 9
 FILE_EVERY = 1024
 DUE_MAX = 1000  # delayed messages that one claim makes ready; the next claim goes on
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(Message).decode
+_decode = msgspec.msgpack.Decoder(Message).decode
 
 _LAST_ID = 2**63 - 1
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """What is no message, because somebody else wrote into the file, is handed on to be buried."""
+    try:
+        return _decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return unreadable(bytes(data))
 
 
 def tag(ticket: int, number: int) -> str:
