@@ -18,10 +18,11 @@ from umbel.backends.redis_waiting import Listener, decode_results
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, portions, weight_of
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.brokers.redis.verdicts import result_arguments, ttl_ms_of
-from umbel.errors import BadURL
+from umbel.errors import BadURL, BrokerRefused
 from umbel.protocol.states import READY_STATES
 from umbel.wire.message import Outgoing, StoredResult
 
@@ -56,9 +57,21 @@ class RedisBackend:
         return [one.place for one in theirs] == [one.place for one in self._addresses]
 
     def store(self, results: Sequence[StoredResult]) -> None:
-        for first in range(0, len(results), STORED_AT_ONCE):
-            _, *args = result_arguments(self._keys, results[first : first + STORED_AT_ONCE], self._ttl_ms)
-            self._pool.run(_STORE, *args)
+        refused: dict[int, str] = {}
+        for some in portions(results, STORED_AT_ONCE):
+            if weight_of(results[some[0]]) > BATCH_BYTES_MAX:  # then it is alone
+                refused[some[0]] = "it is larger than Redis takes"
+                continue
+            args = result_arguments(self._keys, [results[place] for place in some])
+            told = self._pool.run(_STORE, self._keys.prefix, self._ttl_ms, *args)
+            for place, why in zip(told[::2], told[1::2], strict=True):
+                refused[some[place]] = why.decode(errors="replace")
+        if refused:
+            first = min(refused)
+            raise BrokerRefused(
+                f"the result of {results[first].task_id!r} cannot be stored: {refused[first]}",
+                places=sorted(refused),
+            )
 
     def read(self, task_ids: Iterable[str]) -> Mapping[str, StoredResult]:
         wanted = list(dict.fromkeys(task_ids))

@@ -8,6 +8,7 @@ one script.
 """
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ from umbel.wire.message import Outgoing
 CLAIM_S = 30
 DONE_S = 300  # as Celery 5.7: long enough for the last redelivery of a part
 
+log = logging.getLogger("umbel.backends.redis")
 _CHORD = script("chord")
 
 
@@ -54,7 +56,13 @@ class RedisChords:
         for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
             args.append(self._keys.list_of(outgoing.queue, outgoing.message.priority))
             args.append(seal(outgoing.message, outgoing.queue, tag, outgoing.not_before))
-        self._pool.run(_CHORD, "end", self._keys.chord(group_id), DONE_S, *args)
+        reply = self._pool.run(_CHORD, "end", self._keys.chord(group_id), DONE_S, self._keys.prefix, *args)
+        for place, why in zip(reply[1::2], reply[2::2], strict=True) if reply else ():
+            # It has its end among the dead letters, and the chord has its own.
+            log.error(
+                "the body of a chord was refused; it is among the dead letters",
+                extra={"queue": batch[place].queue, "why": why.decode(errors="replace")},
+            )
 
 
 def _read(group_id: str, place: int, entry: bytes) -> ChordPart:

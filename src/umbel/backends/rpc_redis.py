@@ -11,9 +11,10 @@ from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.publishing import push_results
+from umbel.brokers.redis.replies import checked
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.brokers.redis.verdicts import ttl_ms_of
-from umbel.errors import BadURL
+from umbel.errors import BadURL, BrokerRefused
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import StoredResult
 
@@ -39,7 +40,7 @@ class RedisPost:
 
     def send(self, results: Sequence[StoredResult]) -> None:
         commands = push_results(self._keys, results, self._ttl_ms)
-        self._pool.use(lambda connection: connection.call_all(commands))
+        self._pool.use(lambda connection: _send(connection, commands, len(results)))
 
     def open(self, address: str) -> "RedisInbox":
         """On the next server with each try: it is asked for again when one has failed."""
@@ -83,3 +84,17 @@ class RedisInbox:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _send(connection: SocketConnection, commands: Sequence[Sequence[object]], count: int) -> None:
+    """One list may refuse its result: the others are sent."""
+    refused: dict[int, str] = {}
+    for at, reply in enumerate(connection.exchange(commands)):
+        try:
+            checked([reply], connection.address)
+        except BrokerRefused as problem:
+            refused[at * count // len(commands)] = str(problem)
+    if refused:
+        raise BrokerRefused(
+            f"a result cannot be sent: {next(iter(refused.values()))}", places=sorted(refused)
+        )

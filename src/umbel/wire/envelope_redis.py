@@ -11,11 +11,12 @@ such a one with a reason, while an exception here would stop the queue.
 
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from umbel.wire.limits import EXPIRATION_MAX_MS, Count, Name, Priority
+from umbel.wire.limits import EXPIRATION_MAX_MS, Name, Priority
 from umbel.wire.message import JSON_CONTENT, Message, StoredResult, unreadable
 
 PERSISTENT, TRANSIENT = 2, 1
@@ -152,9 +153,11 @@ class _ReadProperties(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
-    starts: Count = 0
+    """With the bounds of `is_mark` in `marks.lua`; beyond them it is no envelope of ours."""
+
+    starts: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     redelivered: bool = False
-    not_before: float = 0.0
+    not_before: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
 
 
 class _ReadEnvelope(msgspec.Struct, frozen=True, gc=False):

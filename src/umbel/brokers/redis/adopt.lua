@@ -7,16 +7,18 @@
 local prefix, owner, field = ARGV[1], ARGV[2], ARGV[5]
 local handed, size, ending = ARGV[1] .. 'umbel.handed.' .. ARGV[2], tonumber(ARGV[6]), ARGV[7]
 local inflight = prefix .. 'umbel.inflight.' .. owner
-even_when_full(prefix)
-if redis.call('HEXISTS', inflight, field) == 1 then
+local now, lease = server_time(), tonumber(ARGV[3])
+if need('hash', 'HEXISTS', inflight, field) == 1 then
   return 1
 end
+local waiting = need('list', 'LRANGE', handed, 0, -1)
+even_when_full(prefix)
 if redis.call('HGET', inflight, 'epoch') ~= ARGV[4] then
-  unhand(prefix, owner, true)
+  unhand(prefix, owner, true, now)
   return 0
 end
 local envelope = nil
-for _, one in ipairs(redis.call('LRANGE', handed, 0, -1)) do
+for _, one in ipairs(waiting) do
   if #one == size and string.sub(one, -#ending) == ending then
     envelope = one
   end
@@ -24,9 +26,8 @@ end
 if not envelope then
   return 0
 end
-redis.call('LREM', handed, 1, envelope)
-local now, lease = server_time(), tonumber(ARGV[3])
-note_contact(prefix, now, lease)
-redis.call('ZADD', prefix .. 'umbel.owners', string.format('%.6f', now + lease), owner)
+need('zset', 'ZADD', prefix .. 'umbel.owners', string.format('%.6f', now + lease), owner)
 redis.call('HSET', inflight, field, envelope)
+redis.call('LREM', handed, 1, envelope)
+note_contact(prefix, now, lease)
 return 1

@@ -5,13 +5,17 @@ local verb, prefix, exchange, life_s = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[
 local bindings, askers = prefix .. '_kombu.binding.' .. exchange, prefix .. 'umbel.askers.' .. exchange
 local SEP = '\6\22'
 local now = tonumber(redis.call('TIME')[1])
+need('zset', 'ZCARD', askers)
 
 local function remove(member)
-  redis.call('SREM', bindings, member)
+  try('SREM', bindings, member)
   redis.call('ZREM', askers, member)
-  local last = string.find(member, SEP .. SEP, 1, true)
-  local queue = prefix .. string.sub(member, last + #SEP * 2)
-  redis.call('DEL', queue, queue .. SEP .. '3', queue .. SEP .. '6', queue .. SEP .. '9')
+  local _, last = string.find(member, SEP .. SEP, 1, true)
+  local name = last and string.sub(member, last + 1) or ''
+  if string.sub(name, -#exchange - 1) == '.' .. exchange then -- others are not queues of askers
+    local queue = prefix .. name
+    redis.call('DEL', queue, queue .. SEP .. '3', queue .. SEP .. '6', queue .. SEP .. '9')
+  end
 end
 
 if verb == 'sweep' then
@@ -26,12 +30,12 @@ for place = 5, #ARGV do
   if verb == 'leave' then
     remove(ARGV[place])
   else
-    redis.call('SADD', bindings, ARGV[place])
+    need('set', 'SADD', bindings, ARGV[place])
     redis.call('ZADD', askers, now + life_s, ARGV[place])
   end
 end
 if verb == 'enter' then
   -- How long Celery 5.7 leaves the bindings of expiring queues alone, in milliseconds.
-  redis.call('ZADD', prefix .. '_kombu.binding_deadlines', 'GT', now * 1000 + 3600000, exchange)
+  try('ZADD', prefix .. '_kombu.binding_deadlines', 'GT', now * 1000 + 3600000, exchange)
 end
 return #ARGV - 4

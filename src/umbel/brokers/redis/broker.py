@@ -5,6 +5,7 @@ it and reads its reply. One connection serves nearly all of it, a second one wai
 third, opened when it is needed, coordinates, and each subscription has its own, as Redis wants it.
 """
 
+import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from umbel.brokers.interface import (
     EventLogState,
     Evidence,
     LoggedEvent,
+    Refused,
     Settled,
     Subscription,
     Verdict,
@@ -33,7 +35,8 @@ from umbel.brokers.redis.claims import Claims
 from umbel.brokers.redis.coordination import RedisCoordination
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.publishing import declare, parkable, push
+from umbel.brokers.redis.publishing import declare, publication, questions
+from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.redis.revokes import revokes_to_record
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.subscription import RedisSubscription, broadcast
@@ -55,6 +58,8 @@ CAPABILITIES = Capabilities(
     unique=True,
 )
 SWEEP_MAX = 5000
+
+log = logging.getLogger("umbel.brokers.redis")
 
 _PUBLISH, _DEPTHS, _REVOKE = script("publish"), script("depths"), script("revoke")
 
@@ -102,11 +107,15 @@ class RedisBroker:
         if not batch:
             return
         await self._declare(outgoing.queue for outgoing in batch)
-        if any(outgoing.not_before for outgoing in batch):
-            parked = parkable(self._keys, batch, self._claims.consumed)
-            await self._link.run(_PUBLISH, self._keys.prefix, *parked)
-        else:
-            await self._link.call_all(push(self._keys, batch))
+        args, commands = publication(self._keys, batch, self._claims.consumed)
+        if args:
+            await self._link.run(_PUBLISH, self._keys.prefix, *args)
+        if commands:
+            try:
+                await self._link.call_all(commands)
+            except ServerRefused:  # the script says it in better words
+                await self._link.run(_PUBLISH, self._keys.prefix, *questions(self._keys, batch))
+                raise
 
     # -- claims ----------------------------------------------------------------------------------
 
@@ -157,13 +166,16 @@ class RedisBroker:
         delayed = self._keys.delayed(queue)
         commands = [("MULTI",), *counts, ("ZCARD", delayed), ("UNLINK", *lists, delayed), ("EXEC",)]
         *_, done = await self._link.call_all(commands)
-        return sum(done[:-1])
+        return sum(one for one in done[:-1] if isinstance(one, int))  # else a key of another type
 
     async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
         return await dead_letters.read(self._link, self._keys, limit)
 
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
         return await dead_letters.requeue(self._link, self._keys, letter_ids)
+
+    async def bury(self, refused: Sequence[Refused]) -> None:
+        await dead_letters.bury(self._link, self._keys, refused)
 
     # -- what a cluster shares -------------------------------------------------------------------
 
@@ -237,5 +249,7 @@ class RedisBroker:
         await self._link.connect()
         new = set(queues) - self._declared
         if new:
-            await self._link.call_all(declare(self._keys, new))
+            for problem in await self._link.attempt_all(declare(self._keys, new)):
+                # Its messages come all the same; Celery, or a list of all queues, may not know it.
+                log.warning("cannot declare a queue", extra={"queues": sorted(new), "why": str(problem)})
             self._declared |= new

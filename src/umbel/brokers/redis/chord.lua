@@ -3,12 +3,21 @@
 --   start  base size ttl_s
 --   add    base ttl_s place mark part      -> all parts in order when none is missing, else nothing
 --   claim  base by ttl_s                   -> 1 if `by` may send the body, else 0
---   end    base done_s (list envelope)...  -> 1 if this call ended it, else 0
+--   end    base done_s prefix (list envelope)...  -> 0 if it had ended; else 1, and place from 0, why, ... of what was
+--          refused: that is among the dead letters
 
 local verb, base = ARGV[1], ARGV[2]
 local size, parts, extra = base .. '.s', base .. '.j', base .. '.t'
 local counted, claimed = base .. '.d', base .. '.c'
-local is_done = redis.call('GET', claimed) == 'done'
+local is_done = need('string', 'GET', claimed) == 'done'
+
+local function count_in(key)
+  local text = need('string', 'GET', key)
+  if text and not whole(text) then
+    error("REFUSED the key '" .. key .. "' holds no number: delete it", 0)
+  end
+  return text and whole(text)
+end
 
 if verb == 'start' then
   -- A sender that was redelivered starts it again: it goes on with the parts it has.
@@ -20,18 +29,19 @@ elseif verb == 'add' then
   if is_done then
     return false
   end
-  if redis.call('SADD', counted, ARGV[5]) == 1 then
+  local wanted, added = count_in(size), count_in(extra) or 0
+  need('zset', 'ZCARD', parts)
+  if need('set', 'SISMEMBER', counted, ARGV[5]) == 0 then
     redis.call('ZADD', parts, ARGV[4], ARGV[6])
+    redis.call('SADD', counted, ARGV[5])
   end
   for _, key in ipairs({ size, parts, extra, counted }) do
     redis.call('EXPIRE', key, ARGV[3])
   end
-  local wanted = redis.call('GET', size)
   if not wanted then
     return false
   end
-  wanted = tonumber(wanted) + tonumber(redis.call('GET', extra) or 0)
-  if redis.call('ZCARD', parts) < wanted then
+  if redis.call('ZCARD', parts) < wanted + added then
     return false
   end
   return redis.call('ZRANGE', parts, 0, -1)
@@ -44,10 +54,16 @@ elseif verb == 'end' then
   if is_done then
     return 0
   end
-  for i = 4, #ARGV, 2 do
-    redis.call('LPUSH', ARGV[i], ARGV[i + 1])
+  unless_full(ARGV[4])
+  local now, reply = server_time(), {1}
+  for i = 5, #ARGV, 2 do
+    local _, problem = push_or_bury(ARGV[4], 'LPUSH', ARGV[i], ARGV[i + 1], now)
+    if problem then
+      reply[#reply + 1] = (i - 5) / 2
+      reply[#reply + 1] = problem
+    end
   end
   redis.call('DEL', size, parts, extra, counted)
   redis.call('SET', claimed, 'done', 'EX', ARGV[3])
-  return 1
+  return reply
 end

@@ -1,6 +1,7 @@
 -- Take up to `limit` messages for an owner: by priority, fairly between queues, oldest first.
 -- ARGV: prefix, owner, lease, ticket, generation, limit, revoked_after, revoked_page, queue...
--- Reply: epoch, now, cursor, revokes, complete, then for each list: list, first place, envelopes.
+-- Reply: epoch, now, cursor, revokes, complete, what cannot be taken from (queue, why, ...), then for each list:
+-- list, first place, envelopes.
 -- A claim of an older generation was sent on a connection given up since: it takes nothing.
 
 local PARKED_MAX = 2000 -- not yet due, moved aside by one claim; the next goes on
@@ -11,24 +12,26 @@ local ticket, limit, after = ARGV[4], tonumber(ARGV[6]), tonumber(ARGV[7])
 local now = server_time()
 local inflight = prefix .. 'umbel.inflight.' .. owner
 
-local generation = redis.call('HGET', prefix .. 'umbel.generations', owner)
-if generation and tonumber(generation) > tonumber(ARGV[5]) then
-  return {false, string.format('%.6f', now), ARGV[7], {}, 1}
+local generation = need('hash', 'HGET', prefix .. 'umbel.generations', owner)
+if generation and (tonumber(generation) or 0) > tonumber(ARGV[5]) then
+  return {false, string.format('%.6f', now), ARGV[7], {}, 1, {}}
 end
+local epoch = need('hash', 'HGET', inflight, 'epoch')
 even_when_full(prefix)
+need('zset', 'ZADD', prefix .. 'umbel.owners', string.format('%.6f', now + lease), owner)
 note_contact(prefix, now, lease)
-unhand(prefix, owner, false)
-redis.call('ZADD', prefix .. 'umbel.owners', string.format('%.6f', now + lease), owner)
-local epoch = redis.call('HGET', inflight, 'epoch')
+unhand(prefix, owner, false, now)
 if not epoch then
   epoch = ticket
   redis.call('HSET', inflight, 'epoch', epoch)
 end
 
-local reply = {epoch, string.format('%.6f', now), ARGV[7], {}, 1}
-local cursor = redis.call('GET', prefix .. 'umbel.revokes.cursor')
-if cursor and tonumber(cursor) > after then
-  local page = redis.call('ZRANGE', prefix .. 'umbel.revokes.order', '(' .. ARGV[7], '+inf', 'BYSCORE', 'LIMIT', 0, ARGV[8], 'WITHSCORES')
+local broken = {}
+local reply = {epoch, string.format('%.6f', now), ARGV[7], {}, 1, broken}
+local cursor, problem = try('GET', prefix .. 'umbel.revokes.cursor')
+local newest = cursor and whole(cursor)
+if problem or cursor and not (newest and newest <= after) then
+  local page = try('ZRANGE', prefix .. 'umbel.revokes.order', '(' .. ARGV[7], '(+inf', 'BYSCORE', 'LIMIT', 0, ARGV[8], 'WITHSCORES') or {}
   for i = 1, #page, 2 do
     reply[4][#reply[4] + 1] = page[i]
     reply[3] = page[i + 1]
@@ -37,22 +40,35 @@ if cursor and tonumber(cursor) > after then
     reply[5] = 0 -- more wait, so no message may overtake them
     return reply
   end
-  reply[3] = cursor
+  reply[3] = newest and cursor or reply[3]
+end
+
+local function pass_over(queue, reason)
+  broken[#broken + 1] = queue
+  broken[#broken + 1] = reason
 end
 
 local queues = {}
 for i = 9, #ARGV do
-  queues[#queues + 1] = ARGV[i]
-  release(prefix .. 'umbel.delayed.' .. ARGV[i], now)
+  local released, refused = release(prefix, ARGV[i], now)
+  if released then
+    queues[#queues + 1] = ARGV[i]
+  else
+    pass_over(ARGV[i], refused)
+  end
 end
 
 local place, parked = 0, 0
 
 -- Move messages of a list to the owner, and those that are not yet due aside: how many it got, and
 -- whether the list is empty now.
-local function take(list, count)
-  local envelopes = redis.call('RPOP', list, count)
+local function take(queue, suffix, count)
+  local list = prefix .. queue .. suffix
+  local envelopes, refused = try('RPOP', list, count)
   if not envelopes then
+    if refused then
+      pass_over(queue, why(refused, list, 'list'))
+    end
     return 0, true
   end
   local first, taken, entries = place + 1, {}, {}
@@ -62,9 +78,8 @@ local function take(list, count)
       local _, mark = unmarked(envelope)
       due = mark.not_before
     end
-    if due and due > now then
+    if due and due > now and park(prefix, ticket .. ':p' .. parked .. ':' .. list, envelope, due) then
       parked = parked + 1
-      park(prefix, ticket .. ':p' .. parked .. ':' .. list, envelope, due)
     else
       place = place + 1
       taken[#taken + 1] = envelope
@@ -89,7 +104,7 @@ for _, suffix in ipairs({'', SEP .. '3', SEP .. '6', SEP .. '9'}) do
     local share, left = math.ceil(limit / #active), {}
     for _, queue in ipairs(active) do
       if limit > 0 then
-        local got, emptied = take(prefix .. queue .. suffix, math.min(share, limit))
+        local got, emptied = take(queue, suffix, math.min(share, limit))
         limit = limit - got
         if not emptied then
           left[#left + 1] = queue

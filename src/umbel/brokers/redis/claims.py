@@ -6,13 +6,15 @@ handed over without a claim, `waiting.py` when there may be something to take.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import BrokerSettings, Claim, Settled, Tag, Verdict
+from umbel.brokers.interface import BrokerSettings, Claim, Refused, Settled, Tag, Verdict
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.answers import ASKER_LIFE_S, sweep_askers
 from umbel.brokers.redis.handing import Adoptions
@@ -20,7 +22,7 @@ from umbel.brokers.redis.holding import Group, Holding
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.scripts import script
-from umbel.brokers.redis.verdicts import settle_arguments, ttl_ms_of
+from umbel.brokers.redis.verdicts import in_calls, settlement, ttl_ms_of
 from umbel.brokers.redis.waiting import Watch
 from umbel.errors import BrokerError
 from umbel.wire.revoke import Revoke
@@ -29,6 +31,7 @@ LOST_CHECKS_PER_LEASE = 3
 REVOKES_PAGE = 5000
 UNPARK_MAX_S = 5.0
 
+log = logging.getLogger("umbel.brokers.redis")
 _CLAIM, _SETTLE = script("claim"), script("settle")
 _ABANDON, _OWNERS = script("abandon"), script("owners")
 _revoke = msgspec.json.Decoder(Revoke).decode
@@ -64,6 +67,7 @@ class Claims:
         self._last_queue = ""  # had the last turn in the last claim
         self._lost_checked_at = 0.0
         self._sweep_askers_at = 0.0
+        self._passed_over: dict[str, str] = {}  # queues that cannot be taken from, and why
 
     def close(self) -> None:
         self._watch.close()
@@ -96,12 +100,12 @@ class Claims:
             self._holding.give_up(owner, ticket)
             self._send_back_lost_claims()
             raise
-        epoch, now_s, cursor, revokes, _, *taken = reply
+        epoch, now_s, cursor, revokes, _, broken, *taken = reply
+        self._note_passed_over(broken)
         deliveries = self._holding.take_in(owner, ticket, epoch, taken)
         if deliveries:
             self._last_queue = deliveries[-1].queue
-        standing = [revoke for one in revokes if (revoke := _revoke(one)).is_news(float(now_s))]
-        return Claim(deliveries, standing, int(cursor), returned)
+        return Claim(deliveries, _standing(revokes, float(now_s)), int(float(cursor)), returned)
 
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str) -> None:
         await self._watch.wait(queues, timeout_s, owner=owner)
@@ -144,20 +148,21 @@ class Claims:
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         await self._adoptions.finish()
-        groups, refused = self._holding.judge(verdicts)
-        applied, waiting = 0, list(groups)
+        waiting, conflicts = self._holding.judge(verdicts)
+        applied = 0
+        refused: list[Refused] = []
         try:
             while waiting:
                 group = waiting[0]
-                if await self._settle_group(group):
+                if await self._settle_group(group, refused):
                     applied += len(group.verdicts)
                 else:
-                    refused |= {verdict.tag for verdict in group.verdicts}
+                    conflicts |= {verdict.tag for verdict in group.verdicts}
                 self._holding.settled(waiting.pop(0))
         except (asyncio.CancelledError, BrokerError):
             self._holding.restore(waiting)
             raise
-        return Settled(applied, frozenset[Tag](refused))
+        return Settled(applied, frozenset[Tag](conflicts), tuple(refused))
 
     # -- the parts of it -------------------------------------------------------------------------
 
@@ -165,17 +170,34 @@ class Claims:
         count: int = await self._link.run(_OWNERS, verb, self._keys.prefix, self._lease_s, owner)
         return count
 
-    async def _settle_group(self, group: Group) -> bool:
-        hold = group.hold
-        status = await self._link.run(
-            _SETTLE,
-            self._keys.prefix,
-            hold.owner,
-            hold.epoch,
-            0 if group.sure else 1,
-            *settle_arguments(self._keys, group.verdicts, self._ttl_ms, self.consumed),
-        )
-        return bool(status)
+    async def _settle_group(self, group: Group, refused: list[Refused]) -> bool:
+        hold, check = group.hold, 0 if group.sure else 1
+        calls, too_large = in_calls(group.verdicts)
+        for verdicts in calls:
+            made = settlement(self._keys, verdicts, self._ttl_ms, self.consumed)
+            reply = await self._link.run(
+                _SETTLE, self._keys.prefix, hold.owner, hold.epoch, check, *made.arguments
+            )
+            if not reply:
+                return False
+            if isinstance(reply, list):
+                refused += made.refused(self._keys, reply)
+        refused += too_large
+        return True
+
+    def _note_passed_over(self, broken: Sequence[bytes]) -> None:
+        """Say once that a queue cannot be taken from: the others are."""
+        if not broken and not self._passed_over:
+            return
+        now = {
+            queue.decode(errors="replace"): why.decode(errors="replace")
+            for queue, why in zip(broken[::2], broken[1::2], strict=True)
+        }
+        for queue in now.keys() - self._passed_over.keys():
+            log.error("cannot take messages from a queue", extra={"queue": queue, "why": now[queue]})
+        for queue in self._passed_over.keys() - now.keys():
+            log.info("taking messages from the queue again", extra={"queue": queue})
+        self._passed_over = now
 
     def _unblock(self, client_id: int) -> asyncio.Future[list[Any]] | None:
         """End the wait of another connection of ours; without this it ends by itself, a little later."""
@@ -223,3 +245,14 @@ class Claims:
             return False
         self._lost_checked_at = now
         return True
+
+
+def _standing(revokes: Sequence[bytes], now_s: float) -> list[Revoke]:
+    """The revokes that are news; what cannot be read revokes nothing."""
+    found: list[Revoke] = []
+    for one in revokes:
+        with suppress(msgspec.DecodeError):
+            revoke = _revoke(one)
+            if revoke.is_news(now_s):
+                found.append(revoke)
+    return found

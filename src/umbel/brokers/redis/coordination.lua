@@ -20,19 +20,19 @@ end
 
 -- A store that was emptied knows its new birth.
 local function born()
-  redis.call('HSETNX', meta, 'born', instant(now))
-  return tonumber(redis.call('HGET', meta, 'born'))
+  need('hash', 'HSETNX', meta, 'born', instant(now))
+  return tonumber(redis.call('HGET', meta, 'born')) or now
 end
 
 -- Above every term there was, and at least the time, so that terms rise even after a loss.
 local function next_term()
-  local term = math.max(now_us, tonumber(redis.call('HGET', meta, 'last_term') or 0) + 1)
+  local term = math.max(now_us, (whole(need('hash', 'HGET', meta, 'last_term') or 0) or 0) + 1)
   redis.call('HSET', meta, 'last_term', string.format('%d', term))
   return string.format('%d', term)
 end
 
-local function read_hash(key)
-  local flat, record = redis.call('HGETALL', key), {}
+local function record_of(flat)
+  local record = {}
   for i = 1, #flat, 2 do
     record[flat[i]] = flat[i + 1]
   end

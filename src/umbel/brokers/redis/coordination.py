@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from umbel.brokers.interface import Refused
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import declare, parkable
@@ -51,6 +52,8 @@ class RedisCoordination:
         self._keys = keys
         self.clock = clock
         self.unproven = 0
+        self.refused: Sequence[Refused] = ()
+        """Of the last `fenced_publish`: what no queue took; it is among the dead letters."""
         self._has_replicas = False
         self._looked_at = float("-inf")
 
@@ -105,10 +108,16 @@ class RedisCoordination:
         self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
     ) -> bool:
         if batch:
-            await self._link.call_all(declare(self._keys, {one.queue for one in batch}))
+            await self._link.attempt_all(declare(self._keys, {one.queue for one in batch}))
         args = ("keep", b"") if data is None else ("change", data)
         messages = parkable(self._keys, batch, ())
-        return await self._proven(await self._lease("publish", name, holder, term, *args, *messages))
+        reply = await self._lease("publish", name, holder, term, *args, *messages)
+        status, *told = reply if isinstance(reply, list) else [reply]
+        self.refused = [
+            Refused(batch[place], why.decode(errors="replace"))
+            for place, why in zip(told[::2], told[1::2], strict=True)
+        ]
+        return await self._proven(status)
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
         await self._link.run(_UNIQUE, "release", self._keys.prefix, *chain.from_iterable(held))

@@ -1,14 +1,20 @@
 """Dead letters: a stream of messages that were given up; its ids are theirs, for people to type."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
-from umbel.brokers.interface import DeadLetter
+from umbel.brokers.interface import DeadLetter, Refused
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.publishing import push
-from umbel.wire.envelope_redis import unseal
+from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, delivery_tags, push, weight_of
+from umbel.brokers.redis.replies import ServerRefused
+from umbel.brokers.redis.scripts import script
+from umbel.errors import BrokerRefused
+from umbel.wire.envelope_redis import seal, unseal
 from umbel.wire.message import Outgoing
+
+_BURY, _REQUEUE = script("bury"), script("requeue")
 
 
 async def read(link: Link, keys: Keys, limit: int) -> list[DeadLetter]:
@@ -20,34 +26,55 @@ async def read(link: Link, keys: Keys, limit: int) -> list[DeadLetter]:
 async def requeue(link: Link, keys: Keys, letter_ids: Sequence[int | str]) -> int:
     """Send the letters as new messages; how many there were.
 
-    One by one, each in one transaction that is given up when somebody else requeued the letter
-    meanwhile, so that no letter is sent twice.
+    One by one, each in one step that does nothing when somebody else requeued the letter meanwhile, so
+    that no letter is sent twice. One that its queue refuses stays.
     """
     count = 0
-    for letter_id in letter_ids:
+    problems: dict[int, str] = {}
+    for place, letter_id in enumerate(letter_ids):
         found = await link.call("XRANGE", keys.dead, letter_id, letter_id)
         if not found:
             continue
         letter = _letter(keys, *found[0])
         (_, key, *envelopes), *_ = push(keys, [Outgoing(letter.queue, letter.message)])
-        count += await link.call("EVAL", _MOVE, 0, keys.dead, letter_id, key, *envelopes)
+        try:
+            count += await link.run(_REQUEUE, keys.dead, letter_id, key, *envelopes)
+        except ServerRefused as problem:
+            problems[place] = str(problem)
+    if problems:
+        raise BrokerRefused(
+            f"{count} requeued, {len(problems)} refused: {next(iter(problems.values()))}", places=[*problems]
+        )
     return count
 
 
+async def bury(link: Link, keys: Keys, refused: Sequence[Refused]) -> None:
+    letters = [(one.part, one.reason) for one in refused if isinstance(one.part, Outgoing)]
+    tags = delivery_tags(len(letters))
+    for (part, reason), tag in zip(letters, tags, strict=True):
+        if weight_of(part) > BATCH_BYTES_MAX:
+            continue  # the server closes the connection on it; who refused it has said so
+        key = keys.list_of(part.queue, part.message.priority)
+        envelope = seal(part.message, part.queue, tag)
+        await link.run(_BURY, keys.prefix, key, envelope, reason.encode(errors="backslashreplace"))
+
+
 def _letter(keys: Keys, letter_id: bytes, fields: list[Any]) -> DeadLetter:
+    """Whoever writes to the stream may leave something out."""
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     return DeadLetter(
         letter_id=letter_id.decode(),
-        queue=keys.queue_of(values[b"list"].decode()),
-        message=unseal(values[b"envelope"]).message,
-        reason=values[b"reason"].decode(errors="replace"),
-        starts=int(values[b"starts"]),
-        buried_at=float(values[b"at"]),
+        queue=keys.queue_of(values.get(b"list", b"").decode(errors="replace")),
+        message=unseal(values.get(b"envelope", b"")).message,
+        reason=values.get(b"reason", b"").decode(errors="replace"),
+        starts=int(_number(values.get(b"starts", b""))),
+        buried_at=_number(values.get(b"at", b"")),
     )
 
 
-_MOVE = """
-if redis.call('XDEL', ARGV[1], ARGV[2]) == 0 then return 0 end
-redis.call('LPUSH', ARGV[3], ARGV[4])
-return 1
-"""
+def _number(text: bytes) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return 0.0
+    return number if isfinite(number) else 0.0

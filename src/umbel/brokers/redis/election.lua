@@ -13,11 +13,35 @@ local key = coord .. 'e:' .. ARGV[4]
 local open = coord .. 'open'
 local closed_states = {done = true, failed = true, expired = true}
 
+local function fresh()
+  return {
+    state = 'open', request = ARGV[5], policy = ARGV[6], asked_at = ARGV[7], expires_s = ARGV[8],
+    changed_at = instant(now), holder = '', term = '0', attempt = '0', started = '0',
+    expires_at = '0', ttl_s = '0', outcome = '',
+  }
+end
+
+local WORDS = {'state', 'request', 'policy', 'holder', 'started', 'outcome'}
+local NUMBERS = {'asked_at', 'expires_s', 'changed_at', 'term', 'attempt', 'expires_at', 'ttl_s'}
+
+-- A record that lacks something, or has words for a number, is none.
+local function readable(record)
+  for _, name in ipairs(record and WORDS or {}) do
+    record = record and record[name] and record
+  end
+  for _, name in ipairs(record and NUMBERS or {}) do
+    record = record and tonumber(record[name] or '') and record
+  end
+  return record or nil
+end
+
 local function put(record)
   local flat = {}
-  for name, value in pairs(record) do
-    flat[#flat + 1] = name
-    flat[#flat + 1] = value
+  for _, names in ipairs({WORDS, NUMBERS}) do
+    for _, name in ipairs(names) do
+      flat[#flat + 1] = name
+      flat[#flat + 1] = record[name]
+    end
   end
   redis.call('HSET', key, unpack(flat))
   redis.call('EXPIRE', key, RETENTION_S)
@@ -26,14 +50,6 @@ local function put(record)
   else
     redis.call('ZADD', open, record.state == 'held' and record.expires_at or record.changed_at, ARGV[4])
   end
-end
-
-local function fresh()
-  return {
-    state = 'open', request = ARGV[5], policy = ARGV[6], asked_at = ARGV[7], expires_s = ARGV[8],
-    changed_at = instant(now), holder = '', term = '0', attempt = '0', started = '0',
-    expires_at = '0', ttl_s = '0', outcome = '',
-  }
 end
 
 local function closed(record, by_me)
@@ -117,9 +133,9 @@ end
 
 if verb == 'unfinished' then
   local reply = {}
-  for _, name in ipairs(redis.call('ZRANGE', open, '-inf', instant(now), 'BYSCORE', 'LIMIT', 0, ARGV[5])) do
-    local flat = redis.call('HGETALL', coord .. 'e:' .. name)
-    if #flat > 0 then
+  for _, name in ipairs(need('zset', 'ZRANGE', open, '-inf', instant(now), 'BYSCORE', 'LIMIT', 0, ARGV[5])) do
+    local flat = try('HGETALL', coord .. 'e:' .. name) or {}
+    if readable(record_of(flat)) then
       reply[#reply + 1] = name
       reply[#reply + 1] = flat
     else
@@ -129,7 +145,8 @@ if verb == 'unfinished' then
   return reply
 end
 
-local record = read_hash(key)
+local record = readable(record_of(need('hash', 'HGETALL', key)))
+need('zset', 'ZCARD', open)
 if verb == 'open' then
   born()
   if not record then
@@ -147,4 +164,4 @@ elseif verb == 'renew' then
 elseif verb == 'finish' then
   return finish(record, ARGV[5], ARGV[6], ARGV[7])
 end
-return redis.call('HGETALL', key)
+return record and redis.call('HGETALL', key) or {}

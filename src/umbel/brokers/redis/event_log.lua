@@ -10,14 +10,23 @@ local verb, prefix = ARGV[1], ARGV[2]
 local recorders, events = prefix .. 'umbel.recorders', prefix .. 'umbel.events'
 local offsets, lost = prefix .. 'umbel.events.offset', prefix .. 'umbel.events.lost'
 
+need('hash', 'HLEN', recorders)
+need('stream', 'XLEN', events)
+
+-- Where the offset was lost, the last event has it: ids must rise.
 local function last_offset()
-  return tonumber(redis.call('GET', offsets) or 0)
+  local offset = whole(try('GET', offsets) or nil)
+  if not offset then
+    local last = redis.call('XREVRANGE', events, '+', '-', 'COUNT', 1)[1]
+    offset = last and whole(string.match(last[1], '^%d+'))
+  end
+  return offset or 0
 end
 
 local function acknowledged_by_all()
   local lowest = last_offset()
   for _, offset in ipairs(redis.call('HVALS', recorders)) do
-    lowest = math.min(lowest, tonumber(offset))
+    lowest = math.min(lowest, whole(offset) or 0)
   end
   return lowest
 end
@@ -28,12 +37,12 @@ end
 
 if verb == 'register' then
   redis.call('HSETNX', recorders, ARGV[3], string.format('%d', last_offset()))
-  return tonumber(redis.call('HGET', recorders, ARGV[3]))
+  return whole(redis.call('HGET', recorders, ARGV[3])) or 0
 end
 
 if verb == 'acknowledge' then
   local before = redis.call('HGET', recorders, ARGV[3])
-  if before and tonumber(before) < tonumber(ARGV[4]) then
+  if before and (whole(before) or 0) < tonumber(ARGV[4]) then
     redis.call('HSET', recorders, ARGV[3], ARGV[4])
     drop_before(acknowledged_by_all() + 1)
   end
@@ -44,7 +53,7 @@ if verb == 'sweep' then
   local keep_from, all = nil, acknowledged_by_all()
   for _, entry in ipairs(redis.call('XRANGE', events, '-', '+', 'COUNT', ARGV[4])) do
     local offset = tonumber(string.match(entry[1], '^%d+'))
-    if offset > all or tonumber(entry[2][2]) > tonumber(ARGV[3]) then
+    if offset > all or (tonumber(entry[2][2]) or 0) > tonumber(ARGV[3]) then
       break
     end
     keep_from = offset + 1
@@ -70,7 +79,7 @@ if excess > 0 then
   local unread = math.min(excess, math.max(0, last_dropped - acknowledged_by_all()))
   drop_before(last_dropped + 1)
   if unread > 0 then
-    redis.call('INCRBY', lost, unread)
+    try('INCRBY', lost, unread)
   end
 end
 return (#ARGV - 3) / 2

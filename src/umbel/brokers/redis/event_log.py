@@ -33,10 +33,15 @@ async def read(link: Link, keys: Keys, name: str, limit: int, after: int) -> lis
         return []
     first = max(int(acknowledged), after) + 1
     found = await link.call("XRANGE", keys.events, f"{first}-0", "+", "COUNT", limit)
-    return [
-        LoggedEvent(int(stream_id.partition(b"-")[0]), float(fields[1]), fields[3].decode(), fields[5])
-        for stream_id, fields in found
-    ]
+    return [_event(int(stream_id.partition(b"-")[0]), fields) for stream_id, fields in found]
+
+
+def _event(offset: int, fields: list[bytes]) -> LoggedEvent:
+    """What others wrote into the stream has nothing to read, but a place."""
+    try:
+        return LoggedEvent(offset, float(fields[1]), fields[3].decode(), fields[5])
+    except (ValueError, IndexError):
+        return LoggedEvent(offset, 0.0, "", b"")
 
 
 async def acknowledge(link: Link, keys: Keys, name: str, offset: int) -> None:

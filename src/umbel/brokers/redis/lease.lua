@@ -5,11 +5,18 @@
 --   release  holder, term              Reply: 1 or 0
 --   update   holder, term, data        Reply: 1 or 0
 --   publish  holder, term, keep or change, data, then for each message: list, due, field, envelope
---                                      Reply: 1 or 0
+--                                      Reply: 0; or 1, and place from 0, why, ... of what was refused: that is
+--                                      among the dead letters
 
 local key = coord .. 'l:' .. ARGV[4]
-local record = read_hash(key)
-local is_held = record ~= nil and record.holder ~= '' and now < tonumber(record.expires_at)
+local record = record_of(need('hash', 'HGETALL', key))
+if record then
+  record = {
+    holder = record.holder or '', term = whole(record.term) and record.term or '0',
+    expires_at = tonumber(record.expires_at or 0) or 0, data = record.data or '',
+  }
+end
+local is_held = record ~= nil and record.holder ~= '' and now < record.expires_at
 
 local function reading(granted)
   if not record then
@@ -18,7 +25,7 @@ local function reading(granted)
   if not is_held then
     return {0, '', record.term, '0', record.data}
   end
-  return {granted, record.holder, record.term, instant(tonumber(record.expires_at) - now), record.data}
+  return {granted, record.holder, record.term, instant(record.expires_at - now), record.data}
 end
 
 if verb == 'read' then
@@ -48,16 +55,27 @@ elseif verb == 'release' then
 elseif verb == 'update' then
   redis.call('HSET', key, 'data', ARGV[7])
 else
+  unless_full(ARGV[1])
+  local reply = {1}
   if ARGV[7] == 'change' then
     redis.call('HSET', key, 'data', ARGV[8])
   end
   for i = 9, #ARGV, 4 do
-    local due = tonumber(ARGV[i + 1])
+    local list, due, field, envelope = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], ARGV[i + 3]
+    local is_there, problem
     if due > now then
-      park(ARGV[1], ARGV[i + 2], ARGV[i + 3], due)
+      is_there, problem = park(ARGV[1], field, envelope, due)
+      if not is_there then
+        is_there, problem = bury_refused(ARGV[1], list, envelope, problem, now)
+      end
     else
-      redis.call('LPUSH', ARGV[i], ARGV[i + 3])
+      is_there, problem = push_or_bury(ARGV[1], 'LPUSH', list, envelope, now)
+    end
+    if problem then
+      reply[#reply + 1] = (i - 9) / 4
+      reply[#reply + 1] = problem
     end
   end
+  return reply
 end
 return 1

@@ -18,7 +18,14 @@ from typing import Any
 import hiredis
 
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.replies import checked, handshake, is_missing_script, not_redis, unreachable
+from umbel.brokers.redis.replies import (
+    ServerRefused,
+    checked,
+    handshake,
+    is_missing_script,
+    not_redis,
+    unreachable,
+)
 from umbel.brokers.redis.scripts import Script
 from umbel.errors import BrokerUnavailable
 
@@ -78,6 +85,17 @@ class Link:
         await self.connect()
         replies = await self.reply_to(self.send(commands))
         return checked(replies, self.address)
+
+    async def attempt_all(self, commands: Sequence[Command]) -> list[ServerRefused]:
+        """The same where one may be refused without the others: what was refused."""
+        await self.connect()
+        refused: list[ServerRefused] = []
+        for reply in await self.reply_to(self.send(commands)):
+            try:
+                checked([reply], self.address)
+            except ServerRefused as problem:
+                refused.append(problem)
+        return refused
 
     async def run(self, script: Script, *args: Any) -> Any:
         await self.connect()

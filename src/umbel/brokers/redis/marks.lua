@@ -9,20 +9,29 @@ local function server_time()
   return tonumber(t[1]) + tonumber(t[2]) / 1000000
 end
 
--- At its memory limit the server refuses a script whose first write may need memory. Claims and
--- settles are what frees memory, so they begin with one that does not.
-local function even_when_full(prefix)
-  redis.call('DEL', prefix .. 'umbel.nothing')
+local STARTS_MAX = 1000000
+local DUE_MAX_S = 1000000000000 -- far beyond the last date there is
+
+local function is_mark(mark)
+  local starts, redelivered, due = mark.starts or 0, mark.redelivered or false, mark.not_before or 0
+  return type(starts) == 'number' and starts >= 0 and starts <= STARTS_MAX and starts == math.floor(starts)
+    and type(redelivered) == 'boolean' and type(due) == 'number' and due >= 0 and due <= DUE_MAX_S
 end
 
--- The envelope without our mark, and the mark.
+-- The envelope without our mark, and the mark. What only looks like a mark is a part of the envelope: whoever
+-- opens that finds out.
 local function unmarked(envelope)
   if string.sub(envelope, 1, #MARK) ~= MARK then
     return envelope, {}
   end
-  local close = string.find(envelope, '}', #MARK, true)
-  local mark = cjson.decode(string.sub(envelope, #MARK, close))
-  return '{' .. string.sub(envelope, close + 3), mark
+  local close = string.find(envelope, '}, ', #MARK, true)
+  if close then
+    local readable, mark = pcall(cjson.decode, string.sub(envelope, #MARK, close))
+    if readable and is_mark(mark) then
+      return '{' .. string.sub(envelope, close + 3), mark
+    end
+  end
+  return envelope, {}
 end
 
 local function marked(envelope, mark)
@@ -59,7 +68,7 @@ local function remember(envelope, starts, ran)
     return envelope
   end
   local bare, mark = unmarked(envelope)
-  mark.starts = (mark.starts or 0) + starts
+  mark.starts = math.min((mark.starts or 0) + starts, STARTS_MAX)
   if ran and not mark.redelivered then
     mark.redelivered = true
     bare = tell(tell(bare, 'headers'), 'delivery_info')
@@ -69,7 +78,7 @@ end
 
 -- "<ticket>:<place>:<list>" names a claimed message and the list it came from.
 local function list_of(field)
-  return string.match(field, '^[^:]*:[^:]*:(.*)$')
+  return string.match(field, '^[^:]*:[^:]*:(.+)$')
 end
 
 local function delayed_of(prefix, list)
@@ -81,60 +90,127 @@ local function delayed_of(prefix, list)
   return prefix .. 'umbel.delayed.' .. queue
 end
 
+-- True, or nil and why not.
 local function park(prefix, field, envelope, due)
-  redis.call('ZADD', delayed_of(prefix, list_of(field)), string.format('%.6f', due), field .. '\0' .. envelope)
+  local delayed = delayed_of(prefix, list_of(field) or '')
+  local _, problem = try('ZADD', delayed, string.format('%.6f', due), field .. '\0' .. envelope)
+  if problem then
+    return nil, why(problem, delayed, 'zset')
+  end
+  return true
 end
 
--- Make ready what is due in one queue: first in line, as it has waited, and earliest due first.
+-- Give a message up, with the reason: true, or nil and why not.
+local DEAD_MAX = 100000
+local function bury(prefix, list, envelope, reason, now)
+  local bare, mark = unmarked(envelope)
+  local dead = prefix .. 'umbel.dead'
+  local _, problem = try('XADD', dead, '*', 'list', list, 'envelope', bare, 'reason', reason,
+    'starts', mark.starts or 0, 'at', string.format('%.6f', now))
+  if problem then
+    return nil, why(problem, dead, 'stream')
+  end
+  local excess = (try('XLEN', dead) or 0) - DEAD_MAX
+  if excess > 0 then
+    try('XTRIM', dead, 'MAXLEN', DEAD_MAX)
+    try('INCRBY', prefix .. 'umbel.dead.dropped', excess)
+  end
+  return true
+end
+
+-- The end of a message that was refused: true and the reason, or false and both when it cannot be buried.
+local function bury_refused(prefix, list, envelope, reason, now)
+  local buried, problem = bury(prefix, list, envelope, reason, now)
+  if buried then
+    return true, reason
+  end
+  return false, reason .. '; and it cannot be put among the dead letters: ' .. problem
+end
+
+-- Push a message to its list, or to the dead letters if that is refused: whether either took it, and the reason.
+local function push_or_bury(prefix, command, list, envelope, now)
+  if not list then
+    return bury_refused(prefix, '', envelope, 'nothing says which queue this came from', now)
+  end
+  local _, problem = try(command, list, envelope)
+  if problem then
+    return bury_refused(prefix, list, envelope, why(problem, list, 'list'), now)
+  end
+  return true
+end
+
+-- A member of a queue's delayed set: its list and its envelope. What has another form is taken for a message
+-- of the queue, which a worker then gives up.
+local function parked_parts(prefix, queue, member)
+  local cut = string.find(member, '\0', 1, true)
+  local list = cut and list_of(string.sub(member, 1, cut - 1))
+  if not list then
+    return prefix .. queue, member
+  end
+  return list, string.sub(member, cut + 1)
+end
+
+-- Make ready what is due in one queue: first in line, as it has waited, and earliest due first. How many, or
+-- nil and why not.
 local DUE_MAX = 1000
-local function release(delayed, now)
-  local due = redis.call('ZRANGE', delayed, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, DUE_MAX)
+local function release(prefix, queue, now)
+  local delayed = prefix .. 'umbel.delayed.' .. queue
+  local due, problem = try('ZRANGE', delayed, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, DUE_MAX)
+  if problem then
+    return nil, why(problem, delayed, 'zset')
+  end
   for i = #due, 1, -1 do
-    local cut = string.find(due[i], '\0', 1, true)
-    redis.call('RPUSH', list_of(string.sub(due[i], 1, cut - 1)), string.sub(due[i], cut + 1))
+    local list, envelope = parked_parts(prefix, queue, due[i])
+    if not push_or_bury(prefix, 'RPUSH', list, envelope, now) then
+      return #due - i
+    end
     redis.call('ZREM', delayed, due[i])
   end
   return #due
 end
 
--- What the server handed to an owner and the owner has not adopted goes back, first in line.
-local function unhand(prefix, owner, ran)
-  local list = redis.call('HGET', prefix .. 'umbel.handing', owner)
-  local handed, count = prefix .. 'umbel.handed.' .. owner, 0
-  local envelope = list and redis.call('RPOP', handed)
-  while envelope do
-    redis.call('RPUSH', list, remember(envelope, 0, ran))
-    count = count + 1
-    envelope = redis.call('RPOP', handed)
+-- What the server handed to an owner and the owner has not adopted goes back, first in line: how many, and
+-- how many stay because nobody takes them.
+local function unhand(prefix, owner, ran, now)
+  local list = try('HGET', prefix .. 'umbel.handing', owner)
+  local handed = prefix .. 'umbel.handed.' .. owner
+  local count = list and try('LLEN', handed) or 0
+  for i = 1, count do
+    if not push_or_bury(prefix, 'RPUSH', list, remember(redis.call('LINDEX', handed, -1), 0, ran), now) then
+      return i - 1, count - i + 1
+    end
+    redis.call('RPOP', handed)
   end
-  return count
+  return count, 0
 end
 
 -- Put parked messages back into their lists with their time as a mark: how many, at most `limit`.
-local function unpark(delayed, limit)
-  local parked = redis.call('ZRANGE', delayed, 0, limit - 1, 'WITHSCORES')
+local function unpark(prefix, queue, limit, now)
+  local delayed = prefix .. 'umbel.delayed.' .. queue
+  local parked = try('ZRANGE', delayed, 0, limit - 1, 'WITHSCORES') or {}
   for i = 1, #parked, 2 do
-    local cut = string.find(parked[i], '\0', 1, true)
-    local bare, mark = unmarked(string.sub(parked[i], cut + 1))
-    mark.not_before = tonumber(parked[i + 1])
-    redis.call('LPUSH', list_of(string.sub(parked[i], 1, cut - 1)), marked(bare, mark))
+    local list, envelope = parked_parts(prefix, queue, parked[i])
+    local bare, mark = unmarked(envelope)
+    local due = tonumber(parked[i + 1])
+    mark.not_before = due >= 0 and due <= DUE_MAX_S and due or nil
+    if not push_or_bury(prefix, 'LPUSH', list, marked(bare, mark), now) then
+      return (i - 1) / 2
+    end
     redis.call('ZREM', delayed, parked[i])
   end
   return #parked / 2
 end
 
 local function release_all(prefix, now)
-  local count = 0
-  for _, queue in ipairs(redis.call('SMEMBERS', prefix .. 'umbel.queues')) do
-    count = count + release(prefix .. 'umbel.delayed.' .. queue, now)
+  for _, queue in ipairs(try('SMEMBERS', prefix .. 'umbel.queues') or {}) do
+    release(prefix, queue, now)
   end
-  return count
 end
 
 -- Note that an owner spoke. If all were silent for long, the server was away, and nobody is taken
 -- for dead before everybody had a lease's time to come back.
 local function note_contact(prefix, now, lease)
-  local before = tonumber(redis.call('GET', prefix .. 'umbel.contact') or now)
+  local before = tonumber(try('GET', prefix .. 'umbel.contact') or now) or now
   redis.call('SET', prefix .. 'umbel.contact', string.format('%.6f', now))
   if now - before > 0.4 * lease then
     redis.call('SET', prefix .. 'umbel.grace', string.format('%.6f', now + lease), 'PX', math.ceil(lease * 1000))
@@ -147,7 +223,7 @@ local function claimed_order(fields)
   for _, field in ipairs(fields) do
     if field ~= 'epoch' then
       local claim, place = string.match(field, '%.(%x+):(%d+):')
-      keyed[#keyed + 1] = {tonumber(claim, 16), tonumber(place), field}
+      keyed[#keyed + 1] = {tonumber(claim or '0', 16), tonumber(place or 0), field}
     end
   end
   table.sort(keyed, function(a, b)
@@ -157,15 +233,17 @@ local function claimed_order(fields)
   return keyed
 end
 
--- First in line again. In reverse, because the tail of the list is what is taken first.
-local function put_back(inflight, fields, ran)
-  local keyed = claimed_order(fields)
+-- First in line again. In reverse, because the tail of the list is what is taken first. How many, and how many
+-- stay because nobody takes them.
+local function put_back(prefix, inflight, fields, ran, now)
+  local keyed, count = claimed_order(fields), 0
   for i = #keyed, 1, -1 do
     local field = keyed[i][3]
     local envelope = redis.call('HGET', inflight, field)
-    redis.call('HDEL', inflight, field)
-    redis.call('RPUSH', list_of(field), remember(envelope, 0, ran))
+    if push_or_bury(prefix, 'RPUSH', list_of(field), remember(envelope, 0, ran), now) then
+      redis.call('HDEL', inflight, field)
+      count = count + 1
+    end
   end
-  return #keyed
+  return count, #keyed - count
 end
-

@@ -14,32 +14,39 @@ local BLOCKED_MAX_S = 60
 local prefix, lease, owner = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local owners = prefix .. 'umbel.owners'
 local now = server_time()
+need('zset', 'ZCARD', owners)
 even_when_full(prefix)
 
+-- What neither its list nor the dead letters take stays, and the owner with it, so that it is tried again.
 local function forget(name)
   local inflight = prefix .. 'umbel.inflight.' .. name
-  local count = unhand(prefix, name, true) + put_back(inflight, redis.call('HKEYS', inflight), true)
-  redis.call('DEL', inflight)
-  redis.call('ZREM', owners, name)
-  return count
+  local unhanded, left_handed = unhand(prefix, name, true, now)
+  local count, left = put_back(prefix, inflight, try('HKEYS', inflight) or {}, true, now)
+  try('HDEL', inflight, 'epoch') -- the last field: the hash is gone with it
+  if left + left_handed > 0 then
+    redis.call('ZADD', owners, string.format('%.6f', now + lease), name)
+  else
+    redis.call('ZREM', owners, name)
+  end
+  return unhanded + count
 end
 
 if ARGV[1] == 'forget' then
-  redis.call('HDEL', prefix .. 'umbel.generations', owner)
-  local unrun = unhand(prefix, owner, false)
+  try('HDEL', prefix .. 'umbel.generations', owner)
+  local unrun = unhand(prefix, owner, false, now)
   return unrun + forget(owner)
 end
 
 if ARGV[1] == 'unhand' then
-  return unhand(prefix, owner, false)
+  return (unhand(prefix, owner, false, now))
 end
 if ARGV[1] == 'unpark' then
   local left = UNPARKED_MAX
   if redis.call('ZCOUNT', owners, string.format('(%.6f', now), '+inf') > 0 then
     return 0
   end
-  for _, queue in ipairs(redis.call('SMEMBERS', prefix .. 'umbel.queues')) do
-    left = left - unpark(prefix .. 'umbel.delayed.' .. queue, left)
+  for _, queue in ipairs(try('SMEMBERS', prefix .. 'umbel.queues') or {}) do
+    left = left - unpark(prefix, queue, left, now)
     if left == 0 then
       break
     end
@@ -51,7 +58,7 @@ note_contact(prefix, now, lease)
 if ARGV[1] == 'renew' then
   -- The store is at least as old as the first worker's lease: an election asked for since then is not
   -- taken for one that an emptied store has forgotten.
-  redis.call('HSETNX', prefix .. '{coord}:meta', 'born', string.format('%.6f', now))
+  try('HSETNX', prefix .. '{coord}:meta', 'born', string.format('%.6f', now))
   return 1 - redis.call('ZADD', owners, string.format('%.6f', now + lease), owner)
 end
 
@@ -61,15 +68,15 @@ if redis.call('EXISTS', prefix .. 'umbel.grace') == 1 then
 end
 local count = 0
 local handing, given_up = prefix .. 'umbel.handing', prefix .. 'umbel.handing.given_up'
-for _, name in ipairs(redis.call('HKEYS', handing)) do
+for _, name in ipairs(try('HKEYS', handing) or {}) do
   if not redis.call('ZSCORE', owners, name) then -- maybe given up before the server handed it something
     count = count + forget(name)
-    redis.call('ZADD', given_up, 'NX', string.format('%.6f', now), name)
+    try('ZADD', given_up, 'NX', string.format('%.6f', now), name)
   end
 end
-for _, name in ipairs(redis.call('ZRANGE', given_up, '-inf', string.format('%.6f', now - BLOCKED_MAX_S), 'BYSCORE')) do
+for _, name in ipairs(try('ZRANGE', given_up, '-inf', string.format('%.6f', now - BLOCKED_MAX_S), 'BYSCORE') or {}) do
   if not redis.call('ZSCORE', owners, name) then
-    redis.call('HDEL', handing, name)
+    try('HDEL', handing, name)
   end
   redis.call('ZREM', given_up, name)
 end

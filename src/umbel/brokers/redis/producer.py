@@ -6,6 +6,7 @@ the connect time-out. A call whose connection broke before the reply may be sent
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.redis.address import parse_addresses
@@ -13,7 +14,8 @@ from umbel.brokers.redis.answers import answer, is_direct
 from umbel.brokers.redis.broker import CAPABILITIES
 from umbel.brokers.redis.event_log import append_arguments
 from umbel.brokers.redis.keys import Keys
-from umbel.brokers.redis.publishing import Command, declare, fan_out, push
+from umbel.brokers.redis.publishing import Command, declare, fan_out, publication, questions
+from umbel.brokers.redis.replies import ServerRefused, checked
 from umbel.brokers.redis.revokes import revokes_to_record
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
@@ -21,6 +23,7 @@ from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
 
 _LOG, _REVOKE, _UNIQUE = script("event_log"), script("revoke"), script("unique")
+_PUBLISH = script("publish")
 
 
 class RedisProducer:
@@ -37,10 +40,9 @@ class RedisProducer:
     def publish(self, batch: Sequence[Outgoing]) -> None:
         if not batch:
             return
-        commands = push(self._keys, batch)
-        queues = {outgoing.queue for outgoing in batch}
+        made = publication(self._keys, batch)
         # Who waits for a server that is away, and how long, is decided in front of this.
-        self._pool.use(lambda connection: self._publish(connection, queues, commands), patience_s=0.0)
+        self._pool.use(lambda connection: self._publish(connection, batch, *made), patience_s=0.0)
 
     def revoke(self, revokes: Sequence[Revoke]) -> None:
         for batch in revokes_to_record(self._keys, revokes, self._settings.revokes_max):
@@ -69,11 +71,25 @@ class RedisProducer:
     def close(self) -> None:
         self._pool.close()
 
-    def _publish(self, connection: SocketConnection, queues: set[str], commands: list[Command]) -> None:
-        new = queues - connection.declared
-        if new:
-            commands = [*declare(self._keys, new), *commands]
-        connection.call_all(commands)
+    def _publish(
+        self,
+        connection: SocketConnection,
+        batch: Sequence[Outgoing],
+        args: list[Any],
+        commands: list[Command],
+    ) -> None:
+        if args:
+            connection.run(_PUBLISH, self._keys.prefix, *args)
+        new = {outgoing.queue for outgoing in batch} - connection.declared
+        declared = declare(self._keys, new)
+        if commands or declared:
+            replies = connection.exchange([*declared, *commands])
+            try:
+                # Who consumes declares too, so that may be refused: the messages are there all the same.
+                checked(replies[len(declared) :], connection.address)
+            except ServerRefused:  # the script says it in better words
+                connection.run(_PUBLISH, self._keys.prefix, *questions(self._keys, batch))
+                raise
         connection.declared |= new
 
     def _broadcast(self, connection: SocketConnection, batch: Sequence[Broadcast]) -> None:

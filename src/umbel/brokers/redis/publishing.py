@@ -1,21 +1,78 @@
 """Publishing: from messages to commands, for both faces of the broker.
 
-A batch is one command, or one transaction, so that it is there as a whole or not at all. A
+A batch is one command, one transaction or one script, so that it is there as a whole or not at all. A
 message that is not yet due goes into the list like any other, with a mark: a Celery worker can
 take it and waits for its `eta`, and a claim of ours moves it aside.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from os import urandom
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
-from umbel.brokers.redis.keys import SEP, Keys
+from umbel.brokers.redis.keys import SEP, Keys, step_of
+from umbel.errors import BrokerRefused
 from umbel.wire.envelope_redis import seal, seal_broadcast, seal_result
 from umbel.wire.message import Outgoing, StoredResult
 
 Command = Sequence[Any]
 ARGUMENTS_MAX = 50_000  # of one command; the server's own limit is about a million
+# The server closes a connection that sends it a gigabyte at once; envelopes are a third larger than bodies.
+BATCH_BYTES_MAX = 384 * 1024 * 1024
+CALL_BYTES_MAX = 64 * 1024 * 1024  # of what need not go together: others wait for the server meanwhile
+
+
+def weight_of(part: Outgoing | StoredResult) -> int:
+    """The bytes that count."""
+    if isinstance(part, StoredResult):
+        return len(part.payload)
+    return len(part.message.body) + len(part.message.headers)
+
+
+def portions(parts: Sequence[Outgoing | StoredResult], count_max: int) -> Iterator[range]:
+    """The places of those that go in one call each."""
+    first = weight = 0
+    for place, part in enumerate(parts):
+        if place > first and (place - first == count_max or weight + weight_of(part) > CALL_BYTES_MAX):
+            yield range(first, place)
+            first, weight = place, 0
+        weight += weight_of(part)
+    if parts:
+        yield range(first, len(parts))
+
+
+def check_weight(batch: Sequence[Outgoing]) -> None:
+    weight = sum(map(weight_of, batch))
+    if weight > BATCH_BYTES_MAX:
+        queues = ", ".join(sorted({repr(one.queue) for one in batch})[:3])
+        raise BrokerRefused(
+            f"{weight:,} bytes for {queues} are more than Redis takes at once ({BATCH_BYTES_MAX:,}): "
+            "send less in one step, or put large data elsewhere and send its address"
+        )
+
+
+def publication(
+    keys: Keys, batch: Sequence[Outgoing], here: Container[str] = ()
+) -> tuple[list[Any], list[Command]]:
+    """The arguments of the script `publish` after the prefix, if it is needed, and commands that follow it.
+
+    One list takes a batch wholly or not at all, so that nothing need be asked before. Several lists are
+    asked first, in the same script, and parked messages belong into it. A batch too large for a script
+    is pushed in a transaction after one that only asks.
+    """
+    check_weight(batch)
+    is_plain = len({(one.queue, step_of(one.message.priority)) for one in batch}) == 1
+    if is_plain and not any(one.not_before and one.queue in here for one in batch):
+        return [], push(keys, batch)
+    if len(batch) <= ARGUMENTS_MAX:
+        return parkable(keys, batch, here), []
+    return questions(keys, batch), push(keys, batch)
+
+
+def questions(keys: Keys, batch: Iterable[Outgoing]) -> list[Any]:
+    """The same arguments, to ask only whether the lists take messages: if not, the answer says why."""
+    lists = dict.fromkeys(keys.list_of(one.queue, one.message.priority) for one in batch)
+    return [part for key in lists for part in (key, 0, "", "")]
 
 
 def push(keys: Keys, batch: Sequence[Outgoing]) -> list[Command]:

@@ -6,12 +6,13 @@ import hiredis
 
 from umbel.brokers.redis.address import Address
 from umbel.brokers.tls import tls_refusal
-from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable, StorageFull
+from umbel.errors import AccessRefused, BrokerError, BrokerRefused, BrokerUnavailable, StorageFull
 
 NO_SCRIPT = "NOSCRIPT"
+REFUSED = "REFUSED "  # how the scripts begin what they say themselves
 
 
-class ServerRefused(BrokerError):
+class ServerRefused(BrokerRefused):
     """An error reply that is about the command, not about the server's state."""
 
 
@@ -24,7 +25,7 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
             return AccessRefused(f"{where} wants a password; write redis://:password@host:port/database")
         case "WRONGPASS":
             return AccessRefused(f"{where} refuses the user name or password; check them in the address")
-        case "NOPERM":
+        case "NOPERM" if " key" not in text:
             return AccessRefused(f"{where} does not permit this to the user: {text.removeprefix('NOPERM ')}")
         case "OOM":
             return StorageFull(f"{where} is at its memory limit (maxmemory): nothing was stored; free some")
@@ -40,12 +41,17 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
         )
     if "without any password configured" in text:
         return AccessRefused(f"{where} has no password set; remove it from the address")
-    return ServerRefused(f"{where} refused: {text}")
+    _, is_ours, said = text.partition(REFUSED)
+    return ServerRefused(f"{where} refused: {said.partition(' script: ')[0] if is_ours else text}")
 
 
 def is_missing_script(reply: Any) -> bool:
     """The server does not know the script of this digest: it is new, or was told to forget."""
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT)
+
+
+def is_wrong_type(reply: Any) -> bool:
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("WRONGTYPE")
 
 
 def checked(replies: list[Any], address: Address) -> list[Any]:

@@ -12,15 +12,20 @@ local function is_success(payload)
   return readable and type(map) == 'table' and map.status == 'SUCCESS'
 end
 
+-- Nothing, or why it was refused.
 local function store_result(key, payload, ttl)
-  local before = redis.call('GET', key)
+  local before, problem = try('GET', key)
+  local _
   if before and is_success(before) then
     return
   end
-  if ttl == '0' then
-    redis.call('SET', key, payload)
-  else
-    redis.call('SET', key, payload, 'PX', ttl)
+  if not problem and ttl == '0' then
+    _, problem = try('SET', key, payload)
+  elseif not problem then
+    _, problem = try('SET', key, payload, 'PX', ttl)
   end
-  redis.call('PUBLISH', key, payload)
+  if not problem then
+    _, problem = try('PUBLISH', key, payload)
+  end
+  return problem and why(problem, key, 'string')
 end

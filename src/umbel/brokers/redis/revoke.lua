@@ -8,11 +8,14 @@ local prefix, limit = ARGV[2], tonumber(ARGV[3])
 local revokes, order = prefix .. 'umbel.revokes', prefix .. 'umbel.revokes.order'
 local expiry, cursors = prefix .. 'umbel.revokes.expiry', prefix .. 'umbel.revokes.cursor'
 local t = redis.call('TIME')
+need('hash', 'HLEN', revokes)
+need('zset', 'ZCARD', order)
+need('zset', 'ZCARD', expiry)
 
 local function sweep(most)
   local old = redis.call('ZRANGE', expiry, '-inf', t[1], 'BYSCORE', 'LIMIT', 0, most)
   for _, name in ipairs(old) do
-    redis.call('ZREM', order, redis.call('HGET', revokes, name))
+    redis.call('ZREM', order, redis.call('HGET', revokes, name) or '')
     redis.call('HDEL', revokes, name)
     redis.call('ZREM', expiry, name)
   end
@@ -25,6 +28,10 @@ end
 
 local new, seen = 0, {}
 for i = 4, #ARGV, 3 do
+  local expires_at = tonumber(ARGV[i + 1])
+  if not expires_at or expires_at ~= expires_at then
+    error('REFUSED a revoke that expires at ' .. ARGV[i + 1], 0)
+  end
   if not seen[ARGV[i]] and redis.call('HEXISTS', revokes, ARGV[i]) == 0 then
     new = new + 1
   end
@@ -36,7 +43,7 @@ if redis.call('HLEN', revokes) + new > limit then
     return -1
   end
 end
-local cursor = math.max(tonumber(t[1]) * 1000000 + tonumber(t[2]), tonumber(redis.call('GET', cursors) or 0) + 1)
+local cursor = math.max(tonumber(t[1]) * 1000000 + tonumber(t[2]), (whole(try('GET', cursors) or 0) or 0) + 1)
 for i = 4, #ARGV, 3 do
   local before = redis.call('HGET', revokes, ARGV[i])
   if before then

@@ -2,7 +2,7 @@
 
 A script is called by its digest; a server that does not know it (a new one, or one whose scripts
 were flushed) says so, and is then sent the text. What several scripts need stands in files of its
-own (`marks`, `results`, `coordination`) and is put before their text.
+own (`refusals`, `marks`, `results`, `coordination`) and is put before their text.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,11 @@ _PARTS = {
     "owners": ("marks", "owners"),
     "depths": ("marks", "depths"),
     "publish": ("marks", "publish"),
+    "bury": ("marks", "bury"),
+    "requeue": ("requeue",),
     "revoke": ("revoke",),
     "event_log": ("event_log",),
-    "chord": ("chord",),
+    "chord": ("marks", "chord"),
     "askers": ("askers",),
     "unique": ("unique",),
     "election": ("coordination", "election"),
@@ -39,5 +41,5 @@ class Script:
 @cache
 def script(name: str) -> Script:
     folder = files("umbel.brokers.redis")
-    text = b"".join(folder.joinpath(f"{part}.lua").read_bytes() for part in _PARTS[name])
+    text = b"".join(folder.joinpath(f"{part}.lua").read_bytes() for part in ("refusals", *_PARTS[name]))
     return Script(name, text, sha1(text, usedforsecurity=False).hexdigest())

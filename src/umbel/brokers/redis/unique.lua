@@ -5,7 +5,7 @@
 local verb, place = ARGV[1], ARGV[2] .. 'umbel.unique.'
 
 if verb == 'hold' then
-  local holder = redis.call('GET', place .. ARGV[3])
+  local holder = need('string', 'GET', place .. ARGV[3])
   if holder then
     return holder
   end
@@ -15,7 +15,7 @@ end
 
 local released = 0
 for i = 3, #ARGV, 2 do
-  if redis.call('GET', place .. ARGV[i]) == ARGV[i + 1] then
+  if try('GET', place .. ARGV[i]) == ARGV[i + 1] then
     released = released + redis.call('DEL', place .. ARGV[i])
   end
 end

@@ -1,17 +1,53 @@
-"""Verdicts: from a batch of them to the arguments of `settle.lua`, which explains their order."""
+"""Verdicts: from a batch of them to the arguments of `settle.lua`, and from its reply to what was refused.
 
-from collections.abc import Container, Iterable, Sequence
+Redis takes about half a gigabyte in one argument and a gigabyte in one call, and closes the connection on
+more. So verdicts go in several calls when they are large, and of a verdict that is larger than one call
+may be, parts are refused before they are sent.
+"""
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from umbel.brokers.interface import Ack, Bury, Return, Started, Tag, Verdict
+import msgspec
+
+from umbel.brokers.interface import Ack, Bury, Refused, Return, Started, Tag, Verdict
 from umbel.brokers.redis.keys import Keys
-from umbel.brokers.redis.publishing import delivery_tags, parkable
-from umbel.wire.envelope_redis import seal, seal_result
+from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, CALL_BYTES_MAX, delivery_tags, parkable, weight_of
+from umbel.wire.envelope_redis import seal, seal_result, unseal
 from umbel.wire.message import Outgoing, StoredResult
 
+Part = Outgoing | StoredResult
 
-def settle_arguments(keys: Keys, verdicts: Iterable[Verdict], ttl_ms: int, here: Container[str]) -> list[Any]:
-    """Everything after prefix, owner, epoch and check. `here`: the queues this process consumes."""
+
+@dataclass(slots=True)
+class Settlement:
+    """One call of the script: its arguments, and what each place in its sections is."""
+
+    results: list[StoredResult] = field(default_factory=list)
+    pushed: list[Part] = field(default_factory=list)
+    later: list[Outgoing] = field(default_factory=list)
+    others: list[Any] = field(default_factory=list)
+    arguments: list[Any] = field(default_factory=list)  # after prefix, owner, epoch and check
+
+    def refused(self, keys: Keys, reply: Sequence[Any]) -> Iterator[Refused]:
+        for at in range(0, len(reply), 4):
+            section, place, reason, envelope = reply[at : at + 4]
+            why = reason.decode(errors="replace")
+            match section:
+                case b"result":
+                    yield Refused(self.results[place], why)
+                case b"push":
+                    yield Refused(self.pushed[place], why)
+                case b"later":
+                    yield Refused(self.later[place], why)
+                case _:  # a claimed message that could not go where its verdict says
+                    list_key = self.others[4 * place + 1].split(":", 2)[2]
+                    yield Refused(Outgoing(keys.queue_of(list_key), unseal(envelope).message), why)
+
+
+def settlement(keys: Keys, verdicts: Iterable[Verdict], ttl_ms: int, here: Container[str]) -> Settlement:
+    """`here`: the queues this process consumes."""
     done: list[Tag] = []
     results: list[StoredResult] = []
     follow_ups: list[Outgoing] = []
@@ -24,7 +60,7 @@ def settle_arguments(keys: Keys, verdicts: Iterable[Verdict], ttl_ms: int, here:
                 others += (f"return {not_before:.6f}", tag, int(charged), "ran" if ran else "")
                 continue
             case Bury(tag, reason, charged):
-                others += ("bury", tag, int(charged), reason)
+                others += ("bury", tag, int(charged), reason.encode(errors="backslashreplace"))
             case Started(tag):
                 others += ("started", tag, 1, "")
                 continue
@@ -32,18 +68,23 @@ def settle_arguments(keys: Keys, verdicts: Iterable[Verdict], ttl_ms: int, here:
                 assert_never(verdict)
         results += verdict.results
         follow_ups += verdict.follow_ups
-    return [
+    kept = [one for one in results if not one.reply_to]
+    made = Settlement(kept, others=others)
+    made.arguments = [
         len(done),
         *done,
-        *result_arguments(keys, [one for one in results if not one.reply_to], ttl_ms),
-        *_pushes(keys, follow_ups, [one for one in results if one.reply_to], ttl_ms, here),
+        len(kept),
+        ttl_ms,
+        *result_arguments(keys, kept),
+        *_pushes(made, keys, follow_ups, [one for one in results if one.reply_to], ttl_ms, here),
         len(others) // 4,
         *others,
     ]
+    return made
 
 
-def result_arguments(keys: Keys, results: Sequence[StoredResult], ttl_ms: int) -> list[Any]:
-    args: list[Any] = [len(results), ttl_ms]
+def result_arguments(keys: Keys, results: Sequence[StoredResult]) -> list[Any]:
+    args: list[Any] = []
     for result in results:
         args += (keys.result(result.task_id), result.payload)
     return args
@@ -54,7 +95,48 @@ def ttl_ms_of(expires_s: float) -> int:
     return max(1, round(expires_s * 1000)) if expires_s > 0 else 0
 
 
+def in_calls(verdicts: Sequence[Verdict]) -> tuple[list[list[Verdict]], list[Refused]]:
+    """The verdicts as they go in one call each, and the parts of them that are too large for any."""
+    calls: list[list[Verdict]] = [[]]
+    refused: list[Refused] = []
+    total = 0
+    for verdict in verdicts:
+        sent, weight = verdict, 0
+        if isinstance(verdict, Ack | Bury):
+            for part in (*verdict.results, *verdict.follow_ups):
+                weight += weight_of(part)
+            if weight > BATCH_BYTES_MAX:
+                sent, weight = _lightened(verdict, refused)
+        if total + weight > CALL_BYTES_MAX and calls[-1]:
+            calls.append([])
+            total = 0
+        calls[-1].append(sent)
+        total += weight
+    return calls, refused
+
+
+def _lightened(verdict: Ack | Bury, refused: list[Refused]) -> tuple[Ack | Bury, int]:
+    """The verdict without what goes beyond the limit."""
+    total = 0
+
+    def fits(part: Part) -> bool:
+        nonlocal total
+        weight = weight_of(part)
+        if total + weight <= BATCH_BYTES_MAX:
+            total += weight
+            return True
+        refused.append(
+            Refused(part, f"{weight:,} bytes are more than Redis takes with what else the task brings")
+        )
+        return False
+
+    results = [one for one in verdict.results if fits(one)]
+    follow_ups = [one for one in verdict.follow_ups if fits(one)]
+    return msgspec.structs.replace(verdict, results=results, follow_ups=follow_ups), total
+
+
 def _pushes(
+    made: Settlement,
     keys: Keys,
     follow_ups: Sequence[Outgoing],
     letters: Sequence[StoredResult],
@@ -63,19 +145,22 @@ def _pushes(
 ) -> list[Any]:
     if not follow_ups and not letters:
         return [0, 0]
-    later = [one for one in follow_ups if one.not_before and one.queue in here]
+    made.later = [one for one in follow_ups if one.not_before and one.queue in here]
     now = [one for one in follow_ups if not (one.not_before and one.queue in here)]
-    lists: dict[tuple[str, int], list[bytes]] = {}
+    lists: dict[tuple[str, int | str], list[tuple[Part, bytes]]] = {}
     tags = iter(delivery_tags(len(now) + len(letters)))
     for outgoing in now:
         key = keys.list_of(outgoing.queue, outgoing.message.priority)
         envelope = seal(outgoing.message, outgoing.queue, next(tags), outgoing.not_before)
-        lists.setdefault((key, 0), []).append(envelope)
+        lists.setdefault((key, ""), []).append((outgoing, envelope))
     for letter in letters:
         key = keys.list_of(letter.reply_to, 0)
-        lists.setdefault((key, ttl_ms), []).append(seal_result(letter, next(tags)))
+        lists.setdefault((key, ttl_ms), []).append((letter, seal_result(letter, next(tags))))
     args: list[Any] = [len(lists)]
-    for (key, list_ttl_ms), envelopes in lists.items():
-        args += (key, list_ttl_ms, len(envelopes), *envelopes)
-    parked = parkable(keys, later, here)
+    for (key, list_ttl_ms), pushed in lists.items():
+        args += (key, list_ttl_ms, len(pushed))
+        for part, envelope in pushed:
+            made.pushed.append(part)
+            args.append(envelope)
+    parked = parkable(keys, made.later, here)
     return [*args, len(parked) // 4, *parked]

@@ -22,6 +22,7 @@ from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.handing import Handed
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.replies import checked, is_wrong_type
 
 POLL_S = 0.25
 UNBLOCK_AGAIN_S = 0.005
@@ -132,8 +133,11 @@ class Watch:
         lists = [("LLEN", key) for key in watched]
         delayed = [("ZRANGE", self._keys.delayed(queue), 0, 0, "WITHSCORES") for queue in queues]
         commands = [("TIME",), ("GET", self._keys.revokes_cursor), *lists, *delayed]
-        now, cursor, *replies = await self._link.call_all(commands)
-        self._revoked_cursor = int(cursor or 0)
+        found = await self._link.reply_to(self._link.send(commands))
+        # A key of another type has no messages; the claim says so.
+        replies = [None if is_wrong_type(one) else one for one in found]
+        now, cursor, *replies = checked(replies, self._link.address)
+        self._revoked_cursor = _cursor_in(cursor)
         if any(replies[: len(lists)]):
             return 0.0
         now_s = int(now[0]) + int(now[1]) / 1e6
@@ -183,6 +187,14 @@ class Watch:
         self._interrupt()
         for ring in self._waiting:
             _settle(ring, True)
+
+
+def _cursor_in(found: bytes | None) -> int:
+    """Nobody has seen -1: a worker claims where it cannot know what was revoked."""
+    try:
+        return int(found or 0)
+    except ValueError:
+        return -1
 
 
 def _settle(ring: asyncio.Future[bool], value: bool) -> None:
