@@ -38,19 +38,26 @@ from umbel.protocol.gossip_events import (
 )
 from umbel.protocol.machine import Tick
 from umbel.protocol.members import LATE_MAX_S
+from umbel.protocol.newcomers import KEPT_S, NEWCOMERS_MAX
 from umbel.protocol.views import SETTLED_S, UNNAMED_MAX_S, VIEW_MAX
 
 H = 2.0
 ME = ("me@x", 500, 1)
 ALIVE, SUSPECT, LOST, LEFT = MemberState
 A = Heard("a@x", 100, 7, Kind.BEAT, clock=10, sent_at=1000.0, freq_s=H, software="umbel")
+B = A.replaced(node="b@x")
+OBSERVER_O, OBSERVER_P = A.replaced(node="o@x", freq_s=600.0), A.replaced(node="p@x", freq_s=600.0)
 CELERY = A.replaced(node="c@x", inc=0, pid=33, software="celery")
 
 
 class Observer:
-    """A membership machine and its time; effects are compared by their kind and their node."""
+    """A membership machine and its time; effects are compared by their kind and their node.
 
-    def __init__(self, *, observing: bool = True, members_max: int = 100) -> None:
+    `trusting`: its broker knows every newcomer, and says so at once.
+    """
+
+    def __init__(self, *, observing: bool = True, members_max: int = 100, trusting: bool = True) -> None:
+        self._trusting = trusting
         self.machine = Membership(*ME, lambda low, high: low, observing=observing, members_max=members_max)
         self.now = 1000.0
         self.effects: list[Effect] = []
@@ -77,7 +84,12 @@ class Observer:
     def take(self, *events: Event | Tick) -> list[Effect]:
         found: list[Effect] = []
         for event in events:
-            found += self.machine.step(event, Instant(self.now, 5000.0 + self.now))
+            effects = self.machine.step(event, Instant(self.now, 5000.0 + self.now))
+            match effects:
+                case [Probe(member, ping=False)] if self._trusting and isinstance(event, Heard):
+                    run = (member.node, member.inc, member.pid)
+                    effects = self.machine.step(Probed(*run, "alive"), Instant(self.now, 5000.0 + self.now))
+            found += effects
         self.effects += found
         return found
 
@@ -251,14 +263,15 @@ def test_an_observer_that_hears_a_node_does_not_believe_that_it_is_lost(observer
 
 
 def test_an_observer_believes_it_of_a_suspect_and_says_no_more(observer: Observer) -> None:
-    observer.take(A)
+    observer.take(A, OBSERVER_O)
     observer.at(4.0)
-    assert kinds(observer.take(Condemned("a@x", 100, 7, by="b@x", reason="silent"))) == ["Lost"]
+    assert observer.take(Condemned("a@x", 100, 7, by="stranger@x")) == []
+    assert kinds(observer.take(Condemned("a@x", 100, 7, by="o@x", reason="silent"))) == ["Lost"]
 
 
 def test_a_node_that_hears_no_beats_believes_what_observers_say() -> None:
     observer = Observer(observing=False)
-    observer.take(A)
+    observer.take(A, B)
     observer.at(900.0)
     assert observer.state() is ALIVE
     (lost,) = observer.take(Condemned("a@x", 100, 7, by="b@x", reason="silent"))
@@ -268,9 +281,10 @@ def test_a_node_that_hears_no_beats_believes_what_observers_say() -> None:
 
 def test_who_hears_no_beats_joins_whom_a_view_names() -> None:
     observer = Observer(observing=False)
-    observer.take(A)
+    observer.take(A, OBSERVER_O)
     named = (Introduced("a@x", 200, 8), Introduced("b@x", 5, 1), Introduced("me@x", 500, 1))
-    effects = observer.at(50.0).take(Viewed("o@x", "", "", named))
+    assert observer.at(50.0).take(Viewed("stranger@x", "", "", named)) == []
+    effects = observer.take(Viewed("o@x", "", "", named))
     assert kinds(effects) == ["Lost", "Joined", "Joined"]  # a was restarted, b is new, this node is itself
     assert observer.take(Viewed("o@x", "", "", named)) == []
 
@@ -278,7 +292,9 @@ def test_who_hears_no_beats_joins_whom_a_view_names() -> None:
 def test_who_was_taken_for_lost_returns_when_a_view_names_it_and_who_left_does_not() -> None:
     observer = Observer(observing=False)
     left = A.replaced(node="l@x")
-    observer.take(A, left, left.replaced(kind=Kind.OFFLINE), Condemned("a@x", 100, 7, by="b@x"))
+    observer.take(
+        B, OBSERVER_O, A, left, left.replaced(kind=Kind.OFFLINE), Condemned("a@x", 100, 7, by="b@x")
+    )
     view = Viewed("o@x", "", "", (Introduced("a@x", 100, 7), Introduced("l@x", 100, 7)))
     assert observer.at(1.0).take(view) == []  # it may be older than that
     (joined,) = observer.at(SETTLED_S).take(view)
@@ -287,7 +303,7 @@ def test_who_was_taken_for_lost_returns_when_a_view_names_it_and_who_left_does_n
 
 def test_whom_no_view_names_for_a_minute_is_lost_unless_one_names_it_meanwhile() -> None:
     observer = Observer(observing=False)
-    observer.take(A, A.replaced(node="z@x"))
+    observer.take(OBSERVER_O, OBSERVER_P, A, A.replaced(node="z@x"))
     without = Viewed("o@x", "", "m@x", ())  # says nothing of z
     observer.at(30.0).take(without)
     assert observer.at(90.0).take(without, Viewed("p@x", "", "", (Introduced("a@x", 100, 7),))) == []
@@ -480,6 +496,79 @@ def test_a_full_table_forgets_the_gone_first_and_then_the_longest_unheard() -> N
     assert observer.machine.evicted == 2
 
 
+# ---- newcomers (N1) ----------------------------------------------------------------------------------
+
+
+def ghost(number: int) -> Heard:
+    return A.replaced(node=f"ghost{number}@nowhere", inc=number + 1)
+
+
+def test_a_name_that_was_heard_once_is_asked_for_and_is_no_member() -> None:
+    observer = Observer(trusting=False)
+    (probe,) = observer.take(A)
+    assert isinstance(probe, Probe) and not probe.ping and probe.member.node == "a@x"
+    assert observer.take(A, Probed("a@x", 100, 7, "unknown"), Probed("a@x", 100, 7, "gone")) == []
+    assert observer.at(1000.0).state() is None and observer.machine.nodes == 1
+    assert kinds(observer.effects) == ["Probe"]
+
+
+def test_whom_the_broker_knows_is_a_member_at_once() -> None:
+    observer = Observer(trusting=False)
+    observer.take(A)
+    assert observer.take(Probed("a@x", 101, 7, "alive")) == []  # another run
+    assert kinds(observer.take(Probed("a@x", 100, 7, "alive"))) == ["Joined"]
+    assert observer.take(Probed("a@x", 100, 7, "alive")) == []
+
+
+@pytest.mark.parametrize("node", [A, CELERY])
+def test_a_second_sign_that_was_sent_later_makes_a_member(node: Heard) -> None:
+    observer = Observer(trusting=False)
+    observer.take(node)
+    assert observer.at(H / 2 - 0.1).take(beat(node, clock=11)) == []  # too soon: a burst is one sign
+    assert observer.at(H).take(node) == []  # a copy of the first
+    assert kinds(observer.take(beat(node, clock=11))) == ["Joined"]
+
+
+def test_a_second_sign_counts_only_while_the_first_is_remembered() -> None:
+    observer = Observer(trusting=False)
+    observer.take(A)
+    assert kinds(observer.at(KEPT_S + 1).take(beat(A, clock=11))) == ["Probe"]
+    assert kinds(observer.at(KEPT_S + 1 + H).take(beat(A, clock=12))) == ["Joined"]
+
+
+def test_a_newcomer_that_says_goodbye_is_forgotten() -> None:
+    observer = Observer(trusting=False)
+    observer.take(A, A.replaced(kind=Kind.OFFLINE))
+    assert kinds(observer.at(H).take(beat(A, clock=11))) == ["Probe"]
+
+
+def test_a_new_run_takes_the_place_of_the_old_one_when_it_is_proven() -> None:
+    observer = Observer()
+    observer.take(A)
+    observer._trusting = False
+    newer = A.replaced(inc=200, pid=8, clock=20, sent_at=1020.0)
+    assert kinds(observer.take(newer)) == ["Probe"]
+    assert observer.take(beat(A, clock=21)) == [] and observer.state() is ALIVE
+    assert kinds(observer.at(H).take(beat(newer, clock=22))) == ["Lost", "Joined"]
+
+
+def test_a_flood_of_names_lists_nobody_and_takes_no_place_from_members() -> None:
+    observer = Observer(members_max=3, trusting=False)
+    for node in (A, B):
+        observer.take(node, Probed(node.node, node.inc, node.pid, "alive"))
+    before = observer.machine.members()
+    for number in range(NEWCOMERS_MAX + 1000):
+        observer.take(ghost(number))
+    assert len(observer.machine._newcomers) == NEWCOMERS_MAX
+    assert observer.machine.members() == before and observer.machine.evicted == 0
+    assert {type(effect) for effect in observer.effects} == {Probe, Joined}
+    observer.take(CELERY)
+    observer.at(H - 0.1).take(beat(A, clock=11), beat(B, clock=11), beat(CELERY, clock=11))
+    assert {one.node for one in observer.machine.members()} == {"a@x", "b@x", "c@x"}
+    observer.at(KEPT_S + 1).take(A.replaced(node="d@x"))
+    assert len(observer.machine._newcomers) == 1
+
+
 # ---- random lives ----------------------------------------------------------------------------------
 
 
@@ -517,11 +606,12 @@ events = st.one_of(
 
 
 @settings(max_examples=300)
-@given(st.lists(events, max_size=60))
+@given(st.lists(events, max_size=60), st.booleans())
 def test_whatever_happens_effects_tell_the_table_and_nothing_twice(
     happenings: list[Event | float | Slept],
+    trusting: bool,
 ) -> None:
-    observer = Observer(members_max=2)
+    observer = Observer(members_max=2, trusting=trusting)
     present: dict[str, tuple[int, int]] = {}
     elapsed, seen = 0.0, 0
     for happening in happenings:

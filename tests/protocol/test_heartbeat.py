@@ -43,6 +43,15 @@ def test_a_beat_that_is_wanted_goes_out_at_once_and_counts_as_the_next(heart: He
     assert heart.deadline == 3.5
 
 
+def test_a_flood_of_requests_is_no_flood_of_beats(heart: Heartbeat) -> None:
+    """N1; a node that others gave up comes online again all the same."""
+    heart.step(Begin(), at(0))
+    assert [heart.step(BeatNow(), at(0.001 * number)) for number in range(100)] == [[]] * 100
+    assert heart.step(Begin(), at(0.09)) == [] and heart.deadline == 0.1
+    assert heart.step(Tick(), at(0.1)) == [Beat(BeatKind.ONLINE, 2.0)]
+    assert heart.step(BeatNow(), at(0.3)) == [Beat(BeatKind.BEAT, 2.0)]
+
+
 def test_nodes_that_started_together_do_not_beat_together() -> None:
     early = Heartbeat(2.0, lambda low, _high: low)
     early.step(Begin(), at(0))

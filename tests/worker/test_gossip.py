@@ -91,6 +91,8 @@ def test_observers_tell_views_and_the_others_believe_them(
             await until(lambda: {one["hostname"] for one in told} >= _full(observers(nodes)), what="views")
             assert {run[0] for run in told[-1]["runs"]} == _full(nodes)
             runs = [["z@x", 5, 1, 0, 2.0, "umbel"]]
+            await tell(other, "worker-online", hostname="y@x", pid=1, inc=7)
+            await until(lambda: "y" in other.sees(), what="the observer to be known")
             await tell(other, "worker-view", hostname="y@x", pid=1, inc=7, after="y", until="", runs=runs)
             await until(lambda: "z" in other.sees(), what="it to be believed")
 
@@ -121,6 +123,8 @@ def test_the_mode_follows_the_size_of_the_cluster_and_is_told_in_heartbeats(tmp_
 
 
 async def tell(by: LightNode, event_type: str, **fields: Any) -> None:
+    """In the name of a node whose mark the broker has."""
+    await by.broker.mark_alive(fields.get("hostname", "y@y"), fields.get("inc", 1), ttl_s=60.0)
     event = {"type": event_type, "timestamp": 1.0, "clock": 1, **fields}
     key = event_type.replace("-", ".")
     await by.broker.broadcast([Broadcast(EVENT_EXCHANGE, key, encode_event(event))], ttl_s=5.0)
@@ -172,7 +176,7 @@ def test_what_cannot_be_read_is_counted_and_nothing_else_happens(
 
     asyncio.run(scenario())
     complaints = [record for record in caplog.records if record.message == "an event cannot be read"]
-    assert len(complaints) == 2  # one by each node, in a minute
+    assert len(complaints) >= 5
 
 
 def test_a_newcomer_learns_revokes_members_and_the_clock_before_it_hears_anybody(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from umbel.errors import ConfigurationError
 from umbel.pools.interface import ChildContext, Runner
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
+from umbel.worker.logs import tell_left_out
 
 if TYPE_CHECKING:
     from umbel.app.control import Control
@@ -359,6 +360,7 @@ class App:
         if self._tracer is not None:
             self._tracer.close()
         self.close()
+        tell_left_out()
 
     def __repr__(self) -> str:
         return f"<App {self.name} with {len(self.tasks)} tasks>"

@@ -1,10 +1,10 @@
 """Membership: who is in the cluster, who is silent, who is gone, as one node sees it.
 
-Every event of a node is a sign of life. A node that is silent for too long becomes suspect: the
-others are told, the broker is asked, the node is pinged, and a suspect that hears of it beats at
-once. Only when its time is over is it lost. A node that says goodbye has left. Each run of a node
-(its incarnation) joins, and leaves or is lost, once; what an older run still has on its way is
-ignored.
+Every event of a node is a sign of life. A name that was heard once is no member yet (`newcomers.py`). A
+node that is silent for too long becomes suspect: the others are told, the broker is asked, the node is
+pinged, and a suspect that hears of it beats at once. Only when its time is over is it lost. A node that
+says goodbye has left. Each run of a node (its incarnation) joins, and leaves or is lost, once; what an
+older run still has on its way is ignored.
 
 Why a slow observer does not bury the living: silence is measured in intervals of the sender, times
 this node's own health; and when more than half of the cluster falls silent at once, it is held more
@@ -50,14 +50,22 @@ from umbel.protocol.gossip_events import (
     Viewed,
 )
 from umbel.protocol.machine import Tick
-from umbel.protocol.members import MEMBERS_MAX, Members, Namesakes, Record, is_late, is_same_run
+from umbel.protocol.members import (
+    MEMBERS_MAX,
+    Members,
+    Namesakes,
+    Record,
+    is_late,
+    is_same_run,
+    member_from,
+)
+from umbel.protocol.newcomers import Newcomers
 from umbel.protocol.suspicion import (
     OBSERVERS,
     SILENCE,
     SUSPICION_MAX,
     LocalHealth,
     QuorumGuard,
-    believable_freq_s,
     silence_s,
     suspicion_s,
 )
@@ -87,6 +95,7 @@ class Membership:
         self._run = (inc, pid)
         self._uniform = uniform
         self._members = Members(self._due_s, members_max=members_max)
+        self._newcomers = Newcomers()
         self._guard = QuorumGuard()
         self._held_until: float | None = None
         self._now_s = 0.0
@@ -154,38 +163,37 @@ class Membership:
         if heard.node == self._node:
             return [Namesake(heard.pid, heard.inc)] if self._namesakes.is_new(heard) else []
         record = self._members.get(heard.node)
-        if record is None:
-            return [] if heard.kind is Kind.OFFLINE else self._join(heard, now)
-        if is_late(record, heard, now):
+        if record is not None and is_late(record, heard, now):
             return []
-        if not is_same_run(record, heard):
-            replaced = [] if record.is_gone else self._lose(record, "restarted", self._node, now)
-            return replaced if heard.kind is Kind.OFFLINE else [*replaced, *self._join(heard, now)]
+        if record is None or not is_same_run(record, heard):
+            return self._meet(heard, now)
         if heard.kind is Kind.OFFLINE:
             return self._leave(record, heard, now)
         was_gone = record.is_gone
-        self._note(record, heard, now)
+        self._members.heard(record, heard, now)
         if was_gone:
             self._set(record, MemberState.ALIVE, now)
             return [Joined(record.member, returned=True)]
         return self._clear(record, now)
 
+    def _meet(self, heard: Heard, now: Instant) -> list[Effect]:
+        """A run that is not known becomes a member with its second sign, or when the broker knows it."""
+        if heard.kind is Kind.OFFLINE:
+            self._newcomers.forget(heard.node)
+        elif self._newcomers.is_first(heard, now.boot_s):
+            return [Probe(member_from(heard, now), ping=False)]
+        elif self._newcomers.is_proven(heard, now.boot_s):
+            return self._join(heard, now)
+        return []
+
     def _join(self, heard: Heard, now: Instant) -> list[Effect]:
-        member = Member(
-            heard.node,
-            heard.inc,
-            heard.pid,
-            MemberState.ALIVE,
-            heard.software,
-            heard.clock,
-            believable_freq_s(heard.freq_s),
-            now.wall_s,
-            now.wall_s,
-            observed=heard.observed,
-        )
+        """It takes the place of an older run."""
+        record, member = self._members.get(heard.node), member_from(heard, now)
+        older = [] if record is None or record.is_gone else self._lose(record, "restarted", self._node, now)
+        self._newcomers.forget(heard.node)
         jitter = self._uniform(0.0, JITTER)
         self._members.add(Record(member, now.boot_s, now.boot_s, jitter, sent_at=heard.sent_at))
-        return [Joined(member)]
+        return [*older, Joined(member)]
 
     def _introduce(self, named: Introduced, now: Instant, *, rather: bool = False) -> list[Effect]:
         """`rather`: this run of it, although a later one is known."""
@@ -194,15 +202,14 @@ class Membership:
             return []
         if record is not None and named.inc <= record.member.inc and not rather:
             return []  # what was heard counts more than what is said
-        older = [] if record is None or record.is_gone else self._lose(record, "restarted", self._node, now)
         run = (named.node, named.inc, named.pid)
         heard = Heard(*run, Kind.OTHER, named.clock, freq_s=named.freq_s, software=named.software)
-        return [*older, *self._join(heard, now)]
+        return self._join(heard, now)
 
     def _viewed(self, view: Viewed, now: Instant) -> list[Effect]:
         """An observer knows better than one who hears no heartbeats."""
         effects: list[Effect] = []
-        if self.observing:
+        if self.observing or self._members.get(view.by) is None:
             return effects
         unnamed = self._views.unnamed(view, now.boot_s)
         for record in unnamed:
@@ -218,23 +225,10 @@ class Membership:
                 effects.append(Joined(known.member, returned=True))
         return effects
 
-    def _note(self, record: Record, heard: Heard, now: Instant) -> None:
-        known = record.member
-        record.heard_s = now.boot_s
-        record.sent_at = max(record.sent_at, heard.sent_at)
-        record.member = known.replaced(
-            software=heard.software or known.software,
-            clock=max(known.clock, heard.clock),
-            freq_s=believable_freq_s(heard.freq_s, known.freq_s),
-            last_heard=now.wall_s,
-            observed=heard.observed if heard.kind in (Kind.ONLINE, Kind.BEAT) else known.observed,
-        )
-        self._members.heard(record)
-
     def _leave(self, record: Record, heard: Heard, now: Instant) -> list[Effect]:
         if record.is_gone:
             return []
-        self._note(record, heard, now)
+        self._members.heard(record, heard, now)
         self._set(record, MemberState.LEFT, now, "said goodbye")
         return [Left(record.member)]
 
@@ -327,11 +321,14 @@ class Membership:
         if self.observing and record.state is MemberState.ALIVE:
             # This node hears it, or will find it silent itself in a moment.
             return self._accused(Accused(condemned.subject, *run, condemned.by), now)
-        if self._held_until is not None:
+        if self._held_until is not None or self._members.get(condemned.by) is None:
             return []
         return self._lose(record, condemned.reason, condemned.by, now)
 
     def _probed(self, probed: Probed, now: Instant) -> list[Effect]:
+        newcomer = self._newcomers.find(probed.node, probed.inc, probed.pid)
+        if newcomer is not None:
+            return self._join(newcomer, now) if probed.evidence == "alive" else []
         record = self._members.run(probed.node, probed.inc, probed.pid)
         if record is None or record.state is not MemberState.SUSPECT:
             return []

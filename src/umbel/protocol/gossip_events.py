@@ -144,7 +144,7 @@ class Observe(Value):
 
 
 class Joined(Value):
-    """A node is a member. `returned`: it had been taken for lost and speaks again."""
+    """A node is a member: see `newcomers.py`. `returned`: it had been taken for lost and speaks again."""
 
     member: Member
     returned: bool = False

@@ -5,12 +5,16 @@ N / 200 seconds, but at least what is set (2 s) and at most 15 s. It goes out wi
 `freq`; peers, Celery's and Flower among them, take a node for lost after twice that time, so they
 adapt by themselves. A longer interval is told with the beat before it begins.
 
+A beat that is asked for right after another waits for a tenth of a second: a flood of requests must not
+become one of beats.
+
 A beat that this node could not send in time, or that came back to it late, says that this node is
 slow, not the others: it is reported as Lagged.
 """
 
 from collections.abc import Callable
 from enum import StrEnum
+from math import inf
 from typing import assert_never
 
 from umbel.protocol.coordination import Instant
@@ -19,6 +23,7 @@ from umbel.protocol.value import Value
 
 NODES_PER_SECOND = 200
 INTERVAL_MAX_S = 15.0
+APART_S = 0.1  # between beats that are asked for
 EARLY = 0.1  # of an interval: nodes that started together do not beat together
 LAG_MAX = 0.25  # of an interval
 
@@ -76,13 +81,16 @@ class Heartbeat:
         self.freq_s = least_s
         self._least_s = least_s
         self._uniform = uniform
+        self._beat_s = -inf  # when the last beat was sent
+        self._next = BeatKind.BEAT
 
     def step(self, event: Event | Tick, now: Instant) -> list[Effect]:
         match event:
             case Begin():
-                return [self._beat(BeatKind.ONLINE, now)]
+                self._next = BeatKind.ONLINE
+                return self._beat_soon(now)
             case BeatNow():
-                return [] if self.deadline is None else [self._beat(BeatKind.BEAT, now)]
+                return [] if self.deadline is None else self._beat_soon(now)
             case Resized(nodes):
                 self.freq_s = interval_s(nodes, self._least_s)
                 return []
@@ -103,11 +111,20 @@ class Heartbeat:
         if self.deadline is None or now.boot_s < self.deadline:
             return []
         lag_s = now.boot_s - self.deadline
-        beat = self._beat(BeatKind.BEAT, now)
+        beat = self._beat(now)
         if lag_s > self.freq_s * LAG_MAX:
             return [Lagged(f"a beat was sent {lag_s:.1f} s late"), beat]
         return [beat]
 
-    def _beat(self, kind: BeatKind, now: Instant) -> Beat:
+    def _beat_soon(self, now: Instant) -> list[Effect]:
+        """At once, unless one was sent just now."""
+        free_s = self._beat_s + min(APART_S, self.freq_s * EARLY)
+        if self.deadline is None or now.boot_s >= free_s:
+            return [self._beat(now)]
+        self.deadline = min(self.deadline, free_s)
+        return []
+
+    def _beat(self, now: Instant) -> Beat:
+        kind, self._next, self._beat_s = self._next, BeatKind.BEAT, now.boot_s
         self.deadline = now.boot_s + self.freq_s * self._uniform(1.0 - EARLY, 1.0)
         return Beat(kind, self.freq_s)

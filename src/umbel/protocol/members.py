@@ -15,6 +15,7 @@ from math import inf
 
 from umbel.protocol.coordination import Instant
 from umbel.protocol.gossip_events import GONE, Heard, Kind, Member, MemberState
+from umbel.protocol.suspicion import believable_freq_s
 
 MEMBERS_MAX = 20_000
 TIMERS_SPARE = 1000
@@ -103,7 +104,17 @@ class Members:
         self._records[record.node] = record
         self.changed(record)
 
-    def heard(self, record: Record) -> None:
+    def heard(self, record: Record, heard: Heard, now: Instant) -> None:
+        known = record.member
+        record.heard_s = now.boot_s
+        record.sent_at = max(record.sent_at, heard.sent_at)
+        record.member = known.replaced(
+            software=heard.software or known.software,
+            clock=max(known.clock, heard.clock),
+            freq_s=believable_freq_s(heard.freq_s, known.freq_s),
+            last_heard=now.wall_s,
+            observed=heard.observed if heard.kind in (Kind.ONLINE, Kind.BEAT) else known.observed,
+        )
         record.unnamed_s = inf
         self._records.move_to_end(record.node)
         self.changed(record)
@@ -167,6 +178,21 @@ class Namesakes:
             return False
         self._known.add(run)
         return True
+
+
+def member_from(heard: Heard, now: Instant) -> Member:
+    return Member(
+        heard.node,
+        heard.inc,
+        heard.pid,
+        MemberState.ALIVE,
+        heard.software,
+        heard.clock,
+        believable_freq_s(heard.freq_s),
+        now.wall_s,
+        now.wall_s,
+        observed=heard.observed,
+    )
 
 
 def is_late(record: Record, heard: Heard, now: Instant) -> bool:

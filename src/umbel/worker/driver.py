@@ -1,4 +1,7 @@
-"""drive(): the asyncio shell around any machine of the cluster.
+"""drive(): the asyncio shell around any machine of the cluster; fairly(): that around what it hears.
+
+Neither keeps the loop for longer than TURN_S while what others send comes faster than it is worked off:
+an await of what is there already does not let others go on.
 
 Deadlines are on the boot clock, which counts the time a machine was suspended; the loop's clock
 does not. So a wait for a deadline is never longer than RECHECK_S without a look at the boot clock.
@@ -6,7 +9,7 @@ does not. So a wait for a deadline is never longer than RECHECK_S without a look
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import NoReturn, TypeVar
 
 from umbel.protocol.coordination import Instant
@@ -14,6 +17,7 @@ from umbel.protocol.machine import ClusterMachine, Tick
 from umbel.worker.run_directory import boot_time_s
 
 RECHECK_S = 1.0
+TURN_S = 0.005
 EventT = TypeVar("EventT")
 EffectT = TypeVar("EffectT")
 
@@ -34,12 +38,24 @@ async def drive(
     Exactly one task drives a machine: step() never awaits, so the machine needs no lock, and its
     effects are performed in the order it asked for them.
     """
+    turn_ends = time.monotonic() + TURN_S
     while True:
         event = await _next_event(machine, inbox, now)
         for effect in machine.step(event, now()):
             await perform(effect)
-        if isinstance(event, Tick):
-            await asyncio.sleep(0)  # a machine that is always due must not stop the loop
+        if time.monotonic() >= turn_ends:
+            await asyncio.sleep(0)
+            turn_ends = time.monotonic() + TURN_S
+
+
+async def fairly(heard: AsyncIterable[EventT]) -> AsyncIterator[EventT]:
+    """The same, with a pause for others after each turn."""
+    turn_ends = time.monotonic() + TURN_S
+    async for one in heard:
+        yield one
+        if time.monotonic() >= turn_ends:
+            await asyncio.sleep(0)
+            turn_ends = time.monotonic() + TURN_S
 
 
 async def _next_event(

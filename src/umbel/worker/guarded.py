@@ -1,11 +1,10 @@
 """Guarded: a machine whose faults cost one input, not the worker.
 
 What other nodes send decides what a machine is fed, so that a mistake in it could be reached from
-outside. It is counted, logged at most once a minute, and the worker goes on.
+outside. It is counted and logged, and the worker goes on.
 """
 
 import logging
-from time import monotonic
 from typing import Generic, TypeVar
 
 from umbel.pools.guard import Raised, call_guarded
@@ -14,7 +13,6 @@ from umbel.protocol.machine import ClusterMachine, Tick
 from umbel.worker.context import Counters
 
 log = logging.getLogger("umbel.worker")
-COMPLAIN_EVERY_S = 60.0
 EventT = TypeVar("EventT")
 EffectT = TypeVar("EffectT")
 
@@ -23,7 +21,6 @@ class Guarded(Generic[EventT, EffectT]):
     def __init__(self, machine: ClusterMachine[EventT, EffectT], counters: Counters) -> None:
         self._machine = machine
         self._counters = counters
-        self._complained_at = -COMPLAIN_EVERY_S
 
     @property
     def deadline(self) -> float | None:
@@ -34,7 +31,5 @@ class Guarded(Generic[EventT, EffectT]):
         if not isinstance(happened, Raised):
             return happened.value
         self._counters.election_errors += 1
-        if monotonic() - self._complained_at > COMPLAIN_EVERY_S:
-            self._complained_at = monotonic()
-            log.error("a fault of our own; please report it", exc_info=happened.error)
+        log.error("a fault of our own; please report it", exc_info=happened.error)
         return []

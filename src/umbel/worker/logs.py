@@ -1,13 +1,31 @@
-"""How a worker and its children log: one line a fact, its fields behind it, to stderr or a file."""
+"""How a worker and its children log: one line a fact, its fields behind it, to stderr or a file.
 
+Umbel's own lines are limited in rate, each kind for itself: a flood of bad messages must not fill a
+disk. What users' code logs or prints is not limited.
+"""
+
+import atexit
 import logging
 import os
 import sys
+import threading
+from collections.abc import Hashable
+from time import monotonic
 from typing import Any
 
 import msgspec
 
 from umbel.errors import BadSetting
+from umbel.protocol.log_limit import Budget, LeftOut, LogLimit
+
+OF_ONE_KIND = Budget(100, 0.1)
+# How tasks end is what a log is read for. So each task has a budget, and all of them have one together,
+# because who sends messages chooses the names.
+OF_ONE_TASK = Budget(100, 10.0)
+OF_ALL_TASKS = Budget(1000, 100.0)
+TELL_EVERY_S = 10.0
+USERS = ("umbel.stdout", "umbel.stderr")  # what tasks print
+NAME_CHARS_MAX = LINE_CHARS_MAX = 200
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -22,7 +40,77 @@ def set_up_logging(level: str, *, logfile: str | None = None, as_json: bool = Fa
         except OSError as error:
             raise BadSetting("--logfile", logfile, str(error), source="the command line") from None
     handler.setFormatter(JsonLines() if as_json else PlainLines())
+    limit = LineLimit(handler)
+    handler.addFilter(limit)
+    atexit.register(limit.tell)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def tell_left_out() -> None:
+    """Say now how many lines were left out: this process ends without its exit functions."""
+    for handler in logging.getLogger().handlers:
+        for limit in handler.filters:
+            if isinstance(limit, LineLimit):
+                limit.tell()
+
+
+class LineLimit(logging.Filter):
+    """Passes on what `LogLimit` admits, and says every ten seconds how many lines it left out.
+
+    The handler's lock guards it, which logging makes new in a forked process.
+    """
+
+    def __init__(self, handler: logging.Handler, *, tell_every_s: float = TELL_EVERY_S) -> None:
+        super().__init__("umbel")
+        self._handler = handler
+        self._tell_every_s = tell_every_s
+        self._limit = LogLimit()
+        self._examples: dict[Hashable, str] = {}  # how the first line began that was left out of a kind
+        self._timer: threading.Timer | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_ours = super().filter(record) and record.name not in USERS
+        if not is_ours or record.levelno >= logging.CRITICAL or hasattr(record, "left_out"):
+            return True
+        kind = (record.name, record.levelno, str(record.msg))
+        kinds: dict[Hashable, Budget] = {kind: OF_ONE_KIND}
+        if hasattr(record, "task"):
+            kinds = {kind: OF_ALL_TASKS, (*kind, str(record.task)[:NAME_CHARS_MAX]): OF_ONE_TASK}
+        self._handler.acquire()
+        try:
+            over = self._limit.take(kinds, monotonic())
+            if over is not None:
+                self._note(over, record)
+            return over is None
+        finally:
+            self._handler.release()
+
+    def tell(self) -> None:
+        self._handler.acquire()
+        try:
+            examples, self._examples = self._examples, {}
+            for left_out in self._limit.left_out(monotonic()):
+                self._handler.handle(_summary(left_out, examples.get(left_out.kind, "lines of many kinds")))
+        finally:
+            self._handler.release()
+
+    def _note(self, kind: Hashable, record: logging.LogRecord) -> None:
+        if kind not in self._examples and len(self._examples) < len(self._limit):
+            self._examples[kind] = record.getMessage().partition("\n")[0][:LINE_CHARS_MAX]
+        if self._timer is None or not self._timer.is_alive():
+            self._timer = threading.Timer(self._tell_every_s, self.tell)
+            self._timer.daemon = True
+            self._timer.start()
+
+
+def _summary(left_out: LeftOut, example: str) -> logging.LogRecord:
+    fields: dict[str, Any] = {"name": "umbel", "levelno": logging.WARNING}
+    match left_out.kind:
+        case (name, level, _, *task):
+            fields = {"name": name, "levelno": level} | ({"task": task[0]} if task else {})
+    text = f"{example} ({left_out.count:,} similar lines left out in {left_out.seconds:.0f} s)"
+    fields |= {"levelname": logging.getLevelName(fields["levelno"]), "left_out": left_out.count}
+    return logging.makeLogRecord({"msg": text, **fields})
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

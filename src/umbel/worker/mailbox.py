@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from random import random
-from time import monotonic, time
+from time import time
 from typing import Any, Protocol
 
 from umbel.brokers.interface import Broadcast, Broker
@@ -32,7 +32,6 @@ REPLIES_MAX = 1000
 REPLY_TTL_S = 60.0
 REPLY_TRIES_S = 10.0
 HANDLED_MAX = 100
-COMPLAIN_EVERY_S = 10.0
 MEMBERS_TOLD_MAX = 100  # in a larger cluster only the first few nodes tell who is a member
 MEMBERS_TOLD_BY = 3
 
@@ -68,7 +67,6 @@ class MailboxShell:
         self._panel = panel
         self._runner = runner
         self._members = members
-        self._complained_at = -COMPLAIN_EVERY_S
         self._replies: deque[tuple[Broadcast, float]] = deque()
         self._replies_clock = 0
         self._to_send = asyncio.Event()
@@ -117,18 +115,10 @@ class MailboxShell:
                 case Handle(request):
                     self._handle(request)
                 case Refused(request, why):
-                    self._complain(request, why)
+                    log.warning("command refused", extra={"command": request.method[:100], "why": why})
                     self._answer(request, {"error": why})
                 case PassedOver(why):
                     log.debug("command passed over", extra={"why": why})
-
-    def _complain(self, request: Request, why: str) -> None:
-        """Say so, but not for each one of a flood."""
-        is_time = monotonic() - self._complained_at >= COMPLAIN_EVERY_S
-        if is_time:
-            self._complained_at = monotonic()
-        fields = {"command": request.method[:100], "why": why, "refused": self._mailbox.refused}
-        log.log(logging.WARNING if is_time else logging.DEBUG, "command refused", extra=fields)
 
     # -- handlers --------------------------------------------------------------------------------
 

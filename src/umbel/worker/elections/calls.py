@@ -2,13 +2,12 @@
 
 The machine asks again by its own timer when an answer is late. A call that is still under way is
 not made twice: its answer, late as it is, serves as well, and a store that is merely slow is not
-buried. A broker that is away costs a line in the log, once a minute, and nothing else.
+buried. A broker that is away costs lines in the log, and nothing else.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import TypeVar
 
 from umbel.brokers.coordination import CoordinationStore
@@ -29,7 +28,6 @@ log = logging.getLogger("umbel.worker.elections")
 
 AT_ONCE_MAX = 16
 UNDER_WAY_MAX = 1000
-COMPLAIN_EVERY_S = 60.0
 Call = CallClaim | CallStart | CallRenew | CallFinish
 T = TypeVar("T")
 
@@ -47,7 +45,6 @@ class StoreCalls:
         self._answer = answer
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
         self._under_way: dict[tuple[type[Call], str, int], asyncio.Task[None]] = {}
-        self._complained_at = -COMPLAIN_EVERY_S
 
     def make(self, call: Call, group: asyncio.TaskGroup) -> None:
         same = (type(call), call.election_id, 0 if isinstance(call, CallClaim) else call.term)
@@ -67,10 +64,8 @@ class StoreCalls:
                 return await call
         except (BrokerError, TimeoutError) as error:
             self.failed += 1
-            if monotonic() - self._complained_at > COMPLAIN_EVERY_S:
-                self._complained_at = monotonic()
-                why = str(error) or f"no answer within {self._timeout_s:g} s"
-                log.warning("the store of elections does not answer; trying on", extra={"why": why})
+            why = str(error) or f"no answer within {self._timeout_s:g} s"
+            log.warning("the store of elections does not answer; retrying", extra={"why": why})
             return None
 
     async def close(self) -> None:

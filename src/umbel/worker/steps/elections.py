@@ -33,7 +33,6 @@ log = logging.getLogger("umbel.worker.elections")
 
 SWEEPER = "coord-sweeper"
 SWEEP_EVERY_S = 5.0
-COMPLAIN_EVERY_S = 60.0
 COUNT_EVERY_S = 1.0
 STOP_POLL_S = 0.02
 OUR_SOFTWARE = "umbel"
@@ -74,7 +73,6 @@ class ElectionsStep(Step):
         self._rules: Rules | None = None
         self._sweeper: LeaseKeeper | None = None
         self._acquired = asyncio.Event()
-        self._complained_at = -COMPLAIN_EVERY_S
         self._counted_at = -COUNT_EVERY_S
 
     async def start(self) -> None:
@@ -151,9 +149,7 @@ class ElectionsStep(Step):
                 take(event)
             except WireError as error:
                 self._context.counters.election_errors += 1
-                if monotonic() - self._complained_at > COMPLAIN_EVERY_S:
-                    self._complained_at = monotonic()
-                    log.warning("an event of an election cannot be read", extra={"why": str(error)})
+                log.warning("an event of an election cannot be read", extra={"why": str(error)})
 
         return taken
 

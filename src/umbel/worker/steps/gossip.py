@@ -1,7 +1,7 @@
 """Gossip: listens to the other nodes and knows who is there; the shell around `protocol/gossip.py`.
 
 A message of another node moves the clock past its own and is a sign of life; one of this node only
-moves the clock on (S4). What cannot be read is counted and logged, at most once a minute.
+moves the clock on (S4). What cannot be read is counted and logged.
 
 Other steps ask `members()`, are told of changes by `on_change` and get the events of a type by
 `listen`. What they give is called on the loop and must not block.
@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from random import random, uniform
-from time import monotonic, time
+from time import time
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
@@ -56,7 +56,7 @@ from umbel.wire.gossip import (
 )
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.driver import drive
+from umbel.worker.driver import drive, fairly
 from umbel.worker.leases.observers import ObserverSeat
 from umbel.worker.node_hooks import NodeHooks
 from umbel.worker.steps.control import Control
@@ -67,9 +67,9 @@ from umbel.worker.steps.mingle import Mingle
 log = logging.getLogger("umbel.worker.gossip")
 
 INBOX_MAX = 10_000
-ASKING_MAX = 32
+ASKING_MAX, ASKED_AT_ONCE = 1000, 32
+NEWCOMERS_ASKED_MAX = 500  # of these; the rest is for suspects
 PROBE_TIMEOUT_S = 2.0
-COMPLAINT_EVERY_S = 60.0
 # Celery's nodes do not move their clocks by these, and an election's order rests on that.
 CLOCKLESS = frozenset({"worker-elect", "worker-elect-ack"})
 
@@ -97,7 +97,7 @@ class Gossip(Step):
         self._watchers: list[Callable[[Change], None]] = []
         self._hooks = NodeHooks(context.settings.node_hooks)
         self._asking: set[asyncio.Task[None]] = set()
-        self._complained_at = -COMPLAINT_EVERY_S
+        self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
         self._ears: list[asyncio.Task[None]] = []  # the last one stays
         self._seat = ObserverSeat(
             context.broker.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
@@ -229,7 +229,7 @@ class Gossip(Step):
                         ear.cancel()
                     failures, before = 0, ()
                     self._tell(Observe(hears_beats, tells=hears_beats and self.mode is GossipMode.OBSERVED))
-                    async for broadcast in subscription:
+                    async for broadcast in fairly(subscription):
                         await self._take(broadcast)
             except BrokerError as error:
                 if not failures:
@@ -242,7 +242,9 @@ class Gossip(Step):
         try:
             events = decode_events(broadcast.body)
         except WireError as error:
-            self._complain(broadcast.routing_key, error)
+            self.undecodable += 1
+            fields = {"routing_key": broadcast.routing_key[:100], "why": str(error)}
+            log.warning("an event cannot be read", extra=fields)
             return
         for event in events:
             own = self._is_own(event)
@@ -269,13 +271,6 @@ class Gossip(Step):
         else:
             clock.adjust(event["clock"])
 
-    def _complain(self, routing_key: str, error: WireError) -> None:
-        self.undecodable += 1
-        if monotonic() - self._complained_at >= COMPLAINT_EVERY_S:
-            self._complained_at = monotonic()
-            fields = {"routing_key": routing_key, "why": str(error), "so_far": self.undecodable}
-            log.warning("an event cannot be read", extra=fields)
-
     # -- what the machine wants ------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
@@ -298,9 +293,10 @@ class Gossip(Step):
             case TellView():
                 self._events.tell(VIEW, freq=self._heart.freq_s, **view_fields(effect))
             case Probe(member, ping):
-                self._beside(self._probe(member))
+                is_newcomer = member.state is MemberState.ALIVE
+                self._beside(self._probe(member), NEWCOMERS_ASKED_MAX if is_newcomer else ASKING_MAX)
                 if ping:
-                    self._beside(self._ping(member))
+                    self._beside(self._ping(member), ASKING_MAX)
             case Refute(lost):
                 self._heart.come_online() if lost else self._heart.beat()
             case Degraded(suspects, nodes):
@@ -335,15 +331,22 @@ class Gossip(Step):
         for callback in self._watchers:
             callback(change)
 
-    def _beside(self, asking: Coroutine[Any, Any, None]) -> None:
+    def _beside(self, asking: Coroutine[Any, Any, None], waiting_max: int) -> None:
         """Ask after a node without keeping the machine waiting; the suspect's time runs anyway."""
-        if len(self._asking) >= ASKING_MAX:
+        if len(self._asking) >= waiting_max:
             asking.close()
             return
         assert self._group is not None
-        task = self._group.create_task(asking, name="umbel-gossip-asks")
+        task = self._group.create_task(self._in_turn(asking), name="umbel-gossip-asks")
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
+
+    async def _in_turn(self, asking: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with self._turns:
+                await asking
+        finally:
+            asking.close()  # one whose turn never came was not awaited
 
     async def _ping(self, member: Member) -> None:
         wait_s = max(PROBE_TIMEOUT_S, member.freq_s)

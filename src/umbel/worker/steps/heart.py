@@ -2,7 +2,8 @@
 
 The same fields as Celery's heartbeats, so that Flower and Celery workers see this node; `freq`
 is the true interval, because peers take a node for lost after twice that time. With each beat the
-node leaves its mark at the broker, for whoever asks after a node that is silent.
+node leaves its mark at the broker, for whoever asks after a node that is new or silent. It comes online
+after its mailbox is open and its mark is left: who hears of it then asks the broker (`newcomers.py`).
 """
 
 import asyncio
@@ -43,7 +44,7 @@ INBOX_MAX = 1000
 
 class Heart(Step):
     name = "heart"
-    requires = ("events",)
+    requires = ("events", "control")
 
     def __init__(self, context: WorkerContext, events: Events) -> None:
         super().__init__()
@@ -98,8 +99,10 @@ class Heart(Step):
             case Lagged(reason):
                 self.on_lag(reason)
             case Beat(kind, freq_s):
+                if kind is BeatKind.ONLINE:
+                    await self._mark(freq_s)
                 self._events.tell(kind.value, freq=freq_s, **self._fields())
-                if kind is not BeatKind.OFFLINE:
+                if kind is BeatKind.BEAT:
                     await self._mark(freq_s)
 
     async def _mark(self, freq_s: float) -> None:

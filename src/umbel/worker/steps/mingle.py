@@ -82,11 +82,19 @@ class Mingle(Step):
             for peer, reply in others.items():
                 if isinstance(reply, Mapping):
                     await self._take_in(peer, reply)
+                    self._introduce(reply.get("members"))
             log.info("mingled", extra={"peers": len(others), "clock": self._events.clock.value})
         except BrokerError as error:
             log.warning("cannot say hello to the others", extra={"why": str(error)})
         finally:
             self._saying = False
+
+    def _introduce(self, members: object) -> None:
+        """Whom a peer that answered knows. Nobody is introduced by a hello: anyone can say one."""
+        for named in members[: mingle.INTRODUCED_MAX] if isinstance(members, list) else ():
+            introduced = read_introduction(named)
+            if introduced is not None:
+                self.introduce(introduced)
 
     # -- answering -------------------------------------------------------------------------------
 
@@ -101,10 +109,6 @@ class Mingle(Step):
         learned = mingle.take_in(said, self._revoked, now)
         if learned.bad:
             log.warning("entries of a hello cannot be read", extra={"peer": peer, "count": learned.bad})
-        for named in said.get("members") or ():
-            introduced = read_introduction(named)
-            if introduced is not None:
-                self.introduce(introduced)
         if learned.news and "ages" not in said:  # ours have them from the record already
             log.info("learned of revoked tasks", extra={"peer": peer, "count": len(learned.news)})
             news = [Revoke(task_id, now, now + RECORDED_S) for task_id in learned.news]
