@@ -25,6 +25,7 @@ from typing import Any, assert_never, cast
 from umbel.errors import PoolError, SoftTimeLimitExceeded, TaskCancelled, TaskError, WorkerStopping
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.crew import Began, Broke, Crew, Ended, Left
+from umbel.pools.guarded_listener import GuardedListener
 from umbel.pools.interface import AsyncRunner, Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.lane import (
     Cancel,
@@ -40,7 +41,7 @@ from umbel.pools.lane import (
     SoftLimitPassed,
     WorkerStops,
 )
-from umbel.pools.losses import BY_LIMIT, BY_REQUEST, broken, cut_off, ended_by, not_started
+from umbel.pools.losses import BY_LIMIT, BY_REQUEST, apart, broken, cut_off, ended_by, not_started
 from umbel.pools.own_host import start_host, stop_host
 from umbel.pools.reports import Reports
 from umbel.protocol.pace import BRIEF_S
@@ -90,7 +91,7 @@ class AsyncioPool:
 
     async def start(self, listener: PoolListener) -> None:
         self._loop = asyncio.get_running_loop()
-        self._listener = listener
+        self._listener = GuardedListener(listener)
         self._ended = asyncio.Event()
         self._reports: Reports[Report | Left | Told] = Reports(self._loop, self._on_reports)
         self._host, runner = await start_host(self._settings, self._reports.add, on_loop=True)
@@ -98,15 +99,12 @@ class AsyncioPool:
         self._crew = Crew(self.name, runner, self._reports.add)
         self._lane = Lane(self._runner, self._reports.add)
         self._watch = self._loop.call_later(_WATCH_S, self._look)
-        listener.on_child("started", {"child": 0, "pid": os.getpid()})
+        self._listener.on_child("started", {"child": 0, "pid": os.getpid()})
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            if job.hard_limit_s is not None and not self._runner.is_async(job.task):
-                raise PoolError(
-                    f"the {self.name} pool cannot enforce the hard limit of {job.task!r}: "
-                    f"{self.abilities.hard_limits}"
-                )
+        jobs, unfit = apart(jobs, hard_limits=self._refuse_hard_limit)
+        if unfit:
+            self._listener.on_lost(unfit)
         self._waiting.extend(jobs)
         if self._closing:
             self._give_up()
@@ -189,6 +187,12 @@ class AsyncioPool:
                     await stop_host(self._host)
         except TimeoutError:
             log.warning("a task still holds the loop of the pool: the app was not told of the end")
+
+    def _refuse_hard_limit(self, job: Job) -> str:
+        if self._runner.is_async(job.task):
+            return ""
+        why = self.abilities.hard_limits
+        return f"the {self.name} pool cannot enforce the hard limit of {job.task!r}: {why}"
 
     # ---- starting jobs -----------------------------------------------------------------------------
 

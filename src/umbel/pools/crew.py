@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, TaskError
-from umbel.pools.guard import Raised, call_guarded, is_guarded
+from umbel.pools.guard import Raised, call_to_the_end, is_guarded
 from umbel.pools.interface import Job, Outcome, Runner
 
 INTERRUPTIONS = (SoftTimeLimitExceeded, TaskCancelled)
@@ -140,7 +140,7 @@ class Crew:
         while (job := self._orders.get()) is not None:
             self._report(Began(job, time.time(), thread))
             seat = self._seats[job.number] = _Seat(ident)
-            ran = call_guarded(_run, self._runner, job, seat)
+            ran = call_to_the_end(_run, self._runner, job, seat)
             del self._seats[job.number]
             self._report(Broke(job, ran.error) if isinstance(ran, Raised) else Ended(ran.value))
             del job, ran  # or an idle thread would keep its last job's values alive

@@ -22,8 +22,9 @@ from typing import Any
 from umbel.errors import BadSetting, PoolError
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.green_children import GreenChild, GreenChildren
+from umbel.pools.guarded_listener import GuardedListener
 from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings, Told
-from umbel.pools.losses import BY_LIMIT, BY_REQUEST, cut_off, ended_by, not_started
+from umbel.pools.losses import BY_LIMIT, BY_REQUEST, apart, cut_off, ended_by, not_started
 from umbel.pools.prefork.messages import EndJob, batch_frames
 from umbel.protocol.pace import BRIEF_S
 from umbel.wire.frames import Cancel, SoftLimit, encode_frame
@@ -66,7 +67,7 @@ class GeventPool:
 
     async def start(self, listener: PoolListener) -> None:
         self._loop = asyncio.get_running_loop()
-        self._listener = listener
+        self._listener = GuardedListener(listener)
         self._is_started = True
         self._ended = asyncio.Event()
         self._children = GreenChildren(replace(self._settings, green=True), self)
@@ -78,6 +79,9 @@ class GeventPool:
             raise
 
     def submit(self, jobs: Sequence[Job]) -> None:
+        jobs, unfit = apart(jobs)
+        if unfit:
+            self._listener.on_lost(unfit)
         for job in jobs:
             (self._suspects if job.redelivered else self._waiting).append(job)
         if self._closing:
@@ -159,9 +163,13 @@ class GeventPool:
         if not self._suspects:
             self._children.dismiss_idle_singles()
         for child, jobs in batches.values():
-            child.link.send(batch_frames(0, jobs))
-            now = time.time()
-            self._listener.on_started([(job.number, now, child.link.pid) for job in jobs])
+            frames, unfit = batch_frames(0, jobs)
+            child.link.send(frames)
+            now, pid = time.time(), child.link.pid
+            self._listener.on_started([(job.number, now, pid) for job in jobs if job.number not in unfit])
+            if unfit:
+                self._lose([LostJob(number, False, fault, fault=fault) for number, fault in unfit.items()])
+                self._loop.call_soon(self._start_next)  # they took the places of others
 
     def _place(self, job: Job, child: GreenChild, batches: dict[int, tuple[GreenChild, list[Job]]]) -> None:
         child.jobs.add(job.number)
@@ -222,6 +230,12 @@ class GeventPool:
             self._listener.on_outcomes(ended, pid)
         if lost:
             self._listener.on_lost(lost)
+
+    def on_no_outcome(self, lost: LostJob) -> None:
+        if self._forget(lost.number) is not None:
+            self._ended.set()
+            self._start_next()
+            self._listener.on_lost([lost])
 
     def on_gone(self, child: GreenChild, reason: str, *, by_us: bool) -> None:
         """Only one that was alone in there is known to have done it."""

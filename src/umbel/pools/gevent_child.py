@@ -20,11 +20,11 @@ import gevent
 from gevent import monkey
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
-from umbel.pools.guard import Returned, call_guarded, is_guarded
+from umbel.pools.guard import Raised, Returned, call_to_the_end, is_guarded
 from umbel.pools.hosting import in_one_line
 from umbel.pools.interface import Job, Outcome, Runner, Told
-from umbel.pools.prefork.messages import EndJob, ToChild
-from umbel.wire.frames import Cancel, FrameReader, JobBatch, Outcomes, Ready, SoftLimit, Stop, encode_frame
+from umbel.pools.prefork.messages import EndJob, NoOutcome, ToChild, outcome_frame
+from umbel.wire.frames import Cancel, FrameReader, JobBatch, Ready, SoftLimit, Stop, encode_frame
 
 _READ_BYTES = 64 * 1024
 _AGAIN_S = 0.01  # until the next try to reach a job
@@ -97,22 +97,11 @@ class GreenChild:
 
     def _run(self, job: Job, runner: Runner) -> None:
         started_at = time()
-        try:
-            ran = call_guarded(_call, runner, job)
-        except _Ended:
-            ran = Returned(Outcome(job.number, "cancelled", started_at, time() - started_at))
-        finally:
-            del self._jobs[job.number]
-        if isinstance(ran, Returned):
-            outcome = ran.value
-        elif isinstance(ran.error, SystemExit):
-            raise ran.error  # the runner lets it pass where the process has to end
-        else:  # interrupted in the moment in which it ended: it has to run again
-            summary = in_one_line(ran.error)
-            outcome = Outcome(job.number, "requeued", started_at, time() - started_at, summary=summary)
+        ran = call_to_the_end(_call, runner, job)
+        del self._jobs[job.number]
         if os.getpid() != self._pid:
             os._exit(0)  # the task forked and its copy came back here
-        self._send(encode_frame(Outcomes((outcome,))))
+        self._send(_frame_of(ran, job, started_at))
 
     def _throw(self, number: int, error: BaseException) -> None:
         """In the hub's next turn, or in a later one, when the job waits where it may be interrupted."""
@@ -140,3 +129,19 @@ class GreenChild:
                     self._channel.sendall(b"".join(frames))
         finally:
             self._writing = False
+
+
+def _frame_of(ran: Returned[Outcome] | Raised, job: Job, started_at: float) -> bytearray:
+    runtime_s = time() - started_at
+    match ran:
+        case Returned(outcome):
+            return outcome_frame(outcome)
+        case Raised(_Ended()):
+            return outcome_frame(Outcome(job.number, "cancelled", started_at, runtime_s))
+        case Raised(SystemExit() as error):
+            raise error  # the runner lets it pass where the process has to end
+        case Raised(Exception() as error):  # interrupted in the moment in which it ended: it has to run again
+            summary = in_one_line(error)
+            return outcome_frame(Outcome(job.number, "requeued", started_at, runtime_s, summary=summary))
+        case Raised(error):  # it killed its own greenlet, or raised what only an interpreter raises
+            return encode_frame(NoOutcome(job.number, f"the task ended its runner: {in_one_line(error)}"))

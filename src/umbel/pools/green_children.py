@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from umbel.errors import PoolError
-from umbel.pools.interface import Outcome, PoolSettings, Told
+from umbel.pools.interface import LostJob, Outcome, PoolSettings, Told
 from umbel.pools.prefork.child_link import ChildLink
 from umbel.pools.prefork.exits import Exit, exit_of
-from umbel.pools.prefork.messages import FromChild
+from umbel.pools.prefork.messages import FromChild, NoOutcome, lost_outcome
 from umbel.pools.prefork.server_link import ServerLink
 from umbel.pools.prefork.servers import ForkServers
 from umbel.protocol.retry import reconnect_wait_s
@@ -25,6 +25,7 @@ from umbel.wire.frames import Outcomes, Problem, Ready, Stop, encode_frame
 log = logging.getLogger(__name__)
 
 _SINGLES_MAX = 4
+_PROBLEM_MAX_CHARS = 4000
 _GONE_S = 2.0  # how long a child whose connection has ended may take to be gone
 
 
@@ -41,6 +42,7 @@ class GreenListener(Protocol):
     def on_ready(self) -> None: ...
     def on_told(self, told: Told) -> None: ...
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None: ...
+    def on_no_outcome(self, lost: LostJob) -> None: ...
     def on_gone(self, child: GreenChild, reason: str, *, by_us: bool) -> None: ...
     def on_child(self, what: str, fields: dict[str, Any]) -> None: ...
 
@@ -160,8 +162,10 @@ class GreenChildren:
                     outcomes += message.outcomes
                 case Told():
                     self._listener.on_told(message)
+                case NoOutcome():
+                    self._listener.on_no_outcome(lost_outcome(message))
                 case Problem(text):
-                    link.problem = text
+                    link.problem = text[:_PROBLEM_MAX_CHARS]
                 case Ready(pid) if not child.ready:
                     self._on_first_ready(child, pid)
                 case _:

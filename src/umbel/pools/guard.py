@@ -44,6 +44,28 @@ async def await_guarded(
         return Raised(error)
 
 
+def call_to_the_end(function: Callable[..., R], *args: Any, **kwargs: Any) -> Returned[R] | Raised:
+    """The same where nothing may pass: for a thread or a greenlet that runs one job after the other."""
+    try:
+        return Returned(function(*args, **kwargs))
+    except BaseException as error:
+        return Raised(error)
+
+
+async def await_to_the_end(
+    function: Callable[..., Awaitable[R]], *args: Any, **kwargs: Any
+) -> Returned[R] | Raised:
+    """The same for a loop on which one job runs beside the other; being cancelled passes through."""
+    from asyncio import CancelledError  # children without a loop need none of it
+
+    try:
+        return Returned(await function(*args, **kwargs))
+    except (CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        return Raised(error)
+
+
 def is_guarded(frame: FrameType | None, *, within: CodeType | None = None) -> bool:
     """Whether what is raised here ends in a guarded call, as one more way for users' code to fail.
 

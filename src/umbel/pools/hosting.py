@@ -8,6 +8,7 @@ from typing import cast
 
 from umbel.pools.interface import Host, HostSpec
 
+_LINE_MAX_CHARS = 2000
 _OUR_OWN = str(Path(__file__).parent)
 
 
@@ -22,7 +23,14 @@ def load_host(spec: HostSpec) -> Host:
 
 
 def in_one_line(error: BaseException) -> str:
-    """The last line of the traceback, and where in the user's code it arose."""
+    """The last line of the traceback, and where in the user's code it arose; short, and always UTF-8."""
+    line = _in_one_line(error)
+    if len(line) > _LINE_MAX_CHARS:
+        line = f"{line[:_LINE_MAX_CHARS]}... ({len(line) - _LINE_MAX_CHARS} characters left out)"
+    return line.encode("utf-8", "backslashreplace").decode()
+
+
+def _in_one_line(error: BaseException) -> str:
     what = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{what} ({error.filename}, line {error.lineno})"

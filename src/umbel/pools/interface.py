@@ -63,7 +63,8 @@ class LostJob(msgspec.Struct, frozen=True, gc=False):
     `started`: it was running when its child died, so it is charged. `ran`: it ran or may have
     run, at least in part, so it counts as redelivered when it comes again; also true for a job
     that ended but whose outcome was lost, and for one that was cut off by stopping the pool,
-    neither of which is charged.
+    neither of which is charged. `fault`: no child could be given the job, or its outcome could not
+    be sent back, and the next try would end like this one.
     """
 
     number: int
@@ -71,6 +72,7 @@ class LostJob(msgspec.Struct, frozen=True, gc=False):
     reason: str  # "process 4711 was killed by SIGSEGV"
     timed_out: bool = False  # ended by its hard limit
     ran: bool = False
+    fault: str = ""  # why this job can never come back otherwise; its message is buried with this reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,8 @@ class Pool(Protocol):
         ...
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Run these in this order as children become free. Never blocks."""
+        """Run these in this order as children become free. Never blocks, and refuses none: what
+        cannot be run here comes back as lost, with its `fault`."""
         ...
 
     def room(self) -> int:

@@ -22,7 +22,7 @@ from typing import Any, assert_never, cast
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.crew import Began, Broke, Ended
-from umbel.pools.guard import Raised, await_guarded
+from umbel.pools.guard import Raised, await_guarded, await_to_the_end
 from umbel.pools.interface import AsyncRunner, Job
 from umbel.pools.loops import loop_factory
 from umbel.pools.reports import Reports
@@ -178,7 +178,7 @@ class Lane:
     async def _run(self, job: Job) -> None:
         self._report(Began(job, time.time(), 0))
         try:
-            ran = await await_guarded(self._runner.run, job)
+            ran = await await_to_the_end(self._runner.run, job)
         except asyncio.CancelledError:
             self._report(Cancelled(job))
             return  # the loop is ours: nobody awaits this task
@@ -226,8 +226,6 @@ class _Interruptible(Coroutine[Any, Any, None]):
 
 def _is_guarded(coroutine: Any) -> bool:
     """Whether it waits inside a guarded call: elsewhere the exception would hit our own code."""
-    depth = 0
-    while coroutine is not None:
-        depth += getattr(coroutine, "cr_code", None) is await_guarded.__code__
+    while coroutine is not None and getattr(coroutine, "cr_code", None) is not await_guarded.__code__:
         coroutine = getattr(coroutine, "cr_await", None)
-    return depth > 1  # the outer one is the lane's
+    return coroutine is not None

@@ -4,12 +4,44 @@ Whether a loss is held against the task is said here, once: only a job that is k
 its process or runner down, or ran into its limit, counts as a start that failed.
 """
 
+from collections.abc import Callable, Sequence
+
 from umbel.pools.crew import INTERRUPTIONS
 from umbel.pools.hosting import in_one_line
 from umbel.pools.interface import Job, LostJob
 
+_LIMIT_MAX_S = 2.0**53  # every loop can count to it in milliseconds
 BY_LIMIT = "its limit"
 BY_REQUEST = "a request"
+
+
+def apart(
+    jobs: Sequence[Job], *, hard_limits: Callable[[Job], str] = lambda _: ""
+) -> tuple[Sequence[Job], list[LostJob]]:
+    """The jobs that a pool can run within their limits, and the others, which come straight back.
+
+    `hard_limits` says why this job must not have one.
+    """
+    unfit: dict[int, LostJob] = {}
+    for job in jobs:
+        if job.hard_limit_s is None and job.soft_limit_s is None:
+            continue
+        if not (_is_time(job.hard_limit_s) and _is_time(job.soft_limit_s)):
+            limits = f"{job.soft_limit_s} s (soft) and {job.hard_limit_s} s (hard)"
+            unfit[job.number] = _refused(job, f"its time limits cannot be measured: {limits}")
+        elif job.hard_limit_s is not None and (why := hard_limits(job)):
+            unfit[job.number] = _refused(job, why)
+    return [job for job in jobs if job.number not in unfit] if unfit else jobs, [*unfit.values()]
+
+
+def _is_time(limit_s: float | None) -> bool:
+    return limit_s is None or abs(limit_s) < _LIMIT_MAX_S  # which is not true of NaN either
+
+
+def _refused(job: Job, why: str) -> LostJob:
+    """It cannot be run here, nor anywhere else like here."""
+    fault = f"could not be handed to a child: {why}"
+    return LostJob(job.number, started=False, reason=fault, fault=fault)
 
 
 def not_started(job: Job) -> LostJob:

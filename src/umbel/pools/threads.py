@@ -23,8 +23,9 @@ from umbel.errors import (
 )
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.crew import Began, Broke, Crew, Ended, Left, Report
+from umbel.pools.guarded_listener import GuardedListener
 from umbel.pools.interface import Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
-from umbel.pools.losses import broken, cut_off, not_started
+from umbel.pools.losses import apart, broken, cut_off, not_started
 from umbel.pools.own_host import start_host, stop_host
 from umbel.pools.reports import Reports
 from umbel.protocol.pace import BRIEF_S
@@ -59,21 +60,18 @@ class ThreadsPool:
 
     async def start(self, listener: PoolListener) -> None:
         self._loop = asyncio.get_running_loop()
-        self._listener = listener
+        self._listener = GuardedListener(listener)
         self._left = asyncio.Event()
         reports: Reports[Report | Told] = Reports(self._loop, self._on_reports)
         self._host, runner = await start_host(self._settings, tell=reports.add)
         self._crew = Crew(self.name, runner, reports.add)
         self._hire(self._size)
-        listener.on_child("started", {"child": 0, "pid": os.getpid()})
+        self._listener.on_child("started", {"child": 0, "pid": os.getpid()})
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            if job.hard_limit_s is not None:
-                raise PoolError(
-                    f"the {self.name} pool cannot enforce the hard limit of {job.task!r}: "
-                    f"{self.abilities.hard_limits}"
-                )
+        jobs, unfit = apart(jobs, hard_limits=self._refuse_hard_limit)
+        if unfit:
+            self._listener.on_lost(unfit)
         self._outstanding |= {job.number: job for job in jobs}
         if self._closing or self._crew is None:
             self._lose([not_started(job) for job in jobs])
@@ -144,6 +142,10 @@ class ThreadsPool:
         except TimeoutError:
             # Threads cannot be ended. What they still do is of no consequence to us.
             self._lose([cut_off(number) for number in self._outstanding])
+
+    def _refuse_hard_limit(self, job: Job) -> str:
+        why = self.abilities.hard_limits
+        return f"the {self.name} pool cannot enforce the hard limit of {job.task!r}: {why}"
 
     # ---- on the loop -------------------------------------------------------------------------------
 

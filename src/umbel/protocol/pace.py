@@ -6,6 +6,7 @@ a round trip, and in the other it makes innocent jobs wait.
 """
 
 from collections.abc import Iterable
+from math import inf
 
 _SLOWER_WEIGHT = 0.5
 _QUICKER_WEIGHT = 0.1
@@ -31,7 +32,7 @@ class Paces:
                 estimate_s += (runtime_s - estimate_s) * _SLOWER_WEIGHT
             else:
                 estimate_s += (runtime_s - estimate_s) * _QUICKER_WEIGHT
-        if estimate_s is None:
+        if estimate_s is None or not 0.0 <= estimate_s < inf:  # a child can write anything
             return
         if len(self.estimates_s) >= _NAMES_MAX:  # names come from outside; learn again from nothing
             self.estimates_s.clear()
@@ -44,5 +45,5 @@ class Paces:
             return 1
         if typical_s >= self._target_s:
             return 2
-        batch = self._batch_max if typical_s <= 0 else int(self._target_s / typical_s)
-        return _BATCHES_AHEAD * max(1, min(batch, self._batch_max))
+        batch = self._batch_max if typical_s <= 0 else min(self._target_s / typical_s, self._batch_max)
+        return _BATCHES_AHEAD * max(1, int(batch))

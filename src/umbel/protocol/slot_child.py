@@ -1,6 +1,6 @@
 """One child as the slots machine sees it: what it was sent, what is late, what it leaves behind."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic
@@ -102,13 +102,19 @@ class Child(Generic[WorkT]):
         self.ended += known
         return known
 
+    def drop(self, numbers: Container[int]) -> None:
+        """Forget jobs that were not sent after all."""
+        for batch in self.batches:
+            batch.jobs = [job for job in batch.jobs if job.number not in numbers]
+        self.batches = [batch for batch in self.batches if batch.done < len(batch.jobs)]
+
     def take_back(self, tokens: bytes) -> list[WorkT]:
         """Return, in order, the jobs that never started, as the tokens that nobody took tell."""
         unstarted: list[WorkT] = []
         for batch in self.batches:
-            left = tokens.count(batch.number)
+            # A child that answers for a job before it takes its token leaves tokens too many.
+            left = min(tokens.count(batch.number), len(batch.jobs) - batch.done)
             if left:
-                assert left <= len(batch.jobs) - batch.done, "a job ended without taking its token"
                 unstarted += batch.jobs[-left:]
                 del batch.jobs[-left:]
         self.batches = [batch for batch in self.batches if batch.done < len(batch.jobs)]

@@ -3,7 +3,7 @@
 Jobs and outcomes are the pool's own records: the machine reads a few fields and passes them on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from umbel.protocol.value import Value
@@ -80,6 +80,13 @@ class ChildDied(Value):
     child: int
     tokens: bytes
     reason: str
+
+
+class NotSent(Value):
+    """These jobs of a Send could not be put into a frame: why, by number. The others were sent."""
+
+    child: int
+    reasons: Mapping[int, str]
 
 
 class Recalled(Value):
@@ -198,6 +205,7 @@ class Loss(Value):
     ran: bool
     reason: str
     timed_out: bool = False
+    fault: str = ""  # why it would end like this each time
 
 
 class Lost(Value):
@@ -235,6 +243,7 @@ Event = (
     | Finished[EndedT]
     | ChildReady
     | ChildDied
+    | NotSent
     | Recalled
     | Withdraw
     | Interrupt

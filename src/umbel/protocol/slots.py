@@ -18,7 +18,7 @@ of a dead child are read after its death was reported: the shell reads to the en
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, assert_never
 
 from umbel.protocol.machine import Tick
@@ -37,6 +37,7 @@ from umbel.protocol.slot_events import (
     Interrupt,
     Loss,
     Lost,
+    NotSent,
     Open,
     Overweight,
     Recalled,
@@ -83,6 +84,8 @@ class Slots(Generic[WorkT, EndedT]):
                 return self._submit(jobs, now)
             case Tick():
                 return self._expire(now)
+            case NotSent(child, reasons):
+                return self._not_sent(self._children[child], reasons, now)
             case Recalled(child, tokens):
                 return self._take_back(self._children[child], tokens, now)
             case ChildReady(child):
@@ -195,6 +198,15 @@ class Slots(Generic[WorkT, EndedT]):
         self._wear.job_sent(child, now)
         self._fleet.watch(child)
         return Send(child.number, batch.number, tuple(jobs))
+
+    def _not_sent(
+        self, child: Child[WorkT], reasons: Mapping[int, str], now: float
+    ) -> list[Effect[WorkT, EndedT]]:
+        child.drop(reasons)
+        if not child.batches:
+            self._fleet.rest(child, now)
+        losses = [Loss(job, False, False, reason, fault=reason) for job, reason in reasons.items()]
+        return [Lost(losses), *self._dispatch(now)]
 
     # ---- and come back -----------------------------------------------------------------------------
 

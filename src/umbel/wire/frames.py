@@ -1,12 +1,14 @@
 """Frames: values on a byte stream between the worker's main process and its children.
 
-A frame is four bytes, big-endian, that say how long the payload is, then the payload: one tagged
-msgpack array. What a job or an outcome looks like is known to the pools alone, so the frames that
-carry them take that type as a parameter.
+A frame is four bytes that are always the same, four, big-endian, that say how long the payload is,
+then the payload: one tagged msgpack array. What a job or an outcome looks like is known to the
+pools alone, so the frames that carry them take that type as a parameter.
 
 Both ends run the same release on one machine, so there is no version in a frame. A length over
 the limit or a payload of another shape is a broken peer, not an old one: BadFrame, and the stream
-cannot be used after it.
+cannot be used after it. The first four bytes are there for a task that writes to a descriptor that
+is not its own: without them, what it wrote could pass for a length, and all that its process says
+from then on would be taken for the payload.
 """
 
 import struct
@@ -19,8 +21,10 @@ from umbel.errors import BadFrame
 
 FRAME_MAX_BYTES = 256 * 1024 * 1024
 
-_LENGTH = struct.Struct(">I")
-_HEADER_BYTES = _LENGTH.size
+_MARK = 0xF5554D42  # no text in UTF-8 begins with 0xF5
+_HEADER = struct.Struct(">II")
+_HEADER_BYTES = _HEADER.size
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError, MemoryError)
 
 FrameT = TypeVar("FrameT")
 JobT = TypeVar("JobT")
@@ -79,20 +83,26 @@ def encode_frame(message: msgspec.Struct, *, max_bytes: int = FRAME_MAX_BYTES) -
     size_bytes = len(frame) - _HEADER_BYTES
     if size_bytes > max_bytes:
         raise BadFrame(f"a {type(message).__name__} of {size_bytes} bytes is over the limit of {max_bytes}")
-    _LENGTH.pack_into(frame, 0, size_bytes)
+    _HEADER.pack_into(frame, 0, _MARK, size_bytes)
     return frame
 
 
 class FrameReader(Generic[FrameT]):
-    """Cuts a stream into values of `kind`: a Struct of this module, or a union of them."""
+    """Cuts a stream into values of `kind`: a Struct of this module, or a union of them.
+
+    What came before a bad frame is handed out first; `problem` says that it is the last.
+    """
 
     def __init__(self, kind: Any, *, max_bytes: int = FRAME_MAX_BYTES) -> None:
         self._decode = msgspec.msgpack.Decoder(kind).decode
         self._max_bytes = max_bytes
         self._rest = bytearray()  # the beginning of a frame whose end has not arrived
         self._awaited_bytes = _HEADER_BYTES  # fewer than this in `_rest` need no look
+        self.problem: BadFrame | None = None
 
     def feed(self, data: bytes) -> list[FrameT]:
+        if self.problem is not None:
+            raise self.problem
         if self._rest:
             self._rest += data
             if len(self._rest) < self._awaited_bytes:
@@ -103,13 +113,15 @@ class FrameReader(Generic[FrameT]):
 
     def _cut(self, data: bytes) -> list[FrameT]:
         # Written for thousands of small frames a second: no call per frame but the decoder's.
-        decode, length_at, max_bytes = self._decode, _LENGTH.unpack_from, self._max_bytes
+        decode, header_at, max_bytes = self._decode, _HEADER.unpack_from, self._max_bytes
         values: list[FrameT] = []
         start, size = 0, len(data)
         self._awaited_bytes = _HEADER_BYTES
         try:
             while (body := start + _HEADER_BYTES) <= size:
-                (length,) = length_at(data, start)
+                mark, length = header_at(data, start)
+                if mark != _MARK:
+                    raise BadFrame(f"there is no frame at byte {start} of {size}")
                 if length > max_bytes:
                     raise BadFrame(f"a frame of {length} bytes is over the limit of {max_bytes}")
                 end = body + length
@@ -118,9 +130,14 @@ class FrameReader(Generic[FrameT]):
                     break
                 values.append(decode(data[body:end]))
                 start = end
-        except msgspec.MsgspecError as error:
-            raise BadFrame(f"frame {len(values)} of {size} bytes cannot be read: {error}") from error
-        self._rest += data[start:]
+        except BadFrame as error:
+            self.problem = error
+        except _UNREADABLE as error:
+            self.problem = BadFrame(f"frame {len(values)} of {size} bytes cannot be read: {error}")
+        if self.problem is None:
+            self._rest += data[start:]
+        elif not values:
+            raise self.problem
         return values
 
 

@@ -17,6 +17,7 @@ from umbel.errors import (
     BadMessage,
     BrokerRefused,
     NotRegistered,
+    PoolError,
     TaskRevoked,
     TimeLimitExceeded,
     WireError,
@@ -139,7 +140,10 @@ class Endings:
     def lose(self, held: Held, lost: LostJob, *, stopping: bool) -> None:
         assert held.run is not None
         self._counters.lost += lost.ran
-        if lost.timed_out:
+        if lost.fault:
+            self._counters.faults += 1
+            self._fault(held, PoolError(lost.fault))
+        elif lost.timed_out:
             error = TimeLimitExceeded(f"ran longer than its time limit of {held.limits[0]:g} s")
             self._fail(held, error)
         elif held.run.rules.acks_early and lost.ran:
@@ -148,6 +152,13 @@ class Endings:
             self.give_back(held, ran=lost.ran)
         else:
             self._charge(held, lost)
+
+    def _fault(self, held: Held, error: PoolError) -> None:
+        """No pool could end it otherwise, so it is not tried again."""
+        if held.run is not None and held.run.rules.acks_early:
+            self._fail(held, error)
+        else:
+            self.bury(held, error, charged=False)
 
     def _charge(self, held: Held, lost: LostJob) -> None:
         counted = held.run is not None and held.run.count_start  # before it ran

@@ -12,6 +12,11 @@ inside a guarded call, where what it raises is caught, so it cannot break the co
 A signal that comes too early for that is repeated. The handler is installed at the first job with
 a soft limit (the main process sends no signal before it was told) and stays.
 
+A task may leave its process unfit for the next one. If it lowered a limit of the kernel the child says so,
+starts nothing more and waits to be replaced; the handlers of our own signals are put back. Both are
+looked at before the child waits, and in a batch at most every `_LOOK_S`: a look costs as much as a
+fifth of a quick task.
+
 A worker that stops interrupts any job the same way, and so does whoever cancels one (a Cancel frame),
 by another signal: SIGURG, because where nobody handles it, it does nothing.
 """
@@ -25,6 +30,7 @@ import sys
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -36,14 +42,14 @@ from umbel.pools.guard import is_guarded
 from umbel.pools.hosting import in_one_line, load_host
 from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Runner, Told
 from umbel.pools.prefork import kernel
-from umbel.pools.prefork.messages import Setup, ToChild
+from umbel.pools.prefork.limits import Limits
+from umbel.pools.prefork.messages import Setup, Spoiled, ToChild, outcome_frame
 from umbel.pools.stacks import offer_stacks
 from umbel.wire.frames import (
     Armed,
     Cancel,
     FrameReader,
     JobBatch,
-    Outcomes,
     Problem,
     Ready,
     SoftLimit,
@@ -57,6 +63,7 @@ if TYPE_CHECKING:
 STATUS_BROKEN = 70  # something went wrong in the child itself; EX_SOFTWARE of sysexits.h
 
 INTERRUPT = signal.SIGURG
+_LOOK_S = 0.001
 _READ_BYTES = 64 * 1024  # below the size from which malloc asks the kernel each time
 _DEFAULT_SIGNALS = (
     signal.SIGTERM,
@@ -136,10 +143,14 @@ class Child:
         self._armed: int | None = None  # the running job, while the handler may raise
         self._soft_limit: SoftLimit | None = None  # the last that came
         self._cancelled: int | None = None  # the last job that a Cancel named
+        self._limits: Limits | None = None  # as they were before the first job
+        self._looked_at = 0.0  # Unix time
+        self._spoiled = False
 
     def serve(self, runner: Runner) -> None:
         """Run jobs until told to stop, or until the main process is gone."""
         signal.signal(INTERRUPT, self._on_soft_limit)
+        self._limits = Limits()
         self._channel.sendall(encode_frame(Ready(self._pid)))
         while True:
             while self._inbox:
@@ -147,6 +158,8 @@ class Child:
                 if isinstance(message, Stop):
                     return
                 self._run_batch(message, runner)
+                if not self._inbox:
+                    self._look()
             try:
                 data = self._channel.recv(_READ_BYTES)
             except ConnectionError:
@@ -178,9 +191,12 @@ class Child:
 
     def _run_batch(self, batch: JobBatch[Job], runner: Runner) -> None:
         for job in batch.jobs:
+            # A token that was taken is a job that was started, for all that the main process can see.
+            if self._spoiled and self._kept_token is None:
+                return
             if not self._take_token(batch.number):
                 return
-            if job.soft_limit_s is not None and not self._handles_soft_limits:
+            if job.soft_limit_s is not None:
                 self._handle_soft_limits()
             self._armed = job.number
             outcome = runner(job)
@@ -189,7 +205,19 @@ class Child:
                 # The task forked and its copy came back here. The channel belongs to the original.
                 os._exit(0)
             with self._sending:
-                self._channel.sendall(encode_frame(Outcomes((outcome,))))
+                self._channel.sendall(outcome_frame(outcome))
+            ended_at = outcome.started_at + outcome.runtime_s
+            if abs(ended_at - self._looked_at) >= _LOOK_S:
+                self._looked_at = ended_at
+                self._look()
+
+    def _look(self) -> None:
+        """What the last task has done to its process."""
+        _catch(INTERRUPT, self._on_soft_limit)
+        if self._limits is not None and (lowered := self._limits.lowered()):
+            self._spoiled = True
+            with self._sending:
+                self._channel.sendall(encode_frame(Spoiled(f"a task lowered its limits: {lowered}")))
 
     def _take_token(self, batch: int) -> bool:
         token = self._kept_token
@@ -206,9 +234,10 @@ class Child:
         return mine
 
     def _handle_soft_limits(self) -> None:
-        self._handles_soft_limits = True
-        signal.signal(signal.SIGUSR1, self._on_soft_limit)
-        self._channel.sendall(encode_frame(Armed()))
+        _catch(signal.SIGUSR1, self._on_soft_limit)
+        if not self._handles_soft_limits:
+            self._handles_soft_limits = True
+            self._channel.sendall(encode_frame(Armed()))
 
     def _on_soft_limit(self, signum: int, frame: FrameType | None) -> None:
         if self._telling:  # it comes again
@@ -229,6 +258,11 @@ class Child:
                 raise WorkerStopping("the worker stops; the task goes back to its queue")
             raise SoftTimeLimitExceeded("the soft time limit passed")
         self._armed = job
+
+
+def _catch(signum: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:
+    if signal.getsignal(signum) != handler:  # also when a task has put its own there
+        signal.signal(signum, handler)
 
 
 def main(arguments: list[str]) -> NoReturn:

@@ -6,14 +6,21 @@ Nothing here waits.
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
 
 from umbel.errors import BadFrame
+from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.hosting import in_one_line
+from umbel.pools.interface import LostJob
 from umbel.pools.prefork.messages import FromChild
 from umbel.wire.frames import FrameReader
 
+log = logging.getLogger(__name__)
+
+_NOT_OURS = "it did not write what it should"
 _READ_BYTES = 64 * 1024  # below the size from which malloc asks the kernel each time
 _TOKENS_READ_BYTES = 4096  # more than two batches have
 
@@ -40,6 +47,7 @@ class ChildLink:
         self.dismissed = ""  # why it was asked to end
         self.orphan = False  # its fork server has died
         self.problem = ""  # what it said about its own end
+        self.unsaid: dict[int, LostJob] = {}  # jobs that ended, and whose outcome it could not send
         self._on_messages = on_messages
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
@@ -150,15 +158,23 @@ class ChildLink:
         try:
             messages = self._reader.feed(data)
         except BadFrame as error:
-            self._break(f"it did not write what it should: {error}")
+            self._break(f"{_NOT_OURS}: {error}")
             return False
         if messages:
-            self._on_messages(self, messages)
+            handled = call_guarded(self._on_messages, self, messages)
+            if isinstance(handled, Raised):
+                log.error("what a child wrote was not handled", exc_info=handled.error)
+                self._break(f"what it wrote could not be handled: {in_one_line(handled.error)}")
+                return False
+        if self._reader.problem is not None:
+            self._break(f"{_NOT_OURS}: {self._reader.problem}")
+            return False
         return True
 
     def _break(self, why: str) -> None:
-        self._shut()
-        self._on_broken(self, why)
+        if self._open:  # else it was closed in answer to what it wrote
+            self._shut()
+            self._on_broken(self, why)
 
     def _shut(self) -> None:
         if self._open:

@@ -11,7 +11,9 @@ from typing import Literal
 import msgspec
 
 from umbel.errors import BadFrame
-from umbel.pools.interface import Job, Outcome, PoolSettings, Told
+from umbel.pools.guard import Returned, call_guarded
+from umbel.pools.hosting import in_one_line
+from umbel.pools.interface import Job, LostJob, Outcome, PoolSettings, Told
 from umbel.wire.frames import (
     FRAME_MAX_BYTES,
     Armed,
@@ -26,7 +28,7 @@ from umbel.wire.frames import (
 )
 
 FDS_PER_FORK = 2
-_LENGTH_MAX_BYTES = 2**32 - 1  # what the length of a frame can say
+_UNWRITABLE = (BadFrame, msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -103,20 +105,53 @@ class EndJob(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
     job: int
 
 
+class NoOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
+    """From a child: why this job has no outcome, though it has ended, nor would have one the next time."""
+
+    job: int
+    problem: str
+
+
+class Spoiled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
+    """From a child: the last job did this to the process. It starts no other, and waits to be ended."""
+
+    reason: str
+
+
 ToServer = Fork | Signal
 FromServer = Loaded | Problem | Forked | NotForked | Exited
 ToChild = JobBatch[Job] | SoftLimit | Cancel | Stop
-FromChild = Outcomes[Outcome] | Ready | Armed | Problem | Told
+FromChild = Outcomes[Outcome] | NoOutcome | Ready | Armed | Problem | Spoiled | Told
 
 
-def batch_frames(batch: int, jobs: Sequence[Job], *, max_bytes: int = FRAME_MAX_BYTES) -> bytearray:
-    """One frame for the batch, or where that is too large one for each job; to the child it is the same.
+def batch_frames(
+    batch: int, jobs: Sequence[Job], *, max_bytes: int = FRAME_MAX_BYTES
+) -> tuple[bytearray, dict[int, str]]:
+    """One frame for the batch, or where that cannot be one for each job; to the child it is the same.
 
-    A single job over the limit goes out all the same: the child refuses it by dying, so that it
-    is charged like any job that cannot be run, and says why.
+    And, by number, why jobs are not in it: too large for a frame, or not to be written at all.
     """
+    whole = call_guarded(encode_frame, JobBatch(batch, jobs), max_bytes=max_bytes)
+    if isinstance(whole, Returned):
+        return whole.value, {}
+    frames, unfit = bytearray(), dict[int, str]()
+    for job in jobs:
+        single = call_guarded(encode_frame, JobBatch(batch, (job,)), max_bytes=max_bytes)
+        if isinstance(single, Returned):
+            frames += single.value
+        else:
+            unfit[job.number] = f"could not be handed to a child: {in_one_line(single.error)}"
+    return frames, unfit
+
+
+def outcome_frame(outcome: Outcome) -> bytearray:
     try:
-        return encode_frame(JobBatch(batch, jobs), max_bytes=max_bytes)
-    except BadFrame:
-        singly = [encode_frame(JobBatch(batch, (job,)), max_bytes=_LENGTH_MAX_BYTES) for job in jobs]
-        return bytearray().join(singly)
+        return encode_frame(Outcomes((outcome,)))
+    except _UNWRITABLE as error:
+        problem = f"it ran, but its outcome could not be sent to the worker: {in_one_line(error)}"
+        return encode_frame(NoOutcome(outcome.number, problem))
+
+
+def lost_outcome(message: NoOutcome) -> LostJob:
+    fault = message.problem
+    return LostJob(message.job, started=False, reason=fault, ran=True, fault=fault)

@@ -107,12 +107,14 @@ class ForkServers:
     def _on_messages(self, server: ServerLink, messages: Sequence[FromServer]) -> None:
         for message in messages:
             match message:
-                case Exited(key, status):
+                case Exited(key, status) if key in self._links:
                     self._listener.on_exited(self._links[key][0], status)
-                case Forked(key, pid):
+                case Forked(key, pid) if key in self._links:
                     self._links[key][0].pid = pid
-                case NotForked(key, problem):
+                case NotForked(key, problem) if key in self._links:
                     self._listener.on_not_forked(self._links[key][0], problem)
+                case Exited() | Forked() | NotForked():
+                    pass  # of a child that was given up meanwhile
                 case Loaded(spawn_because, pid):
                     server.pid = pid
                     self._on_loaded(server, spawn_because)

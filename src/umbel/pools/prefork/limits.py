@@ -1,0 +1,38 @@
+"""Limits: what the kernel lets this process use, and whether a task has left it with less.
+
+A task may lower the limits of its process, and cannot raise all of them again. The next task there would
+fail for no fault of its own. Only what harms it counts: a limit that was raised stays raised.
+"""
+
+import resource
+
+_NAMES = ("NOFILE", "AS", "DATA", "FSIZE", "NPROC", "CPU", "STACK")
+_KINDS = {getattr(resource, f"RLIMIT_{name}"): name for name in _NAMES if hasattr(resource, f"RLIMIT_{name}")}
+
+
+class Limits:
+    def __init__(self) -> None:
+        self._known = _read()
+
+    def lowered(self) -> str:
+        """The first that is lower than before, or nothing."""
+        now = _read()
+        if now == self._known:
+            return ""
+        before, self._known = self._known, now
+        for name, was, now_is in zip(_KINDS.values(), before, now, strict=True):
+            if any(_order(new) < _order(old) for old, new in zip(was, now_is, strict=True)):
+                return f"RLIMIT_{name} from {_shown(was)} to {_shown(now_is)}"
+        return ""
+
+
+def _read() -> list[tuple[int, int]]:
+    return [*map(resource.getrlimit, _KINDS)]
+
+
+def _order(limit: int) -> float:
+    return float("inf") if limit == resource.RLIM_INFINITY else limit
+
+
+def _shown(limits: tuple[int, int]) -> str:
+    return "/".join("unlimited" if one == resource.RLIM_INFINITY else str(one) for one in limits)
