@@ -1,6 +1,7 @@
 """From a call to its message: every option as it stands on the wire."""
 
 import os
+import re
 import socket
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -14,7 +15,8 @@ from umbel.app.ids import new_id
 from umbel.app.request import Request
 from umbel.app.routing import NAMES_MAX
 from umbel.app.sending import Prepared
-from umbel.errors import BadMessage, BadValue, TooLarge
+from umbel.errors import BadValue, TooLarge
+from umbel.wire.show import brief
 from umbel.wire.task import decode_task
 
 NOW = 1_750_000_000.25  # 2025-06-15T15:06:40.250000+00:00
@@ -128,13 +130,60 @@ def test_an_expiry_is_written_as_a_moment_and_as_time_to_live(
 
 @pytest.mark.parametrize("option", ["eta", "expires"])
 def test_a_moment_that_is_none_is_refused(app: App, option: str) -> None:
-    with pytest.raises(BadMessage, match="'tomorrow'"):
+    with pytest.raises(ValueError, match=f"option '{option}'.*'tomorrow'"):
         app.prepare("shop.pack", (), {}, {option: "tomorrow"})  # type: ignore[misc]
 
 
-def test_a_moment_beyond_the_calendar_is_refused(app: App) -> None:
-    with pytest.raises(BadValue, match="years 1 and 9999"):
-        prepared(app, countdown=1e15)
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("time_limit", value) for value in (10**30, 0, -1, NAN, INFINITE, 1e300)),
+        *(("soft_time_limit", value) for value in (10**30, -0.5, NAN, INFINITE)),
+        *(("countdown", value) for value in (1e15, -1e15, 10**400, NAN, INFINITE)),
+        *(
+            ("eta", value)
+            for value in (1e15, -1e15, NAN, "9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+12:00")
+        ),
+        *(("expires", value) for value in (1e15, NAN, INFINITE, "9999-12-31T23:59:59-12:00")),
+        *(("retries", value) for value in (-1, 2**31, 10**30)),
+        *(("group_index", value) for value in (-1, 2**31)),
+        *(("priority", value) for value in (-1, 10, 10**20)),
+        *(("task_id", value) for value in ("", "a\0b", "x" * 256, "ä" * 128, "\udcff")),
+        *(("queue", value) for value in ("a\0b", "x" * 256, "ä" * 128, "\udcff")),
+        ("reply_to", "x" * 256),
+        ("root_id", "\0"),
+        ("group_id", "x" * 256),
+        ("shadow", "x" * 1025),
+        ("headers", {"x" * 256: 1}),
+        ("stamps", {"\udcff": 1}),
+    ],
+)
+def test_a_value_that_no_worker_could_use_is_refused_where_it_is_sent(
+    app: App, option: str, value: Any
+) -> None:
+    """N1: naming the option, the value and what it may be; nothing is sent."""
+    with pytest.raises(ValueError, match=rf"(?s){option}.*{re.escape(brief(value))}.*(must be|from 0 to 9)"):
+        prepared(app, **{option: value})
+
+
+@pytest.mark.parametrize("option", ["time_limit", "countdown", "retries", "group_index", "expires"])
+def test_a_truth_value_is_no_number(app: App, option: str) -> None:
+    with pytest.raises(TypeError, match=f"option {option!r} for sending a task is True"):
+        app.prepare("shop.pack", (), {}, {option: True})  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["", "\0", "x" * 1025, "\udcff"])
+def test_a_task_whose_name_no_worker_could_use_is_refused(app: App, name: str) -> None:
+    with pytest.raises(ValueError, match="the name of a task"):
+        app.prepare(name, (), {}, {})
+
+
+def test_never_may_be_said_by_the_last_moment_of_the_calendar(app: App) -> None:
+    one = prepared(app, expires=datetime.max.replace(tzinfo=UTC))
+    assert headers_of(one)["expires"] == "9999-12-31T23:59:59.000000+00:00"
 
 
 # -- what goes along -------------------------------------------------------------------------------

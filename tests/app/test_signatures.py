@@ -177,7 +177,7 @@ def test_equal_signatures_are_equal_and_cannot_be_keys() -> None:
         hash(pack.s(1))
 
 
-names = st.text(min_size=1, max_size=8)
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
 plain_values = st.recursive(
     st.none()
     | st.booleans()

@@ -244,12 +244,18 @@ def test_no_follow_up_a_message_asks_for_can_break_the_child(task: str, embed: A
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(outcome), type=Outcome).kind == outcome.kind
 
 
-def test_steps_under_ids_that_are_no_text_are_passed_over(app: App, tracer: Tracer) -> None:
-    @app.task
-    def fail() -> None:
-        raise ValueError
+@pytest.mark.parametrize("task_id", [5, [], "", "a\0b", "x" * 256])
+def test_a_call_whose_next_step_cannot_be_sent_is_refused_before_it_runs(
+    app: App, tracer: Tracer, task_id: Any
+) -> None:
+    """N1: a task that has run must not fail because of what was wrong with its message from the start."""
+    ran: list[int] = []
 
-    ids: list[Any] = [5, None, [], "fine"]
-    chain = [{"task": "x", "options": {"task_id": one}} for one in ids]
-    outcome = tracer(job_of(app, fail.name, task_id="t", chain=chain))
-    assert [one.task_id for one in outcome.results] == ["t", "fine"]
+    @app.task
+    def note() -> None:
+        ran.append(1)
+
+    chain = [{"task": "x", "options": {"task_id": "fine"}}, {"task": "x", "options": {"task_id": task_id}}]
+    outcome = tracer(job_of(app, note.name, task_id="t", chain=chain))
+    assert (outcome.kind, ran, [one.task_id for one in outcome.results]) == ("rejected", [], ["t"])
+    assert "task_id" in outcome.summary

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.brokers.under_test import (
+    LONG_S,
+    OWNER,
     QUEUE,
     BrokerUnderTest,
+    needs,
     outgoing,
     read_results,
     result,
@@ -132,6 +135,23 @@ class RefusalsContract:
                 settled = await broker.settle([Bury(one.tag, reason), Ack(two.tag, [result("t2")])])
                 assert not settled.refused and not settled.conflicts
                 assert [letter.reason for letter in await broker.dead_letters()] == [reason]
+
+        run(scenario())
+
+    @needs("leases")
+    def test_a_leader_that_sends_what_is_refused_goes_on(self, under_test: BrokerUnderTest) -> None:
+        """A periodic task with a queue that takes nothing must not stop the schedule."""
+
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                closed = refusing_queue(under_test)
+                store = broker.coordination
+                lease = await store.acquire_lease("beat", OWNER, ttl_s=LONG_S)
+                batch = [*outgoing("bad", queue=closed), *outgoing("good")]
+                assert await store.fenced_publish("beat", OWNER, lease.term, batch, data=b"marks")
+                assert (await store.read_lease("beat")).data == b"marks"
+                assert texts([await take_one(broker)]) == ["good"]
+                assert [letter.queue for letter in await broker.dead_letters()] == [closed]
 
         run(scenario())
 

@@ -13,9 +13,11 @@ from tests.scenarios.chaos_tasks import journal_of
 from tests.scenarios.places import Place, place
 from tests.waiting import wait_until
 from umbel.protocol.states import READY_STATES, SUCCESS
+from umbel.wire.message import Message, Outgoing
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 TASKS = 50_000 if SOAK else 2_000
+BAD = TASKS // 50  # messages that no worker can read, between them
 WORKER_KILLS = 10 if SOAK else 2
 RESTARTS = 2
 CHILD_KILLS_BETWEEN = 5
@@ -38,14 +40,22 @@ def test_no_task_is_lost_while_children_workers_and_brokers_die(broker: str, tmp
         work = cluster.app.tasks["chaos_tasks.work"]
         calls = (work.s(str(tmp_path), chance.choice((0.001, 0.004))) for _ in range(TASKS))
         ids = [result.id for result in cluster.app.send_many(calls)]
+        bad = [f"bad-{number}" for number in range(BAD)]
+        cluster.app.producer.publish(
+            [Outgoing("celery", Message(b"{}", b"no task", correlation_id=name)) for name in bad]
+        )
         _let_chaos_rule(cluster, where, chance)
         wait_until(lambda: _finished(cluster, ids) == TASKS, deadline_s=600, what="every task to end")
         states = Counter(kept.status for kept in cluster.app.backend.read(ids).values())
         wait_until(lambda: not any(_waiting(cluster)), deadline_s=60, what="the queue to be empty")
         repeated = _repeated_runs(tmp_path)
+        dead = [letter["task_id"] for letter in cluster.umbel_json("dlq", "ls", "--limit", str(10 * BAD))]
         for name in ("w1", "w2"):
             assert cluster.stop_worker(name) == 0
+    # What was sent is what ended: nothing waits, each good one has its result, each bad one its letter.
     assert states == {SUCCESS: TASKS}
+    assert set(dead) == set(bad)
+    assert broker == "amqp" or len(dead) == BAD  # there a letter and its ack are two steps
     assert repeated.keys() <= set(ids)
     # A run that is not a task's first knew that it was a repetition: the message was in flight
     # when something died. None was repeated for any other reason.

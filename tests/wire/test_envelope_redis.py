@@ -51,7 +51,7 @@ messages = st.builds(
     body=st.binary(max_size=200),
     content_type=st.just("application/json") | texts.filter(bool),
     content_encoding=st.sampled_from(["utf-8", "binary"]),
-    priority=st.integers(-1, 11),
+    priority=st.integers(0, 255),
     correlation_id=texts,
     reply_to=texts,
     expiration_ms=st.none() | st.integers(0, 2**40),

@@ -79,7 +79,7 @@ def test_the_captured_chain_is_read_and_written() -> None:  # wire 1.7
     stamps=strategies.kwargs,
     serializer=st.sampled_from(["json", "pickle"]),
     compression=st.sampled_from([None, "gzip", "bzip2", "lzma"]),
-    retries=st.integers(0, 2**40),
+    retries=st.integers(0, 2**31 - 1),
     priority=st.integers(0, 9),
 )
 @strategies.quick
@@ -225,7 +225,7 @@ def test_the_size_limit_counts_what_is_unpacked() -> None:
 
 
 def test_deep_headers_are_refused() -> None:
-    for depth in (70, 100_000):
+    for depth in (70, 40_000):
         deep = b"[" * depth + b"]" * depth
         with pytest.raises(TooLarge, match="limit of 64 levels"):
             read_headers(Message(b'{"task": "t", "id": "1", "stamps": {"x": ' + deep + b"}}", b""))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from umbel.app.options import PRIORITY_MAX
 from umbel.app.request import Request
 from umbel.app.send_options import SendOptions
 from umbel.wire.call import encode_headers
@@ -68,8 +69,8 @@ def _stated(call: TaskCall, request: Request) -> dict[str, Any]:
         "group_index": headers.group_index,
         "shadow": headers.shadow,
         "expires": headers.expires,
-        "time_limit": hard_s,
-        "soft_time_limit": soft_s,
+        "time_limit": hard_s or None,
+        "soft_time_limit": soft_s or None,
         "ignore_result": headers.ignore_result,
         "headers": call.extra,
         "link": embed.callbacks,
@@ -77,7 +78,7 @@ def _stated(call: TaskCall, request: Request) -> dict[str, Any]:
         "chain": embed.chain,
         "chord": embed.chord,
         "reply_to": call.reply_to,
-        "priority": call.priority,
+        "priority": min(call.priority, PRIORITY_MAX),  # a peer may have sent one that we do not
         "queue": request.delivery_info["routing_key"],
         "stamped_headers": headers.stamped_headers,
         "stamps": headers.stamps,

@@ -121,8 +121,7 @@ def steps_that_never_run(
 ) -> Iterable[StoredResult]:
     """The rest of a chain fails with the step that failed, or its waiters would wait for ever."""
     for step in call.embed.chain or ():
-        task_id = step["options"].get("task_id")
-        if isinstance(task_id, str) and task_id:  # whatever a peer wrote there
+        if task_id := step["options"].get("task_id"):
             yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
 
 

@@ -10,11 +10,13 @@ from umbel.errors import ConfigurationError, nearest
 from umbel.protocol.rate import parse_rate
 from umbel.protocol.retry import RetryPolicy
 from umbel.protocol.sensitive import Sensitive
+from umbel.wire.limits import COUNT_MAX, DELAY_MAX_S, TIME_LIMIT_MAX_S
+from umbel.wire.show import brief
 
 PRIORITY_MAX = 9
 
-Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
-Limit = Annotated[float, msgspec.Meta(gt=0.0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=DELAY_MAX_S)]
+Limit = Annotated[float, msgspec.Meta(gt=0.0, le=TIME_LIMIT_MAX_S)]
 
 
 class TaskKeywords(TypedDict, total=False):
@@ -27,7 +29,7 @@ class TaskKeywords(TypedDict, total=False):
     acks_early: bool
     ignore_result: bool
     autoretry_for: tuple[type[BaseException], ...]
-    max_retries: Annotated[int, msgspec.Meta(ge=0)] | None
+    max_retries: Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)] | None
     default_retry_delay: Seconds
     retry_backoff: bool | Seconds
     retry_backoff_max: Seconds
@@ -97,7 +99,7 @@ def checked_priority(priority: Any) -> Any:
     """The priority as given, None included; ValueError when there is no such priority."""
     if priority is None or (type(priority) is int and 0 <= priority <= PRIORITY_MAX):
         return priority
-    raise ValueError(f"priority {priority!r} is not a whole number from 0 to {PRIORITY_MAX}")
+    raise ValueError(f"priority {brief(priority)} is not a whole number from 0 to {PRIORITY_MAX}")
 
 
 def _refuse_unknown(task: str, given: Mapping[str, Any]) -> None:

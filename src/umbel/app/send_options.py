@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypedDict
 
+from umbel.app.options import checked_priority
 from umbel.errors import nearest
+from umbel.wire.options import broken_rule
+from umbel.wire.show import brief
 from umbel.wire.task import SignatureMap
 
 
@@ -43,31 +46,22 @@ class SendOptions(TypedDict, total=False):
     unique_token: str  # the key that is held already; for the task's further attempts
 
 
-_TEXT, _NUMBER, _WHOLE, _MOMENT = (str,), (int, float), (int,), (datetime, str, int, float)
-# What each option must be; None is always "not given". A header of the wrong type would be
-# refused by every worker, so it is refused here, where it was written.
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("countdown", "time_limit", "soft_time_limit", "unique_for"), _NUMBER),
-    **dict.fromkeys(("eta", "expires"), _MOMENT),
-    **dict.fromkeys(("retries", "group_index"), _WHOLE),
-    **dict.fromkeys(("headers", "stamps"), (Mapping,)),
-    **dict.fromkeys(("chain", "stamped_headers"), (list, tuple)),
-    **dict.fromkeys(("link", "link_error", "chord", "priority"), (object,)),  # judged where they are read
-    "ignore_result": (bool,),
-}
-_KINDS = {name: _KINDS.get(name, _TEXT) for name in SendOptions.__annotations__}
-_OPTION_NAMES = frozenset(_KINDS)
+_OPTION_NAMES = frozenset(SendOptions.__annotations__)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an option nobody knows, or of the wrong type; the names of stamps count as known."""
+    """Refuse an option nobody knows, of the wrong type or out of bounds; the names of stamps count as known.
+
+    Every worker would refuse such a header, so it is refused here, where it was written.
+    """
     for name, value in options.items():
-        kinds = _KINDS.get(name)
-        if kinds is None:
+        if name not in _OPTION_NAMES:
             _refuse_unknown(name, options)
-        elif value is not None and not isinstance(value, kinds):
-            wanted = " or ".join(kind.__name__ for kind in kinds)
-            raise TypeError(f"option {name!r} for sending a task is {value!r}; it must be {wanted}")
+        elif name == "priority":
+            checked_priority(value)
+        elif (rule := broken_rule(name, value)) is not None:
+            kind = ValueError if isinstance(value, rule.kinds) and type(value) is not bool else TypeError
+            raise kind(f"option {name!r} for sending a task is {brief(value)}; it must be {rule.wanted}")
 
 
 def known_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,11 @@ from umbel.app.settings import Settings
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
 from umbel.errors import TooLarge
+from umbel.wire.instant import LATEST_S
+from umbel.wire.limits import HEADER_TEXT_MAX_CHARS, TASK_MAX_CHARS
 from umbel.wire.message import Message, Outgoing
+from umbel.wire.options import is_task_name
+from umbel.wire.show import brief
 from umbel.wire.task import (
     Embed,
     SignatureMap,
@@ -162,8 +166,12 @@ def _shown(standing: Standing, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     """The arguments as headers show them, without the sensitive ones."""
     if standing.own.hides is not None:
         args, kwargs = standing.own.hides.hide(args, kwargs)
-    text_max = standing.settings.task_repr_max_chars
+    text_max = _text_max(standing.settings)
     return {"argsrepr": show_args(args, text_max), "kwargsrepr": show_kwargs(kwargs, text_max)}
+
+
+def _text_max(settings: Settings) -> int:
+    return min(settings.task_repr_max_chars, HEADER_TEXT_MAX_CHARS)
 
 
 # Options that leave the headers of a call as the task's other calls have them, but for the gaps
@@ -200,7 +208,13 @@ def _standing(app: Sender, task: str, own: TaskOptions) -> Standing:
         return known
     if len(app.standing) >= NAMES_MAX:
         app.standing.clear()
+    if not is_task_name(task):
+        raise ValueError(
+            f"the name of a task is {brief(task)}; it must be text of 1 to {TASK_MAX_CHARS} characters"
+        )
     settings, route = app.settings, app.router.route(task)
+    queue = own.queue or route.get("queue") or settings.task_default_queue
+    check_options({"queue": queue})
     headers = TaskHeaders(
         task=task,
         id="",
@@ -214,16 +228,14 @@ def _standing(app: Sender, task: str, own: TaskOptions) -> Standing:
     made = app.standing[task] = Standing(
         own=own,
         settings=settings,
-        queue=own.queue or route.get("queue") or settings.task_default_queue,
+        queue=queue,
         priority=checked_priority(
             _first(own.priority, route.get("priority"), settings.task_default_priority)
         ),
         serializer=serializer,
         sends_results=sends_results(settings.backend),
         headers=headers,
-        template=CallTemplate(headers, text_max=settings.task_repr_max_chars)
-        if serializer == "json"
-        else None,
+        template=CallTemplate(headers, text_max=_text_max(settings)) if serializer == "json" else None,
     )
     return made
 
@@ -292,7 +304,7 @@ def _origin(pid: int) -> str:
 def instant(value: datetime | str | float) -> float:
     """Unix time from what a user may give: a datetime, ISO text, or seconds."""
     if isinstance(value, datetime):
-        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+        return min((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp(), LATEST_S)
     if isinstance(value, str):
         return parse_instant(value)
     return float(value)

@@ -18,6 +18,7 @@ from umbel.app.sizes import size_bytes
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
 from umbel.urls import without_password
+from umbel.wire.limits import TIME_LIMIT_MAX_S
 
 ENVIRONMENT_PREFIX = "UMBEL_"
 # Read by commands, not by the app: they say where to look, not how to behave.
@@ -148,7 +149,11 @@ _AT_LEAST: Mapping[str, float] = {
     "task_soft_time_limit_s": 0.001,
 }
 _SIZES = frozenset({"worker_max_memory_per_child", "worker_max_memory_hard"})
-_AT_MOST: Mapping[str, float] = {"task_default_priority": 9}
+_AT_MOST: Mapping[str, float] = {
+    "task_default_priority": 9,
+    "task_time_limit_s": TIME_LIMIT_MAX_S,
+    "task_soft_time_limit_s": TIME_LIMIT_MAX_S,
+}
 
 
 def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Settings:
@@ -200,7 +205,7 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     # Not "below the least", because a NaN is below nothing.
     if least is not None and converted is not None and not converted >= least:
         raise BadSetting(name, value, f"must be at least {least}", source=source)
-    if most is not None and not converted <= most:
+    if most is not None and converted is not None and not converted <= most:
         raise BadSetting(name, value, f"must be at most {most}", source=source)
     return converted
 

@@ -10,45 +10,58 @@ from typing import Any
 import msgspec
 
 from umbel.errors import BadMessage, BadValue
-from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size
+from umbel.wire.limits import (
+    DEFAULT_LIMITS,
+    HEADER_LIMITS,
+    NAME_MAX_BYTES,
+    Count,
+    Limits,
+    Moment,
+    Name,
+    TaskName,
+    TimeLimit,
+    check_size,
+    is_name,
+)
 from umbel.wire.message import Message
 from umbel.wire.plain import Lowering
 from umbel.wire.show import brief, show_args, show_kwargs
 from umbel.wire.signature import SignatureMap
 from umbel.wire.values import decode_json, decode_json_as, encode_json
 
-Seconds = int | float
-
 
 class TaskHeaders(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The known headers (wire 1.3). `root_id` None, `argsrepr` "" and so on: left out by the sender.
+
+    The types say what each may be; `read_headers` adds what types cannot say. A time limit of 0 is
+    none, as Celery has it.
 
     `compression` and `redelivered` are about one copy of a message, not about the call:
     `encode_task` does not take them over.
     """
 
     lang: str = "py"
-    task: str
-    id: str
-    shadow: str | None = None
-    eta: str | None = None
-    expires: str | None = None
-    group: str | None = None
-    group_index: int | None = None
-    retries: int = 0
-    timelimit: tuple[Seconds | None, Seconds | None] = (None, None)  # hard, soft
-    root_id: str | None = None
-    parent_id: str | None = None
+    task: TaskName
+    id: Name
+    shadow: TaskName | None = None
+    eta: Moment | None = None
+    expires: Moment | None = None
+    group: Name | None = None
+    group_index: Count | None = None
+    retries: Count = 0
+    timelimit: tuple[TimeLimit | None, TimeLimit | None] = (None, None)  # hard, soft
+    root_id: Name | None = None
+    parent_id: Name | None = None
     argsrepr: str = ""
     kwargsrepr: str = ""
     origin: str = ""
     ignore_result: bool | None = False  # None: as the receiver's task is set
-    replaced_task_nesting: int = 0
+    replaced_task_nesting: Count = 0
     stamped_headers: list[str] | None = None
     stamps: dict[str, Any] = {}
     compression: str | msgspec.UnsetType | None = msgspec.UNSET
     redelivered: bool | msgspec.UnsetType | None = msgspec.UNSET
-    umbel_unique: str | msgspec.UnsetType | None = msgspec.UNSET  # ours: the key that a unique task holds
+    umbel_unique: Name | msgspec.UnsetType | None = msgspec.UNSET  # ours: the key that a unique task holds
 
 
 class Embed(msgspec.Struct):
@@ -78,7 +91,7 @@ HEADER_NAMES = frozenset(TaskHeaders.__struct_fields__)
 def read_headers(message: Message) -> TaskHeaders:
     """Decode the headers alone: the cheap look that every message gets from the worker."""
     data = message.headers
-    check_size("the headers", len(data), DEFAULT_LIMITS)
+    check_size("the headers", len(data), HEADER_LIMITS)
     try:
         headers = _HEADERS.decode(data)
         if headers.stamps:  # the only place for values of any type and depth
@@ -87,10 +100,27 @@ def read_headers(message: Message) -> TaskHeaders:
         headers = _read_leniently(data)
     if not headers.task or not headers.id:
         raise BadMessage(f"headers with an empty name or id: task {headers.task!r}, id {headers.id!r}")
+    if not data.isascii() or b"\\u" in data:  # else the types have said it all
+        check_names(headers)
     return headers
 
 
-def read_header_map(data: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
+def check_names(headers: TaskHeaders) -> None:
+    """Refuse a name or id that some broker or store cannot hold: too many bytes, or a NUL in it."""
+    for field in _NAMES:
+        value = getattr(headers, field)
+        if isinstance(value, str) and not is_name(value):
+            raise BadMessage(
+                f"header {field!r} is {brief(value)}: an id has at most {NAME_MAX_BYTES} bytes, and no NUL"
+            )
+    if "\0" in headers.task:
+        raise BadMessage(f"header 'task' is {brief(headers.task)}: the name of a task has no NUL")
+
+
+_NAMES = ("id", "root_id", "parent_id", "group", "umbel_unique")
+
+
+def read_header_map(data: bytes, limits: Limits = HEADER_LIMITS) -> dict[str, Any]:
     found = decode_json(data, limits=limits)
     if not isinstance(found, dict):
         raise BadMessage(f"headers must be a map, not {data[:100]!r}")
@@ -110,8 +140,24 @@ def encode_headers(headers: TaskHeaders, extra: dict[str, Any]) -> bytes:
         if taken := HEADER_NAMES.intersection(extra):
             raise BadValue(f"custom headers use names of the protocol: {', '.join(sorted(taken))}")
         data = data[:-1] + b"," + encode_json(extra, root="headers")[1:]
-    check_size("the headers", len(data), DEFAULT_LIMITS)
+    if extra or headers.stamps:
+        _check_keys(extra, headers.stamps)
+    check_size("the headers", len(data), HEADER_LIMITS)
     return data
+
+
+def _check_keys(*values: Any) -> None:
+    """Refuse what no table of AMQP can hold, for all brokers alike."""
+    for value in values:
+        if isinstance(value, dict):
+            for name in value:
+                if len(str(name).encode()) > NAME_MAX_BYTES:
+                    raise BadValue(
+                        f"the name {brief(name)} in the headers: a name has at most {NAME_MAX_BYTES} bytes"
+                    )
+            _check_keys(*value.values())
+        elif isinstance(value, (list, tuple)):
+            _check_keys(*value)
 
 
 def encode_body(args: list[Any], kwargs: dict[str, Any], embed: Embed) -> bytes:

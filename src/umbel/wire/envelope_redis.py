@@ -16,7 +16,8 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from umbel.wire.message import JSON_CONTENT, Message, StoredResult
+from umbel.wire.limits import EXPIRATION_MAX_MS, Name, Priority
+from umbel.wire.message import JSON_CONTENT, Message, StoredResult, unreadable
 
 PERSISTENT, TRANSIENT = 2, 1
 MARK = b'{"umbel": {'
@@ -75,8 +76,10 @@ def unseal(envelope: bytes) -> Opened:
             body = read.body.encode()
         expiration = properties.expiration
         expiration_ms = None if expiration is None else int(float(expiration))
-    except (msgspec.DecodeError, Base64Error, ValueError, OverflowError):
-        return Opened(Message(b"", envelope, "application/data", "binary"), 0, False)
+        if expiration_ms is not None and not 0 <= expiration_ms <= EXPIRATION_MAX_MS:
+            raise ValueError(expiration_ms)
+    except (msgspec.DecodeError, Base64Error, ValueError, OverflowError, RecursionError):
+        return Opened(unreadable(envelope), 0, False)
     headers, mark = bytes(read.headers), read.umbel
     if mark.redelivered and headers.startswith(REDELIVERED):
         headers = b"{" + headers[len(REDELIVERED) :].removeprefix(b", ")
@@ -141,9 +144,9 @@ class _ReadInfo(msgspec.Struct, frozen=True, gc=False):
 class _ReadProperties(msgspec.Struct, frozen=True, gc=False):
     """What peers may leave out, or send as null, has a default."""
 
-    correlation_id: str | None = None
-    reply_to: str | None = None
-    priority: int | None = None
+    correlation_id: Name | None = None
+    reply_to: Name | None = None
+    priority: Priority | None = None
     body_encoding: str | None = None
     expiration: str | int | float | None = None
     delivery_info: _ReadInfo = _ReadInfo()

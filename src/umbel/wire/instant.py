@@ -11,6 +11,9 @@ from datetime import UTC, datetime
 from umbel.errors import BadMessage, BadValue
 from umbel.wire.show import brief
 
+EARLIEST_S = datetime(1, 1, 1, tzinfo=UTC).timestamp()
+LATEST_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
+
 
 def parse_instant(text: str) -> float:
     """Return Unix seconds. An offset, `Z`, or nothing, which means UTC."""
@@ -20,7 +23,10 @@ def parse_instant(text: str) -> float:
         raise BadMessage(f"not an ISO 8601 time: {brief(text)}") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return moment.timestamp()
+    unix_s = moment.timestamp()
+    if not EARLIEST_S <= unix_s <= LATEST_S + 1:  # its offset leads out of what dates can say
+        raise BadMessage(f"not a time between the years 1 and 9999: {brief(text)}")
+    return min(unix_s, LATEST_S)  # `datetime.max`, which some mean by "never", rounds up to the year 10000
 
 
 def format_instant(unix_s: float) -> str:

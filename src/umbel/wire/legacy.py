@@ -13,9 +13,17 @@ from typing import Any
 import msgspec
 
 from umbel.errors import BadMessage
-from umbel.wire.call import Embed, TaskHeaders, completed, encode_body, encode_headers, read_header_map
+from umbel.wire.call import (
+    Embed,
+    TaskHeaders,
+    check_names,
+    completed,
+    encode_body,
+    encode_headers,
+    read_header_map,
+)
 from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size
-from umbel.wire.message import JSON_CONTENT, Message
+from umbel.wire.message import JSON_CONTENT, UNREADABLE_CONTENT, Message
 from umbel.wire.show import brief
 from umbel.wire.signature import check_signature
 from umbel.wire.values import decode_json
@@ -29,6 +37,8 @@ def to_v2(message: Message) -> Message:
     """
     if message.content_type == JSON_CONTENT and message.body[:1] == b"[":
         return message
+    if message.content_type == UNREADABLE_CONTENT and not message.headers:
+        raise BadMessage(f"not a message that Celery or Umbel sends: it begins {message.body[:100]!r}")
     headers = read_header_map(message.headers)
     if "task" not in headers:
         return _rewrite_v1(message, headers)
@@ -36,7 +46,10 @@ def to_v2(message: Message) -> Message:
         return message
     if message.body.lstrip()[:1] != b"{":
         return message
-    args, kwargs, embed = read_body_map(decode_json(message.body))
+    body = decode_json(message.body)
+    if not isinstance(body, dict):  # a typed value, such as a date, looks like a map
+        raise BadMessage(f"the body must be [args, kwargs, embed], not {brief(body)}")
+    args, kwargs, embed = read_body_map(body)
     return msgspec.structs.replace(message, body=encode_body(args, kwargs, embed))
 
 
@@ -128,4 +141,5 @@ def _headers_from(body: dict[str, Any]) -> TaskHeaders:
         raise BadMessage(f"neither v1 nor v2: {error} of the body {brief(stated)}") from error
     if not headers.task or not headers.id:
         raise BadMessage(f"v1 body with an empty name or id: task {headers.task!r}, id {headers.id!r}")
+    check_names(headers)
     return headers

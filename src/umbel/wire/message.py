@@ -2,10 +2,13 @@
 
 Headers and body stay bytes here, because most of those who touch a message only pass it on:
 the worker's main process reads a few headers, only the child decodes the body. A broker turns
-this record into its own envelope and back, and may not change a byte of headers or body.
+this record into its own envelope and back, and may not change a byte of headers or body. What is
+no message at all travels as `unreadable`, so that the worker buries it with a reason.
 """
 
 import msgspec
+
+from umbel.wire.limits import ExpirationMs, Name, Priority
 
 JSON_CONTENT = "application/json"
 
@@ -15,10 +18,18 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     body: bytes  # as serialised, and compressed when a header says so
     content_type: str = JSON_CONTENT
     content_encoding: str = "utf-8"
-    priority: int = 0
-    correlation_id: str = ""
-    reply_to: str = ""
-    expiration_ms: int | None = None  # how long the broker should keep it, counted from publishing
+    priority: Priority = 0
+    correlation_id: Name = ""
+    reply_to: Name = ""
+    expiration_ms: ExpirationMs | None = None  # how long the broker should keep it, counted from publishing
+
+
+UNREADABLE_CONTENT = "application/data"
+
+
+def unreadable(data: bytes) -> Message:
+    """Bytes from a queue that are no message: nothing is known of them."""
+    return Message(b"", data, UNREADABLE_CONTENT, "binary")
 
 
 class Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -3,6 +3,7 @@
 from typing import Any, TypedDict
 
 from umbel.errors import BadMessage
+from umbel.wire.options import broken_rule, is_task_name
 from umbel.wire.show import brief
 
 
@@ -22,8 +23,8 @@ def check_signature(value: object) -> SignatureMap:
     """
     if not isinstance(value, dict):
         raise BadMessage(f"a signature must be a map, not {brief(value)}")
-    task = value.get("task")
-    if not isinstance(task, str) or not task:
+    task: Any = value.get("task")
+    if not is_task_name(task):
         raise BadMessage(f"a signature must name its task, not {brief(task)}")
     checked = {key: _checked(task, key, value) for key in _EMPTY}
     return {**value, "task": task, **checked}  # type: ignore[typeddict-item]
@@ -50,5 +51,14 @@ def _checked(task: str, key: str, signature: dict[Any, Any]) -> Any:
     if key in ("kwargs", "options"):
         if not all(isinstance(name, str) for name in found):
             raise BadMessage(f"the signature of {task!r} has {key} whose names are not text")
+        if key == "options":
+            _check_options(task, found)
         return dict(found)
     return found
+
+
+def _check_options(task: str, options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if (rule := broken_rule(name, value)) is not None:
+            problem = f"the option {name!r} of {brief(value)}; it must be {rule.wanted}"
+            raise BadMessage(f"the signature of {task!r} has {problem}")

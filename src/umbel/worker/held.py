@@ -61,11 +61,11 @@ class Held:
 
     @property
     def limits(self) -> tuple[float | None, float | None]:
-        """(hard, soft): the message's own, else the task's."""
+        """(hard, soft): the message's own, else the task's; 0 in a message is none, as Celery has it."""
         assert self.run is not None, "only an admitted message has limits"
         hard, soft = self.headers.timelimit
         rules = self.run.rules
-        return rules.hard_limit_s if hard is None else hard, rules.soft_limit_s if soft is None else soft
+        return hard or rules.hard_limit_s, soft or rules.soft_limit_s
 
     def job(self) -> Job:
         assert self.run is not None, "only an admitted message becomes a job"

@@ -14,14 +14,17 @@ from typing import Any
 
 import msgspec
 
-from umbel.brokers.amqp.frames import Incoming
+from umbel.brokers.amqp.frames import FRAME_MAX, FRAME_OVERHEAD, Incoming
 from umbel.brokers.amqp.table import Properties, Table, decode_properties, encode_properties
 from umbel.brokers.interface import Broadcast
-from umbel.errors import BadMessage
-from umbel.wire.message import Message
+from umbel.errors import BadMessage, TooLarge
+from umbel.wire.instant import LATEST_S
+from umbel.wire.limits import EXPIRATION_MAX_MS, PRIORITY_MAX
+from umbel.wire.message import Message, unreadable
 
 PERSISTENT, TRANSIENT = 2, 1
-PRIORITY_MAX = 255
+TTL_MAX_MS = 2**32 - 1  # 49 days: RabbitMQ takes no longer one
+PROPERTIES_MAX_BYTES = FRAME_MAX - FRAME_OVERHEAD - 14  # in one frame, behind its class and size
 _JSON_HEADER = "umbel-json"
 _MARK = "umbel"
 _encode = msgspec.json.encode
@@ -47,9 +50,12 @@ NO_MARK = Mark()
 def encode(
     message: Message, mark: Mark = NO_MARK, extra: Table | None = None, *, message_id: str = ""
 ) -> bytes:
-    """The message's properties. A marked message waits by our rules, not by its expiration."""
-    expires = message.expiration_ms is not None and not mark.due
-    headers = table_of(message.headers)
+    """The message's properties. A marked message waits by our rules, not by its expiration.
+
+    Nor does one that lives longer than RabbitMQ can say: the worker reads when it expires.
+    """
+    expires = message.expiration_ms is not None and not mark.due and message.expiration_ms <= TTL_MAX_MS
+    headers = table_of(message.headers) if message.headers else {}  # none: it could not be read
     properties = Properties(
         content_type=message.content_type,
         content_encoding=message.content_encoding,
@@ -63,11 +69,17 @@ def encode(
         type=mark.text(),
     )
     try:
-        return encode_properties(properties)
+        encoded = encode_properties(properties)
     except OverflowError:
         exact = {_JSON_HEADER: message.headers.decode()}
         properties.headers = _small(headers) | exact | (extra or {})
-        return encode_properties(properties)
+        encoded = encode_properties(properties)
+    if len(encoded) > PROPERTIES_MAX_BYTES:
+        raise TooLarge(
+            f"the headers take {len(encoded)} bytes; RabbitMQ takes {PROPERTIES_MAX_BYTES}: "
+            "send less in headers and stamps"
+        )
+    return encoded
 
 
 def decode(incoming: Incoming) -> tuple[Message, Mark, Table]:
@@ -76,7 +88,7 @@ def decode(incoming: Incoming) -> tuple[Message, Mark, Table]:
         properties = decode_properties(incoming.properties)
     except (ValueError, IndexError, struct.error, RecursionError):
         # Not a table as AMQP has it: the worker will bury what it cannot read.
-        return Message(b"", incoming.body), NO_MARK, {}
+        return unreadable(incoming.body), NO_MARK, {}
     table = properties.headers or {}
     ours: Table = {}
     if "x-death" in table:
@@ -85,6 +97,9 @@ def decode(incoming: Incoming) -> tuple[Message, Mark, Table]:
     for name in [name for name in table if name[:6] == "umbel-"]:
         ours[name] = table.pop(name)
     expiration = properties.expiration
+    expiration_ms = int(expiration) if expiration.isascii() and expiration.isdecimal() else None
+    if expiration_ms is not None and expiration_ms > EXPIRATION_MAX_MS:
+        return unreadable(incoming.body), NO_MARK, {}
     message = Message(
         json_of(table, ours),
         incoming.body,
@@ -93,7 +108,7 @@ def decode(incoming: Incoming) -> tuple[Message, Mark, Table]:
         properties.priority or 0,
         properties.correlation_id,
         properties.reply_to,
-        int(expiration) if expiration.isdecimal() else None,
+        expiration_ms,
     )
     return message, _mark(properties.type) if properties.type else NO_MARK, ours
 
@@ -132,7 +147,7 @@ def json_of(table: Table, ours: Table) -> bytes:
         try:
             if _small(_decode.decode(exact)) == table:
                 return exact.encode()
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             pass
     return _encode(table)
 
@@ -155,6 +170,7 @@ def _mark(text: str) -> Mark:
     if kind != _MARK:
         return NO_MARK
     try:
-        return Mark(float(due), ran == "1")
+        mark = Mark(float(due), ran == "1")
     except ValueError:
         return NO_MARK
+    return mark if 0 <= mark.due <= LATEST_S else NO_MARK

@@ -19,7 +19,8 @@ from umbel.errors import BrokerRefused, WireError
 from umbel.wire.message import Message, Outgoing, StoredResult
 
 REASON, QUEUE, STARTS, BURIED_AT = "umbel-reason", "umbel-queue", "umbel-starts", "umbel-buried"
-HEADERS = "umbel-headers"  # of a dead letter whose headers are no table
+HEADERS = "umbel-headers"  # the beginning of those of a dead letter that cannot be written as a table
+HEADERS_SHOWN_BYTES = 4096
 Refusals = dict[int, str]
 """Why messages were refused, by their place in what was sent together."""
 
@@ -67,7 +68,7 @@ def dead_letter(queue: str, message: Message, reason: str, starts: int, now: flo
     try:
         properties = encode(message, NO_MARK, extra, message_id=letter_id)
     except (WireError, ValueError):
-        extra[HEADERS] = message.headers.decode(errors="backslashreplace")
+        extra[HEADERS] = message.headers[:HEADERS_SHOWN_BYTES].decode(errors="backslashreplace")
         bare = Message(b"{}", message.body, expiration_ms=message.expiration_ms)
         properties = encode(bare, NO_MARK, extra, message_id=letter_id)
     return Post(topology.DEAD, properties, message.body, topology.dead_letter_queue())

@@ -11,7 +11,7 @@ import msgspec
 
 from umbel.brokers.interface import Delivery, Refused, Tag
 from umbel.brokers.sqlite import meta, refusals, rows
-from umbel.wire.message import Message, Outgoing
+from umbel.wire.message import Message, Outgoing, unreadable
 
 PRIORITY_MAX = 9
 FILE_EVERY = 1024
@@ -23,6 +23,14 @@ _decode = msgspec.msgpack.Decoder(Message).decode
 _LAST_ID = 2**63 - 1
 
 
+def decode(data: Any) -> Message:
+    """What is no message, because somebody else wrote into the file, is handed on to be buried."""
+    try:
+        return _decode(data)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return unreadable(data if isinstance(data, bytes) else str(data).encode(errors="replace"))
+
+
 def tag(ticket: int, number: int) -> str:
     """Names one claim of one message."""
     return f"{ticket}:{number}"
@@ -32,15 +40,6 @@ def number_of(tag: Tag) -> int:
     """The message that a tag is about."""
     assert isinstance(tag, str), "tags are made by claim()"
     return int(tag[tag.index(":") + 1 :])
-
-
-def decode(data: Any) -> Message:
-    """The message of a row. What is none is handed on without headers: the worker says why it ends."""
-    try:
-        return _decode(data)
-    except (msgspec.DecodeError, TypeError, ValueError, RecursionError):
-        raw = data.encode(errors="replace") if isinstance(data, str) else data
-        return Message(b"", raw if isinstance(raw, bytes) else bytes(str(raw), "ascii"), "application/data")
 
 
 APPEND = "INSERT INTO messages (queue, priority, message) VALUES (?, ?, ?)"

@@ -1,12 +1,12 @@
 """Commands that change the limits of tasks while the worker runs."""
 
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 from umbel.control.panel import Panel
 from umbel.control.state import ControlState
 from umbel.protocol.rate import parse_rate
+from umbel.wire.limits import TIME_LIMIT_MAX_S
 
 panel = Panel()
 
@@ -38,8 +38,8 @@ def time_limit(
     if rules is None:
         return {"error": "unknown task"}
     for name, limit in (("soft", soft), ("hard", hard)):
-        if limit and not 0 < limit < inf:
-            return {"error": f"{name} must be a number of seconds above 0, not {limit!r}"}
+        if limit and not 0 < limit <= TIME_LIMIT_MAX_S:
+            return {"error": f"{name} must be a number of seconds above 0, at most ten years, not {limit!r}"}
     if reason := state.unenforceable(task_name, soft=bool(soft), hard=bool(hard)):
         return {"error": f"this worker's pool cannot enforce this limit: {reason}; start it with prefork"}
     state.change_rules(task_name, replace(rules, soft_limit_s=soft or None, hard_limit_s=hard or None))

@@ -4,6 +4,7 @@ from typing import Any
 
 from umbel.control.panel import Panel
 from umbel.control.state import ControlState
+from umbel.wire.limits import is_name
 
 panel = Panel()
 
@@ -29,8 +30,8 @@ def add_consumer(
     **_: Any,
 ) -> dict[str, str]:
     """Consume one more queue."""
-    if not 0 < len(queue) <= QUEUE_NAME_MAX:
-        return {"error": f"a queue has a name of 1 to {QUEUE_NAME_MAX} characters"}
+    if not 0 < len(queue) <= QUEUE_NAME_MAX or not is_name(queue):
+        return {"error": f"a queue has a name of 1 to {QUEUE_NAME_MAX} characters, and no NUL"}
     if (exchange or queue, exchange_type or "direct", routing_key or queue) != (queue, "direct", queue):
         return {"error": "a queue here is bound to the direct exchange of its own name, with its own name"}
     state.add_queue(queue)

@@ -1,0 +1,117 @@
+"""How RabbitMQ says no to messages, and what becomes of them (N2)."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.brokers.test_amqp_layout import declare
+from tests.brokers.under_test import (
+    BrokerUnderTest,
+    message,
+    outgoing,
+    run,
+    take,
+    take_in_time,
+    take_one,
+    texts,
+)
+from tests.servers.rabbitmq import amqp_url
+from umbel.brokers.amqp import outbox
+from umbel.brokers.amqp.blocking import BlockingLink
+from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp.location import locations_from_url
+from umbel.brokers.interface import Ack, BrokerSettings
+from umbel.errors import BrokerRefused
+from umbel.wire.message import Message, Outgoing
+
+__all__ = ["amqp_url"]
+
+TOO_LARGE = 129 * 1024 * 1024  # RabbitMQ's own limit is 128 MiB, or 16 from version 4 on
+
+
+@pytest.fixture
+def under_test(amqp_url: str) -> Iterator[BrokerUnderTest]:
+    under_test = BrokerUnderTest(BrokerSettings(amqp_url), CAPABILITIES)
+    yield under_test
+    under_test.close()
+
+
+@pytest.fixture
+def full(under_test: BrokerUnderTest) -> str:
+    """A queue that holds one message and refuses more."""
+    (location,) = locations_from_url(under_test.settings.url)
+    link = BlockingLink(location, timeout_s=10, name="stranger")
+    declare(link, "small", max_length=1, overflow="reject-publish")
+    link.close()
+    under_test.producer().publish(outgoing("first", queue="small"))
+    return "small"
+
+
+def test_a_full_queue_refuses_each_message_and_no_other(under_test: BrokerUnderTest, full: str) -> None:
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a"))
+            delivery = await take_one(broker)
+            sent = [*outgoing("x", "y", queue=full), *outgoing("z")]
+            settled = await broker.settle([Ack(delivery.tag, (), sent)])
+            assert sorted(part.part.message.body for part in settled.refused) == [b"x", b"y"]  # type: ignore[union-attr]
+            assert all("reject-publish" in part.reason for part in settled.refused)
+            assert texts(await take_in_time(broker, 1, what="the other one")) == ["z"]
+            assert sorted(one.message.body for one in await broker.dead_letters()) == [b"x", b"y"]
+
+    run(scenario())
+
+
+def test_a_sender_is_told_which_messages_a_full_queue_refused(under_test: BrokerUnderTest, full: str) -> None:
+    batch = [*outgoing("a"), *outgoing("x", queue=full), *outgoing("b")]
+    with pytest.raises(BrokerRefused, match="'small'") as told:
+        under_test.producer().publish(batch)
+    assert told.value.places == (1,)
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            assert sorted(texts(await take_in_time(broker, 2, what="the others"))) == ["a", "b"]
+
+    run(scenario())
+
+
+def test_a_message_over_the_servers_limit_is_refused_alone(under_test: BrokerUnderTest) -> None:
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a"))
+            delivery = await take_one(broker)
+            large = Outgoing("celery", Message(b'{"task": "t"}', bytes(TOO_LARGE), correlation_id="large"))
+            settled = await broker.settle([Ack(delivery.tag, (), [*outgoing("b"), large, *outgoing("c")])])
+            (refused,) = settled.refused
+            assert refused.part is large and "larger" in refused.reason
+            assert sorted(texts(await take_in_time(broker, 2, what="the others"))) == ["b", "c"]
+
+    run(scenario())
+
+
+def test_a_queue_that_cannot_be_consumed_does_not_stop_the_others(under_test: BrokerUnderTest) -> None:
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a"))
+            queues = ("amq.reserved", "celery")
+            assert texts((await take(broker, 1, queues=queues)).deliveries) == ["a"]
+            with pytest.raises(BrokerRefused, match=r"amq\.reserved"):
+                await take(broker, 1, queues=("amq.reserved",))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "unwritable",
+    [
+        Message(b"", b"no headers"),
+        Message(b"[1]", b"no map"),
+        Message(b'{"task": "t"}', b"", correlation_id="i" * 300),
+        Message(b'{"task": "t"}', b"", reply_to="r" * 300),
+        message("\N{SNOWMAN}"),
+    ],
+)
+def test_any_message_can_be_a_dead_letter(unwritable: Message) -> None:
+    """N1: what cannot be written as it is goes with its headers as text."""
+    letter = outbox.dead_letter("celery", unwritable, "why", 2, 1.0)
+    assert letter.body == unwritable.body and letter.frames(1)
