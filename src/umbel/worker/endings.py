@@ -114,7 +114,7 @@ class Endings:
             failed = UmbelError(f"fault of the worker: {last}")
             made = call_guarded(self._end_without_running, held.message, delivery.queue, failed, FAILURE)
             ending = ending if isinstance(made, Raised) else made.value
-        results = () if held is None else self._addressed(held, ending.results)
+        results = () if held is None else self._addressed(held.message, ending.results)
         if held is not None:
             self._release(held)
         if acked:
