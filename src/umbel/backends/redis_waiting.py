@@ -17,6 +17,7 @@ from umbel.errors import AccessRefused, BrokerUnavailable
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.states import PENDING, READY_STATES
 from umbel.wire.message import StoredResult
+from umbel.wire.values import UNREADABLE
 
 LIVELY_S = 5.0  # a wait looks again so often, which also shows whether the server is still there
 
@@ -36,7 +37,7 @@ def decode_results(task_ids: Sequence[str], payloads: Sequence[bytes | None]) ->
             continue
         try:
             found[task_id] = StoredResult(task_id, _status(payload).status, payload)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             continue
     return found
 

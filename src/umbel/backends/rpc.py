@@ -29,6 +29,7 @@ from umbel.errors import BrokerError, NotSupported
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.states import READY_STATES, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.values import UNREADABLE
 
 RESULTS_MAX = 100_000  # kept in memory; past it the oldest is forgotten
 
@@ -192,7 +193,7 @@ class RpcBackend:
         for task_id, payload in arrived:
             try:
                 status = _status.decode(payload).status
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 continue  # no result map: whatever it is, it was not asked for
             results.append(StoredResult(task_id, status, payload))
         self._keep(results)

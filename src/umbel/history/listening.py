@@ -22,6 +22,7 @@ from umbel.protocol.pidbox import Request
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
 from umbel.wire.event import LOGGED
+from umbel.wire.values import UNREADABLE
 
 log = logging.getLogger("umbel.history")
 
@@ -140,5 +141,5 @@ class Listening:
 def _is_logged(headers: bytes) -> bool:
     try:
         return _headers.decode(headers).logged
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return False

@@ -27,6 +27,7 @@ __all__ = [
     "Limits",
     "SERIALIZERS",
     "Serializer",
+    "UNREADABLE",
     "accepted_serializer",
     "decode_json",
     "decode_json_as",
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What a decoder of msgspec raises, by the bytes that it is given."""
 
 
 def encode_json(value: object, *, root: str = "value", limits: Limits = DEFAULT_LIMITS) -> bytes:

@@ -201,7 +201,6 @@ class MailboxShell:
             for _ in range(min(len(batch), len(self._replies))):
                 self._replies.popleft()
 
-
     async def _send(self, replies: Sequence[Broadcast]) -> None:
         """Send them; where the broker refuses, the replies that it refuses are dropped, and no others."""
         try:

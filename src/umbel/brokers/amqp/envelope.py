@@ -21,6 +21,7 @@ from umbel.errors import BadMessage, TooLarge
 from umbel.wire.instant import LATEST_S
 from umbel.wire.limits import EXPIRATION_MAX_MS, PRIORITY_MAX
 from umbel.wire.message import Message, unreadable
+from umbel.wire.values import UNREADABLE
 
 PERSISTENT, TRANSIENT = 2, 1
 TTL_MAX_MS = 2**32 - 1  # 49 days: RabbitMQ takes no longer one
@@ -134,7 +135,7 @@ def decode_broadcast(incoming: Incoming, exchange: str) -> Broadcast:
 def table_of(headers: bytes) -> Table:
     try:
         table = _decode.decode(headers)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BadMessage(f"headers that are no JSON object cannot be sent: {error}") from None
     if _encode(table) != headers:
         table[_JSON_HEADER] = headers.decode()
@@ -147,7 +148,7 @@ def json_of(table: Table, ours: Table) -> bytes:
         try:
             if _small(_decode.decode(exact)) == table:
                 return exact.encode()
-        except (msgspec.MsgspecError, RecursionError):
+        except UNREADABLE:
             pass
     return _encode(table)
 

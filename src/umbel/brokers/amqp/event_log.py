@@ -26,6 +26,7 @@ from umbel.brokers.amqp.streams import read_stream
 from umbel.brokers.amqp.table import decode_properties
 from umbel.brokers.interface import BrokerSettings, EventLogState, LoggedEvent
 from umbel.wire.event import LOGGED
+from umbel.wire.values import UNREADABLE
 
 KEPT_FRESH_S = 2.0  # who reads ahead need not ask each time what the limit leaves
 _decoder = msgspec.json.Decoder(LogEntry)
@@ -142,7 +143,7 @@ def _logged_event(offset: int, incoming: Incoming) -> LoggedEvent | None:
         return None if _is_logged(incoming) else LoggedEvent(offset, time(), routing_key, incoming.body)
     try:
         logged = _decoder.decode(incoming.body)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return LoggedEvent(offset, time(), "unknown", incoming.body)
     if not logged.routing_key:
         return None

@@ -16,6 +16,7 @@ import msgspec
 from umbel.errors import RevokesFull
 from umbel.protocol.coordination import RETENTION_S, ElectionRecord
 from umbel.wire.revoke import Revoke
+from umbel.wire.values import UNREADABLE
 
 log = logging.getLogger("umbel.brokers.amqp")
 RecordT = TypeVar("RecordT")
@@ -296,7 +297,7 @@ class FactsView:
 def _decoded(decoder: msgspec.json.Decoder[RecordT], body: bytes) -> RecordT | None:
     try:
         return decoder.decode(body)
-    except msgspec.MsgspecError as error:  # written by another version, or by somebody else
+    except UNREADABLE as error:  # written by another version, or by somebody else
         extra = {"why": str(error), "begins": body[:80].decode(errors="replace")}
         log.warning("a record in RabbitMQ cannot be read: left out", extra=extra)
         return None

@@ -26,6 +26,7 @@ from umbel.brokers.redis.verdicts import in_calls, settlement, ttl_ms_of
 from umbel.brokers.redis.waiting import Watch
 from umbel.errors import BrokerError
 from umbel.wire.revoke import Revoke
+from umbel.wire.values import UNREADABLE
 
 LOST_CHECKS_PER_LEASE = 3
 REVOKES_PAGE = 5000
@@ -251,7 +252,7 @@ def _standing(revokes: Sequence[bytes], now_s: float) -> list[Revoke]:
     """The revokes that are news; what cannot be read revokes nothing."""
     found: list[Revoke] = []
     for one in revokes:
-        with suppress(msgspec.DecodeError):
+        with suppress(*UNREADABLE):
             revoke = _revoke(one)
             if revoke.is_news(now_s):
                 found.append(revoke)
