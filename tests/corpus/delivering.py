@@ -141,7 +141,12 @@ def sqlite_row(case: Case) -> bytes:
 def redis_envelope(case: Case) -> bytes:
     if case.raw is not None:
         return case.raw
-    stated = {**_CONTENT, "correlation_id": case.name, "body_encoding": "base64", "delivery_tag": case.name}
+    stated: dict[str, Any] = {
+        **_CONTENT,
+        "correlation_id": case.name,
+        "body_encoding": "base64",
+        "delivery_tag": case.name,
+    }
     stated |= {"delivery_info": {"exchange": "", "routing_key": QUEUE}, **case.properties}
     content = [json.dumps(stated.pop(name)).encode() for name in _CONTENT]
     return b'{"body": "%b", "content-type": %b, "content-encoding": %b, "headers": %b, "properties": %b}' % (

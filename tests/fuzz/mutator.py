@@ -22,8 +22,8 @@ NODES_MAX = 400
 _BIG = 10**30
 
 HOSTILE: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 255, 256, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63), -(2**63) - 1, _BIG,
-    -_BIG, 10**400, 0.0, -0.0, 0.5, 1e-300, 1e300, 1.7e308, float("nan"), float("inf"), float("-inf"),
+    None, True, False, 0, -1, 1, 255, 256, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63), -(2**63) - 1,
+    _BIG, -_BIG, 10**400, 0.0, -0.0, 0.5, 1e-300, 1e300, 1.7e308, float("nan"), float("inf"), float("-inf"),
     "", "x", "0", "-1", "soon", "nan", "1e400", "\0", "a\0b", "\ud800", "\udcff", "\x1b[2J\n", "\u202e",
     "\ufeff", "é", "😀", "x" * 300, "9" * 5000, "2026-01-01T00:00:00", "9999-12-31T23:59:59-14:00",
     "0001-01-01T00:00:00+14:00", "__class__", "../../x", "corpus_tasks.take", "celery", "amq.x", "a.b.#.*",
@@ -190,9 +190,11 @@ class _Change:
                 return data[:at] + chance.choice(_TOKENS) + data[at:]
 
 
-_TOKENS = (b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\0", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"-",
-           b"NaN", b"1e400", b"null", b'{"umbel": {', b"\\ud800", b"\xc6\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff",
-           b"\xce", b"9" * 4400)  # fmt: skip
+_TOKENS = (
+    b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\0", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"-",
+    b"NaN", b"1e400", b"null", b'{"umbel": {', b"\\ud800", b"\xc6\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xce",
+    b"9" * 4400,
+)  # fmt: skip
 
 
 def enumerate_text(items: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -78,8 +78,8 @@ def _broadcasts() -> list[Case]:
     to = {"exchange": "reply.celery.pidbox", "routing_key": "corpus"}
     asked = {"method": "revoke", "arguments": {"task_id": "seed", "terminate": False}, "destination": ["x@y"],
              "pattern": None, "matcher": None, "ticket": "seed", "reply_to": to}  # fmt: skip
-    hello = asked | {"method": "hello", "arguments": {"from_node": "a@b", "revoked": ["x"], "ages": [1.5], "cver": 2},
-                     "destination": None}  # fmt: skip
+    said = {"from_node": "a@b", "revoked": ["x"], "ages": [1.5], "cver": 2}
+    hello = asked | {"method": "hello", "arguments": said, "destination": None}
     told += [_case(f"request-{n}", "control", headers=b'{"clock":1,"expires":4102444800.0}',
                    body=json.dumps(one).encode()) for n, one in enumerate((asked, hello))]  # fmt: skip
     headers = b'{"ticket":"x","clock":3,"members":[["a@b","alive",0.5,true]],"total":5}'
@@ -88,7 +88,7 @@ def _broadcasts() -> list[Case]:
 
 def _results() -> list[Case]:
     done = {"status": "SUCCESS", "result": [1], "traceback": None, "children": [[["a", None], None]],
-            "date_done": "2026-01-01T00:00:00", "task_id": "seed", "group_id": "g", "parent_id": "p"}  # fmt: skip
+            "date_done": "2026-01-01T00:00:00", "task_id": "seed", "group_id": "g"}  # fmt: skip
     error = {"exc_type": "KeyError", "exc_message": ["x"], "exc_module": "builtins"}
     failed = done | {"status": "FAILURE", "result": error, "traceback": "Traceback"}
     return [
