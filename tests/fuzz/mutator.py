@@ -192,8 +192,8 @@ class _Change:
 
 _TOKENS = (
     b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\0", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"-",
-    b"NaN", b"1e400", b"null", b'{"umbel": {', b"\\ud800", b"\xc6\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xce",
-    b"9" * 4400,
+    b"NaN", b"1e400", b"null", b'{"umbel": {', b"\\ud800", b"\xc6\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff",
+    b"\xce", b"9" * 4400,
 )  # fmt: skip
 
 

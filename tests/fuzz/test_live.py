@@ -26,9 +26,9 @@ from tests.waiting import wait_until
 from umbel.errors import TaskError, WireError
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
-INPUTS = int(os.environ.get("UMBEL_FUZZ_INPUTS") or (500_000 if SOAK else 400))
-SEED = int(os.environ.get("UMBEL_FUZZ_SEED") or random.randrange(2**31))
-FIRST = int(os.environ.get("UMBEL_FUZZ_FIRST") or 0)
+INPUTS = int(os.environ.get("FUZZ_INPUTS") or (500_000 if SOAK else 400))
+SEED = int(os.environ.get("FUZZ_SEED") or random.randrange(2**31))
+FIRST = int(os.environ.get("FUZZ_FIRST") or 0)
 BATCH = 1000 if SOAK else 200
 NEIGHBOURS = BATCH // 10
 TASKS_FILE = Path(__file__).parent.parent / "scenarios" / "corpus_tasks.py"
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.scenario, pytest.mark.timeout(4 * 3600 if SOAK else 18
 
 @pytest.mark.parametrize("broker", ["redis", "amqp"])
 def test_no_input_ends_a_worker_or_costs_a_neighbour(broker: str, tmp_path: Path) -> None:
-    print(f"UMBEL_FUZZ_SEED={SEED} UMBEL_FUZZ_FIRST={FIRST}")
+    print(f"FUZZ_SEED={SEED} FUZZ_FIRST={FIRST}")
     with (
         place(broker, tmp_path, durable=False) as where,
         Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend) as cluster,
@@ -73,7 +73,7 @@ class Fuzzing:
                 self._give(tasks, rest)
             except AssertionError:
                 self._keep(tasks + rest)
-                print(f"UMBEL_FUZZ_SEED={SEED} UMBEL_FUZZ_FIRST={first} UMBEL_FUZZ_INPUTS={BATCH}")
+                print(f"FUZZ_SEED={SEED} FUZZ_FIRST={first} FUZZ_INPUTS={BATCH}")
                 raise
         assert self._ran == Counter(self._sent), "a neighbour ran twice"
         print(f"{self._broker}: {INPUTS} inputs, {len(self._sent)} neighbours, seed {SEED}")

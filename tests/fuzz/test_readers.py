@@ -1,7 +1,7 @@
 """The readers of the wire under inputs that a seeded mutator makes of the corpus (N1).
 
 `make soak` reads a million, `make test` a few thousand. A failure prints the seed, the number of the
-input and the input as a file of the corpus; `UMBEL_FUZZ_SEED=… UMBEL_FUZZ_FIRST=…` begins there again.
+input and the input as a file of the corpus; `FUZZ_SEED=… FUZZ_FIRST=…` begins there again.
 """
 
 import os
@@ -14,9 +14,9 @@ from tests.corpus.readers import REFUSALS, read_case
 from tests.fuzz.mutator import Mutator
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
-INPUTS = int(os.environ.get("UMBEL_FUZZ_INPUTS") or (1_000_000 if SOAK else 10_000))
-SEED = int(os.environ.get("UMBEL_FUZZ_SEED") or random.randrange(2**31))
-FIRST = int(os.environ.get("UMBEL_FUZZ_FIRST") or 0)
+INPUTS = int(os.environ.get("FUZZ_INPUTS") or (1_000_000 if SOAK else 10_000))
+SEED = int(os.environ.get("FUZZ_SEED") or random.randrange(2**31))
+FIRST = int(os.environ.get("FUZZ_FIRST") or 0)
 FAILURES_MAX = 20  # enough to see the classes
 
 
@@ -31,7 +31,7 @@ def test_whatever_bytes_a_reader_is_given_it_returns_a_value_or_raises_its_own_e
         except REFUSALS:
             continue
         except Exception as error:
-            said = f"UMBEL_FUZZ_SEED={SEED} UMBEL_FUZZ_FIRST={number}, {broker}\n{as_file(case)}"
+            said = f"FUZZ_SEED={SEED} FUZZ_FIRST={number}, {broker}\n{as_file(case)}"
             wrong.setdefault(f"{type(error).__name__}: {error!s:.60}", said)
             if len(wrong) == FAILURES_MAX:
                 break
