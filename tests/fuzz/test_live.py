@@ -94,7 +94,9 @@ class Fuzzing:
         )
         assert worker.poll() is None, f"the worker ended: {self._cluster.log('w1')[-3000:]}"
         answers = self._cluster.app.control.ask("ping", destination=[self._node, NODE], timeout=20)
-        assert {self._node, NODE} <= answers.replies.keys(), "ping is not answered"
+        assert {self._node, NODE} <= answers.replies.keys(), (
+            f"ping is answered by {list(answers.replies)} only"
+        )
 
     def _tell(self, case: Case) -> None:
         if case.kind == "event":
