@@ -17,7 +17,7 @@ from random import random
 import msgspec
 
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import Ack, Broker, Bury, Verdict
+from umbel.brokers.interface import Ack, Broker, Bury, Refused, Return, Settled, Tag, Verdict
 from umbel.errors import BrokerError
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
@@ -53,6 +53,8 @@ class Settler:
         self._results: list[StoredResult] = []
         self._follow_ups: list[Outgoing] = []
         self._uniques: list[tuple[str, str]] = []
+        self._messages: dict[Tag, Outgoing] = {}  # of verdicts that wait and end without an outcome
+        self._dead: list[Refused] = []
         self._gathered = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -63,7 +65,10 @@ class Settler:
         """What is not settled, stored or sent yet: a worker that has much of it takes nothing new."""
         return len(self._waiting) + len(self._results) + len(self._follow_ups)
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
+        """`message`: what is returned or buried, for the case that the broker has forgotten it."""
+        if message is not None:
+            self._messages[verdict.tag] = message
         self._waiting.append(verdict)
         self._wake()
 
@@ -110,16 +115,36 @@ class Settler:
         while self._waiting:
             batch = self._waiting[:BATCH_MAX]
             await self._logged()
-            settled = await self._broker.settle(await self._with_results_stored(batch))
+            sent = await self._with_results_stored(batch)
+            settled = await self._broker.settle(sent)
             del self._waiting[: len(batch)]
             self._settled()
+            self._keep_unknown(sent, settled)
             if settled.conflicts:
                 self._counters.conflicts += len(settled.conflicts)
                 log.warning(
                     "finished after the lease had ended: not applied, another worker has these messages",
                     extra={"count": len(settled.conflicts)},
                 )
+        await self._store_reported()
+        await self._bury_unknown()
         await self._release_gathered()
+
+    def _keep_unknown(self, batch: Sequence[Verdict], settled: Settled) -> None:
+        """The data was replaced, and nobody but this worker knows these: what they brought is kept."""
+        for verdict in batch:
+            message = self._messages.pop(verdict.tag, None) if self._messages else None
+            if verdict.tag not in settled.unknown:
+                continue
+            match verdict:
+                case Ack() | Bury():
+                    self._counters.unknown += 1
+                    self.report(verdict.results, verdict.follow_ups)
+                    if isinstance(verdict, Bury) and message is not None:
+                        self._dead.append(Refused(message, verdict.reason))
+                case Return() if message is not None:
+                    self._counters.unknown += 1
+                    self.report((), [message])
 
     async def _release_gathered(self) -> None:
         if self._uniques:
@@ -153,6 +178,12 @@ class Settler:
             await self._broker.publish(follow_ups)
             del self._follow_ups[: len(follow_ups)]
         self._settled()
+
+    async def _bury_unknown(self) -> None:
+        if self._dead:
+            dead = tuple(self._dead)
+            await self._broker.bury(dead)
+            del self._dead[: len(dead)]
 
     def _wake(self) -> None:
         self._idle.clear()

@@ -8,7 +8,7 @@ with growing pauses, is connected as soon as RabbitMQ is back.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import time
 
@@ -34,6 +34,7 @@ from umbel.brokers.interface import (
     EventLogState,
     Evidence,
     LoggedEvent,
+    Replaced,
     Settled,
     Subscription,
     Verdict,
@@ -49,8 +50,13 @@ LOOK_EVERY_S = 0.05  # for messages in queues that nobody here consumes
 
 class AmqpBroker:
     def __init__(self, settings: BrokerSettings) -> None:
+        self.on_replaced: Callable[[Replaced], None] = lambda _: None
         self._settings = settings
-        self._sessions = Sessions(settings, name=f"{settings.connection_name} {os.getpid()}")
+        self._sessions = Sessions(
+            settings,
+            name=f"{settings.connection_name} {os.getpid()}",
+            on_replaced=lambda replaced: self.on_replaced(replaced),
+        )
         self._coordination = AmqpCoordination(self._sessions, settings)
         self._event_log = EventLog(settings)
 
@@ -151,7 +157,14 @@ class AmqpBroker:
         gone = verdicts.apply(judged, claims)
         for owner in judged.owners:
             claims.touch(owner)
-        return Settled(judged.judged - len(gone), frozenset(judged.refused | gone))
+        forgotten = self._sessions.unknown & (judged.refused | gone)
+        self._sessions.unknown -= forgotten
+        # What a verdict sends was sent before its claim was found gone; only a message is not back.
+        unknown = forgotten & (judged.refused | {tag for tag, _ in judged.returned})
+        conflicts = (judged.refused | gone) - forgotten
+        return Settled(
+            judged.judged - len(gone - forgotten), frozenset(conflicts), unknown=frozenset(unknown)
+        )
 
     async def _park_early(self, session: Session, claims: Claims) -> None:
         """What arrived before it was due goes on to the next step of the ladder."""
@@ -214,15 +227,23 @@ class AmqpBroker:
         if ttl_s <= 0:  # RabbitMQ would still hand it to whoever waits for it
             return None
         session = await self._sessions.get()
-        for name in {broadcast.exchange for broadcast in batch}:
-            if name not in session.publisher.exchanges:
-                await session.publisher.declare(topology.exchange(name))
         posts = [
             Post(one.routing_key, envelope.encode_broadcast(one, ttl_s), one.body, exchange=one.exchange)
             for one in batch
         ]
-        await session.publisher.send(posts)
+        try:
+            await self._fan_out(session, posts)
+        except ChannelClosed as refused:
+            if refused.code != ChannelClosed.NOT_FOUND:
+                raise
+            session.publisher.exchanges.clear()  # deleted by somebody
+            await self._fan_out(session, posts)
         return None
+
+    async def _fan_out(self, session: Session, posts: Sequence[Post]) -> None:
+        for name in {post.exchange for post in posts} - session.publisher.exchanges:
+            await session.publisher.declare(topology.exchange(name))
+        await session.publisher.send(posts)
 
     @asynccontextmanager
     async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:

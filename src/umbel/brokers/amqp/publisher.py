@@ -51,6 +51,11 @@ class Publisher:
         await channel.close()
         (self.declared if isinstance(what, Queue) else self.exchanges).add(what.name)
 
+    def forget_declared(self) -> None:
+        """Things were deleted: what is needed is declared again."""
+        self.declared.clear()
+        self.exchanges.clear()
+
     async def _open_channel(self) -> Channel:
         if self._channel is None or self._channel.error is not None:
             self._channel = await self._link.channel(confirms=True)

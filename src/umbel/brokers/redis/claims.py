@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import BrokerSettings, Claim, Settled, Tag, Verdict
+from umbel.brokers.interface import BrokerSettings, Claim, Replaced, Settled, Tag, Verdict
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.answers import ASKER_LIFE_S, sweep_askers
 from umbel.brokers.redis.handing import Adoptions
@@ -30,12 +30,15 @@ REVOKES_PAGE = 5000
 UNPARK_MAX_S = 5.0
 
 _CLAIM, _SETTLE = script("claim"), script("settle")
-_ABANDON, _OWNERS = script("abandon"), script("owners")
+_ABANDON, _OWNERS, _RECONCILE = script("abandon"), script("owners"), script("reconcile")
 _revoke = msgspec.json.Decoder(Revoke).decode
 
 
 class Claims:
-    """`declare` makes queues known before anything is taken from them."""
+    """`declare` makes queues known before anything is taken from them.
+
+    `on_replaced` is told when the server's data is found to be other data, once the claims are sorted out.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Claims:
         addresses: Sequence[Address],
         *,
         declare: Callable[[Sequence[str]], Awaitable[None]],
+        on_replaced: Callable[[Replaced], None],
     ) -> None:
         self.consumed: frozenset[str] = frozenset()  # the queues of the last claim
         self._link = link
@@ -52,6 +56,7 @@ class Claims:
         self._lease_s = settings.lease_s
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
         self._declare = declare
+        self._on_replaced = on_replaced
         self._watch = Watch(
             addresses,
             keys,
@@ -61,6 +66,9 @@ class Claims:
         )
         self._holding = Holding(keys)
         self._adoptions = Adoptions(link, keys, self._holding, lease_s=settings.lease_s)
+        self._renewals: dict[str, int] = {}  # by owner: as many as the server has confirmed
+        self._replaced: set[str] = set()  # owners whose claims are still to be compared with other data
+        self._renewing = asyncio.Lock()
         self._last_queue = ""  # had the last turn in the last claim
         self._lost_checked_at = 0.0
         self._sweep_askers_at = 0.0
@@ -77,7 +85,7 @@ class Claims:
         self.consumed = frozenset(queues)
         await self._give_back_lost_claims()
         returned = await self.return_lost() if self._time_for_lost() else 0
-        ticket = self._holding.ticket()
+        ticket = self._holding.begin()
         args = (
             self._keys.prefix,
             owner,
@@ -111,7 +119,31 @@ class Claims:
             self._watch.handed = None
             await self._adoptions.finish()
             await self._owners("unhand", owner)
-        return bool(await self._owners("renew", owner))
+        async with self._renewing:
+            renewals = self._renewals.get(owner, 0)
+            stood, self._renewals[owner], replaced = await self._link.run(
+                _OWNERS, "renew", self._keys.prefix, self._lease_s, owner, renewals
+            )
+            if replaced:
+                self._replaced.add(owner)
+            if owner in self._replaced:
+                await self._reconcile(owner)
+                return True
+        return bool(stood)
+
+    async def _reconcile(self, owner: str) -> None:
+        await self._adoptions.finish()
+        tickets, held = self._holding.known_of(owner, but=self._adoptions.pending)
+        missing = await self._link.run(_RECONCILE, self._keys.prefix, owner, len(tickets), *tickets, *held)
+        self._holding.forget_unknown(field.decode() for field in missing)
+        self._replaced.discard(owner)
+        self._on_replaced(Replaced(f"the data of {self._link.address.shown}", self._holding.unknown))
+
+    async def _notice_replaced(self) -> None:
+        """Claims have ended: maybe because the data was replaced, which the next renewal would notice."""
+        for owner, renewals in list(self._renewals.items()):
+            if await self._link.run(_OWNERS, "check", self._keys.prefix, self._lease_s, owner, renewals):
+                await self.renew(owner)
 
     async def return_lost(self) -> int:
         if time.monotonic() > self._sweep_askers_at:
@@ -129,6 +161,7 @@ class Claims:
         self._unblock(self._watch.client_id)  # or the server might hand it something after that
         count = await self._owners("forget", owner)
         self._holding.forget(owner)
+        self._renewals.pop(owner, None)
         await self._unpark(owner)
         return count
 
@@ -145,19 +178,25 @@ class Claims:
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         await self._adoptions.finish()
         groups, refused = self._holding.judge(verdicts)
-        applied, waiting = 0, list(groups)
+        applied, waiting, ended = 0, list(groups), list[Group]()
         try:
             while waiting:
                 group = waiting[0]
                 if await self._settle_group(group):
                     applied += len(group.verdicts)
                 else:
-                    refused |= {verdict.tag for verdict in group.verdicts}
+                    ended.append(group)
                 self._holding.settled(waiting.pop(0))
+            for verdict in (verdict for group in ended for verdict in group.verdicts):
+                self._holding.lose(verdict.tag)
+                refused.add(verdict.tag)
+            if refused:
+                await self._notice_replaced()
         except (asyncio.CancelledError, BrokerError):
-            self._holding.restore(waiting)
+            self._holding.restore([*ended, *waiting])
             raise
-        return Settled(applied, frozenset[Tag](refused))
+        unknown = self._holding.take_unknown(refused)
+        return Settled(applied, frozenset[Tag](refused - unknown), unknown=unknown)
 
     # -- the parts of it -------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ While the server cannot be reached, `publish` raises, and another call is tried 
 the connect time-out. A call whose connection broke before the reply may be sent twice: at least once.
 """
 
+import time
 from collections.abc import Sequence
 from itertools import chain
 
@@ -19,6 +20,8 @@ from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
+
+DECLARE_AGAIN_S = 10.0
 
 _LOG, _REVOKE, _UNIQUE = script("event_log"), script("revoke"), script("unique")
 
@@ -70,6 +73,9 @@ class RedisProducer:
         self._pool.close()
 
     def _publish(self, connection: SocketConnection, queues: set[str], commands: list[Command]) -> None:
+        if time.monotonic() > connection.declare_again_at:  # the server may have been emptied meanwhile
+            connection.declared.clear()
+            connection.declare_again_at = time.monotonic() + DECLARE_AGAIN_S
         new = queues - connection.declared
         if new:
             commands = [*declare(self._keys, new), *commands]
