@@ -55,7 +55,7 @@ class AmqpBroker:
         self._sessions = Sessions(
             settings,
             name=f"{settings.connection_name} {os.getpid()}",
-            on_replaced=lambda replaced: self.on_replaced(replaced),
+            on_replaced=self._tell_replaced,
         )
         self._coordination = AmqpCoordination(self._sessions, settings)
         self._event_log = EventLog(settings)
@@ -184,6 +184,9 @@ class AmqpBroker:
                 consumer.early += parked
                 raise
             consumer.finish_early(parked)
+
+    def _tell_replaced(self, replaced: Replaced) -> None:
+        self.on_replaced(replaced)
 
     # -- looking ---------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ class Owner:
 
 
 class Claims:
-    """`on_deleted` is told of a queue that was deleted while it was consumed, and the claims that ended so."""
+    """`on_deleted` is told of a queue that was deleted while it was consumed, and of the claims on it."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class Claims:
         self._holding = Holding(keys)
         self._adoptions = Adoptions(link, keys, self._holding, lease_s=settings.lease_s)
         self._renewals: dict[str, int] = {}  # by owner: as many as the server has confirmed
-        self._replaced: set[str] = set()  # owners whose claims are still to be compared with other data
+        self._compared_on = 1  # the generation of connections on which claims were compared with the data
         self._renewing = asyncio.Lock()
         self._last_queue = ""  # had the last turn in the last claim
         self._lost_checked_at = 0.0
@@ -120,24 +120,29 @@ class Claims:
             await self._adoptions.finish()
             await self._owners("unhand", owner)
         async with self._renewing:
-            renewals = self._renewals.get(owner, 0)
-            stood, self._renewals[owner], replaced = await self._link.run(
+            generation, renewals = self._link.generation, self._renewals.get(owner, 0)
+            stood, self._renewals[owner], is_replaced, is_lost = await self._link.run(
                 _OWNERS, "renew", self._keys.prefix, self._lease_s, owner, renewals
             )
-            if replaced:
-                self._replaced.add(owner)
-            if owner in self._replaced:
-                await self._reconcile(owner)
-                return True
-        return bool(stood)
+            if is_lost:  # others have what was held, so there is nothing to compare
+                self._compared_on = generation
+            elif is_replaced or self._compared_on != generation:
+                self._compared_on = -1
+                await self._compare(owner, is_replaced=bool(is_replaced))
+                self._compared_on = generation
+        return bool(stood or is_replaced)
 
-    async def _reconcile(self, owner: str) -> None:
+    async def _compare(self, owner: str, *, is_replaced: bool) -> None:
+        """A server that was restarted may have lost the last writes, or been given a backup's data."""
         await self._adoptions.finish()
-        tickets, held = self._holding.known_of(owner, but=self._adoptions.pending)
-        missing = await self._link.run(_RECONCILE, self._keys.prefix, owner, len(tickets), *tickets, *held)
-        self._holding.forget_unknown(field.decode() for field in missing)
-        self._replaced.discard(owner)
-        self._on_replaced(Replaced(f"the data of {self._link.address.shown}", self._holding.unknown))
+        await self._give_back_lost_claims()
+        under_way, held = self._holding.known_of(owner, adopting=self._adoptions.pending)
+        args = (self._keys.prefix, owner, len(under_way), *under_way, *held)
+        returned, *missing = await self._link.run(_RECONCILE, *args)
+        if is_replaced or returned or missing:
+            self._holding.forget_unknown(field.decode() for field in missing)
+            what = f"Redis at {self._link.address.shown} has other or older data"
+            self._on_replaced(Replaced(what, self._holding.unknown))
 
     async def _notice_replaced(self) -> None:
         """Claims have ended: maybe because the data was replaced, which the next renewal would notice."""
@@ -179,6 +184,7 @@ class Claims:
         await self._adoptions.finish()
         groups, refused = self._holding.judge(verdicts)
         applied, waiting, ended = 0, list(groups), list[Group]()
+        self._holding.settling += groups
         try:
             while waiting:
                 group = waiting[0]
@@ -195,6 +201,8 @@ class Claims:
         except (asyncio.CancelledError, BrokerError):
             self._holding.restore([*ended, *waiting])
             raise
+        finally:
+            self._holding.settling = [one for one in self._holding.settling if one not in groups]
         unknown = self._holding.take_unknown(refused)
         return Settled(applied, frozenset[Tag](refused - unknown), unknown=unknown)
 

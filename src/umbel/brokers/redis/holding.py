@@ -31,7 +31,7 @@ class Hold:
     epoch: bytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Group:
     """Verdicts on claims of one hold; `sure`: they stand if the hold does."""
 
@@ -49,6 +49,7 @@ class Holding:
         self._nonce = urandom(6).hex()
         self._claims = 0
         self._under_way: set[str] = set()  # tickets of claims that are not answered
+        self.settling: list[Group] = []  # sent, and not answered
         self._lost: set[Tag] = set()
         self._unknown: set[Tag] = set()
         self.lost_tickets: dict[str, set[str]] = {}
@@ -108,10 +109,14 @@ class Holding:
     def unknown(self) -> int:
         return len(self._unknown)
 
-    def known_of(self, owner: str, *, but: Tag | None) -> tuple[list[str], list[Tag]]:
-        """The tickets of claims under way, and what the owner holds, but for one that is being adopted."""
-        held = [tag for tag, hold in self._held.items() if hold.owner == owner and tag != but]
-        return list(self._under_way), held
+    def known_of(self, owner: str, *, adopting: Tag | None) -> tuple[list[Tag], list[Tag]]:
+        """What is under way (tickets of claims, tags), and what the owner surely holds."""
+        settling = [verdict.tag for group in self.settling for verdict in group.verdicts]
+        under_way = [*self._under_way, *self._doubtful, *settling, *([] if adopting is None else [adopting])]
+        unsure = set(under_way)
+        return under_way, [
+            tag for tag, hold in self._held.items() if hold.owner == owner and tag not in unsure
+        ]
 
     def forget_unknown(self, missing: Iterable[Tag]) -> None:
         """The data was replaced: it has neither these, nor any that were lost before it was noticed."""

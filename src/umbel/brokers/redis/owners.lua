@@ -1,6 +1,6 @@
 -- The leases of owners. ARGV: verb, prefix, lease in seconds, owner, renewals that the owner knows of
 --   renew   1 if the lease stood (whoever comes late but before others noticed has lost nothing), else 0;
---           how many renewals that makes; 1 if the data was replaced since the last one
+--           how many renewals that makes; 1 if the data was replaced since the last one; 1 if the lease had ended
 --   check   1 if the data was replaced since the last renewal
 --   reap    return what owners hold whose lease has ended, marked as redelivered: how many
 --   forget  the same for one owner, at once
@@ -67,11 +67,10 @@ if ARGV[1] == 'renew' then
   -- The store is at least as old as the first worker's lease: an election asked for since then is not
   -- taken for one that an emptied store has forgotten.
   redis.call('HSETNX', prefix .. '{coord}:meta', 'born', string.format('%.6f', now))
-  local replaced = is_replaced()
-  redis.call('ZREM', prefix .. 'umbel.lost', owner)
+  local replaced, lost = is_replaced(), redis.call('ZREM', prefix .. 'umbel.lost', owner)
   local renewals = redis.call('HINCRBY', prefix .. 'umbel.renewals', owner, 1)
   local stood = 1 - redis.call('ZADD', owners, string.format('%.6f', now + lease), owner)
-  return {stood, renewals, replaced and 1 or 0}
+  return {stood, renewals, replaced and 1 or 0, lost}
 end
 
 release_all(prefix, now)

@@ -25,9 +25,9 @@ log = logging.getLogger("umbel.worker.connection")
 SWEEP_EVERY_S = 60.0
 RENEWALS_PER_LEASE, LOST_CHECKS_PER_LEASE = 4, 3
 REPLACED_TEXT = (
-    "the broker's data was replaced (emptied, deleted, restored from a backup?): claimed messages are unknown "
-    "to it; they run on here, and their results will be stored; what waited is gone unless the new data has "
-    "it, and what a backup brought back runs again"
+    "the broker's data was replaced (emptied, deleted, restored from a backup?): claimed messages are "
+    "unknown to it; they run on here, and their results will be stored; what waited is gone unless the "
+    "new data has it, and what a backup brought back runs again"
 )
 RETURNED_TEXT = "returned the messages of workers that died"
 
