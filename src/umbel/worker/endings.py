@@ -70,7 +70,8 @@ class Endings:
     def bury_unreadable(self, delivery: Delivery, error: WireError) -> None:
         kind = "corrupt message" if isinstance(error, BadMessage) else "message refused"
         self._counters.buried += 1
-        self._settler.add(Bury(delivery.tag, f"{kind}: {error}"))
+        message = Outgoing(delivery.queue, delivery.message)
+        self._settler.add(Bury(delivery.tag, f"{kind}: {error}"), message)
         log.error("%s: buried", kind, extra={"queue": delivery.queue, "why": str(error)})
 
     def refuse(self, held: Held, why: Refusal) -> None:
@@ -114,7 +115,8 @@ class Endings:
         elif outcome.kind == "rejected":
             self._counters.buried += 1
             reason = outcome.summary or "rejected by the task"
-            self._settler.add(Bury(tag, reason, results=results, follow_ups=outcome.follow_ups))
+            burial = Bury(tag, reason, results=results, follow_ups=outcome.follow_ups)
+            self._settler.add(burial, Outgoing(held.delivery.queue, held.message))
         else:
             self._settler.add(Ack(tag, results, outcome.follow_ups))
         if outcome.kind not in ("requeued", "retry"):
@@ -174,7 +176,8 @@ class Endings:
             "a process died running a task: returned",
             extra=self._about(held, why=lost.reason),
         )
-        self._settler.add(Return(held.delivery.tag, charged=charged, ran=lost.ran))
+        message = Outgoing(held.delivery.queue, held.message)
+        self._settler.add(Return(held.delivery.tag, charged=charged, ran=lost.ran), message)
 
     def _end(self, held: Held, error: Exception, status: str) -> None:
         self._release(held)
@@ -192,7 +195,8 @@ class Endings:
         ending = self._ending(held.message, held.delivery.queue, error, FAILURE)
         reason = str(error)
         results = self._addressed(held.message, ending.results)
-        self._settler.add(Bury(held.delivery.tag, reason, charged, results, ending.follow_ups))
+        message = Outgoing(held.delivery.queue, held.message)
+        self._settler.add(Bury(held.delivery.tag, reason, charged, results, ending.follow_ups), message)
         log.error("buried among the dead letters", extra=self._about(held, why=reason))
 
     def _fail(self, held: Held, error: Exception) -> None:
@@ -249,8 +253,9 @@ class Endings:
         return [replace(result, reply_to=reply_to) for result in results] if reply_to else ()
 
     def give_back(self, held: Held, *, ran: bool, not_before: float = 0.0) -> None:
+        message = Outgoing(held.delivery.queue, held.message, not_before)
         if held.run is not None and held.run.rules.acks_early:  # acknowledged already: sent anew
-            self._settler.report((), [Outgoing(held.delivery.queue, held.message, not_before)])
+            self._settler.report((), [message])
             return
         counted = held.run is not None and held.run.count_start
-        self._settler.add(Return(held.delivery.tag, -1 if counted else 0, ran, not_before))
+        self._settler.add(Return(held.delivery.tag, -1 if counted else 0, ran, not_before), message)
