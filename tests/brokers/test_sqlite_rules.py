@@ -364,7 +364,7 @@ def test_a_message_that_comes_between_looking_and_registering_is_seen(
 def test_a_broadcast_past_its_ttl_is_not_read_even_before_it_is_swept(path: Path) -> None:
     one = Store(BrokerSettings(f"sqlite:///{path}"))
     cluster = ClusterStore(one)
-    _, offset = cluster.subscribe("x", None)
+    _, offset, _ = cluster.subscribe("x", None)
     cluster.broadcast([Broadcast("x", "stale", b"{}")], ttl_s=0.05)
     wait_until(lambda: cluster.heard_since("x", offset, 10) == ([], offset + 1), what="the end of its TTL")
     one.close()

@@ -10,7 +10,7 @@ The promises, each of which `tests/brokers/contract.py` checks for every broker:
 * A claimed message belongs to its claimer until it is settled or the claimer's lease ends. A
   claimer that reaches the broker once per lease keeps its messages, however long they take.
 * `settle` applies a verdict only while the claim still stands; otherwise nothing of it is
-  applied and its tag is in `Settled.conflicts`.
+  applied and its tag is in `Settled.conflicts`, or in `Settled.unknown` if the data was replaced.
 * A follow-up or result of a verdict that the broker refuses (a full queue, a name it does not
   allow, a key of another type) ends alone: everything else of the batch is applied, the follow-up is
   among the dead letters with the reason, in the same step, and `Settled.refused` names it.
@@ -25,7 +25,7 @@ Where a broker cannot do something it raises `NotSupported` and says why in `Cap
 Wall-clock instants are Unix seconds, durations are seconds.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -144,11 +144,27 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """`conflicts`: the claims of these tags had ended, nothing of their verdicts is applied."""
+    """Nothing of the verdicts on these tags is applied.
+
+    `conflicts`: their claims had ended, others have the messages. `unknown`: the broker's data was
+    replaced since they were claimed; nobody else has the messages, unless a backup brought them back.
+    """
 
     applied: int
     conflicts: frozenset[Tag] = frozenset()
     refused: Sequence[Refused] = ()
+    unknown: frozenset[Tag] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The broker's data is not what it was: emptied, deleted, or restored from a backup.
+
+    `unknown`: how many messages were claimed here that it does not know as claimed any more.
+    """
+
+    what: str
+    unknown: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +247,13 @@ class Subscription(Protocol):
 
 
 class Broker(Protocol):
-    """The asynchronous face, for one worker process (or one command of the CLI)."""
+    """The asynchronous face, for one worker process (or one command of the CLI).
+
+    `on_replaced` is called on the loop when the broker notices that its data was replaced. It has then
+    made again what it needs itself: queues, the owner's lease, subscriptions follow within seconds.
+    """
+
+    on_replaced: Callable[[Replaced], None]
 
     @property
     def url(self) -> str: ...

@@ -1,6 +1,7 @@
 """`umbel health`: are the workers on this machine well? For probes: no app, no broker, quick."""
 
 import json
+import time
 from pathlib import Path
 
 import click
@@ -9,6 +10,8 @@ from umbel.cli import exits
 from umbel.cli.options import json_option, run_directory_option
 from umbel.cli.phases import phase_text
 from umbel.worker.run_directory import NodeState, default_run_directory, forget_dead, read_states
+
+REPLACED_SHOWN_S = 3600.0
 
 
 @click.command("health")
@@ -68,4 +71,11 @@ def _line(state: NodeState) -> str:
     running = len(state.fields.get("pool", {}).get("running", ()))
     stopping = state.fields.get("stopping", {})
     doing = phase_text(stopping) if stopping.get("phase") not in (None, "running") else f"{running} running"
-    return f"{state.node}: well, {doing}, {counters.get('processed', 0)} processed"
+    line = f"{state.node}: well, {doing}, {counters.get('processed', 0)} processed"
+    replaced = state.fields.get("store_replaced")
+    if replaced and time.time() - replaced["at"] < REPLACED_SHOWN_S:
+        ago_s, unknown = time.time() - replaced["at"], replaced["unknown"]
+        line += (
+            f"; the broker's data was replaced {ago_s:.0f} s ago, {unknown} claimed messages unknown to it"
+        )
+    return line

@@ -25,7 +25,7 @@ PRIORITY_MAX = 255  # as AMQP has it; of what is sent here, 9
 EXPIRATION_MAX_MS = 2**53  # whole numbers up to here are exact in every language
 
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
-Priority = Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
+Priority = Annotated[int, Meta(ge=-COUNT_MAX, le=COUNT_MAX)]  # a broker takes the nearest that it has
 ExpirationMs = Annotated[int, Meta(ge=0, le=EXPIRATION_MAX_MS)]
 TimeLimit = (
     Annotated[int, Meta(ge=0, le=TIME_LIMIT_MAX_S)] | Annotated[float, Meta(ge=0, le=TIME_LIMIT_MAX_S)]

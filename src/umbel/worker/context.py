@@ -44,6 +44,8 @@ class Counters:
     conflicts: int = 0  # settled after the claim had ended: not applied
     refused: int = 0  # results and messages that the broker or the store refused
     faults: int = 0  # messages that met a fault of our own, and were buried with its traceback
+    store_replaced: int = 0  # how often the broker's data was found to be other data
+    unknown: int = 0  # ended after that: their results are stored, what they sent is sent
     children_died: int = 0
     events_dropped: int = 0
     periodic_sent: int = 0  # slots of periodic tasks that this node sent while it led

@@ -83,7 +83,7 @@ class Endings:
         kind = "corrupt message" if isinstance(error, BadMessage) else "message refused"
         self._counters.buried += 1
         reason = _reason(f"{kind}: {error}")
-        self._settler.add(Bury(delivery.tag, reason))
+        self._settler.add(Bury(delivery.tag, reason), Outgoing(delivery.queue, delivery.message))
         log.error("%s: buried", kind, extra={"queue": delivery.queue, "why": reason})
 
     def bury_faulty(
@@ -120,7 +120,8 @@ class Endings:
         if acked:
             self._settler.report(results, ending.follow_ups)
         else:
-            self._settler.add(Bury(delivery.tag, reason, False, results, ending.follow_ups))
+            burial = Bury(delivery.tag, reason, False, results, ending.follow_ups)
+            self._settler.add(burial, Outgoing(delivery.queue, delivery.message))
 
     def note_fault(self, what: str, task_id: str, error: BaseException) -> None:
         self._counters.faults += 1
@@ -167,7 +168,8 @@ class Endings:
         elif outcome.kind == "rejected":
             self._counters.buried += 1
             reason = _reason(outcome.summary or "rejected by the task")
-            self._settler.add(Bury(tag, reason, results=results, follow_ups=outcome.follow_ups))
+            burial = Bury(tag, reason, results=results, follow_ups=outcome.follow_ups)
+            self._settler.add(burial, Outgoing(held.delivery.queue, held.message))
         else:
             self._settler.add(Ack(tag, results, outcome.follow_ups))
         if outcome.kind not in ("requeued", "retry"):
@@ -227,7 +229,8 @@ class Endings:
             "a process died running a task: returned",
             extra=self._about(held, why=lost.reason),
         )
-        self._settler.add(Return(held.delivery.tag, charged=charged, ran=lost.ran))
+        message = Outgoing(held.delivery.queue, held.message)
+        self._settler.add(Return(held.delivery.tag, charged=charged, ran=lost.ran), message)
 
     def _end(self, held: Held, error: Exception, status: str) -> None:
         self._release(held)
@@ -245,7 +248,8 @@ class Endings:
         ending = self._ending(held.message, held.delivery.queue, error, FAILURE)
         reason = _reason(str(error))
         results = self._addressed(held.message, ending.results)
-        self._settler.add(Bury(held.delivery.tag, reason, charged, results, ending.follow_ups))
+        message = Outgoing(held.delivery.queue, held.message)
+        self._settler.add(Bury(held.delivery.tag, reason, charged, results, ending.follow_ups), message)
         log.error("buried among the dead letters", extra=self._about(held, why=reason))
 
     def _fail(self, held: Held, error: Exception) -> None:
@@ -302,8 +306,9 @@ class Endings:
         return [replace(result, reply_to=reply_to) for result in results] if reply_to else ()
 
     def give_back(self, held: Held, *, ran: bool, not_before: float = 0.0) -> None:
+        message = Outgoing(held.delivery.queue, held.message, not_before)
         if held.run is not None and held.run.rules.acks_early:  # acknowledged already: sent anew
-            self._settler.report((), [Outgoing(held.delivery.queue, held.message, not_before)])
+            self._settler.report((), [message])
             return
         counted = held.run is not None and held.run.count_start
-        self._settler.add(Return(held.delivery.tag, -1 if counted else 0, ran, not_before))
+        self._settler.add(Return(held.delivery.tag, -1 if counted else 0, ran, not_before), message)

@@ -18,7 +18,7 @@ from random import random
 import msgspec
 
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import Ack, Broker, Bury, Refused, Settled, Verdict
+from umbel.brokers.interface import Ack, Broker, Bury, Refused, Return, Settled, Tag, Verdict
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from umbel.pools.guard import Raised, await_guarded
 from umbel.protocol.retry import reconnect_wait_s
@@ -61,6 +61,9 @@ class Settler:
         self._follow_ups: list[Outgoing] = []
         self._chords: list[Callable[[], Ending]] = []
         self._uniques: list[tuple[str, str]] = []
+        self._messages: dict[Tag, Outgoing] = {}  # of verdicts that wait and end without an outcome
+        self._dead: list[Refused] = []
+        self._singly = 0  # so many of those that wait are settled one by one
         self._gathered = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -71,7 +74,10 @@ class Settler:
         """What is not settled, stored or sent yet: a worker that has much of it takes nothing new."""
         return len(self._waiting) + len(self._results) + len(self._follow_ups) + len(self._chords)
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
+        """`message`: what is returned or buried, for the case that the broker has forgotten it."""
+        if message is not None:
+            self._messages[verdict.tag] = message
         self._waiting.append(verdict)
         self._wake()
 
@@ -125,11 +131,17 @@ class Settler:
             # From here to the slice nothing is awaited: what a verdict depends on was stored above.
             if not self._waiting:
                 break
-            batch = self._waiting[: _fitting(self._waiting)]
+            batch = self._waiting[: 1 if self._singly else _fitting(self._waiting)]
             await self._logged()
-            settled = await self._settle(await self._with_results_stored(batch))
+            sent = await self._with_results_stored(batch)
+            settled = await self._settle(sent)
+            if settled is None:
+                self._singly = len(batch)
+                continue
+            self._singly = max(0, self._singly - 1)
             del self._waiting[: len(batch)]
             self._settled()
+            self._keep_unknown(sent, settled)
             if settled.conflicts:
                 self._counters.conflicts += len(settled.conflicts)
                 log.warning(
@@ -137,23 +149,17 @@ class Settler:
                     extra={"count": len(settled.conflicts)},
                 )
             self._refused(settled.refused)
+        await self._bury_unknown()
         await self._release_gathered()
 
-    async def _settle(self, batch: Sequence[Verdict]) -> Settled:
-        """Settle all; when something about them is refused or raises, each by itself."""
+    async def _settle(self, batch: Sequence[Verdict]) -> Settled | None:
+        """None: something about them is refused or raises, so that each must go by itself."""
         happened = await await_guarded(self._broker.settle, batch)
         if not isinstance(happened, Raised):
             return happened.value
         if isinstance(happened.error, BrokerError) and not isinstance(happened.error, BrokerRefused):
             raise happened.error  # later, then
-        if len(batch) == 1:
-            return await self._bury(batch[0], happened.error)
-        each = [await self._settle([verdict]) for verdict in batch]
-        return Settled(
-            sum(one.applied for one in each),
-            frozenset().union(*(one.conflicts for one in each)),
-            [part for one in each for part in one.refused],
-        )
+        return await self._bury(batch[0], happened.error) if len(batch) == 1 else None
 
     async def _bury(self, verdict: Verdict, error: BaseException) -> Settled:
         """A message whose outcome cannot be written goes to the dead letters, or stays as it is."""
@@ -167,6 +173,22 @@ class Settler:
             raise buried.error
         log.error("cannot bury a message; it stays claimed until this worker stops", exc_info=buried.error)
         return Settled(0)
+
+    def _keep_unknown(self, batch: Sequence[Verdict], settled: Settled) -> None:
+        """The data was replaced, and nobody but this worker knows these: what they brought is kept."""
+        for verdict in batch:
+            message = self._messages.pop(verdict.tag, None) if self._messages else None
+            if verdict.tag not in settled.unknown:
+                continue
+            match verdict:
+                case Ack() | Bury():
+                    self._counters.unknown += 1
+                    self.report(verdict.results, verdict.follow_ups)
+                    if isinstance(verdict, Bury) and message is not None:
+                        self._dead.append(Refused(message, verdict.reason))
+                case Return() if message is not None:
+                    self._counters.unknown += 1
+                    self.report((), [message])
 
     async def _release_gathered(self) -> None:
         if self._uniques:
@@ -226,6 +248,12 @@ class Settler:
             refused = [Refused(messages[place], str(error)) for place in _places(error, messages)]
             await self._broker.bury(refused)
             self._refused(refused)
+
+    async def _bury_unknown(self) -> None:
+        if self._dead:
+            dead = tuple(self._dead)
+            await self._broker.bury(dead)
+            del self._dead[: len(dead)]
 
     def _wake(self) -> None:
         self._idle.clear()

@@ -70,8 +70,15 @@ class Worker:
         self._control.members = self._state.known
         self._state.replies_dropped = lambda: self._control.replies_dropped
         self._state.requests_unreadable = lambda: self._control.mailbox.malformed
+        connection = Connection(self._context)
+
+        def replaced() -> None:
+            self._tasks.reread_revokes()
+            heart.come_online()  # the others may have lost sight of this node
+
+        connection.on_replaced = replaced
         self._steps: list[Step] = [
-            Connection(self._context),
+            connection,
             RecorderStep(
                 self._context
             ),  # early, so that it stops late: what others tell at the end is recorded
@@ -85,7 +92,7 @@ class Worker:
             ElectionsStep(self._context, events, gossip, self._state),
             self._tasks,
             Scheduler(self._context, events, gossip),
-            Health(self._context, self._tasks),
+            Health(self._context, connection, self._tasks),
             Watchdog(self._context, self._tasks),
             autoscaler,
         ]

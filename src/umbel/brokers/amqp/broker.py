@@ -8,7 +8,7 @@ with growing pauses, is connected as soon as RabbitMQ is back.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic, time
 
@@ -19,7 +19,7 @@ from umbel.brokers.amqp.coordination import AmqpCoordination
 from umbel.brokers.amqp.event_log import EventLog
 from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.records import encode_record
-from umbel.brokers.amqp.refusals import BrokerStarting, QueueRefused
+from umbel.brokers.amqp.refusals import BrokerStarting, ChannelClosed, QueueRefused
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.amqp.subscription import AmqpSubscription
 from umbel.brokers.interface import (
@@ -35,6 +35,7 @@ from umbel.brokers.interface import (
     Evidence,
     LoggedEvent,
     Refused,
+    Replaced,
     Settled,
     Subscription,
     Verdict,
@@ -51,8 +52,13 @@ LOOK_EVERY_S = 0.05  # for messages in queues that nobody here consumes
 
 class AmqpBroker:
     def __init__(self, settings: BrokerSettings) -> None:
+        self.on_replaced: Callable[[Replaced], None] = lambda _: None
         self._settings = settings
-        self._sessions = Sessions(settings, name=f"{settings.connection_name} {os.getpid()}")
+        self._sessions = Sessions(
+            settings,
+            name=f"{settings.connection_name} {os.getpid()}",
+            on_replaced=self._tell_replaced,
+        )
         self._coordination = AmqpCoordination(self._sessions, settings)
         self._event_log = EventLog(settings)
         self._unusable: dict[str, float] = {}  # queues, and until when they are left alone
@@ -167,7 +173,17 @@ class AmqpBroker:
         gone = verdicts.apply(judged, claims)
         for owner in judged.owners:
             claims.touch(owner)
-        return Settled(judged.judged - len(gone), frozenset(judged.conflicts | gone), judged.refused)
+        conflicts = judged.conflicts | gone
+        forgotten = self._sessions.unknown & conflicts
+        self._sessions.unknown -= forgotten
+        # What a verdict sends was sent before its claim was found gone; only a message is not back.
+        unknown = forgotten & (judged.conflicts | {tag for tag, _ in judged.returned})
+        return Settled(
+            judged.judged - len(gone - forgotten),
+            frozenset(conflicts - forgotten),
+            judged.refused,
+            unknown=frozenset(unknown),
+        )
 
     async def bury(self, refused: Sequence[Refused]) -> None:
         await verdicts.bury(await self._sessions.get(), refused, time())
@@ -187,6 +203,9 @@ class AmqpBroker:
                 consumer.early += parked
                 raise
             consumer.finish_early(parked)
+
+    def _tell_replaced(self, replaced: Replaced) -> None:
+        self.on_replaced(replaced)
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -230,15 +249,23 @@ class AmqpBroker:
         if ttl_s <= 0:  # RabbitMQ would still hand it to whoever waits for it
             return None
         session = await self._sessions.get()
-        for name in {broadcast.exchange for broadcast in batch}:
-            if name not in session.publisher.exchanges:
-                await session.publisher.declare(topology.exchange(name))
         posts = [
             Post(one.routing_key, envelope.encode_broadcast(one, ttl_s), one.body, exchange=one.exchange)
             for one in batch
         ]
-        await session.publisher.send(posts)
+        try:
+            await self._fan_out(session, posts)
+        except ChannelClosed as refused:
+            if refused.code != ChannelClosed.NOT_FOUND:
+                raise
+            session.publisher.exchanges.clear()  # deleted by somebody
+            await self._fan_out(session, posts)
         return None
+
+    async def _fan_out(self, session: Session, posts: Sequence[Post]) -> None:
+        for name in {post.exchange for post in posts} - session.publisher.exchanges:
+            await session.publisher.declare(topology.exchange(name))
+        await session.publisher.send(posts)
 
     @asynccontextmanager
     async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:

@@ -45,6 +45,8 @@ class Owner:
 
 
 class Claims:
+    """`on_deleted` is told of a queue that was deleted while it was consumed, and of the claims on it."""
+
     def __init__(
         self,
         link: Link,
@@ -52,6 +54,7 @@ class Claims:
         *,
         starts_of: Callable[[str, str], int],
         needs_own_limit: Callable[[str], bool],
+        on_deleted: Callable[[str, set[Tag]], None],
     ) -> None:
         self.standing: dict[Tag, Claimed] = {}
         self.lost = 0  # taken from silent owners and not told yet
@@ -59,6 +62,7 @@ class Claims:
         self._lease_s = lease_s
         self._starts_of = starts_of
         self._needs_own_limit = needs_own_limit
+        self._on_deleted = on_deleted
         self._owners: dict[str, Owner] = {}
         self._unrun: dict[str, None] = {}
         self._arrivals = asyncio.Event()
@@ -187,14 +191,21 @@ class Claims:
             return found
         if found is not None:
             self._forget_claims_of(found)
-        consumer = Consumer(self._link, queue, self._arrivals.set, per_consumer=self._needs_own_limit(queue))
+        consumer = Consumer(
+            self._link, queue, self._arrivals.set, self._deleted, per_consumer=self._needs_own_limit(queue)
+        )
         await consumer.open()
         owner.consumers[queue] = consumer
         return consumer
 
-    def _forget_claims_of(self, consumer: Consumer) -> None:
-        for tag in [tag for tag, claimed in self.standing.items() if claimed.consumer is consumer]:
+    def _forget_claims_of(self, consumer: Consumer) -> set[Tag]:
+        ended = {tag for tag, claimed in self.standing.items() if claimed.consumer is consumer}
+        for tag in ended:
             del self.standing[tag]
+        return ended
+
+    def _deleted(self, consumer: Consumer) -> None:
+        self._on_deleted(consumer.queue, self._forget_claims_of(consumer))
 
     async def _fetch(self, consumers: Sequence[Consumer], limit: int) -> None:
         for _ in range(BARRIERS_MAX):

@@ -47,7 +47,17 @@ class Arrived(msgspec.Struct, gc=False):
 
 
 class Consumer:
-    def __init__(self, link: Link, queue: str, on_arrival: Callable[[], None], *, per_consumer: bool) -> None:
+    """`on_deleted` is called when the queue was deleted while it was consumed."""
+
+    def __init__(
+        self,
+        link: Link,
+        queue: str,
+        on_arrival: Callable[[], None],
+        on_deleted: Callable[["Consumer"], None],
+        *,
+        per_consumer: bool,
+    ) -> None:
         self.queue = queue
         self.claimed = 0
         self.prefetch = 0
@@ -57,6 +67,8 @@ class Consumer:
         self._link = link
         self._channel: Channel | None = None
         self._on_arrival = on_arrival
+        self._on_deleted = on_deleted
+        self._has_begun = False
         self._buffers: dict[int, deque[Arrived]] = {}
         self._outstanding: dict[int, None] = {}
         self._layouts = Layouts()
@@ -170,10 +182,13 @@ class Consumer:
         return channel.ask(Method.CHANNEL_CLOSE, 200, "", 0, 0)
 
     def _end(self, error: BrokerError) -> None:
-        """What was claimed here is RabbitMQ's again; whoever waits must look."""
+        """What was claimed here is RabbitMQ's again, or gone with the queue; whoever waits must look."""
         if isinstance(error, ChannelClosed):
             what = _LATE_ACK if "acknowledgement" in error.text else "RabbitMQ ended a consumer"
-            log.warning(what, extra={"queue": self.queue, "returned": self.claimed, "why": error.text})
+            if error.code == ChannelClosed.NOT_FOUND and self._has_begun:
+                self._on_deleted(self)
+            else:
+                log.warning(what, extra={"queue": self.queue, "returned": self.claimed, "why": error.text})
         self._on_arrival()
 
     def _ack(self, tags: list[int]) -> None:
@@ -250,3 +265,4 @@ class Consumer:
         await self._channel.call(
             Method.BASIC_CONSUME, 0, self.queue, str(self._generation), False, False, False, False, {}
         )
+        self._has_begun = True

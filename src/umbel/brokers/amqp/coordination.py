@@ -96,7 +96,8 @@ class AmqpCoordination:
             own = self._valid(what)
             if own is not None and own.holder != holder:
                 return self._lease_reply(session, name, own, granted=False)
-            if own is not None and await self._renew(what, own, ttl_s):
+            is_told = own is not None and self._leads(session, name, holder, own.term)
+            if own is not None and is_told and await self._renew(what, own, ttl_s):
                 return self._lease_reply(session, name, own, granted=True)
             async with self._taken(what, ttl_s, session) as hold:
                 if hold is None:
@@ -181,7 +182,7 @@ class AmqpCoordination:
             record = protocol.open_election(elections.get(key), request, _now())
             if key not in elections:
                 await self._write_election(session, key, record)
-            return elections[key]
+            return elections.get(key, record)  # unless the stream was deleted meanwhile
 
     async def claim_election(
         self, key: str, holder: str, request: ElectionRequest, *, ttl_s: float
@@ -386,7 +387,8 @@ class AmqpCoordination:
         return await change(session, replace_fact(fact, version=version), timeout_s=self._timeout_s)
 
     def _lease_reply(self, session: Session, name: str, own: Own, *, granted: bool) -> LeaseReply:
-        return LeaseReply(granted, own.holder, own.term, own.left_s, session.views.facts.leases[name].data)
+        known = session.views.facts.leases.get(name)  # unless the stream was deleted meanwhile
+        return LeaseReply(granted, own.holder, own.term, own.left_s, b"" if known is None else known.data)
 
 
 def _now() -> Instant:

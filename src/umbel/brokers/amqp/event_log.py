@@ -13,6 +13,7 @@ where it begins: offsets grow, but not always by one.
 """
 
 import struct
+from collections.abc import Callable
 from time import monotonic, time
 
 import msgspec
@@ -21,6 +22,7 @@ from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.frames import Incoming
 from umbel.brokers.amqp.outbox import entry, log_entries
 from umbel.brokers.amqp.records import LogEntry, RecorderFact, encode_record
+from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.amqp.streams import read_stream
 from umbel.brokers.amqp.table import decode_properties
@@ -84,7 +86,7 @@ class EventLog:
             else:
                 found.append(logged)
 
-        await read_stream(session.link, topology.EVENTS, first, limit, keep)
+        await self._read_stream(session, first, limit, keep)
         if not found and passed > first:  # nothing to read so far, but there may be more behind it
             return [LoggedEvent(passed, time(), "", b"")]
         return found
@@ -132,8 +134,18 @@ class EventLog:
             nonlocal last
             last = max(last, offset + 1)
 
-        await read_stream(session.link, topology.EVENTS, "last", 1_000_000, keep)
+        await self._read_stream(session, "last", 1_000_000, keep)
         return last
+
+    async def _read_stream(
+        self, session: Session, offset: int | str, limit: int, keep: Callable[[int, Incoming], None]
+    ) -> None:
+        try:
+            await read_stream(session.link, topology.EVENTS, offset, limit, keep)
+        except ChannelClosed as refused:
+            if refused.code == ChannelClosed.NOT_FOUND:  # deleted by somebody: the next call makes it
+                session.publisher.declared.discard(topology.EVENTS)
+            raise
 
 
 def _logged_event(offset: int, incoming: Incoming) -> LoggedEvent | None:

@@ -71,6 +71,11 @@ class Publisher:
         await channel.close()
         (self.declared if isinstance(what, Queue) else self.exchanges).add(what.name)
 
+    def forget_declared(self) -> None:
+        """Things were deleted: what is needed is declared again."""
+        self.declared.clear()
+        self.exchanges.clear()
+
     async def _declare_missing(self, posts: Sequence[Post]) -> dict[str, str]:
         """Queues that cannot be declared, and why."""
         refused: dict[str, str] = {}

@@ -1,12 +1,13 @@
 """Session: everything of a broker that lives and dies with one connection.
 
 `Sessions` hands out the one that lives and opens the next when it has died: what was claimed on
-the old connection is then RabbitMQ's again, and the views go on reading where they stopped.
+the old connection is then RabbitMQ's again, and the views go on reading where they stopped. Unless the
+server lost what it had: then nobody else knows what was claimed, and `Sessions` remembers that.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 
 from umbel.brokers.amqp import topology
@@ -26,7 +27,7 @@ from umbel.brokers.amqp.records import (
 )
 from umbel.brokers.amqp.refusals import ChannelClosed, QueueRefused
 from umbel.brokers.amqp.streams import Followed, Tails
-from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.interface import BrokerSettings, Replaced, Tag
 from umbel.errors import BrokerRefused, BrokerUnavailable
 
 log = logging.getLogger("umbel.brokers.amqp")
@@ -55,16 +56,27 @@ class Views:
 
 
 class Session:
+    """`on_deleted`: a queue went with these claims. `on_lost`: these streams are other ones than before."""
+
     def __init__(
-        self, link: Link, views: Views, settings: BrokerSettings, *, channel_limits: bool = True
+        self,
+        link: Link,
+        views: Views,
+        settings: BrokerSettings,
+        *,
+        on_deleted: Callable[[str, set[Tag]], None],
+        on_lost: Callable[[Sequence[str]], None],
+        channel_limits: bool = True,
     ) -> None:
         self.link = link
+        self._on_lost = on_lost
         self.publisher = Publisher(link)
         self.claims = Claims(
             link,
             settings.lease_s,
             starts_of=views.starts.count,
             needs_own_limit=lambda queue: not channel_limits or queue in self.publisher.peculiar,
+            on_deleted=on_deleted,
         )
         self.views = views
         self._settings = settings
@@ -75,6 +87,7 @@ class Session:
         async with self._beginning:
             if self._tails is not None and not self._tails.ended:
                 return
+            self.publisher.forget_declared()  # what else is gone is not known
             for stream in topology.streams(self._settings):
                 await self.publisher.declare(stream)
             tails = await self._new_tails()
@@ -149,7 +162,9 @@ class Session:
         log.warning("RabbitMQ lost records of the cluster; reading anew", extra={"streams": ",".join(lost)})
         for stream in lost:
             self.views.followed[stream].begin_anew()
-        return await self._new_tails()
+        tails = await self._new_tails()
+        self._on_lost(lost)
+        return tails
 
     def _announcements(self, posts: Sequence[Post]) -> list[Post]:
         known, declared = self.views.facts.queues, self.publisher.declared
@@ -164,7 +179,14 @@ class Session:
 class Sessions:
     """The session that lives; opened when it is asked for."""
 
-    def __init__(self, settings: BrokerSettings, name: str) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        name: str,
+        on_replaced: Callable[[Replaced], None] = lambda _: None,
+    ) -> None:
+        self.unknown: set[Tag] = set()  # claims that went with their queue, and are not settled
+        self._on_replaced = on_replaced
         self.views = Views()
         self.locations = locations_from_url(settings.url)
         self._settings = settings
@@ -194,6 +216,16 @@ class Sessions:
             assert self._session is not None
             return self._session
 
+    def _deleted(self, queue: str, claimed: set[Tag]) -> None:
+        self.unknown |= claimed
+        self._on_replaced(Replaced(f"the queue {queue!r} was deleted", len(self.unknown)))
+
+    def _lost(self, streams: Sequence[str]) -> None:
+        """While another connection is made, the last session still has what was claimed on the old one."""
+        if self._session is not None and self._session.link.error is not None and topology.FACTS in streams:
+            self.unknown |= self._session.claims.standing.keys()
+        self._on_replaced(Replaced(f"the streams {', '.join(streams)} were deleted", len(self.unknown)))
+
     async def close(self) -> None:
         self._closed = True
         if self._session is not None:
@@ -215,7 +247,14 @@ class Sessions:
             heartbeat_s=max(1, round(self._settings.lease_s / 2)),
             name=self._name,
         )
-        session = Session(link, self.views, self._settings, channel_limits=self._channel_limits)
+        session = Session(
+            link,
+            self.views,
+            self._settings,
+            on_deleted=self._deleted,
+            on_lost=self._lost,
+            channel_limits=self._channel_limits,
+        )
         try:
             await session.begin()
         except BaseException:

@@ -3,6 +3,9 @@
 The queue is exclusive and goes with its connection, so what is broadcast while the link is down
 is missed: broadcasts are lossy, and whoever needs to know it all reads the event log. At most
 PREFETCH broadcasts wait in this process; the rest waits in the queue until its TTL.
+
+A deleted queue is told by the server; a deleted exchange is not, so a listener that hears nothing binds
+its queue again from time to time.
 """
 
 import asyncio
@@ -21,6 +24,7 @@ from umbel.errors import BrokerError
 from umbel.protocol.retry import reconnect_wait_s
 
 PREFETCH = 500
+BIND_AGAIN_S = 5.0
 
 
 class AmqpSubscription:
@@ -29,6 +33,7 @@ class AmqpSubscription:
         self._exchange = exchange
         self._patterns = tuple(patterns)
         self._channel: Channel | None = None
+        self._queue: topology.Queue | None = None  # that of the channel
         self._waiting: deque[Incoming] = deque()
         self._arrived = asyncio.Event()
 
@@ -43,7 +48,7 @@ class AmqpSubscription:
         channel.on_end = lambda _: self._arrived.set()
         await channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
         await channel.call(Method.BASIC_CONSUME, 0, queue.name, "s", False, False, False, False, {})
-        self._channel = channel
+        self._channel, self._queue = channel, queue
 
     async def leave(self) -> None:
         channel = self._channel
@@ -64,15 +69,28 @@ class AmqpSubscription:
                     channel.send(encode_ack(channel.number, incoming.fields[1]))
                 yield decode_broadcast(incoming, self._exchange)
             self._arrived.clear()
-            if self._channel is not None and self._channel.error is None:
-                await self._arrived.wait()
-                continue
             try:
-                await self.enter()
+                if self._channel is None or self._channel.error is not None:
+                    await self.enter()
+                elif not await self._hears_within(BIND_AGAIN_S):
+                    await self._bind()
                 failures = 0
             except BrokerError:
                 failures += 1
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
+
+    async def _hears_within(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._arrived.wait()
+        except TimeoutError:
+            return False
+
+    async def _bind(self) -> None:
+        assert self._channel is not None
+        assert self._queue is not None
+        for method, fields in self._queue.binding_calls():
+            await self._channel.call(method, *fields)
 
     def _receive(self, incoming: Incoming) -> None:
         self._waiting.append(incoming)

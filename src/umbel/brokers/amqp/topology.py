@@ -76,10 +76,17 @@ class Queue:
         calls = [] if self.exchange is None else self.exchange.calls()
         flags = (False, self.durable, self.exclusive, self.auto_delete, False)
         calls.append((Method.QUEUE_DECLARE, (0, self.name, *flags, dict(self.arguments))))
-        if self.exchange is not None:
-            exchange = self.exchange.name
-            calls += [(Method.QUEUE_BIND, (0, self.name, exchange, key, False, {})) for key in self.keys]
-        return calls
+        return [*calls, *self._bindings()]
+
+    def binding_calls(self) -> list[Call]:
+        """What binds it to its exchange again, which may have been deleted."""
+        return [] if self.exchange is None else [*self.exchange.calls(), *self._bindings()]
+
+    def _bindings(self) -> list[Call]:
+        if self.exchange is None:
+            return []
+        exchange = self.exchange.name
+        return [(Method.QUEUE_BIND, (0, self.name, exchange, key, False, {})) for key in self.keys]
 
 
 def passive(name: str) -> Call:

@@ -7,7 +7,7 @@ third, opened when it is needed, coordinates, and each subscription has its own,
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from umbel.brokers.interface import (
@@ -23,6 +23,7 @@ from umbel.brokers.interface import (
     Evidence,
     LoggedEvent,
     Refused,
+    Replaced,
     Settled,
     Subscription,
     Verdict,
@@ -66,6 +67,7 @@ _PUBLISH, _DEPTHS, _REVOKE = script("publish"), script("depths"), script("revoke
 
 class RedisBroker:
     def __init__(self, settings: BrokerSettings) -> None:
+        self.on_replaced: Callable[[Replaced], None] = lambda _: None
         self._settings = settings
         addresses = parse_addresses(settings.url, settings.connection_name)
         timeout_s = settings.connect_timeout_s
@@ -80,7 +82,14 @@ class RedisBroker:
         self._coordination_link = Link(addresses, connect_timeout_s=timeout_s, reply_timeout_s=timeout_s)
         self._coordination = RedisCoordination(self._coordination_link, self._keys)
         self._declared: set[str] = set()
-        self._claims = Claims(self._link, self._keys, settings, addresses, declare=self._declare)
+        self._claims = Claims(
+            self._link,
+            self._keys,
+            settings,
+            addresses,
+            declare=self._declare,
+            on_replaced=self._begin_again,
+        )
 
     @property
     def url(self) -> str:
@@ -244,6 +253,10 @@ class RedisBroker:
     async def _greet(self) -> None:
         """On every new connection: it may be to a server that has forgotten everything."""
         self._declared.clear()
+
+    def _begin_again(self, replaced: Replaced) -> None:
+        self._declared.clear()
+        self.on_replaced(replaced)
 
     async def _declare(self, queues: Iterable[str]) -> None:
         await self._link.connect()

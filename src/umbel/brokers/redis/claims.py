@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import BrokerSettings, Claim, Refused, Settled, Tag, Verdict
+from umbel.brokers.interface import BrokerSettings, Claim, Refused, Replaced, Settled, Tag, Verdict
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.answers import ASKER_LIFE_S, sweep_askers
 from umbel.brokers.redis.handing import Adoptions
@@ -34,12 +34,15 @@ UNPARK_MAX_S = 5.0
 
 log = logging.getLogger("umbel.brokers.redis")
 _CLAIM, _SETTLE = script("claim"), script("settle")
-_ABANDON, _OWNERS = script("abandon"), script("owners")
+_ABANDON, _OWNERS, _RECONCILE = script("abandon"), script("owners"), script("reconcile")
 _revoke = msgspec.json.Decoder(Revoke).decode
 
 
 class Claims:
-    """`declare` makes queues known before anything is taken from them."""
+    """`declare` makes queues known before anything is taken from them.
+
+    `on_replaced` is told when the server's data is found to be other data, once the claims are sorted out.
+    """
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class Claims:
         addresses: Sequence[Address],
         *,
         declare: Callable[[Sequence[str]], Awaitable[None]],
+        on_replaced: Callable[[Replaced], None],
     ) -> None:
         self.consumed: frozenset[str] = frozenset()  # the queues of the last claim
         self._link = link
@@ -56,6 +60,7 @@ class Claims:
         self._lease_s = settings.lease_s
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
         self._declare = declare
+        self._on_replaced = on_replaced
         self._watch = Watch(
             addresses,
             keys,
@@ -65,6 +70,9 @@ class Claims:
         )
         self._holding = Holding(keys)
         self._adoptions = Adoptions(link, keys, self._holding, lease_s=settings.lease_s)
+        self._renewals: dict[str, int] = {}  # by owner: as many as the server has confirmed
+        self._compared_on = 1  # the generation of connections on which claims were compared with the data
+        self._renewing = asyncio.Lock()
         self._last_queue = ""  # had the last turn in the last claim
         self._lost_checked_at = 0.0
         self._sweep_askers_at = 0.0
@@ -82,7 +90,7 @@ class Claims:
         self.consumed = frozenset(queues)
         await self._give_back_lost_claims()
         returned = await self.return_lost() if self._time_for_lost() else 0
-        ticket = self._holding.ticket()
+        ticket = self._holding.begin()
         args = (
             self._keys.prefix,
             owner,
@@ -116,7 +124,36 @@ class Claims:
             self._watch.handed = None
             await self._adoptions.finish()
             await self._owners("unhand", owner)
-        return bool(await self._owners("renew", owner))
+        async with self._renewing:
+            generation, renewals = self._link.generation, self._renewals.get(owner, 0)
+            stood, self._renewals[owner], is_replaced, is_lost = await self._link.run(
+                _OWNERS, "renew", self._keys.prefix, self._lease_s, owner, renewals
+            )
+            if is_lost:  # others have what was held, so there is nothing to compare
+                self._compared_on = generation
+            elif is_replaced or self._compared_on != generation:
+                self._compared_on = -1
+                await self._compare(owner, is_replaced=bool(is_replaced))
+                self._compared_on = generation
+        return bool(stood or is_replaced)
+
+    async def _compare(self, owner: str, *, is_replaced: bool) -> None:
+        """A server that was restarted may have lost the last writes, or been given a backup's data."""
+        await self._adoptions.finish()
+        await self._give_back_lost_claims()
+        under_way, held = self._holding.known_of(owner, adopting=self._adoptions.pending)
+        args = (self._keys.prefix, owner, len(under_way), *under_way, *held)
+        returned, *missing = await self._link.run(_RECONCILE, *args)
+        if is_replaced or returned or missing:
+            self._holding.forget_unknown(field.decode() for field in missing)
+            what = f"Redis at {self._link.address.shown} has other or older data"
+            self._on_replaced(Replaced(what, self._holding.unknown))
+
+    async def _notice_replaced(self) -> None:
+        """Claims have ended: maybe because the data was replaced, which the next renewal would notice."""
+        for owner, renewals in list(self._renewals.items()):
+            if await self._link.run(_OWNERS, "check", self._keys.prefix, self._lease_s, owner, renewals):
+                await self.renew(owner)
 
     async def return_lost(self) -> int:
         if time.monotonic() > self._sweep_askers_at:
@@ -134,6 +171,7 @@ class Claims:
         self._unblock(self._watch.client_id)  # or the server might hand it something after that
         count = await self._owners("forget", owner)
         self._holding.forget(owner)
+        self._renewals.pop(owner, None)
         await self._unpark(owner)
         return count
 
@@ -149,21 +187,30 @@ class Claims:
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         await self._adoptions.finish()
-        waiting, conflicts = self._holding.judge(verdicts)
-        applied = 0
+        groups, conflicts = self._holding.judge(verdicts)
+        applied, waiting, ended = 0, list(groups), list[Group]()
         refused: list[Refused] = []
+        self._holding.settling += groups
         try:
             while waiting:
                 group = waiting[0]
                 if await self._settle_group(group, refused):
                     applied += len(group.verdicts)
                 else:
-                    conflicts |= {verdict.tag for verdict in group.verdicts}
+                    ended.append(group)
                 self._holding.settled(waiting.pop(0))
+            for verdict in (verdict for group in ended for verdict in group.verdicts):
+                self._holding.lose(verdict.tag)
+                conflicts.add(verdict.tag)
+            if conflicts:
+                await self._notice_replaced()
         except (asyncio.CancelledError, BrokerError):
-            self._holding.restore(waiting)
+            self._holding.restore([*ended, *waiting])
             raise
-        return Settled(applied, frozenset[Tag](conflicts), tuple(refused))
+        finally:
+            self._holding.settling = [one for one in self._holding.settling if one not in groups]
+        unknown = self._holding.take_unknown(conflicts)
+        return Settled(applied, frozenset[Tag](conflicts - unknown), tuple(refused), unknown=unknown)
 
     # -- the parts of it -------------------------------------------------------------------------
 

@@ -56,6 +56,11 @@ class Adoptions:
         self._sent: asyncio.Future[list[Any]] | None = None
         self._is_asked = False
 
+    @property
+    def pending(self) -> Tag | None:
+        """The claim that is not known to be held yet."""
+        return None if self._pending is None else self._pending[0]
+
     def begin(
         self, handed: Handed | None, owner: str, queues: Sequence[str], revoked_after: int
     ) -> Delivery | None:

@@ -4,6 +4,10 @@ A connection may break after a call was sent and before its reply. A claim in do
 messages that nobody here knows of: its ticket is given up at the next opportunity, and claims on
 connections made before that are refused. A settle in doubt may have been applied: its claims are
 kept as doubtful, and the next verdict on one of them asks first.
+
+When the server's data was replaced, claims that it does not know are `unknown`: nobody else has those
+messages. Claims that have ended are remembered as lost until they are settled, because an ended
+claim may be the first sign of that.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +31,7 @@ class Hold:
     epoch: bytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Group:
     """Verdicts on claims of one hold; `sure`: they stand if the hold does."""
 
@@ -44,6 +48,10 @@ class Holding:
         self._doubtful: set[Tag] = set()
         self._nonce = urandom(6).hex()
         self._claims = 0
+        self._under_way: set[str] = set()  # tickets of claims that are not answered
+        self.settling: list[Group] = []  # sent, and not answered
+        self._lost: set[Tag] = set()
+        self._unknown: set[Tag] = set()
         self.lost_tickets: dict[str, set[str]] = {}
         """Of claims whose reply never came, by owner."""
 
@@ -52,11 +60,19 @@ class Holding:
         self._claims += 1
         return f"{self._nonce}.{self._claims:x}"
 
+    def begin(self) -> str:
+        """A ticket for a claim that is sent now."""
+        ticket = self.ticket()
+        self._under_way.add(ticket)
+        return ticket
+
     def give_up(self, owner: str, ticket: str) -> None:
+        self._under_way.discard(ticket)
         self.lost_tickets.setdefault(owner, set()).add(ticket)
 
     def take_in(self, owner: str, ticket: str, epoch: bytes, taken: Sequence[Any]) -> list[Delivery]:
         """The messages of a claim's reply: list, first place, envelopes, list, ..."""
+        self._under_way.discard(ticket)
         hold, held = self._holds.get(owner), self._held
         if hold is None or hold.epoch != epoch:
             hold = self._holds[owner] = Hold(owner, epoch)
@@ -84,9 +100,37 @@ class Holding:
         return Delivery(tag, queue, opened.message, opened.starts, opened.redelivered), hold.epoch
 
     def lose(self, tag: Tag) -> None:
-        """Others have it."""
+        """Others have it, or the server has forgotten it."""
         self._held.pop(tag, None)
         self._doubtful.discard(tag)
+        self._lost.add(tag)
+
+    @property
+    def unknown(self) -> int:
+        return len(self._unknown)
+
+    def known_of(self, owner: str, *, adopting: Tag | None) -> tuple[list[Tag], list[Tag]]:
+        """What is under way (tickets of claims, tags), and what the owner surely holds."""
+        settling = [verdict.tag for group in self.settling for verdict in group.verdicts]
+        under_way = [*self._under_way, *self._doubtful, *settling, *([] if adopting is None else [adopting])]
+        unsure = set(under_way)
+        return under_way, [
+            tag for tag, hold in self._held.items() if hold.owner == owner and tag not in unsure
+        ]
+
+    def forget_unknown(self, missing: Iterable[Tag]) -> None:
+        """The data was replaced: it has neither these, nor any that were lost before it was noticed."""
+        for tag in missing:
+            self.lose(tag)
+        self._unknown |= self._lost
+        self._lost.clear()
+
+    def take_unknown(self, ended: set[Tag]) -> frozenset[Tag]:
+        """Those of these ended claims that are unknown; the others are conflicts."""
+        unknown = self._unknown & ended
+        self._unknown -= unknown
+        self._lost -= ended
+        return frozenset(unknown)
 
     def judge(self, verdicts: Iterable[Verdict]) -> tuple[list[Group], set[Tag]]:
         """Sort verdicts into groups to be settled together, and those on claims not held here.
@@ -120,6 +164,7 @@ class Holding:
             for verdict in group.verdicts:
                 self._held[verdict.tag] = group.hold
                 self._doubtful.add(verdict.tag)
+                self._lost.discard(verdict.tag)
 
     def settled(self, group: Group) -> None:
         if not group.sure:
@@ -133,3 +178,4 @@ class Holding:
             self._doubtful.discard(tag)
         self._holds.pop(owner, None)
         self.lost_tickets.pop(owner, None)
+        self._lost.clear()

@@ -26,6 +26,9 @@ Ours, which Celery does not know:
     umbel.handing                hash    owner -> the list that it is given messages from
     umbel.handing.given_up       zset    those of them that were given up -> since when; kept for a minute
     umbel.owners                 zset    owner -> when its lease ends (server's seconds)
+    umbel.renewals               hash    owner -> how often it renewed its lease: fewer than it knows of means
+                                         that the data was replaced
+    umbel.lost                   zset    owner whose messages were returned -> when; kept for a week
     umbel.generations            hash    owner -> the least generation of connections it may claim on
     umbel.contact                string  when any owner last spoke to the server
     umbel.grace                  string  until when nobody is taken for dead, after an outage

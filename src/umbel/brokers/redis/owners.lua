@@ -1,5 +1,7 @@
--- The leases of owners. ARGV: verb, prefix, lease in seconds, owner
---   renew   1 if the lease stood (whoever comes late but before others noticed has lost nothing), else 0
+-- The leases of owners. ARGV: verb, prefix, lease in seconds, owner, renewals that the owner knows of
+--   renew   1 if the lease stood (whoever comes late but before others noticed has lost nothing), else 0;
+--           how many renewals that makes; 1 if the data was replaced since the last one; 1 if the lease had ended
+--   check   1 if the data was replaced since the last renewal
 --   reap    return what owners hold whose lease has ended, marked as redelivered: how many
 --   forget  the same for one owner, at once
 --   unhand  what the server handed to an owner that does not claim it goes back: how many
@@ -10,6 +12,7 @@
 local UNPARKED_MAX = 1000
 -- A connection of an owner that was given up may stay blocked, and be handed something, for less than this.
 local BLOCKED_MAX_S = 60
+local LOST_KEPT_S = 7 * 86400
 
 local prefix, lease, owner = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local owners = prefix .. 'umbel.owners'
@@ -17,8 +20,16 @@ local now = server_time()
 need('zset', 'ZCARD', owners)
 even_when_full(prefix)
 
+-- Data that knows of fewer renewals than the owner is other data or older, unless the lease ended: then
+-- the one who took the messages has left a note.
+local function is_replaced()
+  local renewals = tonumber(try('HGET', prefix .. 'umbel.renewals', owner) or 0) or 0
+  return renewals < tonumber(ARGV[5]) and not try('ZSCORE', prefix .. 'umbel.lost', owner)
+end
+
 -- What neither its list nor the dead letters take stays, and the owner with it, so that it is tried again.
 local function forget(name)
+  redis.call('HDEL', prefix .. 'umbel.renewals', name)
   local inflight = prefix .. 'umbel.inflight.' .. name
   local unhanded, left_handed = unhand(prefix, name, true, now)
   local count, left = put_back(prefix, inflight, try('HKEYS', inflight) or {}, true, now)
@@ -54,12 +65,19 @@ if ARGV[1] == 'unpark' then
   return UNPARKED_MAX - left
 end
 
+if ARGV[1] == 'check' then
+  return is_replaced() and 1 or 0
+end
+
 note_contact(prefix, now, lease)
 if ARGV[1] == 'renew' then
   -- The store is at least as old as the first worker's lease: an election asked for since then is not
   -- taken for one that an emptied store has forgotten.
   try('HSETNX', prefix .. '{coord}:meta', 'born', string.format('%.6f', now))
-  return 1 - redis.call('ZADD', owners, string.format('%.6f', now + lease), owner)
+  local replaced, lost = is_replaced(), try('ZREM', prefix .. 'umbel.lost', owner) or 0
+  local renewals = try('HINCRBY', prefix .. 'umbel.renewals', owner, 1) or 0
+  local stood = 1 - redis.call('ZADD', owners, string.format('%.6f', now + lease), owner)
+  return {stood, renewals, replaced and 1 or 0, lost}
 end
 
 release_all(prefix, now)
@@ -82,5 +100,7 @@ for _, name in ipairs(try('ZRANGE', given_up, '-inf', string.format('%.6f', now 
 end
 for _, name in ipairs(redis.call('ZRANGE', owners, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, 100)) do
   count = count + forget(name)
+  redis.call('ZADD', prefix .. 'umbel.lost', string.format('%.6f', now), name)
 end
+redis.call('ZREMRANGEBYSCORE', prefix .. 'umbel.lost', '-inf', string.format('%.6f', now - LOST_KEPT_S))
 return count

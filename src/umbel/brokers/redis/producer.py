@@ -4,6 +4,7 @@ While the server cannot be reached, `publish` raises, and another call is tried 
 the connect time-out. A call whose connection broke before the reply may be sent twice: at least once.
 """
 
+import time
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -21,6 +22,8 @@ from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
+
+DECLARE_AGAIN_S = 10.0
 
 _LOG, _REVOKE, _UNIQUE = script("event_log"), script("revoke"), script("unique")
 _PUBLISH = script("publish")
@@ -80,6 +83,9 @@ class RedisProducer:
     ) -> None:
         if args:
             connection.run(_PUBLISH, self._keys.prefix, *args)
+        if time.monotonic() > connection.declare_again_at:  # the server may have been emptied meanwhile
+            connection.declared.clear()
+            connection.declare_again_at = time.monotonic() + DECLARE_AGAIN_S
         new = {outgoing.queue for outgoing in batch} - connection.declared
         declared = declare(self._keys, new)
         if commands or declared:

@@ -17,6 +17,7 @@ _PARTS = {
     "abandon": ("marks", "abandon"),
     "adopt": ("marks", "adopt"),
     "owners": ("marks", "owners"),
+    "reconcile": ("marks", "reconcile"),
     "depths": ("marks", "depths"),
     "publish": ("marks", "publish"),
     "bury": ("marks", "bury"),

@@ -37,6 +37,7 @@ class SocketConnection:
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self.declared: set[str] = set()
         """Queues that this connection has made known to the server."""
+        self.declare_again_at = 0.0
         try:
             self._socket = self._dial()
         except OSError as problem:

@@ -1,7 +1,7 @@
 """SqliteBroker: the embedded broker on asyncio, a thin shell around the store in its thread."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from umbel.brokers.interface import (
@@ -17,6 +17,7 @@ from umbel.brokers.interface import (
     Evidence,
     LoggedEvent,
     Refused,
+    Replaced,
     Return,
     Settled,
     Subscription,
@@ -50,6 +51,7 @@ KEEP_ALIVES_PER_LEASE = 3
 
 class SqliteBroker:
     def __init__(self, settings: BrokerSettings) -> None:
+        self.on_replaced: Callable[[Replaced], None] = lambda _: None
         self._settings = settings
         self._store = Store(settings)
         self._cluster = ClusterStore(self._store)
@@ -73,6 +75,12 @@ class SqliteBroker:
         return self._coordination
 
     async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def tell(replaced: Replaced) -> None:  # in the store's thread
+            loop.call_soon_threadsafe(self.on_replaced, replaced)
+
+        self._store.on_replaced = tell
         await self._thread.call(self._store.open)
         self._messages_bell, self._topics_bell = AsyncBell(), AsyncBell()
 

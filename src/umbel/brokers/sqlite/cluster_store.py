@@ -57,14 +57,22 @@ class ClusterStore:
             awake = waiters.addresses(db, {waiters.topic(broadcast.exchange) for broadcast in heard})
         self._store.poke(awake)
 
-    def subscribe(self, exchange: str, address: bytes | None) -> tuple[int, int]:
+    @property
+    def replacements(self) -> int:
+        return self._store.replacements
+
+    def subscribe(self, exchange: str, address: bytes | None) -> tuple[int, int, int]:
+        """The subscription's number, its offset, and which of the files at this path they are of."""
         with self._database.write() as db:
             if address is not None:
                 waiters.register(db, [waiters.topic(exchange)], address)
-            return fanout.subscribe(db, exchange, self._clock.now().boot_s + self._settings.lease_s)
+            expires_at = self._clock.now().boot_s + self._settings.lease_s
+            return *fanout.subscribe(db, exchange, expires_at), self.replacements
 
-    def prolong(self, number: int, exchange: str, address: bytes | None) -> None:
+    def prolong(self, number: int, exchange: str, address: bytes | None, replacements: int) -> None:
         with self._database.write() as db:
+            if replacements != self.replacements:  # in this file the number may be another's
+                return
             if address is not None:
                 waiters.register(db, [waiters.topic(exchange)], address)
             fanout.prolong(db, number, exchange, self._clock.now().boot_s + self._settings.lease_s)

@@ -16,8 +16,12 @@ them to a child: a connection that the child opens beside an inherited one belie
 nobody holds, and what it commits can vanish with the log. So every connection is closed for the
 moment of a fork and opened again by whoever uses it next, on either side. A fork that bypasses
 Python's hooks with a connection open is found by the process id, and the child is refused.
+
+A file that was deleted, moved away or replaced is noticed before the next transaction (`presence.py`);
+the connection then goes on with what the path names now, made new where it names nothing.
 """
 
+import logging
 import os
 import sqlite3
 import threading
@@ -30,7 +34,10 @@ from typing import Any
 
 from umbel.brokers.sqlite import location, refusals, schema
 from umbel.brokers.sqlite.gate import WriteGate
+from umbel.brokers.sqlite.presence import Presence
 from umbel.errors import AccessRefused, BrokerError, BrokerRefused, BrokerUnavailable, StorageFull
+
+log = logging.getLogger("umbel.brokers.sqlite")
 
 CHECKPOINT_PAGES = 1000  # a log that grows costs each flush more: 4,000 took a quarter of the rate of sends
 LOG_BYTES_MAX = 64 * 2**20  # what a burst leaves of the log; smaller logs are written over
@@ -91,6 +98,8 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._log: _Log | None = None  # of that connection
         self._pid = 0  # of the process that opened the connection
+        self._presence: Presence | None = None  # of the files of that connection
+        self.replaced = ""  # the path of a file that was replaced, until the next connection was greeted
         with _forking:
             _databases.add(self)
 
@@ -182,15 +191,20 @@ class Database:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None:
-            if self._pid == os.getpid():
-                return self._connection
-            _refused.add(self.path)
+            if self._pid != os.getpid():
+                _refused.add(self.path)
+            else:
+                assert self._presence is not None, "a database that is open has its files"
+                if not (missing := self._presence.missing()):
+                    return self._connection
+                self._let_go(missing)
         if self.path in _refused:
             raise AccessRefused(
                 f"{self.path} was in use while this process was forked, so it cannot be used here; "
                 "create the App, or send the first message, after the fork"
             )
         location.prepare(self.path)
+        presence = Presence(self.path)
         db = sqlite3.connect(
             self.path,
             timeout=self._timeout_s,
@@ -204,10 +218,26 @@ class Database:
             self._gate.enter(self._timeout_s)
             self._set_up(db)
             self._log = _Log(f"{self.path}-wal")
+            presence.note_opened()
             self._gate.leave()
             undo.pop_all()
         self._connection, self._pid = db, os.getpid()
+        self._presence, self.replaced = presence, ""
         return db
+
+    def _let_go(self, missing: str) -> None:
+        """Close what is open: the path names other files now."""
+        assert self._connection is not None
+        log.warning(
+            "a file of the database was deleted or replaced; opening it again", extra={"file": missing}
+        )
+        self.replaced = missing
+        if missing != str(self.path) and not os.path.exists(missing):
+            # The log that is open has commits that the file lacks, and nobody else began another log.
+            with suppress(sqlite3.Error, BrokerError):
+                self._gate.enter(self._timeout_s)
+                self._connection.execute("PRAGMA wal_checkpoint(FULL)")
+        self._shut()
 
     def _set_up(self, db: sqlite3.Connection) -> None:
         _switch_to_wal(db, self._timeout_s)

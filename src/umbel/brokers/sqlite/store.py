@@ -5,8 +5,9 @@ the thread of their caller. After a commit it pokes those who wait for what chan
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 
 from umbel.brokers.interface import (
@@ -16,6 +17,7 @@ from umbel.brokers.interface import (
     Delivery,
     Depth,
     Refused,
+    Replaced,
     Settled,
     Verdict,
 )
@@ -32,6 +34,7 @@ from umbel.brokers.sqlite import (
 )
 from umbel.brokers.sqlite.clock import Clock
 from umbel.brokers.sqlite.database import Database
+from umbel.brokers.sqlite.holding import Holding
 from umbel.brokers.sqlite.location import path_from_url
 from umbel.brokers.sqlite.wakeup import poke
 from umbel.errors import BrokerError, BrokerRefused
@@ -56,6 +59,9 @@ class Store:
         self._look_first = False  # the last claim came back short, so the next may be in vain
         self._lost_checked_at = 0.0
         self._registered: bytes | None = None  # as a waiter for messages
+        self._holding = Holding()
+        self.replacements = 0  # of the file; what was numbered before the last one means nothing now
+        self.on_replaced: Callable[[Replaced], None] = lambda _: None
 
     def open(self) -> None:
         with self.database.read():
@@ -99,6 +105,7 @@ class Store:
             return Claim((), news, cursor)
         awake: set[bytes] = set()
         returned = 0
+        self._holding.owners.add(owner)
         with self.database.write(makes_room=True) as db:
             now = self.clock.now()
             claims.lease(db, owner, now.boot_s + self.settings.lease_s)
@@ -113,6 +120,7 @@ class Store:
                 # Busy from here on: no need to be poked before the next idle moment.
                 waiters.unregister(db, [self._registered])
                 self._registered = None
+        self._holding.take(owner, deliveries)
         self._look_first = len(deliveries) < limit
         self.poke(awake)
         return Claim(deliveries, news, cursor, returned)
@@ -136,6 +144,7 @@ class Store:
         return None if due is None else max(0.0, due - now_s)
 
     def renew(self, owner: str) -> bool:
+        self._holding.owners.add(owner)
         with self.database.write(makes_room=True) as db:
             return claims.lease(db, owner, self.clock.now().boot_s + self.settings.lease_s)
 
@@ -150,6 +159,7 @@ class Store:
         with self.database.write(makes_room=True) as db:
             count, queues = claims.forget(db, owner)
             awake = waiters.addresses(db, map(waiters.queue, queues))
+        self._holding.forget(owner)
         self.poke(awake)
         return count
 
@@ -176,7 +186,10 @@ class Store:
             stored = (result.task_id for result in judged.results)
             awake = waiters.addresses(db, chain(map(waiters.queue, grown), map(waiters.result, stored)))
         self.poke(awake)
-        return verdicts.settled(judged, refused)
+        settled, unknown = verdicts.settled(judged, refused), self._holding.settle(batch)
+        return (
+            replace(settled, conflicts=settled.conflicts - unknown, unknown=unknown) if unknown else settled
+        )
 
     def _put_results(
         self, db: sqlite3.Connection, batch: Sequence[StoredResult], now_s: float
@@ -277,6 +290,11 @@ class Store:
                 db.execute(f"DELETE FROM {table}")
             for table in ("elections", "leases"):
                 db.execute(f"UPDATE {table} SET expires_at = 0")
+        if self.database.replaced:
+            self.replacements += 1
+            self._holding.reconcile(db, self.clock.now().boot_s + self.settings.lease_s)
+            what = f"{self.database.replaced} was deleted or replaced"
+            self.on_replaced(Replaced(what, len(self._holding.unknown)))
 
     def _take(self, db: sqlite3.Connection, owner: str, queues: Sequence[str], limit: int) -> list[Delivery]:
         names = list(dict.fromkeys(queues))

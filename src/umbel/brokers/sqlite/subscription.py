@@ -37,17 +37,21 @@ class SqliteSubscription:
         self._keep_alive_s = keep_alive_s
         self._number = 0
         self._offset = 0
+        self._replacements = 0
         self._timer: asyncio.TimerHandle | None = None
         self._told: Future[object] | None = None
 
     async def enter(self) -> None:
-        self._number, self._offset = await self._thread.call_or(
+        await self._subscribe()
+        self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s, self._keep_alive)
+
+    async def _subscribe(self) -> None:
+        self._number, self._offset, self._replacements = await self._thread.call_or(
             lambda entered: self._store.unsubscribe(entered[0]),
             self._store.subscribe,
             self._exchange,
             self._bell.address,
         )
-        self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s, self._keep_alive)
 
     async def leave(self) -> None:
         if self._timer is not None:
@@ -58,7 +62,7 @@ class SqliteSubscription:
         """Tell the store that somebody still listens, also while the listener is busy."""
         if self._told is None or self._told.done():
             self._told = self._thread.post(
-                self._store.prolong, self._number, self._exchange, self._bell.address
+                self._store.prolong, self._number, self._exchange, self._bell.address, self._replacements
             )
         self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s, self._keep_alive)
 
@@ -68,6 +72,9 @@ class SqliteSubscription:
             page, self._offset = await self._thread.call(
                 self._store.heard_since, self._exchange, self._offset, PAGE_MAX
             )
+            if self._store.replacements != self._replacements:  # the offset was that of another file
+                await self._subscribe()
+                continue
             for broadcast in page:
                 words = broadcast.routing_key.split(".")
                 if any(matches(pattern, words) for pattern in self._patterns):

@@ -4,13 +4,18 @@ The lease is renewed four times per lease, so three renewals may fail before mes
 others, and one that comes late is not taken for an outage of the server. While the broker cannot
 be reached the worker tries on, waiting longer each time; it says so once when it begins and once
 when it ends.
+
+A broker whose data was replaced (emptied, deleted, restored from a backup) is said once, with how many
+messages only this worker knows of. They run on, and what they bring is kept (`settling.py`).
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from random import random
+from time import time
 
+from umbel.brokers.interface import Replaced
 from umbel.errors import BrokerError
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.worker.bootsteps import Step
@@ -19,6 +24,11 @@ from umbel.worker.context import WorkerContext
 log = logging.getLogger("umbel.worker.connection")
 SWEEP_EVERY_S = 60.0
 RENEWALS_PER_LEASE, LOST_CHECKS_PER_LEASE = 4, 3
+REPLACED_TEXT = (
+    "the broker's data was replaced (emptied, deleted, restored from a backup?): claimed messages are "
+    "unknown to it; they run on here, and their results will be stored; what waited is gone unless the "
+    "new data has it, and what a backup brought back runs again"
+)
 RETURNED_TEXT = "returned the messages of workers that died"
 
 
@@ -31,6 +41,10 @@ class Connection(Step):
         self._broker = context.broker
         self._owner = context.identity.owner
         self._opened = False
+        self.problem = ""  # why the lease cannot be renewed now
+        self.replaced: tuple[float, Replaced] | None = None  # the last time, and what was found
+        self.on_replaced: Callable[[], None] = lambda: None
+        self._broker.on_replaced = self._note_replaced
 
     async def start(self) -> None:
         await self._broker.open()
@@ -55,8 +69,20 @@ class Connection(Step):
                 log.info("returned messages", extra={"count": returned})
         await self._broker.close()
 
+    def _note_replaced(self, replaced: Replaced) -> None:
+        self._context.counters.store_replaced += 1
+        self.replaced = (time(), replaced)
+        log.error(REPLACED_TEXT, extra={"unknown": replaced.unknown, "what": replaced.what})
+        self.on_replaced()
+
     async def _renew(self) -> None:
-        if not await self._broker.renew(self._owner):
+        try:
+            stood = await self._broker.renew(self._owner)
+        except BrokerError as error:
+            self.problem = f"the broker cannot be reached: {error}"
+            raise
+        self.problem = ""
+        if not stood:
             log.warning("the lease had ended: what this worker held may run elsewhere too")
 
     async def _return_lost(self) -> None:

@@ -5,11 +5,13 @@ A service manager that waits for word (systemd, `Type=notify`) gets it at the sa
 
 import asyncio
 import logging
+from typing import Any
 
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.run_directory import REFRESH_S, remove_state, write_state
 from umbel.worker.service import tell_manager
+from umbel.worker.steps.connection import Connection
 from umbel.worker.steps.tasks import Tasks
 
 log = logging.getLogger("umbel.worker.health")
@@ -19,9 +21,10 @@ class Health(Step):
     name = "health"
     requires = ("tasks",)
 
-    def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
+    def __init__(self, context: WorkerContext, connection: Connection, tasks: Tasks) -> None:
         super().__init__()
         self._context = context
+        self._connection = connection
         self._tasks = tasks
         self._complained = False
         self._place = (context.settings.run_directory, context.identity.node, context.broker.url)
@@ -43,7 +46,8 @@ class Health(Step):
 
     def _write(self) -> None:
         identity, shutdown = self._context.identity, self._context.shutdown
-        is_consuming = bool(self._context.queues) and not self._tasks.problem
+        problem = self._tasks.problem or self._connection.problem
+        is_consuming = bool(self._context.queues) and not problem
         state = {
             "node": identity.node,
             "pid": identity.pid,
@@ -51,11 +55,22 @@ class Health(Step):
             "queues": list(self._context.queues),
             "pool": self._context.pool.describe(),
             "held": self._tasks.held,
-            "problem": self._tasks.problem,
+            "problem": problem,
+            "store_replaced": self._replaced(),
             "ready": is_consuming and not shutdown.is_stopping,
             "stopping": shutdown.describe(asyncio.get_running_loop().time()),
             "counters": self._context.counters.as_dict(),
         }
+        self._leave(state)
+
+    def _replaced(self) -> dict[str, Any] | None:
+        """When the broker's data was last found to be other data, and how much it did not know."""
+        if self._connection.replaced is None:
+            return None
+        at, replaced = self._connection.replaced
+        return {"at": at, "what": replaced.what, "unknown": replaced.unknown}
+
+    def _leave(self, state: dict[str, Any]) -> None:
         try:
             write_state(*self._place, state)
         except OSError as error:

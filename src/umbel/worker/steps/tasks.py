@@ -235,8 +235,9 @@ class Tasks(Step):
         if not queues:
             await self._nothing_to_consume()
             return
-        claim = await self._broker.claim(owner, queues, room, revoked_after=self._revoked_cursor)
-        self._learn_revokes(claim)
+        read = self._revoked_cursor
+        claim = await self._broker.claim(owner, queues, room, revoked_after=read)
+        self._learn_revokes(claim, after=read)
         if claim.returned:
             log.warning(RETURNED_TEXT, extra={"count": claim.returned})
         if claim.deliveries:
@@ -259,9 +260,13 @@ class Tasks(Step):
         while read != self._revoked_cursor:
             read = self._revoked_cursor
             owner, queues = self._context.identity.owner, self._context.settings.queues
-            self._learn_revokes(await self._broker.claim(owner, queues, 0, revoked_after=read))
+            self._learn_revokes(await self._broker.claim(owner, queues, 0, revoked_after=read), after=read)
 
-    def _learn_revokes(self, claim: Claim) -> None:
+    def reread_revokes(self) -> None:
+        """The record is another one, with cursors of its own. What was revoked stays revoked here."""
+        self._revoked_cursor = 0
+
+    def _learn_revokes(self, claim: Claim, *, after: int) -> None:
         for revoke in claim.revokes:
             if revoke.takes_back:
                 self.take_back(revoke)
@@ -269,7 +274,8 @@ class Tasks(Step):
                 self.revoked.add(revoke.task_id, revoke.expires_at, revoke.recorded_at)
             elif revoke.header:
                 self.revoked.add_header(revoke.header, revoke.expires_at)
-        self._revoked_cursor = claim.revoked_cursor
+        if self._revoked_cursor == after:  # else the record was replaced meanwhile
+            self._revoked_cursor = claim.revoked_cursor
         self.revoked.expire(time())
 
     async def _take_in(self, deliveries: Sequence[Delivery]) -> None:

@@ -1,0 +1,52 @@
+"""Holding: which claims this process has, for the case that the file is replaced under it.
+
+The file is the record of claims. If it was deleted, the claims are known only here; if it was replaced
+by an older copy, that may also hold claims of ours that were settled long ago, which nobody would end.
+"""
+
+import sqlite3
+from collections.abc import Iterable
+
+from umbel.brokers.interface import Delivery, Started, Tag, Verdict
+from umbel.brokers.sqlite import claims, messages
+
+
+class Holding:
+    def __init__(self) -> None:
+        self.owners: set[str] = set()
+        self.unknown: set[Tag] = set()  # claimed in a file that is gone, and not settled
+        self._held: dict[Tag, str] = {}
+
+    def take(self, owner: str, deliveries: Iterable[Delivery]) -> None:
+        for delivery in deliveries:
+            self._held[delivery.tag] = owner
+
+    def settle(self, verdicts: Iterable[Verdict]) -> frozenset[Tag]:
+        """These have ended; those of them that are unknown to the file."""
+        ended = [verdict.tag for verdict in verdicts if not isinstance(verdict, Started)]
+        for tag in ended:
+            self._held.pop(tag, None)
+        if not self.unknown:
+            return frozenset()
+        gone = self.unknown.intersection(ended)
+        self.unknown -= gone
+        return frozenset(gone)
+
+    def forget(self, owner: str) -> None:
+        self.owners.discard(owner)
+        self._held = {tag: holder for tag, holder in self._held.items() if holder != owner}
+
+    def reconcile(self, db: sqlite3.Connection, expires_at: float) -> None:
+        """Compare with another file: what it has as ours and we do not hold goes back to its queue."""
+        missing = set(self._held)
+        for owner in self.owners:
+            found = db.execute("SELECT id, ticket FROM claimed WHERE owner = ?", (owner,)).fetchall()
+            standing = {messages.tag(ticket, number): number for number, ticket in found}
+            missing -= standing.keys()
+            strays = [number for tag, number in standing.items() if tag not in self._held]
+            messages.mark(db, strays, starts=0, redelivered=True)
+            messages.put_back(db, strays)
+            claims.lease(db, owner, expires_at)
+        for tag in missing:
+            del self._held[tag]
+        self.unknown |= missing
