@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -163,7 +162,8 @@ def test_a_worker_outlives_the_replacement_of_its_brokers_data(
     running = long_task(cluster, tmp_path)
     ground.replace()
 
-    assert result_of_some_new_task(cluster) == 7
+    cluster.umbel("call", "replaced_tasks.add", "3", "4", "--wait", "30")  # by a process of its own
+    assert send("replaced_tasks.add", (3, 4)).get(timeout=ENOUGH_S) == 7  # by one that sent before
     said = wait_until(
         lambda: [line for line in cluster.log("w1").splitlines() if "data was replaced" in line],
         deadline_s=ENOUGH_S,
@@ -184,6 +184,39 @@ def test_a_worker_outlives_the_replacement_of_its_brokers_data(
     what_the_cluster_shares_works_again(cluster)
 
 
+@pytest.mark.parametrize("put", [Path.mkdir, lambda path: path.write_bytes(b"no database" * 1000)])
+def test_a_worker_whose_file_became_unusable_says_so_and_goes_on_when_it_is_gone(
+    put: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """N2: one clear error; `umbel health` says why; the worker tries again until it can go on."""
+    path = tmp_path / "queue.db"
+    with Cluster(tmp_path, TASKS_FILE, lease_s=4.0) as cluster:
+        cluster.start_worker("w1", "-c", "1")
+        running = long_task(cluster, tmp_path)  # so the worker has no room, and claims nothing
+        for ending in ("-wal", "-shm"):
+            Path(f"{path}{ending}").unlink()
+        path.unlink()
+        put(path)
+        wait_until(
+            lambda: "queue.db" in unhealthy(cluster, "w1"),
+            deadline_s=ENOUGH_S,
+            what="the worker to be unwell",
+        )
+        assert cluster.umbel("health", "--live").returncode == 0
+        path.rename(tmp_path / "moved away")
+        wait_until(lambda: not unhealthy(cluster, "w1"), deadline_s=ENOUGH_S, what="the worker to be well")
+        (tmp_path / "gate").touch()
+        assert running.get(timeout=ENOUGH_S) == "went on"
+        assert cluster.app.send_task("replaced_tasks.add", (3, 4)).get(timeout=ENOUGH_S) == 7
+
+
+def unhealthy(cluster: Cluster, name: str) -> str:
+    state = cluster.state_of(name)
+    assert state is not None
+    assert state.live
+    return state.problem
+
+
 def long_task(cluster: Cluster, home: Path) -> AsyncResult[str]:
     """Runs until `gate` is there, then `noted` is written by the task that it sends."""
     app, started = cluster.app, home / "started"
@@ -193,10 +226,6 @@ def long_task(cluster: Cluster, home: Path) -> AsyncResult[str]:
     wait_until(started.exists, deadline_s=ENOUGH_S, what="the task to run")
     assert parent is not None
     return parent
-
-
-def result_of_some_new_task(cluster: Cluster) -> Any:
-    return cluster.app.send_task("replaced_tasks.add", (3, 4)).get(timeout=ENOUGH_S)
 
 
 def what_the_cluster_shares_works_again(cluster: Cluster) -> None:
