@@ -220,6 +220,13 @@ def test_what_is_no_result_map_is_passed_over(backend: RpcBackend, worker: Post)
     assert set(backend.wait(["a", "b"], LONG_S)) == {"b"}
 
 
+@pytest.mark.parametrize("payload", [b"\xff", b'{"status": "\xff"}', b'{"a":' * 100_000, b"[" * 100_000, b""])
+def test_no_payload_ends_the_receiving(backend: RpcBackend, worker: Post, payload: bytes) -> None:
+    """N1: the thread that receives is one for the whole process."""
+    send(worker, backend.reply_to, StoredResult("bad", "SUCCESS", payload), result("good"))
+    assert backend.wait(["good"], LONG_S) == {"good": result("good")}
+
+
 def test_chords_are_refused_with_a_remedy(backend: RpcBackend) -> None:
     part = ChordPart("g", 0, "a", "SUCCESS", b"1")
     for refused in (

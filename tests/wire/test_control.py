@@ -101,6 +101,17 @@ def test_a_reply_comes_back_as_it_was(node: str, value: object, members: list[Kn
     )
 
 
+@pytest.mark.parametrize(
+    ("exchange", "key"),
+    [("", "celery"), ("celeryev", "worker.x"), ("amq.direct", "x"), ("reply.celery.pidbox", "k" * 256)],
+)
+def test_a_request_that_wants_its_replies_elsewhere_is_a_wire_error(exchange: str, key: str) -> None:
+    """N1: whoever may send a request must not have the worker publish wherever he likes."""
+    body = json.dumps({**CAPTURED_BODY, "reply_to": {"exchange": exchange, "routing_key": key}}).encode()
+    with pytest.raises(WireError, match="address of replies"):
+        decode_request(b"{}", body)
+
+
 def test_a_request_over_the_limits_is_refused() -> None:
     deep = '{"method": "ping", "arguments": {"x": ' + "[" * 40 + "]" * 40 + "}}"
     for body in (b'{"method": "' + b"x" * 2**20 + b'"}', deep.encode()):

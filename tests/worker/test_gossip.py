@@ -158,6 +158,24 @@ def test_clocks_move_past_what_is_heard_and_own_messages_only_move_them_on(tmp_p
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("timestamp", ["soon", None, [], 10**400, {}])
+def test_a_forged_beat_of_the_node_itself_hurts_nobody(tmp_path: Path, timestamp: object) -> None:
+    """N1: what only this node should say, anybody can."""
+
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a", "b") as nodes:
+            a, b = nodes["a"], nodes["b"]
+            inc = b.context.identity.incarnation
+            event = {"type": "worker-heartbeat", "hostname": b.name, "inc": inc, "timestamp": timestamp}
+            for forged in (event, {name: event[name] for name in ("type", "hostname", "inc")}):
+                body = json.dumps(forged).encode()
+                await a.broker.broadcast([Broadcast(EVENT_EXCHANGE, "worker.heartbeat", body)], ttl_s=5.0)
+            await a.broker.broadcast([Broadcast(EVENT_EXCHANGE, "worker.x", b"")], ttl_s=5.0)
+            await until(lambda: b.gossip.undecodable == 1, what="it to hear what came after that")
+
+    asyncio.run(scenario())
+
+
 def test_what_cannot_be_read_is_counted_and_nothing_else_happens(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,7 +22,7 @@ from umbel.protocol.pidbox import Request
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
 from umbel.wire.event import LOGGED
-from umbel.wire.gossip import NODE_CHARACTERS_MAX
+from umbel.wire.gossip import NODE_BYTES_MAX
 from umbel.wire.values import UNREADABLE
 
 log = logging.getLogger("umbel.history")
@@ -96,7 +96,7 @@ class Listening:
                 log.debug("cannot ask workers for events", extra={"why": str(error)})
 
     async def _ask(self, destination: Sequence[str] | None) -> None:
-        named = None if destination is None else tuple(name[:NODE_CHARACTERS_MAX] for name in destination)
+        named = None if destination is None else tuple(name[:NODE_BYTES_MAX] for name in destination)
         headers, body = encode_request(Request("enable_events", {}, named), 0)
         await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=REQUEST_TTL_S)
 

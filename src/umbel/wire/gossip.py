@@ -21,7 +21,7 @@ from umbel.protocol.gossip_events import (
 )
 from umbel.protocol.views import VIEW_MAX
 
-NODE_CHARACTERS_MAX = 512
+NODE_BYTES_MAX = 240  # RabbitMQ names its mailbox "<node>.celery.pidbox", in at most 255
 REASON_CHARACTERS_MAX = 200
 SUSPECT, LOST, VIEW = "worker-suspect", "worker-lost", "worker-view"
 OBSERVED = "observed"
@@ -118,7 +118,7 @@ def _read_view(event: Mapping[str, Any], by: str) -> Viewed | None:
 
 
 def _node(name: object) -> str | None:
-    return name if isinstance(name, str) and 0 < len(name) <= NODE_CHARACTERS_MAX else None
+    return name if isinstance(name, str) and 0 < len(name.encode()) <= NODE_BYTES_MAX else None
 
 
 def _whole(value: object) -> int:
