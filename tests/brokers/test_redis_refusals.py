@@ -163,6 +163,34 @@ def test_a_message_that_cannot_go_back_to_its_queue_is_a_dead_letter(
     run(scenario())
 
 
+def test_what_neither_its_queue_nor_the_dead_letters_take_stays_and_goes_back_later(
+    on_redis: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario(*, is_handed: bool) -> None:
+        async with on_redis.open() as broker:
+            await broker.publish(outgoing("a", queue="bad"))
+            if is_handed:
+                redis_server.ask("HSET", "umbel.handing", OWNER, "bad")
+                redis_server.ask("LMOVE", "bad", f"umbel.handed.{OWNER}", "RIGHT", "LEFT")
+            else:
+                await take(broker, queues=["bad"])
+            redis_server.ask("SET", "bad", "not a list")
+            redis_server.ask("SET", "umbel.dead", "not a stream")
+            assert await broker.forget_owner(OWNER) == 0
+            redis_server.ask("ZADD", "umbel.owners", "XX", "0", OWNER)
+            assert await broker.return_lost() == 0
+            assert (await broker.queues())["bad"].claimed == 1
+            redis_server.ask("DEL", "bad", "umbel.dead")
+            redis_server.ask("ZADD", "umbel.owners", "XX", "0", OWNER)
+            assert await broker.return_lost() == 1
+            held = (await take(broker, queues=["bad"])).deliveries
+            assert texts(held) == ["a"]
+            await broker.settle([Ack(one.tag) for one in held])
+
+    run(scenario(is_handed=False))
+    run(scenario(is_handed=True))
+
+
 @pytest.mark.parametrize("late", [0.0, LATER])
 def test_a_batch_is_published_wholly_or_not_at_all(
     on_redis: BrokerUnderTest, redis_server: RedisServer, bad: str, late: float
