@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from umbel.pools.interface import Host, HostSpec
+from umbel.text import leaving
 
 _OUR_OWN = str(Path(__file__).parent)
 
@@ -23,6 +24,10 @@ def load_host(spec: HostSpec) -> Host:
 
 def in_one_line(error: BaseException) -> str:
     """The last line of the traceback, and where in the user's code it arose."""
+    return leaving(_in_one_line(error))
+
+
+def _in_one_line(error: BaseException) -> str:
     what = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{what} ({error.filename}, line {error.lineno})"

@@ -27,9 +27,9 @@ from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery import Desk, Refusal
 from umbel.protocol.states import FAILURE, REVOKED
+from umbel.text import leaving
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.show import cut
-from umbel.wire.text import leaving
 from umbel.worker.context import WorkerContext
 from umbel.worker.held import Held
 from umbel.worker.settings import Ending
@@ -178,10 +178,10 @@ class Endings:
     def _log_ending(self, held: Held, outcome: Outcome) -> None:
         level = _LOGGED_AT[outcome.kind]
         if log.isEnabledFor(level):
-            text = f"task {_COUNTED_AS[outcome.kind]}"
+            about = self._about(held, why=outcome.summary)
             if outcome.kind == "failure" and outcome.traceback:
-                text = f"{text}\n{outcome.traceback.rstrip()}\n"
-            log.log(level, "%s", text, extra=self._about(held, why=outcome.summary))
+                about["traceback"] = outcome.traceback
+            log.log(level, "task %s", _COUNTED_AS[outcome.kind], extra=about)
 
     def _about(self, held: Held, **fields: Any) -> dict[str, Any]:
         return {"task": held.headers.task, "task_id": held.headers.id, **fields}
