@@ -10,6 +10,7 @@ from time import time
 
 from umbel.brokers.interface import Ack, Delivery, Return, Started, Verdict
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
+from umbel.pools.guard import Raised, call_guarded
 from umbel.protocol.delivery import Desk, Park, Refuse
 from umbel.protocol.revoked import RevokedTasks
 from umbel.wire.task import read_headers, to_v2
@@ -45,7 +46,13 @@ class Admission:
 
     async def admit(self, deliveries: Sequence[Delivery]) -> list[Held]:
         now = time()
-        admitted = [held for delivery in deliveries if (held := self._judge(delivery, now)) is not None]
+        admitted: list[Held] = []
+        for delivery in deliveries:
+            judged = call_guarded(self._judge, delivery, now)
+            if isinstance(judged, Raised):
+                self._endings.bury_faulty(delivery, judged.error)
+            elif judged.value is not None:
+                admitted.append(judged.value)
         return await self._settled_first(admitted)
 
     def _judge(self, delivery: Delivery, now: float) -> Held | None:

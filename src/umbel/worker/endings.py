@@ -7,6 +7,7 @@ The decisions are those of `protocol/delivery.py`; nothing here waits.
 import logging
 from collections.abc import Sequence
 from time import time
+from traceback import format_exception, format_exception_only
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,14 +21,18 @@ from umbel.errors import (
     PoolError,
     TaskRevoked,
     TimeLimitExceeded,
+    UmbelError,
     WireError,
     WorkerLost,
 )
+from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery import Desk, Refusal
 from umbel.protocol.states import FAILURE, REVOKED
+from umbel.text import leaving
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.result import encode_failure, exception_map
+from umbel.wire.show import cut
 from umbel.wire.task import read_headers, to_v2
 from umbel.worker.context import WorkerContext
 from umbel.worker.held import Held
@@ -37,6 +42,8 @@ from umbel.worker.task_events import TaskEvents
 
 log = logging.getLogger("umbel.worker.tasks")
 
+REASON_MAX_CHARS = 4096
+FAULT_LINES_MAX = 8  # the innermost frames of a traceback, and the error
 REQUEUE_PAUSE_S = 1.0  # a task that gives its message back must not spin
 _LOGGED_AT = {
     "success": logging.DEBUG,
@@ -56,6 +63,11 @@ _COUNTED_AS = {
 }
 
 
+def _reason(text: str) -> str:
+    """Why a message is among the dead letters: what every broker can keep, at a length people read."""
+    return cut(leaving(text), REASON_MAX_CHARS)
+
+
 class Endings:
     def __init__(self, context: WorkerContext, desk: Desk, settler: Settler, events: TaskEvents) -> None:
         self._end_without_running = context.settings.end_without_running
@@ -70,9 +82,50 @@ class Endings:
     def bury_unreadable(self, delivery: Delivery, error: WireError) -> None:
         kind = "corrupt message" if isinstance(error, BadMessage) else "message refused"
         self._counters.buried += 1
-        message = Outgoing(delivery.queue, delivery.message)
-        self._settler.add(Bury(delivery.tag, f"{kind}: {error}"), message)
-        log.error("%s: buried", kind, extra={"queue": delivery.queue, "why": str(error)})
+        reason = _reason(f"{kind}: {error}")
+        self._settler.add(Bury(delivery.tag, reason), Outgoing(delivery.queue, delivery.message))
+        log.error("%s: buried", kind, extra={"queue": delivery.queue, "why": reason})
+
+    def bury_faulty(
+        self,
+        delivery: Delivery,
+        error: BaseException,
+        held: Held | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        """A fault of our own met this message: it must neither end the worker nor come again.
+
+        If its task has ended, what came of that is kept; if not, it has failed.
+        """
+        acked = held is not None and held.run is not None and held.run.rules.acks_early
+        what = "fault while handling a message"
+        self.note_fault(
+            what if acked else f"{what}; message moved to the dead letters",
+            held.headers.id if held else delivery.message.correlation_id,
+            error,
+        )
+        self._counters.buried += not acked
+        last = format_exception_only(error)[-1].strip()
+        reason = _reason(
+            f"fault of the worker: {last}\n{''.join(format_exception(error)[-FAULT_LINES_MAX:])}"
+        )
+        ending = Ending() if outcome is None else Ending(outcome.results, outcome.follow_ups)
+        if held is not None and outcome is None:
+            failed = UmbelError(f"fault of the worker: {last}")
+            made = call_guarded(self._ending, held.message, delivery.queue, failed, FAILURE)
+            ending = ending if isinstance(made, Raised) else made.value
+        results = () if held is None else self._addressed(held.message, ending.results)
+        if held is not None:
+            self._release(held)
+        if acked:
+            self._settler.report(results, ending.follow_ups)
+        else:
+            burial = Bury(delivery.tag, reason, False, results, ending.follow_ups)
+            self._settler.add(burial, Outgoing(delivery.queue, delivery.message))
+
+    def note_fault(self, what: str, task_id: str, error: BaseException) -> None:
+        self._counters.faults += 1
+        log.error(what, extra={"task_id": task_id}, exc_info=error)
 
     def refuse(self, held: Held, why: Refusal) -> None:
         task, task_id = held.headers.task, held.headers.id
@@ -114,7 +167,7 @@ class Endings:
             self._settler.report(results, outcome.follow_ups)
         elif outcome.kind == "rejected":
             self._counters.buried += 1
-            reason = outcome.summary or "rejected by the task"
+            reason = _reason(outcome.summary or "rejected by the task")
             burial = Bury(tag, reason, results=results, follow_ups=outcome.follow_ups)
             self._settler.add(burial, Outgoing(held.delivery.queue, held.message))
         else:
@@ -131,10 +184,10 @@ class Endings:
     def _log_ending(self, held: Held, outcome: Outcome) -> None:
         level = _LOGGED_AT[outcome.kind]
         if log.isEnabledFor(level):
-            text = f"task {_COUNTED_AS[outcome.kind]}"
+            about = self._about(held, why=outcome.summary)
             if outcome.kind == "failure" and outcome.traceback:
-                text = f"{text}\n{outcome.traceback.rstrip()}\n"
-            log.log(level, "%s", text, extra=self._about(held, why=outcome.summary))
+                about["traceback"] = outcome.traceback
+            log.log(level, "task %s", _COUNTED_AS[outcome.kind], extra=about)
 
     def _about(self, held: Held, **fields: Any) -> dict[str, Any]:
         return {"task": held.headers.task, "task_id": held.headers.id, **fields}
@@ -193,7 +246,7 @@ class Endings:
         self._events.failed(held, error)
         self._release(held)
         ending = self._ending(held.message, held.delivery.queue, error, FAILURE)
-        reason = str(error)
+        reason = _reason(str(error))
         results = self._addressed(held.message, ending.results)
         message = Outgoing(held.delivery.queue, held.message)
         self._settler.add(Bury(held.delivery.tag, reason, charged, results, ending.follow_ups), message)

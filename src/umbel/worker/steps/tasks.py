@@ -18,6 +18,7 @@ from umbel.errors import (
     BrokerError,
     PoolError,
 )
+from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, Told
 from umbel.protocol.delivery import Desk, Refusal
 from umbel.protocol.retry import reconnect_wait_s
@@ -170,7 +171,7 @@ class Tasks(Step):
             held = self._held[job.number]
             if self._is_revoked(held):
                 del self._held[job.number]
-                self._endings.refuse(held, Refusal.REVOKED)
+                self._handle(held, self._endings.refuse, Refusal.REVOKED)
             else:
                 keep.append(job)
         if not self._stopping:
@@ -287,8 +288,27 @@ class Tasks(Step):
         for held in runnable:
             self._held[held.number] = held
             self.totals[held.headers.task] += 1
-            jobs.append(held.job())
+            made = call_guarded(held.job)
+            if isinstance(made, Raised):
+                del self._held[held.number]
+                self._endings.bury_faulty(held.delivery, made.error, held)
+            else:
+                jobs.append(made.value)
         self._pool.submit(jobs)
+
+    def _handle(
+        self, held: Held, handle: Callable[..., None], *args: Any, outcome: Outcome | None = None
+    ) -> None:
+        """Whatever goes wrong with one message ends that message alone (N1)."""
+        happened = call_guarded(handle, held, *args)
+        if isinstance(happened, Raised):
+            self._endings.bury_faulty(held.delivery, happened.error, held, outcome)
+
+    def _tell(self, held: Held, tell: Callable[..., None], *args: Any) -> None:
+        """The same for what is only told of a task that runs: its end comes, with its own verdict."""
+        happened = call_guarded(tell, held, *args)
+        if isinstance(happened, Raised):
+            self._endings.note_fault("fault while telling of a task", held.headers.id, happened.error)
 
     # -- from the pool (PoolListener) ------------------------------------------------------------
 
@@ -296,26 +316,29 @@ class Tasks(Step):
         for number, at, pid in started:
             if (held := self._held.get(number)) is not None:
                 held.started_at, held.pid = at, pid
-                self._events.started(held, at)
+                self._tell(held, self._events.started, at)
 
     def on_told(self, told: Told) -> None:
         if (held := self._held.get(told.number)) is not None:
-            self._events.told(held, told)
+            self._tell(held, self._events.told, told)
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
         for outcome in outcomes:
             held = self._held.pop(outcome.number)
-            self._endings.settle(held, outcome)
+            self._handle(held, self._endings.settle, outcome, outcome=outcome)
         self._room.set()
 
     def on_lost(self, lost: Sequence[LostJob]) -> None:
         for one in lost:
             held = self._held.pop(one.number)
-            if held.terminated_by and one.ran:
-                self._endings.end_terminated(held)
-            else:
-                self._endings.lose(held, one, stopping=self._stopping)
+            self._handle(held, self._lose, one)
         self._room.set()
+
+    def _lose(self, held: Held, lost: LostJob) -> None:
+        if held.terminated_by and lost.ran:
+            self._endings.end_terminated(held)
+        else:
+            self._endings.lose(held, lost, stopping=self._stopping)
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
         if what == "failed" and not self._pool_failed.done():
