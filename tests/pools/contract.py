@@ -286,6 +286,55 @@ class PoolContract:
 
         asyncio.run(scenario())
 
+    def test_a_job_that_raises_what_no_task_should_gets_a_verdict_and_the_pool_goes_on(self) -> None:
+        """N1: neither its thread, its loop nor its child may be missing afterwards."""
+
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                verbs = ["keyboard-interrupt", "no-ordinary-error"] * 2
+                pool.submit([make_job(number, verb) for number, verb in enumerate(verbs)])
+                pool.submit([make_job(number, verb, task="plain") for number, verb in enumerate(verbs, 4)])
+                await recorder.until_back(*range(8))
+                assert all(lost.started or lost.fault for lost in recorder.lost.values())
+                assert sorted(recorder.lost) == list(range(8))
+                pool.submit([make_job(number) for number in range(8, 20)])
+                await recorder.until_back(*range(8, 20))
+                assert Counter(recorder.came_back) == Counter(range(20))
+
+        asyncio.run(scenario())
+
+    def test_a_job_that_cannot_be_handed_over_comes_back_with_the_reason(self) -> None:
+        """N1: nothing that a message says may end a pool's step half-way."""
+
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+                limits: list[float] = [10**30, 10**400, float("nan"), float("inf")]
+                unfit = [make_job(number, soft_limit_s=limit) for number, limit in enumerate(limits)]
+                pool.submit([make_job(4), *unfit, make_job(5)])
+                await recorder.until_back(*range(6))
+                assert sorted(recorder.lost) == [0, 1, 2, 3]
+                for lost in recorder.lost.values():
+                    assert (lost.started, lost.ran) == (False, False)
+                    assert lost.fault.startswith("could not be handed to a child: ")
+                assert sorted(recorder.outcomes) == [4, 5]
+
+        asyncio.run(scenario())
+
+    def test_a_listener_that_raises_ends_nothing(self) -> None:
+        async def scenario() -> None:
+            async with running(self.name, **self.options) as (pool, recorder):
+
+                def fail() -> None:
+                    raise RuntimeError("the listener's own fault")
+
+                recorder.then = fail
+                pool.submit([make_job(number) for number in range(20)])
+                await recorder.until_back(*range(20))
+                assert Counter(recorder.came_back) == Counter(range(20))
+                assert pool.describe()["faults"] > 0
+
+        asyncio.run(scenario())
+
     def test_the_loop_goes_on_while_jobs_run(self) -> None:
         """P6."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.pools.hostile import HOSTILE
 from tests.waiting import wait_until
 from umbel.errors import SoftTimeLimitExceeded
 
@@ -90,6 +91,13 @@ async def _group(path: str) -> str:
     return "released"
 
 
+def _hostile(verb: str) -> Callable[[Any], Any]:
+    async def run(argument: Any) -> Any:
+        return HOSTILE[verb](argument)
+
+    return run
+
+
 COROUTINES: dict[str, Callable[[Any], Any]] = {
     "return": _return_async,
     "wait-for": _wait_for_async,
@@ -99,4 +107,6 @@ COROUTINES: dict[str, Callable[[Any], Any]] = {
     "spin": _spin,
     "block": _block,
     "group": _group,
+    "keyboard-interrupt": _hostile("keyboard-interrupt"),
+    "no-ordinary-error": _hostile("no-ordinary-error"),
 }

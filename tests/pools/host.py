@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.pools.coroutines import COROUTINES
+from tests.pools.hostile import HOSTILE
 from tests.waiting import wait_until
 from umbel.errors import SoftTimeLimitExceeded
 from umbel.pools.guard import Raised, Returned, await_guarded, call_guarded
@@ -93,6 +94,8 @@ class TestHost:
     def _run(self, job: Job) -> Outcome:
         started_at, clock = time.time(), time.perf_counter()
         verb, argument = json.loads(job.message.body)
+        if verb in HOSTILE:
+            return _outcome(job, call_guarded(HOSTILE[verb], argument), started_at, clock)
         return _outcome(job, call_guarded(_VERBS[verb], argument, self), started_at, clock)
 
     def facts(self) -> dict[str, Any]:

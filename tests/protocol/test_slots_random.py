@@ -27,6 +27,7 @@ from umbel.protocol.slot_events import (
     Finished,
     Kill,
     Lost,
+    NotSent,
     Open,
     Overweight,
     Recall,
@@ -63,6 +64,7 @@ class Process:
         default_factory=deque
     )  # jobs it has not looked at, with their batch
     kept_token: int | None = None
+    spoiled: bool = False  # it starts nothing more
     running: Job | None = None
     finished: list[Job] = field(default_factory=list)  # outcomes on their way
     started: set[int] = field(default_factory=set)
@@ -82,6 +84,8 @@ class Process:
     def start_next(self) -> None:
         while self.socket and self.running is None:
             batch, job = self.socket.popleft()
+            if self.spoiled and self.kept_token is None:
+                continue
             if self.take_token(batch):
                 self.running = job
                 self.started.add(job.number)
@@ -97,9 +101,11 @@ class World:
         self.processes: dict[int, Process] = {}
         self.submitted: set[int] = set()
         self.back: set[int] = set()
-        self.closing = self.closed = False
+        self.closing = self.closed = self.performing = False
+        self.effects: deque[Effect[Job, Outcome]] = deque()
         self.wanted = self.random.randint(1, 4)
         self.jobs_max = self.random.choice([None, None, 1, 5, 20])
+        self.unfit = 0.0  # how many jobs cannot be sent
         weighs = self.random.random() < 0.5
         self.slots: Slots[Job, Outcome] = Slots(
             SlotSettings(
@@ -123,11 +129,21 @@ class World:
                 self.processes[0].ready = True
                 self.step(ChildReady(0))
 
+        self.unfit = self.random.choice([0.0, 0.0, 0.1])
+
     # ---- the shell ---------------------------------------------------------------------------------
 
     def step(self, event: Event[Job, Outcome] | Tick) -> None:
-        for effect in self.slots.step(event, self.now):
-            self.perform(effect)
+        self.effects += self.slots.step(event, self.now)
+        self.perform_all()
+
+    def perform_all(self) -> None:
+        """As the pool does: what an effect brings about is queued behind what was asked for before."""
+        if not self.performing:
+            self.performing = True
+            while self.effects:
+                self.perform(self.effects.popleft())
+            self.performing = False
 
     def perform(self, effect: Effect[Job, Outcome]) -> None:
         match effect:
@@ -137,6 +153,10 @@ class World:
             case Send(child, batch, jobs):
                 process = self.processes[child]
                 assert process.ready and not process.doomed and not process.dismissed
+                unfit = {job.number: "unfit" for job in jobs if self.random.random() < self.unfit}
+                if unfit:
+                    self.step(NotSent(child, unfit))
+                jobs = [job for job in jobs if job.number not in unfit]
                 for job in jobs:
                     self.assert_nobody_has(job)
                     process.pipe.append(batch)
@@ -286,8 +306,8 @@ class World:
             for loss in lost:
                 assert loss.ran == (loss.job in process.started)
                 assert not loss.charged or [loss.job] == at_work, "a neighbour was charged"
-        for effect in effects:
-            self.perform(effect)
+        self.effects += effects
+        self.perform_all()
 
     def wait(self) -> None:
         self.now += self.random.choice([0.001, 0.01, 0.05, 0.3, 1.1, 31.0])
@@ -312,6 +332,12 @@ class World:
     def retire(self) -> None:
         if (child := self.some_process()) is not None:
             self.step(Retire(child, "asked"))
+
+    def spoil(self) -> None:
+        """A task did its process harm; the machine hears of it at once, or with what is written next."""
+        if (child := self.some_process(running=True)) is not None:
+            self.processes[child].spoiled = True
+            self.step(Retire(child, "spoiled"))
 
     def resize(self) -> None:
         self.wanted = self.random.randint(1, 6)
@@ -366,6 +392,7 @@ _WEIGHTS = {
     "die": 2,
     "withdraw": 1,
     "retire": 1,
+    "spoil": 1,
     "replace": 1,
     "grow_fat": 2,
     "resize": 1,

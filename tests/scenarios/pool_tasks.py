@@ -1,7 +1,9 @@
 """Tasks for the scenarios about the pool. What a child is and does is written to files, for tests to read."""
 
 import os
+import resource
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -62,3 +64,34 @@ def prints(text: str) -> None:
     print(text)
     print(text, "to stderr", file=sys.stderr)
     sys.stdout.write("without an end")
+
+
+@app.task
+def shouts(characters: int) -> int:
+    """One line without an end."""
+    sys.stdout.write("x" * characters)
+    return os.getpid()
+
+
+@app.task
+def lowers() -> int:
+    """Leaves its process with hardly a descriptor more than it has."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+    return os.getpid()
+
+
+@app.task
+def opens(files: int) -> int:
+    with ExitStack() as held:
+        for _ in range(files):
+            held.enter_context(open(os.devnull, encoding="utf-8"))
+    return os.getpid()
+
+
+@app.task
+def scribbles() -> None:
+    """Writes to the socket of its own process."""
+    for fd in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{fd}"
+        if os.path.exists(path) and os.readlink(path).startswith("socket:"):
+            os.write(int(fd), (100_000_000).to_bytes(8, "big"))

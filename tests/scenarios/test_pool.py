@@ -186,3 +186,23 @@ def test_a_worker_whose_children_stop_coming_up_backs_off_and_then_ends(cluster:
     last = log.splitlines()[-1]
     assert "3 attempts failed" in last and "RuntimeError: out of licences" in last
     assert log.count("child died") <= 2 + 2 * 3, "two children, three attempts each, and no more"
+
+
+def test_what_a_task_does_to_its_process_harms_no_task_after_it(cluster: Cluster) -> None:
+    """N1: a line without an end, limits that are lowered, and garbage where the worker listens."""
+    cluster.start_worker("w1", "-c", "1")
+    tasks = cluster.app.tasks
+    shouted = tasks["pool_tasks.shouts"].delay(100_000_000)
+    spoiled = tasks["pool_tasks.lowers"].delay()
+    opened = [tasks["pool_tasks.opens"].delay(50) for _ in range(5)]
+    assert spoiled.get(timeout=20) == shouted.get(timeout=20)
+    assert {result.get(timeout=20) for result in opened}.isdisjoint({spoiled.get(timeout=20)})
+    scribbled = tasks["pool_tasks.scribbles"].delay()
+    assert tasks["pool_tasks.pid"].delay().get(timeout=20)
+    with pytest.raises(WorkerLost, match="it did not write what it should"):
+        scribbled.get(timeout=20)
+    wait_until(lambda: cluster.counters("w1")["buried"] == 1, deadline_s=20, what="the count of dead letters")
+    assert cluster.counters("w1")["children_died"] == 3  # one for each start of the message
+    assert cluster.stop_worker("w1") == 0
+    assert "(99983616 characters left out)" in cluster.log("w1")
+    assert "a task lowered its limits: RLIMIT_NOFILE" in cluster.log("w1")

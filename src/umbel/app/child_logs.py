@@ -15,7 +15,7 @@ from umbel.app.request import current_request
 from umbel.pools.interface import ChildContext
 from umbel.worker.logs import set_up_logging
 
-LINE_MAX_CHARS = 16 * 1024  # a longer one is logged in pieces
+LINE_MAX_CHARS = 16 * 1024  # of a longer one the rest is left out, and counted
 
 
 def set_up_child_logging(context: ChildContext) -> None:
@@ -42,6 +42,31 @@ def redirect_streams(level: str) -> None:
     sys.stderr = LoggedStream("umbel.stderr", number, sys.stderr)
 
 
+class _Line(threading.local):
+    """The line that a thread has begun: only as much of it is kept as will be logged."""
+
+    def __init__(self) -> None:
+        self.is_logged = False
+        self._parts: list[str] = []
+        self._room, self._left_out = LINE_MAX_CHARS, 0
+
+    def add(self, text: str, start: int, end: int) -> None:
+        fitting = min(end - start, self._room)
+        if fitting:
+            self._parts.append(text[start : start + fitting])
+            self._room -= fitting
+        self._left_out += end - start - fitting
+
+    def end(self) -> str:
+        """The line; another begins."""
+        line = "".join(self._parts)
+        if self._left_out:
+            line += f"... ({self._left_out} characters left out)"
+        self._parts.clear()
+        self._room, self._left_out = LINE_MAX_CHARS, 0
+        return line
+
+
 class LoggedStream(io.TextIOBase):
     """Takes text and logs it line by line; what logging itself writes goes to the stream behind it."""
 
@@ -49,7 +74,7 @@ class LoggedStream(io.TextIOBase):
         self._log = logging.getLogger(name)
         self._level = level
         self._behind = behind
-        self._lines = threading.local()  # threads do not mix their lines
+        self._line = _Line()  # threads do not mix their lines
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -65,17 +90,16 @@ class LoggedStream(io.TextIOBase):
         return self._behind.fileno()
 
     def write(self, text: str) -> int:
-        if getattr(self._lines, "is_logging", False):  # a handler writes here: not in a circle
+        if self._line.is_logged:  # a handler writes here: not in a circle
             return self._behind.write(text)
-        *whole, rest = (getattr(self._lines, "begun", "") + text).split("\n")
-        while len(rest) > LINE_MAX_CHARS:
-            whole.append(rest[:LINE_MAX_CHARS])
-            rest = rest[LINE_MAX_CHARS:]
-        self._lines.begun = rest
-        if rest:
+        start = 0
+        while (end := text.find("\n", start)) >= 0:
+            self._line.add(text, start, end)
+            self._say(self._line.end())
+            start = end + 1
+        if start < len(text):
+            self._line.add(text, start, len(text))
             UNFINISHED.add(self)
-        for line in whole:
-            self._say(line)
         return len(text)
 
     def flush(self) -> None:
@@ -84,17 +108,16 @@ class LoggedStream(io.TextIOBase):
 
     def end_line(self) -> None:
         """Log what was begun, because nothing more comes."""
-        rest, self._lines.begun = getattr(self._lines, "begun", ""), ""
-        self._say(rest)
+        self._say(self._line.end())
 
     def _say(self, line: str) -> None:
         if not line.strip():
             return
-        self._lines.is_logging = True
+        self._line.is_logged = True
         try:
             self._log.log(self._level, "%s", line.rstrip())
         finally:
-            self._lines.is_logging = False
+            self._line.is_logged = False
 
 
 UNFINISHED: set[LoggedStream] = set()  # those with a line that has no end yet

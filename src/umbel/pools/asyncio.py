@@ -155,6 +155,7 @@ class AsyncioPool:
         return {
             "implementation": self.name,
             "max-concurrency": self._size,
+            "faults": self._listener.faults if self._host is not None else 0,
             "processes": [],
             "coroutines": self._size,
             "running": {one.job.task_id: os.getpid() for one in self._running.values()},

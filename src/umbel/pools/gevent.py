@@ -125,6 +125,7 @@ class GeventPool:
         return {
             "implementation": "gevent",
             "max-concurrency": self._size,
+            "faults": self._listener.faults if self._is_started else 0,
             "processes": children.pids() if children else [],
             "fork-server": children.server_pid if children else None,
             "greenlets": self._size,

@@ -1,7 +1,8 @@
 """The one place where code that users wrote is called.
 
 A task, a hook or a handler may raise anything. Nobody else in Umbel catches `Exception`: they
-call through here and look at what came back.
+call through here and look at what came back. A pool calls through here what it does for one job or
+one child, too: what that raises must end nothing else.
 """
 
 from collections.abc import Awaitable, Callable

@@ -120,6 +120,7 @@ class ThreadsPool:
         return {
             "implementation": self.name,
             "max-concurrency": self._size,
+            "faults": self._listener.faults if self._crew is not None else 0,
             "processes": [],
             "threads": self._threads,
             "running": {one.job.task_id: os.getpid() for one in self._running.values()},

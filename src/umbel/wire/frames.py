@@ -100,6 +100,11 @@ class FrameReader(Generic[FrameT]):
         self._awaited_bytes = _HEADER_BYTES  # fewer than this in `_rest` need no look
         self.problem: BadFrame | None = None
 
+    @property
+    def is_amid_frame(self) -> bool:
+        """The rest of a frame has still to come."""
+        return bool(self._rest)
+
     def feed(self, data: bytes) -> list[FrameT]:
         if self.problem is not None:
             raise self.problem

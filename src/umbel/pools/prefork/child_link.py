@@ -20,6 +20,7 @@ from umbel.wire.frames import FrameReader
 
 log = logging.getLogger(__name__)
 
+STALL_S = 60.0  # a child that has begun a frame and writes nothing for so long never ends it
 _NOT_OURS = "it did not write what it should"
 _READ_BYTES = 64 * 1024  # below the size from which malloc asks the kernel each time
 _TOKENS_READ_BYTES = 4096  # more than two batches have
@@ -65,6 +66,7 @@ class ChildLink:
         self._reader: FrameReader[FromChild] = FrameReader(FromChild)
         self._unsent = bytearray()  # the slots send two batches at most, so this is bounded
         self._open = True
+        self._stalled: asyncio.TimerHandle | None = None  # while a frame has begun and not ended
         self._resume: asyncio.TimerHandle | None = None  # of reading, while that is paused
         self._loop.add_reader(self._channel, self._on_readable)
 
@@ -169,7 +171,17 @@ class ChildLink:
         if self._reader.problem is not None:
             self._break(f"{_NOT_OURS}: {self._reader.problem}")
             return False
+        if self._stalled is not None or self._reader.is_amid_frame:
+            self._watch_frame()
         return True
+
+    def _watch_frame(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        if self._reader.is_amid_frame and self._open:
+            why = f"{_NOT_OURS}: a frame without an end"
+            self._stalled = self._loop.call_later(STALL_S, self._break, why)
 
     def _break(self, why: str) -> None:
         if self._open:  # else it was closed in answer to what it wrote
@@ -179,8 +191,9 @@ class ChildLink:
     def _shut(self) -> None:
         if self._open:
             self._open = False
-            if self._resume is not None:
-                self._resume.cancel()
+            for timer in (self._resume, self._stalled):
+                if timer is not None:
+                    timer.cancel()
             self._loop.remove_reader(self._channel)
             with contextlib.suppress(OSError):
                 self._loop.remove_writer(self._channel)
