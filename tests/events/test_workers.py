@@ -58,3 +58,15 @@ def test_their_number_is_bounded_and_the_longest_silent_go_first() -> None:
     assert len(state.workers) <= 20
     assert state.workers.get("w099@a") is not None
     assert state.workers.get("w000@a") is None
+
+
+def test_names_that_were_heard_once_take_no_place_from_nodes_that_were_heard_twice() -> None:
+    """N1."""
+    state = ClusterState()
+    state.workers = Workers(workers_max=20)
+    for at in (0.0, 2.0, 2.0):
+        state.apply(beat(at=at, hostname="real@a"))
+    for number in range(1000):
+        state.apply(beat(at=100.0 + number, hostname=f"ghost{number}@a"))
+    assert len(state.workers) <= 20
+    assert [one.hostname for one in state.workers if one.is_proven] == ["real@a"]

@@ -38,7 +38,7 @@ from umbel.protocol.gossip_events import (
 )
 from umbel.protocol.machine import Tick
 from umbel.protocol.members import LATE_MAX_S
-from umbel.protocol.newcomers import KEPT_S, NEWCOMERS_MAX
+from umbel.protocol.newcomers import ASKED_PER_S, KEPT_S, NEWCOMERS_MAX
 from umbel.protocol.views import SETTLED_S, UNNAMED_MAX_S, VIEW_MAX
 
 H = 2.0
@@ -316,7 +316,8 @@ def test_whom_no_view_names_for_a_minute_is_lost_unless_one_names_it_meanwhile()
 def test_an_observer_tells_all_names_in_parts() -> None:
     observer = Observer(members_max=1000)
     nodes = [A.replaced(node=f"n{number:03}@x", freq_s=15.0) for number in range(VIEW_MAX + 20)]
-    observer.take(*nodes, Observe(on=True, tells=True))
+    observer.take(*(Introduced(node.node, node.inc, node.pid, freq_s=15.0) for node in nodes))
+    observer.take(Observe(on=True, tells=True))
     for seconds in (25.0, 50.0, 75.0, 100.0):
         observer.at(seconds).take(*nodes)
     views = [one for one in observer.effects if isinstance(one, TellView)]
@@ -561,7 +562,7 @@ def test_a_flood_of_names_lists_nobody_and_takes_no_place_from_members() -> None
         observer.take(ghost(number))
     assert len(observer.machine._newcomers) == NEWCOMERS_MAX
     assert observer.machine.members() == before and observer.machine.evicted == 0
-    assert {type(effect) for effect in observer.effects} == {Probe, Joined}
+    assert observer.count(Probe) == ASKED_PER_S and observer.count(Joined) == 2
     observer.take(CELERY)
     observer.at(H - 0.1).take(beat(A, clock=11), beat(B, clock=11), beat(CELERY, clock=11))
     assert {one.node for one in observer.machine.members()} == {"a@x", "b@x", "c@x"}

@@ -64,6 +64,7 @@ def test_revoking_asks_first_and_is_recorded(tmp_path: Path) -> None:
 async def tell_until(broker: Broker, pilot: Pilot[None], condition: Callable[[], bool]) -> None:
     """Again and again: whoever subscribes hears only what is told from then on."""
     batch = [
+        told("worker-online", 0, **BEAT),
         told("worker-heartbeat", 1, **BEAT),
         told("task-received", 2, uuid="t1", name="shop.ship", retries=0),
         told("task-received", 3, uuid="t2", name="shop.[red]pay", retries=0),

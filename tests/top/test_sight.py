@@ -53,8 +53,10 @@ def test_a_story_is_in_causal_order_and_without_repeats() -> None:
 
 def test_a_member_that_falls_silent_shows_for_how_long() -> None:
     beat = told("worker-heartbeat", freq=2.0, active=3, processed=40, sw_ident="umbel", loadavg=[0.5, 1, 1])
-    sight = seeing(beat)
-    (alive,) = sight.members(NOW + 1)
+    sight = seeing(
+        told("worker-online", clock=0, timestamp=NOW - 2), beat, told("worker-online", hostname="x")
+    )
+    (alive,) = sight.members(NOW + 1)  # the other was heard once
     assert (alive.node, alive.state, alive.active, alive.load) == ("w@h", "alive", 3, "0.50")
     (silent,) = sight.members(NOW + 30)
     assert (silent.state, silent.silent_s) == ("silent", 30.0)

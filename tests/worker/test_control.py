@@ -300,8 +300,9 @@ def test_a_worker_obeys_what_its_setting_allows(
 
 
 @pytest.mark.parametrize("shape", ["shared"], indirect=True)  # the other looks once in a second
-def test_the_answers_tell_who_is_missing(tmp_path: Path) -> None:
+def test_the_answers_tell_who_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """P7."""
+    monkeypatch.setattr("umbel.worker.mailbox.MEMBERS_FRESH_S", 0.0)
 
     async def scenario(cluster: Cluster) -> None:
         async with cluster.node("a@x") as one, cluster.node("b@x") as two:

@@ -39,9 +39,10 @@ from umbel.protocol.gossip_events import (
 )
 from umbel.wire.event import decode_events
 from umbel.wire.gossip import describe, read_worker_event
-from umbel.worker.driver import drive
+from umbel.worker.driver import drive, fairly
 
 INBOX_MAX = 10_000
+ASKING_MAX = 100
 COLUMNS = ("node", "state", "software", "pid", "clock", "silent_s", "reason")
 
 
@@ -97,13 +98,14 @@ class Watch:
         self._machine = Membership(f"gen{pid}@{socket.gethostname()}", 1, pid, uniform)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
         self._group = asyncio.TaskGroup()
+        self._asking: set[asyncio.Task[None]] = set()
 
     async def run(self, timeout_s: float) -> None:
         async with self._group:
             self._group.create_task(drive(self._machine, self._inbox, self._perform))
             async with self._broker.subscribe(EVENT_EXCHANGE, ["worker.#"]) as heard:
                 self._group.create_task(self._begin(timeout_s))
-                async for broadcast in heard:
+                async for broadcast in fairly(heard):
                     await self._take(broadcast)
 
     async def _begin(self, timeout_s: float) -> None:
@@ -138,9 +140,17 @@ class Watch:
             case Lost(member, by):
                 self._show("lost", member, by=by)
             case Probe(member, ping):
-                self._group.create_task(_kept_quiet(self._probe(member)))
+                self._beside(self._probe(member))
                 if ping:
-                    self._group.create_task(_kept_quiet(self._ping(member)))
+                    self._beside(self._ping(member))
+
+    def _beside(self, asking: Coroutine[Any, Any, None]) -> None:
+        if len(self._asking) >= ASKING_MAX:
+            asking.close()
+            return
+        task = self._group.create_task(_kept_quiet(asking))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
     async def _probe(self, member: Member) -> None:
         evidence = await self._broker.probe(member.node, member.inc)

@@ -7,7 +7,8 @@ types, so that a command line can fill them in and a wrong one is answered with 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from inspect import Parameter, cleandoc, iscoroutinefunction, signature
+from functools import cache
+from inspect import Parameter, Signature, cleandoc, iscoroutinefunction, signature
 from typing import Any, TypeVar, overload
 
 from umbel.errors import ConfigurationError
@@ -18,6 +19,7 @@ Argument = tuple[str, type]
 READ_ONLY, EVERYTHING = "read-only", "all"
 NO_ANSWER = object()  # returned by a handler that leaves the answer to others
 REQUEST = "request"
+NAME_CHARS_MAX = 100  # of a command that nobody knows, in the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Command:
 
         A handler with a parameter `request` is given the whole request.
         """
-        known = signature(self.handler)
+        known = _signature(self.handler)
         fitting = {name: _as(self.types.get(name), name, value) for name, value in request.arguments.items()}
         if REQUEST in known.parameters:
             fitting[REQUEST] = request
@@ -144,11 +146,16 @@ class UsersPanel(Panel):
         super().add(replace(command, is_users=True))
 
 
+@cache
+def _signature(handler: Callable[..., Any]) -> Signature:
+    return signature(handler)
+
+
 def refusal(panel: Panel, method: str, allow: Sequence[str]) -> str:
     """Why a worker with this `control_allow` does not obey a command; "" when it does."""
     command = panel.find(method)
     if command is None:
-        return repr(KeyError(method))  # in Celery's words
+        return repr(KeyError(method[:NAME_CHARS_MAX]))  # in Celery's words
     if EVERYTHING in allow or command.name in allow or (READ_ONLY in allow and not command.changes):
         return ""
     return f"{command.name} is not allowed here; this worker's control_allow is {', '.join(allow) or 'empty'}"

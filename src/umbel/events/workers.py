@@ -5,6 +5,9 @@ digest): a join again. Time goes first here, not the clock: whether a node is th
 physical time, and a Celery worker that restarts without its state begins its clock at 0. So clocks
 of different machines should not be hours apart, or an old run outlives a new one of the same name.
 
+A name that only one event mentions may be made up. It is not proven, not listed by the monitors, and
+the first to go when the table is full: a flood of names takes no place from the nodes that are there.
+
 Whether a node is alive is said by the receiver's time where it is known, so that
 a sender's wrong clock does not bury it. Membership that others act on is decided by gossip, not here.
 """
@@ -23,12 +26,16 @@ BEATS_MISSED = 2.0
 
 
 class WorkerRecord(msgspec.Struct, gc=False):
-    """One node, by name. `heard_at`: when anything of it was last received here."""
+    """One node, by name. `heard_at`: when anything of it was last received here.
+
+    `is_proven`: two different events of it were heard.
+    """
 
     hostname: str
     beat: WorkerBeat | None = None
     farewell: WorkerOffline | None = None
     heard_at: float | None = None
+    is_proven: bool = False
 
     @property
     def newest(self) -> WorkerBeat:
@@ -52,7 +59,7 @@ class WorkerRecord(msgspec.Struct, gc=False):
 
 
 class Workers:
-    """Nodes by name, at most `workers_max`; those heard of longest ago go first."""
+    """Nodes by name, at most `workers_max`; the unproven go first, and those heard of longest ago."""
 
     def __init__(self, workers_max: int = WORKERS_MAX) -> None:
         self._workers_max = workers_max
@@ -66,6 +73,8 @@ class Workers:
         if worker is None:
             self._make_room()
             worker = self._workers[hostname] = WorkerRecord(hostname)
+        elif not worker.is_proven:
+            worker.is_proven = _key(event) != _key(worker.newest)
         if isinstance(event, WorkerOffline):
             if worker.farewell is None or _key(event) > _key(worker.farewell):
                 worker.farewell = event
@@ -79,6 +88,7 @@ class Workers:
             for event in (worker.beat, worker.farewell):
                 if event is not None:
                     self.put(event, worker.heard_at)
+            self._workers[worker.hostname].is_proven |= worker.is_proven
 
     def get(self, hostname: str) -> WorkerRecord | None:
         return self._workers.get(hostname)
@@ -96,7 +106,7 @@ class Workers:
         """A tenth at a time, so that a flood of names does not sort all of them for each."""
         if len(self._workers) < self._workers_max:
             return
-        oldest = sorted(self._workers.values(), key=lambda worker: _key(worker.newest))
+        oldest = sorted(self._workers.values(), key=lambda worker: (worker.is_proven, _key(worker.newest)))
         for worker in oldest[: max(1, self._workers_max // 10)]:
             del self._workers[worker.hostname]
 

@@ -22,6 +22,7 @@ from umbel.protocol.pidbox import Request
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
 from umbel.wire.event import LOGGED
+from umbel.wire.gossip import NODE_CHARACTERS_MAX
 
 log = logging.getLogger("umbel.history")
 
@@ -29,6 +30,7 @@ WAITING_MAX = 20_000
 APPEND_MAX = 500
 ASK_EVERY_S = 3.0  # a worker that starts tells that it is there before it hears anything
 REQUEST_TTL_S = 60.0
+STRANGERS_MAX = 200  # that are asked by name; where there are more, all workers are asked
 
 
 class _Headers(msgspec.Struct):
@@ -70,7 +72,8 @@ class Listening:
         forgotten it.
         """
         self._asked -= arrived
-        self._strangers |= strangers
+        if len(self._strangers) <= STRANGERS_MAX:
+            self._strangers |= strangers
         if self._strangers - self._asked:
             self._unasked.set()
 
@@ -86,13 +89,14 @@ class Listening:
             if not asked:
                 continue
             try:
-                await self._ask(sorted(asked))
-                self._asked |= asked
+                await self._ask(sorted(asked) if len(asked) <= STRANGERS_MAX else None)
+                self._asked = asked if len(self._asked) > STRANGERS_MAX else self._asked | asked
             except BrokerError as error:
                 log.debug("cannot ask workers for events", extra={"why": str(error)})
 
-    async def _ask(self, destination: Sequence[str]) -> None:
-        headers, body = encode_request(Request("enable_events", {}, tuple(destination)), 0)
+    async def _ask(self, destination: Sequence[str] | None) -> None:
+        named = None if destination is None else tuple(name[:NODE_CHARACTERS_MAX] for name in destination)
+        headers, body = encode_request(Request("enable_events", {}, named), 0)
         await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=REQUEST_TTL_S)
 
     async def _listen(self) -> None:

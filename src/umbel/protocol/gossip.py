@@ -181,7 +181,8 @@ class Membership:
         if heard.kind is Kind.OFFLINE:
             self._newcomers.forget(heard.node)
         elif self._newcomers.is_first(heard, now.boot_s):
-            return [Probe(member_from(heard, now), ping=False)]
+            may_ask = self._newcomers.may_ask(now.boot_s)
+            return [Probe(member_from(heard, now), ping=False)] if may_ask else []
         elif self._newcomers.is_proven(heard, now.boot_s):
             return self._join(heard, now)
         return []

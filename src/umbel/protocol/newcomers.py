@@ -2,18 +2,22 @@
 
 A run becomes a member when it gives a second sign of life: an event that was sent later, and that comes
 at least half an interval after the first one. The broker may be quicker: it is asked at the first
-sign, and where it knows the node, by its mark or its mailbox, the run is a member at once.
+sign, for ASKED_PER_S newcomers at most, and where it knows the node, by its mark or its mailbox, the run
+is a member at once.
 
 At NEWCOMERS_MAX the oldest goes first, and after KEPT_S any does. So a flood of names costs a table of
 that size, takes no place from a member and is told to nobody. In a flood that replaces the whole table
 within an interval, a node that starts becomes a member by the broker's word, or when the flood is over.
 """
 
+from math import inf
+
 from umbel.protocol.gossip_events import Heard
 from umbel.protocol.suspicion import believable_freq_s
 
 NEWCOMERS_MAX = 10_000
 KEPT_S = 120.0  # twice what Celery takes for a node that does not say how often it beats
+ASKED_PER_S = 50
 APART = 0.5  # intervals
 
 
@@ -21,6 +25,8 @@ class Newcomers:
     def __init__(self, newcomers_max: int = NEWCOMERS_MAX) -> None:
         self._newcomers_max = newcomers_max
         self._first: dict[str, tuple[Heard, float]] = {}  # the first sign of each and when, the oldest first
+        self._asked = 0
+        self._asked_since_s = -inf
 
     def __len__(self) -> int:
         return len(self._first)
@@ -49,6 +55,13 @@ class Newcomers:
     def find(self, node: str, inc: int, pid: int) -> Heard | None:
         known = self._first.get(node)
         return known[0] if known is not None and _run(known[0]) == (inc, pid) else None
+
+    def may_ask(self, now_s: float) -> bool:
+        """Whether the broker may be asked after one more."""
+        if now_s - self._asked_since_s >= 1.0:
+            self._asked, self._asked_since_s = 0, now_s
+        self._asked += 1
+        return self._asked <= ASKED_PER_S
 
     def forget(self, node: str) -> None:
         self._first.pop(node, None)

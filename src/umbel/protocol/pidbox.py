@@ -23,6 +23,7 @@ EVERY_UMBEL_NODE = "@v2"
 """A destination that every node of ours takes as its own name, and no Celery node does."""
 
 TICKETS_MAX = 10_000
+TICKET_CHARS_MAX = 255
 EXPIRY_GRACE_S = 5.0
 PATTERN_MAX = 1000
 REPEATS_MAX = 4
@@ -138,6 +139,9 @@ class Mailbox:
         if isinstance(event, Malformed):
             self.malformed += 1
             return [PassedOver(event.why)]
+        if len(event.ticket) > TICKET_CHARS_MAX:  # tickets are remembered
+            self.malformed += 1
+            return [PassedOver(f"the ticket has more than {TICKET_CHARS_MAX} characters")]
         problem = "" if event.destination is not None else pattern_problem(event.pattern, event.matcher)
         if not problem and not is_meant(event, self._node):
             return [PassedOver("for other nodes")]

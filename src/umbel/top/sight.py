@@ -78,6 +78,7 @@ class Sight:
                 self._keep(record)
 
     def members(self, now: float) -> list[MemberRow]:
+        """The nodes that were heard twice: any one event may have a name that was made up."""
         return [
             MemberRow(
                 node=worker.hostname,
@@ -90,6 +91,7 @@ class Sight:
                 silent_s=max(0.0, now - (worker.heard_at or now)),
             )
             for worker in self.state.workers
+            if worker.is_proven
         ]
 
     def tasks(self, wanted: Filter, limit: int) -> list[TaskRecord]:

@@ -82,7 +82,7 @@ def encode_reply(
         headers["members"] = [
             [one.node, one.state, round(one.silent_s, 1), one.is_umbel] for one in members[:MEMBERS_MAX]
         ]
-    return encode_json(headers, root="headers"), body
+    return msgspec.json.encode(headers), body
 
 
 def decode_reply(headers: bytes, body: bytes) -> Reply:

@@ -4,6 +4,11 @@ The shell of `protocol/pidbox.py`. Commands of ours that do not wait are carried
 which they came; those that wait, and all that users wrote, beside it, so that a `ping` is answered
 whatever the others do. Where they are carried out is for whoever makes the shell to say (`Runner`).
 
+In a flood requests are read in turns, so that the worker goes on. A `ping` is answered when it is read;
+other commands wait in a queue of WAITING_MAX, and are answered with an error when it is full. No more
+requests are read while as many replies wait as are kept: the flood waits at the broker, or in the
+subscription, which has a limit.
+
 A fault of the channel makes the mailbox anew, and the worker goes on (P5). What was sent while it
 was away is missed, on Redis as with Celery's workers; the caller sees who is silent.
 """
@@ -12,9 +17,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from random import random
-from time import time
+from time import monotonic, time
 from typing import Any, Protocol
 
 from umbel.brokers.interface import Broadcast, Broker
@@ -25,13 +30,18 @@ from umbel.pools.guard import Raised, Returned, call_guarded
 from umbel.protocol.pidbox import Handle, Known, Mailbox, Malformed, PassedOver, Refused, Request
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.control import REQUEST_EXCHANGE, decode_request, encode_reply
+from umbel.worker.driver import fairly
 
 log = logging.getLogger("umbel.worker.control")
 
-REPLIES_MAX = 1000
+REPLIES_MAX, REPLIES_MAX_BYTES = 1000, 16 * 2**20
+ERROR_CHARS_MAX = 2000
 REPLY_TTL_S = 60.0
 REPLY_TRIES_S = 10.0
 HANDLED_MAX = 100
+WAITING_MAX, WAITING_MAX_BYTES = 200, 4 * 2**20
+MEMBERS_FRESH_S = 0.2
+BUSY = "too many commands wait here; ask later"
 MEMBERS_TOLD_MAX = 100  # in a larger cluster only the first few nodes tell who is a member
 MEMBERS_TOLD_BY = 3
 
@@ -68,8 +78,16 @@ class MailboxShell:
         self._runner = runner
         self._members = members
         self._replies: deque[tuple[Broadcast, float]] = deque()
+        self._replies_bytes = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._replies_clock = 0
         self._to_send = asyncio.Event()
+        self._members_at = -MEMBERS_FRESH_S
+        self._members_told: Sequence[Known] = ()
+        self._waiting: deque[tuple[Request, Command, dict[str, Any], int]] = deque()
+        self._waiting_bytes = 0
+        self._to_do = asyncio.Event()
         self._handling: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
 
@@ -77,6 +95,7 @@ class MailboxShell:
         """Until cancelled; what is being carried out then is given up."""
         async with asyncio.TaskGroup() as self._group:
             self._group.create_task(self._send_replies())
+            self._group.create_task(self._carry_out())
             await self._listen()
 
     async def send_last_replies(self) -> None:
@@ -96,8 +115,9 @@ class MailboxShell:
                 async with self._broker.subscribe(REQUEST_EXCHANGE, [self._node]) as requests:
                     self.is_open.set()
                     failures = 0
-                    async for broadcast in requests:
+                    async for broadcast in fairly(requests):
                         self._take(broadcast)
+                        await self._has_room.wait()
             except BrokerError as error:
                 self.resets += 1
                 failures += 1
@@ -113,7 +133,7 @@ class MailboxShell:
         for effect in self._mailbox.step(event, time()):
             match effect:
                 case Handle(request):
-                    self._handle(request)
+                    self._handle(request, len(broadcast.body))
                 case Refused(request, why):
                     log.warning("command refused", extra={"command": request.method[:100], "why": why})
                     self._answer(request, {"error": why})
@@ -122,22 +142,43 @@ class MailboxShell:
 
     # -- handlers --------------------------------------------------------------------------------
 
-    def _handle(self, request: Request) -> None:
+    def _handle(self, request: Request, size_bytes: int) -> None:
         command = self._panel.find(request.method)
         assert command is not None, "the mailbox refuses commands that nobody knows"
         log.debug("command", extra={"command": command.name})
         bound = call_guarded(command.bind, request)
         if isinstance(bound, Raised):
-            self._answer(request, {"error": repr(bound.error)})
-        elif (happened := self._runner.at_once(command, bound.value)) is not None:
+            self._answer(request, _error(bound.error))
+        elif command.is_stateless and (happened := self._runner.at_once(command, bound.value)) is not None:
             self._finish(request, command, happened)
-        elif len(self._handling) >= HANDLED_MAX:
-            self._answer(request, {"error": f"{HANDLED_MAX} commands are being carried out here; ask later"})
+        elif len(self._waiting) >= WAITING_MAX or self._waiting_bytes >= WAITING_MAX_BYTES:
+            self._answer(request, {"error": BUSY})
         else:
-            assert self._group is not None
-            task = self._group.create_task(self._handle_beside(request, command, bound.value))
-            self._handling.add(task)
-            task.add_done_callback(self._handling.discard)
+            self._waiting.append((request, command, bound.value, size_bytes))
+            self._waiting_bytes += size_bytes
+            self._to_do.set()
+
+    async def _carry_out(self) -> None:
+        async for request, command, arguments in self._commands():
+            if (happened := self._runner.at_once(command, arguments)) is not None:
+                self._finish(request, command, happened)
+            elif len(self._handling) >= HANDLED_MAX:
+                self._answer(request, {"error": BUSY})
+            else:
+                assert self._group is not None
+                task = self._group.create_task(self._handle_beside(request, command, arguments))
+                self._handling.add(task)
+                task.add_done_callback(self._handling.discard)
+            await asyncio.sleep(0)  # reading goes first: a ping may be next
+
+    async def _commands(self) -> AsyncIterator[tuple[Request, Command, dict[str, Any]]]:
+        while True:
+            while self._waiting:
+                request, command, arguments, size_bytes = self._waiting.popleft()
+                self._waiting_bytes -= size_bytes
+                yield request, command, arguments
+            self._to_do.clear()
+            await self._to_do.wait()
 
     async def _handle_beside(self, request: Request, command: Command, arguments: dict[str, Any]) -> None:
         self._finish(request, command, await self._runner.beside(command, arguments))
@@ -147,14 +188,14 @@ class MailboxShell:
             log.error(
                 "a command failed", extra={"command": command.name}, exc_info=_unless_ours(happened.error)
             )
-            self._answer(request, {"error": repr(happened.error)})
+            self._answer(request, _error(happened.error))
         elif command.is_answered and happened.value is not NO_ANSWER:
             self._answer(request, happened.value)
 
     # -- replies ---------------------------------------------------------------------------------
 
     def _answer(self, request: Request, value: Any) -> None:
-        """Queue a reply; the oldest goes when too many wait for a broker that does not take them."""
+        """Queue a reply; where it is one too many, the next request waits."""
         to = request.reply_to
         if to is None:
             return
@@ -164,18 +205,20 @@ class MailboxShell:
             headers, body = encode_reply(self._node, value, *told)
         except WireError as error:
             headers, body = encode_reply(self._node, {"error": str(error)}, *told)
-        if len(self._replies) >= REPLIES_MAX:
-            self._replies.popleft()
-            self.replies_dropped += 1
         self._replies.append((Broadcast(to.exchange, to.routing_key, body, headers), time()))
+        self._replies_bytes += len(headers) + len(body)
+        if len(self._replies) >= REPLIES_MAX or self._replies_bytes >= REPLIES_MAX_BYTES:
+            self._has_room.clear()
         self._to_send.set()
 
     def _members_to_tell(self) -> Sequence[Known]:
-        members = self._members()
-        if len(members) <= MEMBERS_TOLD_MAX:
-            return members
-        first = sorted(one.node for one in members if one.is_umbel)[:MEMBERS_TOLD_BY]
-        return members if self._node in first else ()
+        if monotonic() - self._members_at >= MEMBERS_FRESH_S:
+            members = self._members()
+            if len(members) > MEMBERS_TOLD_MAX:
+                first = sorted(one.node for one in members if one.is_umbel)[:MEMBERS_TOLD_BY]
+                members = members if self._node in first else ()
+            self._members_told, self._members_at = members, monotonic()
+        return self._members_told
 
     async def _send_replies(self) -> None:
         failures = 0
@@ -199,8 +242,10 @@ class MailboxShell:
             self.replies_dropped += len(batch) - len(fresh)
             if fresh:
                 await self._broker.broadcast(fresh, ttl_s=REPLY_TTL_S)
-            for _ in range(min(len(batch), len(self._replies))):
+            for reply, _ in batch:
                 self._replies.popleft()
+                self._replies_bytes -= len(reply.headers) + len(reply.body)
+            self._has_room.set()
 
 
 async def awaited(coroutine: Coroutine[Any, Any, Any]) -> Happened:
@@ -228,6 +273,10 @@ async def in_thread(command: Command, state: ControlState, arguments: dict[str, 
 
     threading.Thread(target=work, name=f"umbel-control-{command.name}", daemon=True).start()
     return await done
+
+
+def _error(error: BaseException) -> dict[str, str]:
+    return {"error": repr(error)[:ERROR_CHARS_MAX]}
 
 
 def _unless_ours(error: BaseException) -> BaseException | None:

@@ -36,12 +36,15 @@ def is_direct(exchange: str) -> bool:
 
 def answer(keys: Keys, one: Broadcast, bound: Sequence[bytes]) -> list[Sequence[Any]]:
     """Push to every queue that is bound with this very routing key; `bound` is the exchange's set."""
-    (tag,) = delivery_tags(1)
-    envelope = seal_broadcast(one.exchange, one.routing_key, one.body, one.headers, tag)
     commands: list[Sequence[Any]] = []
+    beginning = one.routing_key.encode(errors="replace") + SEP.encode()
     for member in bound:
-        key, _, queue = [*member.decode(errors="replace").split(SEP), "", ""][:3]
-        if key == one.routing_key and queue:
+        if not member.startswith(beginning):
+            continue
+        _, _, queue = [*member.decode(errors="replace").split(SEP), "", ""][:3]
+        if queue:
+            (tag,) = delivery_tags(1)
+            envelope = seal_broadcast(one.exchange, one.routing_key, one.body, one.headers, tag)
             name = keys.list_of(queue, 0)
             commands += (("LPUSH", name, envelope), ("PEXPIRE", name, REPLY_QUEUE_TTL_MS))
     return commands

@@ -6,10 +6,12 @@ fits two of its globs comes twice, and is taken once.
 
 Pub/sub forgets what is sent while a subscriber's connection is away. A subscription that lost its
 connection makes a new one and goes on: it misses what was sent meanwhile, as Celery's do. One that
-is not listened to keeps BUFFERED_MAX broadcasts; then the oldest go.
+is not listened to keeps BUFFERED_MAX broadcasts, and BUFFERED_MAX_BYTES of them; then the oldest go, and
+are counted.
 """
 
 import asyncio
+import logging
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -28,7 +30,9 @@ from umbel.wire.control import patterns_on
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.topic import matches
 
-BUFFERED_MAX = 50_000
+log = logging.getLogger("umbel.brokers.redis")
+
+BUFFERED_MAX, BUFFERED_MAX_BYTES = 50_000, 32 * 2**20
 KEEP_ALIVE_S = 5.0
 
 
@@ -36,10 +40,12 @@ async def broadcast(link: Link, keys: Keys, batch: Sequence[Broadcast]) -> int:
     """Send the batch: how many connections heard of what goes to everybody."""
     commands = fan_out(keys, [one for one in batch if not is_direct(one.exchange)])
     to_all = len(commands)
+    bound: dict[str, Any] = {}
     for one in batch:
         if is_direct(one.exchange):
-            bound = await link.call("SMEMBERS", keys.binding(one.exchange))
-            commands += answer(keys, one, bound)
+            if one.exchange not in bound:
+                bound[one.exchange] = await link.call("SMEMBERS", keys.binding(one.exchange))
+            commands += answer(keys, one, bound[one.exchange])
     replies = await link.call_all(commands) if commands else []
     return sum(heard for heard in replies[:to_all] if isinstance(heard, int))
 
@@ -60,7 +66,9 @@ class RedisSubscription:
         self._patterns = [pattern.split(".") for pattern in heard]
         self._globs = list(dict.fromkeys(self._glob(pattern) for pattern in heard))
         self._fitting = [re.compile(_as_expression(glob), re.DOTALL) for glob in self._globs]
-        self._heard: deque[Broadcast] = deque(maxlen=BUFFERED_MAX)
+        self._dropped = 0  # since it was said last
+        self._heard: deque[Broadcast] = deque()
+        self._heard_bytes = 0
         self._arrived = asyncio.Event()
         self._link = Link(
             addresses,
@@ -82,7 +90,11 @@ class RedisSubscription:
         failures = 0
         while True:
             while self._heard:
-                yield self._heard.popleft()
+                yield self._pop()
+            if self._dropped:
+                fields = {"exchange": self._exchange, "count": self._dropped}
+                log.warning("broadcasts dropped: they came faster than they were read", extra=fields)
+                self._dropped = 0
             self._arrived.clear()
             try:
                 # Also what finds out that a silent connection is dead.
@@ -120,7 +132,16 @@ class RedisSubscription:
         if any(matches(pattern, words) for pattern in self._patterns):
             message = unseal(payload).message
             self._heard.append(Broadcast(self._exchange, routing_key, message.body, message.headers))
+            self._heard_bytes += len(message.body) + len(message.headers)
+            while len(self._heard) > BUFFERED_MAX or self._heard_bytes > BUFFERED_MAX_BYTES:
+                self._pop()
+                self._dropped += 1
             self._arrived.set()
+
+    def _pop(self) -> Broadcast:
+        oldest = self._heard.popleft()
+        self._heard_bytes -= len(oldest.body) + len(oldest.headers)
+        return oldest
 
     def _glob(self, pattern: str) -> str:
         """A glob that fits at least what the pattern fits: `.#` and `#.` may stand for nothing."""

@@ -67,8 +67,9 @@ from umbel.worker.steps.mingle import Mingle
 log = logging.getLogger("umbel.worker.gossip")
 
 INBOX_MAX = 10_000
-ASKING_MAX, ASKED_AT_ONCE = 1000, 32
-NEWCOMERS_ASKED_MAX = 500  # of these; the rest is for suspects
+ASKING_MAX = 200
+NEWCOMERS_ASKED_MAX = 100  # of these; the rest is for suspects
+ASKED_AT_ONCE = 32
 PROBE_TIMEOUT_S = 2.0
 # Celery's nodes do not move their clocks by these, and an election's order rests on that.
 CLOCKLESS = frozenset({"worker-elect", "worker-elect-ack"})
