@@ -14,7 +14,10 @@ from umbel.app.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
 settings.register_profile("umbel", deadline=None, derandomize=False, print_blob=True)
 # A mutant is killed by any failing example; nobody reads the smallest one.
 settings.register_profile(
-    "mutants", settings.get_profile("umbel"), phases=[Phase.explicit, Phase.generate], print_blob=False
+    "mutants",
+    settings.get_profile("umbel"),
+    phases=[Phase.explicit, Phase.generate],
+    report_multiple_bugs=False,
 )
 settings.load_profile("umbel")
 

@@ -115,7 +115,6 @@ class Trial:
             name: value for name, value in os.environ.items() if not name.startswith(("UMBEL_", "PYTHON"))
         }
         return kept | {
-            "PYTHONPYCACHEPREFIX": str(self._home / "compiled"),
             "PYTHONPATH": str(self._home / "src"),
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self._home / "hypothesis"),
         }
