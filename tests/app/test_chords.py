@@ -199,6 +199,36 @@ def test_a_part_that_is_a_chain_fails_its_chord_with_its_first_step(bench: Bench
     assert not bench.is_open(second)
 
 
+def test_of_a_chain_within_a_chain_the_last_step_alone_is_the_part(bench: Bench) -> None:
+    """As a peer may write it: the steps before are no parts, whatever their options say."""
+    (alone,) = bench.add.prepare()
+    (other,) = bench.chord().prepare()[1:]
+    group_id = call_of(other.outgoing.message).headers.group
+    steps = [
+        {"task": "add", "options": {"chord": bench.total.to_map(), "group_id": group_id, "task_id": name}}
+        for name in ("before", "last")
+    ]
+    call = call_of(alone.outgoing.message)
+    call.embed.chain = [{"task": "celery.chain", "subtask_type": "chain", "kwargs": {"tasks": steps}}]
+    request = request_of(call, hostname="w@host", queue="celery", redelivered=False, is_eager=False)
+    assert part_ended(bench.app, call, request, FAILURE, {}) == BodyOutcome()
+    assert bench.is_open(other)  # one of two
+
+
+def test_a_failed_body_without_an_id_still_calls_its_errback(bench: Bench) -> None:
+    """N1: a peer may write a body that names no id."""
+    (alone,) = bench.add.prepare()
+    body = bench.total.to_map() | {"options": {"link_error": [bench.tell.to_map()]}}
+    call = call_of(alone.outgoing.message)
+    call.embed.chord = body
+    bench.app.backend.start_chord("g", 1)
+    request = request_of(call, hostname="w@host", queue="celery", redelivered=False, is_eager=False)
+    request.group = "g"
+    outcome = part_ended(bench.app, call, request, FAILURE, {})
+    assert list(outcome.results) == []
+    assert [call_of(one.message).args for one in outcome.follow_ups] == [[]]
+
+
 def test_a_part_that_is_a_chain_counts_with_its_last_step_only(bench: Bench) -> None:
     part = bench.add.clone() | bench.tell.clone()
     first, second = Chord([part, bench.add.clone()], bench.total.clone(), app=bench.app).prepare()
@@ -280,6 +310,26 @@ def test_callbacks_of_the_whole_follow_the_body_and_no_part(bench: Bench) -> Non
     (body,) = bench.sent()
     assert [one["task"] for one in body.embed.callbacks or []] == ["tell"]
     assert [one["task"] for one in body.embed.errbacks or []] == ["tell"]
+
+
+def test_a_chord_that_is_a_part_of_another_is_one_by_its_body(bench: Bench) -> None:
+    inner, outer = bench.chord(), Chord([bench.add.clone()], bench.tell.clone(), app=bench.app)
+    whole = Chord([inner, bench.add.clone()], outer.body, app=bench.app)
+    for part in whole.prepare()[:2]:
+        bench.ended(part)
+    (body,) = bench.sent()
+    assert body.embed.chord is not None and body.embed.chord["task"] == "tell"
+    assert body.headers.group == whole.header.freeze()
+
+
+def test_what_follows_the_whole_is_said_to_the_body(bench: Bench) -> None:
+    """A chord that was itself handed a chain or a chord, as the end of a header is."""
+    whole = bench.chord(chain=[bench.tell.to_map()], chord=bench.tell.to_map())
+    for part in whole.prepare():
+        bench.ended(part)
+    (body,) = bench.sent()
+    assert [one["task"] for one in body.embed.chain or []] == ["tell"]
+    assert body.embed.chord is not None and body.embed.chord["task"] == "tell"
 
 
 def test_an_empty_callback_of_the_whole_takes_none_from_the_body(bench: Bench) -> None:

@@ -55,6 +55,7 @@ def test_each_type_of_event_stands_for_one_state(state: str) -> None:
 def test_the_strengths_are_those_of_celery() -> None:
     strengths = [STRENGTHS[of_state(state).slot] for state in BY_STRENGTH]
     assert all(stronger > weaker for stronger, weaker in pairwise(strengths))
+    assert sorted(STRENGTHS.values()) == list(range(len(BY_STRENGTH)))
     assert set(STRENGTHS) == {*STATES, "custom"}
 
 
