@@ -209,7 +209,8 @@ def test_of_a_chain_within_a_chain_the_last_step_alone_is_the_part(bench: Bench)
         for name in ("before", "last")
     ]
     call = call_of(alone.outgoing.message)
-    call.embed.chain = [{"task": "celery.chain", "subtask_type": "chain", "kwargs": {"tasks": steps}}]
+    inner: Any = {"task": "celery.chain", "subtask_type": "chain", "kwargs": {"tasks": steps}}
+    call.embed.chain = [inner]
     request = request_of(call, hostname="w@host", queue="celery", redelivered=False, is_eager=False)
     assert part_ended(bench.app, call, request, FAILURE, {}) == BodyOutcome()
     assert bench.is_open(other)  # one of two
