@@ -103,6 +103,10 @@ def test_a_task_with_a_revoked_stamp_does_not_run() -> None:
     assert admit(replace(stamped, stamps={"customer": "9"}), revoked=revoked) == Run(PLAIN)
 
 
+def test_why_a_message_was_refused_is_a_word_that_people_read() -> None:
+    assert [why.value for why in Refusal] == ["unknown", "revoked", "expired", "poisonous"]
+
+
 # -- poison ----------------------------------------------------------------------------------------
 
 
