@@ -32,7 +32,10 @@ SUBJECTS = (
         for name in ("slots", "slot_child", "slot_fleet", "slot_starts", "slot_wear", "slot_events")
     ),
     Subject("app/chords.py", ("app/test_chords.py", "app/test_groups.py")),
-    Subject("app/tracer.py", ("app/test_tracer.py", "app/test_retries.py", "app/test_sensitive.py")),
+    Subject(
+        "app/tracer.py",
+        ("app/test_tracer.py", "app/test_retries.py", "app/test_signals.py", "app/test_sensitive.py"),
+    ),
     Subject("brokers/sqlite/claims.py", ("brokers/test_sqlite.py",)),
     Subject("brokers/redis/claims.py", _REDIS),
     Subject("brokers/amqp/claims.py", ("brokers/test_amqp.py",)),
