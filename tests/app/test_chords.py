@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from umbel import App, chord
-from umbel.app.canvas import Signature
+from umbel.app.canvas import Signature, signature_from
 from umbel.app.chords import BodyOutcome, Chord, part_ended
 from umbel.app.request import request_of
 from umbel.app.sending import Prepared
@@ -77,7 +77,8 @@ def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     broker = f"sqlite:///{tmp_path}/queue.db"
     results = broker if request.param == "one store" else f"sqlite:///{tmp_path}/results.db"
     app = App("chords", broker=broker, backend=results)
-    add, total, tell = (app.task(name=name)(lambda *args: None).s() for name in ("add", "total", "tell"))
+    add = app.task(name="add")(lambda *numbers: sum(numbers)).s()
+    total, tell = (app.task(name=name)(lambda *args: list(args)).s() for name in ("total", "tell"))
     yield Bench(app, add, total, tell)
     app.close()
 
@@ -199,6 +200,19 @@ def test_a_part_that_is_a_chain_fails_its_chord_with_its_first_step(bench: Bench
     assert not bench.is_open(second)
 
 
+@pytest.mark.parametrize("chain_at", [0, 1])
+def test_of_several_failed_parts_the_first_in_their_order_is_named(bench: Bench, chain_at: int) -> None:
+    """A chain has its place in the header, also when its first step fails."""
+    members = [bench.add.clone(), bench.add.clone()]
+    members[chain_at] = bench.add.clone() | bench.tell.clone()
+    parts = Chord(members, bench.total.clone(), app=bench.app).prepare()
+    bench.ended(parts[chain_at], FAILURE)
+    outcome = bench.ended(parts[1 - chain_at], FAILURE)
+    named = decode_result(outcome.results[0].payload).result["exc_message"][0]
+    first = parts[0].task_id if chain_at else members[0].steps[-1].options["task_id"]  # type: ignore[attr-defined]
+    assert f"part {first} of" in named
+
+
 def test_of_a_chain_within_a_chain_the_last_step_alone_is_the_part(bench: Bench) -> None:
     """As a peer may write it: the steps before are no parts, whatever their options say."""
     (alone,) = bench.add.prepare()
@@ -264,6 +278,23 @@ def test_a_chain_in_a_form_of_a_peer_is_no_part_of_a_chord(bench: Bench, step: A
     call.embed.chain = [step]
     request = request_of(call, hostname="w@host", queue="celery", redelivered=False, is_eager=False)
     assert part_ended(bench.app, call, request, FAILURE, {}) == BodyOutcome()
+
+
+def test_a_header_may_be_written_as_a_group(bench: Bench) -> None:
+    """As some of Celery's versions have it."""
+    whole = bench.chord().to_map()
+    members = whole["kwargs"]["header"]
+    group_map = {"task": "celery.group", "subtask_type": "group", "kwargs": {"tasks": members}}
+    whole["kwargs"] = {**whole["kwargs"], "header": group_map}
+    found = signature_from(whole, bench.app)
+    assert isinstance(found, Chord)
+    assert [member.task for member in found.header.members] == ["add", "add"]
+    assert (found.body.task, found.options["task_id"]) == ("total", "body")
+
+
+def test_a_chord_that_is_called_runs_here_and_now(bench: Bench) -> None:
+    whole = chord([bench.add.clone([1, 2]), bench.add.clone([3])], bench.total.clone())
+    assert whole() == [[3, 3]]
 
 
 # ---- options of the whole --------------------------------------------------------------------------
