@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test soak sim bench lock docs format clean
+.PHONY: help setup demo check test soak mutants sim bench lock docs format clean
 
 BIN := .venv/bin
 CODE := src tests scripts/reference.py $(if $(wildcard benchmarks/*.py),benchmarks)
@@ -29,11 +29,16 @@ test: check ## check, then every test, with the scenarios at reduced counts
 	@scripts/setup interop
 	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-soak: check ## the same scenarios at full counts
+soak: check ## the same scenarios at full counts, and a few mutants of each module
 	@scripts/setup servers
 	@scripts/setup browser
 	@scripts/setup interop
 	@UMBEL_SOAK=1 $(BIN)/pytest $(ARGS)
+	@$(BIN)/python -m tests.mutants --per-module 5
+
+mutants: setup ## do a module's tests notice when it is wrong? (ARGS="--module lease --all")
+	@scripts/setup servers
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 sim: setup ## the full set of simulations: 200,000 elections under faults, mutants, every course of one
 	@$(BIN)/python -m tests.sim.full

@@ -7,6 +7,7 @@ fills and drains a second file with results kept.
 
     scripts/setup bench
     .venv/bin/python benchmarks/embedded.py [--json] [--rounds N] [--tasks N] [--only umbel]
+    .venv/bin/python benchmarks/embedded.py --against COMMIT   # what a task costs now, and did; no peers
 """
 
 import sys
@@ -77,6 +78,7 @@ BENCHMARK = Benchmark(
     targets=(Target("drain", "huey", at_least=3.0), Target("enqueue", "huey", at_least=1.0)),
     tasks=TASKS,
     notes=NOTES,
+    at_commit=Contender.at_commit,
 )
 
 if __name__ == "__main__":

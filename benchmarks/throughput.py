@@ -7,6 +7,7 @@ numbers of tasks, so that each takes a second or two.
 
     scripts/setup bench; scripts/setup servers
     .venv/bin/python benchmarks/throughput.py [--json] [--rounds N] [--tasks N] [--only umbel]
+    .venv/bin/python benchmarks/throughput.py --against COMMIT   # what a task costs now, and did; no peers
 """
 
 import sys
@@ -126,6 +127,7 @@ BENCHMARK = Benchmark(
     targets=TARGETS,
     tasks=TASKS,
     notes=NOTES,
+    at_commit=Contender.at_commit,
 )
 
 if __name__ == "__main__":

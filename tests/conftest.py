@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests.servers.rabbitmq import end_shared_server
 from umbel.app.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
@@ -12,6 +12,13 @@ from umbel.app.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
 # New examples on every run, in CI too; a failing one prints the blob that brings it back. No
 # deadline: how long an example takes says more about the machine than about the code.
 settings.register_profile("umbel", deadline=None, derandomize=False, print_blob=True)
+# A mutant is killed by any failing example; nobody reads the smallest one.
+settings.register_profile(
+    "mutants",
+    settings.get_profile("umbel"),
+    phases=[Phase.explicit, Phase.generate],
+    report_multiple_bugs=False,
+)
 settings.load_profile("umbel")
 
 # A shell has what it starts in the background ignore Ctrl-C, and children inherit that; tests send it.

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from benchmarks._embedded.places import (
     mark_file,
 )
 from benchmarks._harness import probing
-from benchmarks._harness.benchmark import PEERS_PYTHON, clean_environment
+from benchmarks._harness.benchmark import PEERS_PYTHON, SOURCE, clean_environment
 from benchmarks._harness.processes import CPU_TICK_S, Running, answer_of, running, wait_for
 
 CHILDREN = 2
@@ -57,6 +57,10 @@ class Contender:
     waiting: str  # a query that finds a message while any is not done with
     results: str  # a query for the number of results kept
     variables: Mapping[str, str] = field(default_factory=dict)
+    source: Path = SOURCE  # of our package
+
+    def at_commit(self, name: str, source: Path) -> "Contender":
+        return replace(self, name=name, source=source)
 
     @property
     def is_peer(self) -> bool:
@@ -121,7 +125,7 @@ class Contender:
 
     def _environment(self, home: Path, *, keep: bool, last: int = 0) -> dict[str, str]:
         ours = {HOME_VARIABLE: str(home), LAST_VARIABLE: str(last), KEEP_VARIABLE: "1" if keep else "0"}
-        return clean_environment(UMBEL_RUN_DIR=home / "run", **ours, **self.variables)
+        return clean_environment(source=self.source, UMBEL_RUN_DIR=home / "run", **ours, **self.variables)
 
 
 UMBEL = Contender(

@@ -1,8 +1,12 @@
 """Benchmark: the form that every benchmark of this project has.
 
 A benchmark asks one question of several contenders. A round takes each stage in turn and lets
-every contender run it before the next stage comes: A, B, A, B, so that a noisy neighbour or a hot
+every contender run it before the next stage comes: A, B, then B, A, so that a noisy neighbour or a hot
 CPU hits all of them. After at least three rounds the medians are compared; see `measures.py`.
+
+With `--against COMMIT` the subject runs beside itself as it was at that commit, in the same rounds, and
+the result says what a task costs now and cost then, and whether that is more than noise. The benchmark's
+own code is that of this checkout for both.
 
 Umbel runs from the environment that runs the benchmark; peers run from `.venv-bench`, so that
 their dependencies never mix with ours. Progress goes to stderr, the result to stdout: a table, or
@@ -16,18 +20,22 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from benchmarks._harness.checkout import checkout
 from benchmarks._harness.measures import Measure, Target
 from benchmarks._harness.processes import BenchmarkFailed, ended_in_order
 from benchmarks._harness.report import Findings, as_object, as_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
+SOURCE = ROOT / "src"
 ROUNDS_MIN = 3
+ROUNDS_AGAINST = 5
 
 
 class Contender(Protocol):
@@ -59,12 +67,18 @@ class Benchmark(Generic[C]):
     targets: Sequence[Target]
     tasks: int  # unless --tasks says otherwise
     notes: Sequence[str] = ()
+    at_commit: Callable[[C, str, Path], C] | None = None  # the subject by another name, from another source
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         options = self._parse(arguments)
         try:
-            with ended_in_order():
-                findings = self.run(rounds=options.rounds, tasks=options.tasks, only=options.only)
+            with ended_in_order(), self._former(options.against) as former:
+                findings = self.run(
+                    rounds=options.rounds or (ROUNDS_AGAINST if former else ROUNDS_MIN),
+                    tasks=options.tasks,
+                    only=options.only,
+                    former=former,
+                )
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
@@ -74,18 +88,23 @@ class Benchmark(Generic[C]):
         print(json.dumps(as_object(findings)) if options.json else as_text(findings))
         return 0
 
-    def run(self, *, rounds: int, tasks: int, only: Iterable[str] | None = None) -> Findings:
-        contenders = self._chosen(only)
+    def run(
+        self, *, rounds: int, tasks: int, only: Iterable[str] | None = None, former: C | None = None
+    ) -> Findings:
+        subject = self.contenders[0]
+        contenders = self._chosen(only if former is None else only or [subject.name])
+        if former is not None:
+            contenders = [subject, former, *(one for one in contenders if one is not subject)]
         samples: dict[str, dict[str, list[float]]] = {one.name: {} for one in contenders}
         for number in range(1, rounds + 1):
             for title, stage in self.stages.items():
-                for contender in contenders:
+                for contender in contenders if number % 2 else reversed(contenders):
                     for measure, value in self._measure(number, title, stage, contender, tasks).items():
                         samples[contender.name].setdefault(measure, []).append(value)
         return Findings(
             benchmark=self.name,
             question=self.question,
-            subject=self.contenders[0].name,
+            subject=subject.name,
             rounds=rounds,
             tasks=tasks,
             measures=self.measures,
@@ -93,7 +112,17 @@ class Benchmark(Generic[C]):
             notes=self.notes,
             samples=samples,
             settings={one.name: self._settings(one) for one in contenders},
+            former=former.name if former is not None else "",
         )
+
+    @contextmanager
+    def _former(self, commit: str | None) -> Iterator[C | None]:
+        if commit is None or self.at_commit is None:
+            yield None
+            return
+        with checkout(ROOT, commit) as (name, source):
+            subject = self.contenders[0]
+            yield self.at_commit(subject, f"{subject.name}@{name}", source)
 
     def _chosen(self, only: Iterable[str] | None) -> list[C]:
         names = set(only or ()) or {one.name for one in self.contenders}
@@ -122,21 +151,24 @@ class Benchmark(Generic[C]):
     def _parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         names = [one.name for one in self.contenders]
         parser = argparse.ArgumentParser(description=self.question)
-        parser.add_argument("--rounds", type=_at_least(ROUNDS_MIN), default=ROUNDS_MIN)
+        parser.add_argument("--rounds", type=_at_least(ROUNDS_MIN), help=f"at least {ROUNDS_MIN}")
         parser.add_argument("--tasks", type=_at_least(1), default=self.tasks)
         parser.add_argument("--only", action="append", choices=names, help="run this one; may be repeated")
         parser.add_argument("--json", action="store_true", help="print one object instead of a table")
+        if self.at_commit is not None:
+            parser.add_argument("--against", metavar="COMMIT", help="run beside the package of that commit")
+        parser.set_defaults(against=None)
         return parser.parse_args(arguments)
 
 
-def clean_environment(**more: str | Path) -> dict[str, str]:
+def clean_environment(*, source: Path = SOURCE, **more: str | Path) -> dict[str, str]:
     """This environment without what would change a contender's settings, and with `more`.
 
-    The package is taken from beside the benchmark, so that another checkout's benchmark measures
-    that checkout, whichever environment it runs in.
+    The package is taken from `source`, or from beside the benchmark, so that another checkout's
+    benchmark measures that checkout, whichever environment it runs in.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UMBEL_", "PYTHON"))}
-    ours = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
+    ours = f"{ROOT}{os.pathsep}{source}"
     return {**kept, "PYTHONPATH": ours, **{name: str(value) for name, value in more.items()}}
 
 

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+COST_UNIT = "µs/task"
+COST_TIMES_MAX = 1.05  # a change may make a task cost so many times what it did
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -58,6 +61,28 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What a measure is now, in times of what it was at another commit: 1.02 of a cost is 2 % more."""
+
+    measure: Measure
+    now: Spread
+    then: Spread
+    times: float  # of the medians
+    low: float  # of any one round
+    high: float
+
+    @property
+    def is_noise(self) -> bool:
+        """Rounds disagree on which of the two is more."""
+        return self.low <= 1.0 <= self.high
+
+    @property
+    def met(self) -> bool | None:
+        """Whether a cost has not grown beyond its limit; of other measures nothing is demanded."""
+        return self.times <= COST_TIMES_MAX if self.measure.unit == COST_UNIT else None
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     target: Target
     measured: float | None  # None: that peer did not run, or not all of those among which it is the best
@@ -82,6 +107,20 @@ def ratios(measures: Sequence[Measure], subject: Samples, peers: Mapping[str, Sa
         for name, samples in peers.items()
         if measure.name in subject and measure.name in samples
     ]
+
+
+def changes(measures: Sequence[Measure], now: Samples, then: Samples) -> list[Change]:
+    return [
+        _change(measure, now[measure.name], then[measure.name])
+        for measure in measures
+        if measure.name in now and measure.name in then
+    ]
+
+
+def _change(measure: Measure, now: Sequence[float], then: Sequence[float]) -> Change:
+    by_round = [one / other for one, other in zip(now, then, strict=True)]
+    after, before = Spread.of(now), Spread.of(then)
+    return Change(measure, after, before, after.median / before.median, min(by_round), max(by_round))
 
 
 def verdicts(targets: Sequence[Target], found: Sequence[Ratio]) -> list[Verdict]:

@@ -12,12 +12,15 @@ from typing import Any
 import psutil
 
 from benchmarks._harness.measures import (
+    COST_TIMES_MAX,
+    Change,
     Measure,
     Ratio,
     Samples,
     Spread,
     Target,
     Verdict,
+    changes,
     ratios,
     verdicts,
 )
@@ -39,6 +42,12 @@ class Findings:
     notes: Sequence[str]
     samples: Mapping[str, Samples]  # by contender
     settings: Mapping[str, Mapping[str, str]]  # by contender: what it ran with
+    former: str = ""  # the subject at another commit, if it ran beside itself
+
+    def changes(self) -> list[Change]:
+        if not self.former:
+            return []
+        return changes(self.measures, self.samples[self.subject], self.samples[self.former])
 
     def ratios(self) -> list[Ratio]:
         if self.subject not in self.samples:
@@ -66,6 +75,16 @@ def as_object(findings: Findings) -> dict[str, Any]:
                 "met": one.met,
             }
             for one in findings.verdicts()
+        },
+        "changes": {
+            one.measure.name: {
+                "times": round(one.times, 3),
+                "low": round(one.low, 3),
+                "high": round(one.high, 3),
+                "noise": one.is_noise,
+                "met": one.met,
+            }
+            for one in findings.changes()
         },
         "machine": machine(),
     }
@@ -117,6 +136,10 @@ def _paragraphs(findings: Findings) -> Iterator[str]:
         yield ""
     if found:
         yield from map(_verdict_line, findings.verdicts())
+        yield ""
+    if changed := findings.changes():
+        yield from _aligned(_change_rows(findings, changed), left=1)
+        yield f"noise: rounds disagree on which is more; a cost may be {COST_TIMES_MAX:g} times what it was"
         yield ""
     for name, settings in findings.settings.items():
         yield f"{name}: " + ", ".join(f"{key} {value}" for key, value in settings.items())
@@ -178,6 +201,15 @@ def _ratio_rows(findings: Findings, found: Sequence[Ratio]) -> Iterator[list[str
 
 def _ratio_cell(ratio: Ratio | None) -> str:
     return ABSENT if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} – {ratio.high:.2f})"
+
+
+def _change_rows(findings: Findings, changed: Sequence[Change]) -> Iterator[list[str]]:
+    yield [f"{findings.subject} is so many times {findings.former}", "min – median – max", "", ""]
+    for one in changed:
+        spread = f"{one.low:.2f} – {one.times:.2f} – {one.high:.2f}"
+        difference = "noise" if one.is_noise else "more" if one.times > 1 else "less"
+        limit = {None: "", True: "within the limit", False: "OVER THE LIMIT"}[one.met]
+        yield [one.measure.title, spread, difference, limit]
 
 
 def _verdict_line(verdict: Verdict) -> str:

@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks._harness import probing
-from benchmarks._harness.benchmark import PEERS_PYTHON, clean_environment
+from benchmarks._harness.benchmark import PEERS_PYTHON, SOURCE, clean_environment
 from benchmarks._harness.processes import CPU_TICK_S, Running, answer_of, running, wait_for
 from benchmarks._throughput import tally
 from benchmarks._throughput.places import CHILDREN, HOME_VARIABLE, TALLY, URL_VARIABLE
@@ -51,10 +51,14 @@ class Contender:
     counted_by: str  # a Lua script: how many messages it has in Redis, its own or a worker's
     queue: str = ""  # in RabbitMQ
     variables: Mapping[str, str] = field(default_factory=dict)
+    source: Path = SOURCE  # of our package
     python: Path = PEERS_PYTHON
     stop_signal: signal.Signals = signal.SIGTERM
     stop_family: bool = False  # its main process does not pass the signal on
     drains_only: bool = False  # the rest would not differ from the contender that it is a variant of
+
+    def at_commit(self, name: str, source: Path) -> "Contender":
+        return replace(self, name=name, source=source)
 
     @property
     def is_peer(self) -> bool:
@@ -134,7 +138,7 @@ class Contender:
             "RQ_REDIS_URL": url,
             "UMBEL_RUN_DIR": home / "run",
         }
-        return clean_environment(**told, **self.variables)
+        return clean_environment(source=self.source, **told, **self.variables)
 
 
 _SIDES = "benchmarks._throughput"

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from benchmarks._harness.benchmark import Benchmark
-from benchmarks._harness.measures import Measure, Ratio, Target, ratios, verdicts
+from benchmarks._harness.measures import Measure, Ratio, Target, changes, ratios, verdicts
 from benchmarks._harness.processes import BenchmarkFailed, answer_of, running
 from tests.waiting import wait_until
 
@@ -37,6 +37,30 @@ def test_the_best_peer_is_the_one_surpassed_least_and_known_when_all_ran() -> No
     among_both = Target("drain", "best", 3.0, among=("slow", "quick"))
     among_three = Target("drain", "best", 3.0, among=("slow", "quick", "absent"))
     assert [one.measured for one in verdicts([among_both, among_three], found)] == [3.0, None]
+
+
+COST = Measure("cost", "cost", "µs/task", higher_is_better=False)
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "times", "noise", "met"),
+    [
+        ([10.0, 10.4, 10.2], [10.1, 10.3, 10.2], 1.0, True, True),
+        ([10.5, 10.6, 10.7], [10.0, 10.2, 10.4], 1.039, False, True),
+        ([12.0, 11.0, 13.0], [10.0, 10.0, 10.0], 1.2, False, False),
+        ([9.0, 12.0, 11.0], [10.0, 10.0, 10.0], 1.1, True, False),  # too much, and not sure: measure again
+        ([8.0, 9.0, 8.0], [10.0, 10.0, 10.0], 0.8, False, True),
+    ],
+)
+def test_a_change_says_how_much_it_is_and_whether_it_is_noise(
+    now: list[float], then: list[float], times: float, noise: bool, met: bool
+) -> None:
+    (cost, drain) = changes(
+        [COST, DRAIN, LATENCY], {"cost": now, "drain": now}, {"cost": then, "drain": then}
+    )
+    assert (round(cost.times, 3), cost.is_noise, cost.met) == (times, noise, met)
+    assert (cost.now.median, cost.then.median) == (sorted(now)[1], sorted(then)[1])
+    assert drain.met is None  # nothing is demanded of it
 
 
 @dataclass(frozen=True)
@@ -74,7 +98,8 @@ def test_contenders_alternate_within_every_stage_of_every_round() -> None:
     ran: list[tuple[str, str]] = []
     fake_benchmark(ran).run(rounds=3, tasks=7)
     one_round = [("first", "ours"), ("first", "theirs"), ("second", "ours"), ("second", "theirs")]
-    assert ran == one_round * 3
+    other_way = [("first", "theirs"), ("first", "ours"), ("second", "theirs"), ("second", "ours")]
+    assert ran == [*one_round, *other_way, *one_round]
 
 
 def test_with_json_one_object_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +125,36 @@ def test_people_get_aligned_columns_and_the_verdict(capsys: pytest.CaptureFixtur
         "latency   ms           1 (1 – 1)      1 (1 – 1)",
     ]
     assert "target: drain at least 3.0 times theirs: 3.10, met" in lines
+
+
+def test_the_subject_runs_beside_itself_at_another_commit(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sources: list[Path] = []
+
+    def former(subject: Fake, name: str, source: Path) -> Fake:
+        sources.append(source)
+        assert (source / "umbel" / "__init__.py").exists()
+        return Fake(name, [20.0, 21.0, 22.0, 23.0, 24.0])
+
+    ran: list[tuple[str, str]] = []
+    compared = replace(
+        fake_benchmark(ran), contenders=(Fake("ours", [20.0, 21.0, 30.0, 23.0, 24.0]),), at_commit=former
+    )
+    assert compared.main(["--against", "HEAD"]) == 0
+    printed = capsys.readouterr().out
+    name = ran[1][1]
+    assert [one for stage, one in ran if stage == "first"][:4] == ["ours", name, name, "ours"]
+    assert len(ran) == 5 * 2 * 2
+    assert f"ours is so many times {name}" in printed
+    assert "1.00 – 1.05 – 1.36" in printed and "noise" in printed
+    assert not sources[0].exists()
+
+
+def test_a_commit_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    compared = replace(fake_benchmark([]), at_commit=lambda subject, name, source: subject)
+    assert compared.main(["--against", "no-such-commit"]) == 1
+    assert "no-such-commit" in capsys.readouterr().err
 
 
 def test_many_contenders_are_listed_under_each_measure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,8 @@ ARRIVAL = Arrival("plain", "t")
         (replace(ARRIVAL, due=NOW + 60), Park(NOW + 60)),
         (replace(ARRIVAL, due=NOW), Run(PLAIN)),
         (replace(ARRIVAL, due=NOW + DUE_SLACK_S / 2), Run(PLAIN)),
+        (replace(ARRIVAL, due=NOW + DUE_SLACK_S), Run(PLAIN)),
+        (replace(ARRIVAL, due=NOW + 0.5), Park(NOW + 0.5)),
         (replace(ARRIVAL, starts=2), Run(PLAIN)),
         (replace(ARRIVAL, starts=3), Refuse(Refusal.POISONOUS)),
         (replace(ARRIVAL, starts=9), Refuse(Refusal.POISONOUS)),
@@ -99,6 +101,10 @@ def test_a_task_with_a_revoked_stamp_does_not_run() -> None:
     stamped = replace(ARRIVAL, stamps={"customer": ["7", "8"]})
     assert admit(stamped, revoked=revoked) == Refuse(Refusal.REVOKED)
     assert admit(replace(stamped, stamps={"customer": "9"}), revoked=revoked) == Run(PLAIN)
+
+
+def test_why_a_message_was_refused_is_a_word_that_people_read() -> None:
+    assert [why.value for why in Refusal] == ["unknown", "revoked", "expired", "poisonous"]
 
 
 # -- poison ----------------------------------------------------------------------------------------
@@ -162,6 +168,27 @@ def test_the_same_task_pays_again_when_it_comes_a_second_time() -> None:
     assert desk.admit(rated(0), NOTHING, NOW) == Park(NOW + 1)
     assert desk.admit(rated(0), NOTHING, NOW + 1) == Run(RATED)
     assert desk.admit(rated(0), NOTHING, NOW + 1) == Park(NOW + 2)
+
+
+def test_a_task_gets_other_rules_while_it_runs_on() -> None:
+    desk = Desk(RULES, max_deliveries=3)
+    desk.change("plain", LIMITED)
+    assert (desk.rules["plain"], desk.admit(ARRIVAL, NOTHING, NOW)) == (LIMITED, Run(LIMITED, alone=True))
+    desk.change("rated", replace(RATED, hard_limit_s=9.0))
+    assert isinstance(desk.admit(rated(0), NOTHING, NOW), Run)
+    desk.change("rated", replace(RATED, hard_limit_s=8.0))  # the rate is the same: so are its tokens
+    assert desk.admit(rated(1), NOTHING, NOW) == Park(NOW + 1)
+    desk.change("rated", replace(RATED, rate_per_second=0.5))
+    assert isinstance(desk.admit(rated(2), NOTHING, NOW), Run)  # another bucket, and it is full
+    assert desk.admit(rated(3), NOTHING, NOW) == Park(NOW + 2)
+    desk.change("rated", PLAIN)
+    assert [desk.admit(rated(number), NOTHING, NOW) for number in range(4, 9)] == [Run(PLAIN)] * 5
+
+
+def test_what_nobody_said_of_a_task_or_a_message_is_nothing_special() -> None:
+    assert Run(PLAIN) == Run(TaskRules(False, 0.0, None, None, False, None), False, False)
+    assert Arrival("plain", "t") == Arrival("plain", "t", 0.0, 0.0, 0, False, None)
+    assert not PLAIN.has_limits
 
 
 def test_one_tasks_rate_is_not_anothers() -> None:

@@ -119,6 +119,7 @@ def test_a_leader_that_is_refused_follows_at_once() -> None:
     (lost,) = lease.step(RenewReplied(7, 5.0, ok=False), at(5.1))
     assert isinstance(lost, Lost) and lost.term == 7
     assert lease.role is Role.FOLLOWER
+    assert (lease.holder_seen, lease.deadline) == ("", 6.1)  # nobody knows how long the other has it
 
 
 @pytest.mark.parametrize(
@@ -162,6 +163,57 @@ def test_one_lease_serves_one_campaign() -> None:
     lease = leader()
     lease.step(Stop(), at(1.0))
     assert lease.step(Campaign(), at(1.1)) == []
+
+
+def test_who_has_not_asked_knows_nothing_and_waits_for_nothing() -> None:
+    lease = fresh()
+    assert (lease.role, lease.term, lease.holder_seen, lease.deadline) == (Role.FOLLOWER, 0, "", None)
+    assert not lease.still_mine(at(0.0))
+    assert lease.step(ReleaseHeard(), at(0.0)) == lease.step(Tick(), at(1.0)) == []
+    assert lease.deadline is None
+
+
+def test_who_leads_is_known_from_every_answer() -> None:
+    known = [(lease.term, lease.holder_seen) for lease in (leader(), follower())]
+    assert known == [(7, ME), (5, OTHER)]
+    lease = follower()
+    lease.step(ReleaseHeard(), at(1.0))
+    assert lease.holder_seen == ""
+
+
+def test_a_release_changes_nothing_for_who_leads_or_asks() -> None:
+    for lease in (leader(), candidate()):
+        before = (lease.role, lease.holder_seen, lease.deadline)
+        assert lease.step(ReleaseHeard(), at(0.6)) == []
+        assert (lease.role, lease.holder_seen, lease.deadline) == before
+
+
+def test_a_leader_that_lost_it_asks_once_the_store_has_forgotten_it_too() -> None:
+    lease = leader()
+    lease.step(ReleaseHeard(), at(13.5))
+    assert lease.role is Role.FOLLOWER and lease.deadline == 13.75  # heard of a release, as it happens
+    lease = leader()
+    lease.step(RenewReplied(7, 9.0, ok=True), at(13.5))
+    assert lease.deadline == pytest.approx(13.5 + 1.5 + 1.0)
+
+
+def test_a_grant_that_came_too_late_is_asked_for_again_soon() -> None:
+    lease = candidate()
+    lease.step(AcquireReplied(0.0, GRANTED), at(13.5))
+    assert lease.deadline == 14.5
+
+
+def test_a_leader_that_stops_knows_of_no_holder_and_a_follower_that_stops_of_the_last() -> None:
+    led, followed = leader(), follower()
+    for lease in (led, followed):
+        lease.step(Stop(), at(1.0))
+        assert lease.step(Tick(), at(99.0)) == []
+    assert (led.holder_seen, followed.holder_seen) == ("", OTHER)
+    assert followed.step(ReleaseHeard(), at(2.0)) == [] and followed.deadline is None
+
+
+def test_roles_are_words_that_people_read() -> None:
+    assert list(Role) == ["follower", "candidate", "leader"]
 
 
 @dataclass

@@ -18,6 +18,7 @@ from umbel.events.precedence import STATES
 from umbel.events.types import KNOWN_TYPES, TASK_PREFIX
 from umbel.pools.interface import Told
 from umbel.protocol.sensitive import Secrets
+from umbel.wire.limits import DEFAULT_LIMITS, Limits
 from umbel.wire.result import encode_state
 from umbel.wire.values import decode_json, encode_json
 
@@ -29,6 +30,7 @@ log = logging.getLogger("umbel.task")
 
 BURST, PER_SECOND = 50, 10.0
 EVENT_MAX_BYTES = 16 * 1024
+EVENT_LIMITS = Limits(depth_max=DEFAULT_LIMITS.depth_max - 4)  # it travels inside others
 TYPE_MAX_CHARS = 100
 # What every event says of itself and its task.
 RESERVED = frozenset(
@@ -114,7 +116,7 @@ class Reports:
             return False
         plain = {str(name): value for name, value in fields.items() if name not in RESERVED}
         try:
-            encoded = encode_json(plain, root="event")
+            encoded = encode_json(plain, root="event", limits=EVENT_LIMITS)
             if self._secrets:
                 encoded = encode_json(self._secrets.strike_all(decode_json(encoded)), root="event")
         except WireError as error:

@@ -9,22 +9,30 @@ import contextlib
 from pathlib import Path
 from traceback import StackSummary, TracebackException
 
+from umbel.pools.guard import Returned, call_guarded
 from umbel.protocol.sensitive import Secrets
 
 CUT = "…"
 CHAIN_MAX = 20
+UNWRITTEN = "(its traceback cannot be written)\n"
 
 
 def traceback_text(error: BaseException, *, max_bytes: int, secrets: Secrets | None = None) -> str:
-    found = TracebackException.from_exception(error)
-    _without_ours(found, CHAIN_MAX)
-    text = "".join(found.format())
+    written = call_guarded(_written, error)
+    text = written.value if isinstance(written, Returned) else f"{type(error).__name__} {UNWRITTEN}"
     if secrets:
         text = secrets.strike(text)
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= max_bytes:
-        return text
+        return data.decode("utf-8")
     return CUT + data[len(CUT.encode()) - max_bytes :].decode("utf-8", "ignore")
+
+
+def _written(error: BaseException) -> str:
+    """May raise anything: it reads what users' classes say, and source from their loaders."""
+    found = TracebackException.from_exception(error)
+    _without_ours(found, CHAIN_MAX)
+    return "".join(found.format())
 
 
 def _without_ours(found: TracebackException | None, left: int) -> None:

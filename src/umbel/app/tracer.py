@@ -45,6 +45,7 @@ from umbel.pools.guard import Raised, Returned, call_guarded
 from umbel.pools.interface import ChildContext, Job, Outcome
 from umbel.protocol.sensitive import MASK, Secrets, Sensitive
 from umbel.protocol.states import FAILURE, RETRY, STARTED, SUCCESS
+from umbel.text import leaving
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure, encode_state, encode_success, exception_map
 from umbel.wire.show import cut
@@ -362,8 +363,11 @@ class _Run:
             text = self.secrets.strike(text)
         return cut(text, max(self._app.settings.task_repr_max_chars, EXCEPTION_MAX_CHARS))
 
-    def _outcome(self, kind: Any, *, due: float = 0.0, **fields: Any) -> Outcome:
+    def _outcome(self, kind: Any, *, due: float = 0.0, summary: object = "", **fields: Any) -> Outcome:
         return Outcome(
+            summary=cut(
+                leaving(summary if isinstance(summary, str) else show_value(summary)), STRUCK_MAX_CHARS
+            ),
             number=self._job.number,
             kind=kind,
             started_at=self._started_at,

@@ -21,6 +21,7 @@ from umbel.errors import BadSetting, WireError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.protocol.delivery import TaskRules
 from umbel.protocol.gossip_mode import GossipMode
+from umbel.wire.limits import is_name
 from umbel.wire.message import Message, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure, exception_map
 from umbel.wire.task import TaskCall, decode_task, read_headers
@@ -101,7 +102,7 @@ def node_name(given: str | None) -> str:
     name = (given or "umbel").replace("%h", host)
     whole = name if "@" in name else f"{name}@{host}"
     before, _, after = whole.partition("@")
-    if not before or not after or any(character.isspace() for character in whole):
+    if not before or not after or " " in whole or not whole.isprintable() or not is_name(whole):
         raise BadSetting("--hostname", given, "write it as name@host", source="the command line")
     return whole
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from umbel.cli.options import print_table
+from umbel.cli.options import print_table, say
+from umbel.text import one_line
 
 if TYPE_CHECKING:
     from umbel.protocol.pidbox import Answers
@@ -30,7 +31,7 @@ def print_answers(command: str, answers: "Answers") -> None:
         print_table(("node", *columns), rows)
     for node in whole:
         if not any(row[0] == node for row in rows):
-            click.echo(f"{node}: - none -")
+            say(f"{node}: - none -")
     print_values([(node, value) for node, value in replies if node not in whole])
 
 
@@ -40,9 +41,9 @@ def print_replies(answers: "Answers") -> None:
 
 def print_values(values: Iterable[tuple[str, Any]]) -> None:
     for node, value in values:
-        click.echo(f"{click.style(node, bold=True)}: {_mark(value)}")
+        click.echo(f"{click.style(one_line(node), bold=True)}: {_mark(value)}")
         for line in _lines(value):
-            click.echo(f"    {line}")
+            say(f"    {line}")
 
 
 def _mark(value: Any) -> str:

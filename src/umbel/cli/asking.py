@@ -12,7 +12,7 @@ import click
 
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
-from umbel.cli.options import app_option, broker_option, json_option, print_json, timeout_option
+from umbel.cli.options import app_option, broker_option, json_option, print_json, say, timeout_option
 
 if TYPE_CHECKING:
     from umbel.brokers.interface import Broker
@@ -124,16 +124,16 @@ def judge(answers: "Answers") -> int:
     """Say on stderr who is missing and what was cut; the exit code."""
     for node, total in sorted(answers.totals.items()):
         shown = len(answers.replies[node])
-        click.echo(f"umbel: {node} sent the first {shown:,} of {total:,} entries", err=True)
+        say(f"umbel: {node} sent the first {shown:,} of {total:,} entries", err=True)
     if not answers.replies:
         named = ", ".join(one.node for one in answers.silent)
-        click.echo(f"umbel: nobody answered{f': {named}' if named else ''}", err=True)
+        say(f"umbel: nobody answered{f': {named}' if named else ''}", err=True)
         return exits.NOBODY_ANSWERED
     if not answers.silent:
         return exits.OK
     count = len(answers.replies)
     missing = "; ".join(map(_silence, answers.silent))
-    click.echo(f"umbel: {count} of {count + len(answers.silent)} replied; {missing}", err=True)
+    say(f"umbel: {count} of {count + len(answers.silent)} replied; {missing}", err=True)
     return exits.PARTIAL
 
 

@@ -66,7 +66,10 @@ def command(
             app.tasks[task].check_arguments(positional, keywords)
         except TypeError as error:
             raise click.UsageError(str(error)) from None
-    result = app.send(task, positional, keywords, given)  # type: ignore[arg-type]
+    try:
+        result = app.send(task, positional, keywords, given)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:  # an option out of its bounds
+        raise click.UsageError(str(error)) from None
     if wait is None:
         _print({"task_id": result.id}, result.id, as_json=as_json)
         return exits.OK

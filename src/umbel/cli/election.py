@@ -9,7 +9,7 @@ import click
 from umbel.brokers.interface import Broker
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
-from umbel.cli.options import app_option, json_option, print_json, print_table
+from umbel.cli.options import app_option, json_option, print_json, print_table, say
 from umbel.protocol.coordination import NAMESPACE, ElectionRecord, Policy, election_key
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def watch(app_name: str | None, limit: int | None, as_json: bool) -> int:
                 try:
                     told = decode_events(broadcast.body)
                 except WireError as error:
-                    click.echo(f"an event cannot be read: {error}", err=True)
+                    say(f"an event cannot be read: {error}", err=True)
                     continue
                 for event in told:
                     _say(event, as_json=as_json)
@@ -177,6 +177,4 @@ def _say(event: dict[str, Any], *, as_json: bool) -> None:
         click.echo(msgspec.json.encode(told, enc_hook=str))
     else:
         outcome = f": {told['outcome']}" if told["outcome"] else ""
-        click.echo(
-            f"{told['phase']} {told['eid']} ({told['topic']}) by {told['winner'] or 'nobody'}{outcome}"
-        )
+        say(f"{told['phase']} {told['eid']} ({told['topic']}) by {told['winner'] or 'nobody'}{outcome}")

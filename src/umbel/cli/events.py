@@ -16,12 +16,13 @@ import click
 from umbel.brokers.interface import Broker, Subscription
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
-from umbel.cli.options import app_option, broker_option, json_option
+from umbel.cli.options import app_option, broker_option, json_option, say
 from umbel.events.receiver import EventReceiver, Heard
 from umbel.events.reorder import ReorderWindow
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.events.types import TIME_MAX_S
 from umbel.protocol.clock import LamportClock
+from umbel.text import one_line
 from umbel.wire.event import decode_events, group_of
 from umbel.wire.show import brief
 
@@ -149,7 +150,7 @@ class Tail:
             if heard.event in self._wanted:
                 self.show(self.window.put(heard, now))
         if self._receiver.undecodable > before:
-            click.echo(f"umbel: an event cannot be read: {self._receiver.last_error}", err=True)
+            say(f"umbel: an event cannot be read: {self._receiver.last_error}", err=True)
 
     def show(self, events: Iterable[Heard]) -> None:
         for heard in events:
@@ -175,12 +176,12 @@ def _as_json(heard: Heard) -> str:
 def _as_line(heard: Heard) -> str:
     event = heard.event
     fields = [
-        f"{name}={brief(value)}"
+        f"{one_line(name)}={one_line(brief(value))}"
         for name, value in event.items()
         if name not in ENVELOPE and value is not None
     ]
     words = [event.get("hostname"), event["type"], event.get("uuid")]
-    told = [_printable(str(word)) for word in words if word is not None]
+    told = [one_line(str(word)) for word in words if word is not None]
     return "  ".join([_time_of(event), f"{heard.clock:>8}", *told, " ".join(fields)]).rstrip()
 
 
@@ -189,8 +190,3 @@ def _time_of(event: dict[str, Any]) -> str:
     if not isinstance(at, int | float) or not 0 <= at <= TIME_MAX_S:
         return "--:--:--.---"
     return f"{strftime('%H:%M:%S', localtime(at))}.{int(at * 1000) % 1000:03}"
-
-
-def _printable(text: str) -> str:
-    """What a peer sent must not move the reader's cursor."""
-    return text if text.isprintable() else brief(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from umbel.cli import exits
-from umbel.cli.options import json_option, run_directory_option
+from umbel.cli.options import json_option, run_directory_option, say
 from umbel.cli.phases import phase_text
 from umbel.worker.run_directory import NodeState, default_run_directory, forget_dead, read_states
 
@@ -48,7 +48,7 @@ def command(
         ]
         click.echo(json.dumps(rows, indent=2))
     for state in states if not as_json else ():
-        click.echo(_line(state))
+        say(_line(state))
     if not states:
         wanted = f"named {hostname!r} " if hostname else ""
         click.echo(f"umbel: no worker {wanted}has left word in {directory}", err=True)

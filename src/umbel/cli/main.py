@@ -11,6 +11,7 @@ import click
 
 from umbel.cli import exits
 from umbel.errors import BrokerUnavailable, ConfigurationError, NothingBuilt, UmbelError, nearest
+from umbel.text import one_line
 from umbel.version import VERSION
 
 COMMANDS = {
@@ -114,7 +115,7 @@ def _in_one_line(error: click.ClickException) -> str:
 
 
 def _say(problem: str) -> None:
-    click.echo(f"umbel: {' '.join(problem.split())}", err=True)
+    click.echo(one_line(f"umbel: {' '.join(problem.split())}"), err=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import click
 from umbel.brokers.interface import Broadcast, Broker
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
-from umbel.cli.options import app_option, broker_option, json_option, print_json, print_table
+from umbel.cli.options import app_option, broker_option, json_option, print_json, print_table, say
 from umbel.control.client import Asker
 from umbel.errors import BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE
@@ -121,7 +121,7 @@ class Watch:
         try:
             events = decode_events(broadcast.body)
         except WireError as error:
-            click.echo(f"umbel: an event cannot be read: {error}", err=True)
+            say(f"umbel: an event cannot be read: {error}", err=True)
             return
         for event in events:
             for told in read_worker_event(event):
@@ -168,7 +168,7 @@ class Watch:
             click.echo(json.dumps({"at": time(), "change": what, **describe(member, time()), **more}))
         else:
             why = f": {member.reason}" if member.reason else ""
-            click.echo(f"{strftime('%H:%M:%S', localtime())} {member.node} {what}{why}")
+            say(f"{strftime('%H:%M:%S', localtime())} {member.node} {what}{why}")
 
 
 async def _kept_quiet(asking: Coroutine[Any, Any, None]) -> None:

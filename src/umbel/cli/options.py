@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from umbel.text import one_line
+
 PIPE_COLUMNS = 10_000
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _APP = "umbel.app"
@@ -114,6 +116,11 @@ def can_record() -> bool:
     return find_spec("pyarrow") is not None
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """A line with text that came from elsewhere: it can neither move the cursor nor add a line."""
+    click.echo(one_line(text), err=err)
+
+
 def print_json(data: Any) -> None:
     import msgspec
 
@@ -141,7 +148,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
         counts = bool(rows) and all(isinstance(row[number], int) for row in rows)
         table.add_column(column, overflow="fold", justify="right" if counts else "left")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(one_line(str(cell))) for cell in row))
     # A pipe has no width: whoever reads it gets each row on a line of its own.
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
     console.print(table, crop=False)

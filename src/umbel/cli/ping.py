@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from umbel.cli import asking
+from umbel.cli.options import say
 
 if TYPE_CHECKING:
     from umbel.protocol.pidbox import Answers
@@ -23,4 +24,4 @@ def command(question: asking.Question) -> int:
 def _print(answers: "Answers") -> None:
     for node, value in sorted(answers.replies.items()):
         answer = value.get("ok", value) if isinstance(value, dict) else value
-        click.echo(f"{node}: {answer}")
+        say(f"{node}: {answer}")

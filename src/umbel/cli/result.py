@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import click
 
 from umbel.cli import exits
-from umbel.cli.options import app_option, json_option, print_json
+from umbel.cli.options import app_option, json_option, print_json, say
+from umbel.text import lines
 
 if TYPE_CHECKING:
     from umbel.app.app import App
@@ -46,11 +47,11 @@ def show(app: "App", task_id: str, *, wait: float, as_json: bool) -> int:
     elif found is None:
         click.echo(f"umbel: no result of {task_id} yet: unknown, waiting or running", err=True)
     elif state == SUCCESS:
-        click.echo(repr(found.result))
+        say(repr(found.result))
     else:
-        click.echo(f"{state}: {_described(found.result)}")
+        say(f"{state}: {_described(found.result)}")
         if found.traceback:
-            click.echo(found.traceback.rstrip(), err=True)
+            click.echo(lines(found.traceback.rstrip()), err=True)
     if state not in READY_STATES:
         return exits.NOT_FOUND
     return exits.OK if state == SUCCESS else exits.FAILED

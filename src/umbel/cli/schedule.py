@@ -12,7 +12,7 @@ import click
 from umbel.brokers.interface import Broker
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
-from umbel.cli.options import app_option, duration, json_option, print_json, print_table
+from umbel.cli.options import app_option, duration, json_option, print_json, print_table, say
 from umbel.errors import nearest
 from umbel.wire.schedule import decode_marks, decode_pauses, encode_pauses
 from umbel.worker.steps.scheduler import PAUSES_LEASE, SCHEDULER_LEASE
@@ -95,7 +95,7 @@ def ls(app_name: str | None, as_json: bool) -> int:
         click.echo("umbel: this app has no periodic tasks; @app.periodic(every=60) makes one", err=True)
     else:
         print_table(COLUMNS, [one.as_row() for one in found])
-        click.echo(f"leader: {leader or 'none (no worker with periodic tasks is up)'}", err=True)
+        say(f"leader: {leader or 'none (no worker with periodic tasks is up)'}", err=True)
     return exits.OK
 
 

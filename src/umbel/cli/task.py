@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from umbel.cli import exits
-from umbel.cli.options import app_option, broker_option, json_option, lake_option, print_json, print_table
+from umbel.cli.options import (
+    app_option,
+    broker_option,
+    json_option,
+    lake_option,
+    print_json,
+    print_table,
+    say,
+)
+from umbel.text import one_line
 
 if TYPE_CHECKING:
     from umbel.brokers.interface import Broker
@@ -153,12 +162,12 @@ def _as_data(task_id: str, story: "Story | None", result: "ResultMap | None") ->
 
 
 def _print(task_id: str, story: "Story | None", result: "ResultMap | None") -> None:
-    click.echo(f"{click.style(task_id, bold=True)}: {_state(story, result)}")
+    click.echo(f"{click.style(one_line(task_id), bold=True)}: {one_line(_state(story, result))}")
     record = story.record if story else None
     for name in SHOWN:
         value = getattr(record, name, None)
         if value is not None:
-            click.echo(f"    {name.replace('_', ' ')}: {value}")
+            say(f"    {name.replace('_', ' ')}: {value}")
     if story is None:
         click.echo("umbel: no event of it was recorded; this is what the result backend knows", err=True)
         return

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TypeAlias
 
+from umbel.text import one_line
+
 VOID = frozenset({"meta", "br", "hr", "line", "rect", "circle", "path", "polyline"})
 
 
@@ -44,7 +46,7 @@ def _rendered(content: Content) -> str:
         case Markup():
             return content
         case str() | int() | float():
-            return escape(str(content), quote=True)
+            return escape(one_line(str(content)), quote=True)
         case _:
             return "".join(map(_rendered, content))
 

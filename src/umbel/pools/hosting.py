@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from umbel.pools.interface import Host, HostSpec
+from umbel.text import leaving
 
 _LINE_MAX_CHARS = 2000
 _OUR_OWN = str(Path(__file__).parent)
@@ -23,11 +24,11 @@ def load_host(spec: HostSpec) -> Host:
 
 
 def in_one_line(error: BaseException) -> str:
-    """The last line of the traceback, and where in the user's code it arose; short, and always UTF-8."""
+    """The last line of the traceback, and where in the user's code it arose; short."""
     line = _in_one_line(error)
     if len(line) > _LINE_MAX_CHARS:
         line = f"{line[:_LINE_MAX_CHARS]}... ({len(line) - _LINE_MAX_CHARS} characters left out)"
-    return line.encode("utf-8", "backslashreplace").decode()
+    return leaving(line)
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from umbel.errors import UmbelError
 from umbel.events.types import TaskEvent
 from umbel.events.view import TaskRecord
 from umbel.protocol.pidbox import Answers
+from umbel.text import one_line
 from umbel.top.feed import Feed
 from umbel.top.sight import Filter, MemberRow
 from umbel.wire.show import brief
@@ -52,7 +53,8 @@ class Confirm(ModalScreen[bool]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        yield Label(f"{self._question}  [b]y[/b]es / [b]n[/b]o", id="question")
+        asked = (f"{one_line(self._question)}  ", ("y", "bold"), "es / ", ("n", "bold"), "o")
+        yield Label(Text.assemble(*asked), id="question")
 
     def action_answer(self, answer: bool) -> None:
         self.dismiss(answer)
@@ -148,7 +150,7 @@ class Top(App[None]):
 
     def _summary(self, members: Sequence[MemberRow], now: float) -> Text:
         if self.feed.problem:
-            return Text(f"{self._where}: {self.feed.problem}", style="bold red")
+            return Text(one_line(f"{self._where}: {self.feed.problem}"), style="bold red")
         events, succeeded, failed = self.feed.sight.rates(now)
         alive = sum(one.state == "alive" for one in members)
         counts = self.feed.sight.state.counts
@@ -272,12 +274,14 @@ class Top(App[None]):
         try:
             answers = await act()
         except UmbelError as error:
-            self.notify(f"{what}: {error}", severity="error")
+            self.notify(one_line(f"{what}: {error}"), severity="error", markup=False)
             return
         told = "told" if answers is None else f"{len(answers.replies)} answered"
         errors = [] if answers is None else [one for one in answers.replies.values() if _is_error(one)]
         self.notify(
-            f"{what}: {errors[0]['error'] if errors else told}", severity="error" if errors else "information"
+            one_line(f"{what}: {errors[0]['error'] if errors else told}"),
+            severity="error" if errors else "information",
+            markup=False,
         )
 
 
@@ -305,7 +309,7 @@ def _task(one: TaskRecord) -> Cells:
     wait = None if one.received_at is None or one.started_at is None else one.started_at - one.received_at
     return (
         *_numbers(one.clock),
-        Text(one.state, style=COLOURS.get(one.state, "")),
+        Text(one_line(one.state), style=COLOURS.get(one.state, "")),
         _printable(one.name or "?"),
         _printable(one.worker or ""),
         *_numbers("" if wait is None else f"{max(0.0, wait):.3f}"),
@@ -316,7 +320,7 @@ def _task(one: TaskRecord) -> Cells:
 
 def _line(event: TaskEvent) -> Text:
     fields = [
-        f"{name}={brief(value)}"
+        f"{name}={one_line(brief(value))}"
         for name in event.__struct_fields__
         if name not in _ENVELOPE and (value := getattr(event, name)) is not None
     ]
@@ -333,7 +337,8 @@ _ENVELOPE = frozenset(
 
 
 def _numbers(*values: object) -> Cells:
-    return [Text(f"{one:,}" if isinstance(one, int) else str(one), justify="right") for one in values]
+    shown = [f"{one:,}" if isinstance(one, int) else one_line(str(one)) for one in values]
+    return [Text(one, justify="right") for one in shown]
 
 
 def _depth(depth: Any) -> tuple[int, int, int]:
@@ -342,7 +347,7 @@ def _depth(depth: Any) -> tuple[int, int, int]:
 
 def _printable(text: str) -> Text:
     """What a peer sent must neither move the cursor nor be taken for markup."""
-    return Text(text if text.isprintable() else brief(text))
+    return Text(one_line(text))
 
 
 def _said(wanted: Filter) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from umbel.errors import BadMessage, TooLarge
 from umbel.protocol.pidbox import Known, Reply, ReplyTo, Request
-from umbel.wire.limits import Limits
+from umbel.wire.limits import Limits, Name
 from umbel.wire.show import brief
 from umbel.wire.values import decode_json, decode_json_as, encode_json
 
@@ -109,8 +109,8 @@ def _address(asked: "_ReplyTo") -> ReplyTo:
 
 
 class _ReplyTo(msgspec.Struct, frozen=True):
-    exchange: str
-    routing_key: str
+    exchange: Name
+    routing_key: Name
 
 
 class _Request(msgspec.Struct, frozen=True):

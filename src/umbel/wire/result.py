@@ -6,8 +6,10 @@ from typing import Any, TypedDict
 import msgspec
 
 from umbel import errors
-from umbel.errors import BadValue, WireError
+from umbel.errors import BadValue
 from umbel.protocol.states import FAILURE, SUCCESS
+from umbel.text import leaving
+from umbel.wire.foreign import attempt
 from umbel.wire.instant import format_instant
 from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size
 from umbel.wire.message import StoredResult
@@ -102,7 +104,11 @@ def exception_map(exc: BaseException) -> ExceptionMap:
     args: tuple[object, ...] = _ARGS.__get__(exc)
     kind = type(exc)
     module, name = CELERY_ERRORS.get(kind) or (kind.__module__, kind.__qualname__)
-    return {"exc_type": name, "exc_message": [_sendable(arg) for arg in args], "exc_module": module}
+    return {
+        "exc_type": leaving(str(name)),
+        "exc_message": [_sendable(arg) for arg in args],
+        "exc_module": leaving(str(module)),  # whatever a class says of itself
+    }
 
 
 def decode_result(payload: bytes, *, limits: Limits = DEFAULT_LIMITS) -> ResultMap:
@@ -142,7 +148,7 @@ def _encode(
     written = _Written(
         status,
         msgspec.Raw(encode_json(value, root="result", limits=_INSIDE_RESULT)),
-        None if traceback is None else _unicode(traceback),
+        None if traceback is None else leaving(traceback),
         [_child(child) for child in children],
         None if done_at is None else format_instant(done_at),
         task_id,
@@ -168,17 +174,15 @@ def _child(child: Child) -> list[Any]:
     return [[child_id, parent], None]
 
 
-def _unicode(text: str) -> str:
-    """Make a traceback sendable: names of files may hold bytes that are no Unicode."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def _sendable(value: object) -> object:
+    # A value of a user's own class can raise anything while it is looked at.
+    plain = leaving(value) if isinstance(value, str) else value
+    return attempt(_checked, plain, lambda _: show_value(plain))
+
+
+def _checked(value: object) -> object:
     # Three levels down in the result map; a little less is allowed, so that it surely fits.
-    try:
-        encode_json(value, limits=_EXCEPTION_LIMITS)
-    except WireError:
-        return show_value(value)
+    encode_json(value, limits=_EXCEPTION_LIMITS)
     return value
 
 

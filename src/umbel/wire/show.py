@@ -8,6 +8,7 @@ named by its type instead: what is only for display must never stop a task.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 
+from umbel.text import leaving
 from umbel.wire.foreign import attempt
 
 TEXT_MAX = 1024
@@ -129,8 +130,7 @@ def _pair(key: object, value: object, level: int, text_max: int) -> Iterator[str
 
 
 def _own_repr(value: object) -> str:
-    text = attempt(_repr, value, lambda _: _type_of(value))
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return leaving(attempt(_repr, value, lambda _: _type_of(value)))
 
 
 def _type_of(value: object) -> str:

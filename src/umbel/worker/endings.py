@@ -29,11 +29,11 @@ from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery import Desk, Refusal
 from umbel.protocol.states import FAILURE, REVOKED
+from umbel.text import leaving
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.result import encode_failure, exception_map
 from umbel.wire.show import cut
 from umbel.wire.task import read_headers, to_v2
-from umbel.wire.text import leaving
 from umbel.worker.context import WorkerContext
 from umbel.worker.held import Held
 from umbel.worker.settings import Ending
@@ -112,7 +112,7 @@ class Endings:
         ending = Ending() if outcome is None else Ending(outcome.results, outcome.follow_ups)
         if held is not None and outcome is None:
             failed = UmbelError(f"fault of the worker: {last}")
-            made = call_guarded(self._end_without_running, held.message, delivery.queue, failed, FAILURE)
+            made = call_guarded(self._ending, held.message, delivery.queue, failed, FAILURE)
             ending = ending if isinstance(made, Raised) else made.value
         results = () if held is None else self._addressed(held.message, ending.results)
         if held is not None:
@@ -184,10 +184,10 @@ class Endings:
     def _log_ending(self, held: Held, outcome: Outcome) -> None:
         level = _LOGGED_AT[outcome.kind]
         if log.isEnabledFor(level):
-            text = f"task {_COUNTED_AS[outcome.kind]}"
+            about = self._about(held, why=outcome.summary)
             if outcome.kind == "failure" and outcome.traceback:
-                text = f"{text}\n{outcome.traceback.rstrip()}\n"
-            log.log(level, "%s", text, extra=self._about(held, why=outcome.summary))
+                about["traceback"] = outcome.traceback
+            log.log(level, "task %s", _COUNTED_AS[outcome.kind], extra=about)
 
     def _about(self, held: Held, **fields: Any) -> dict[str, Any]:
         return {"task": held.headers.task, "task_id": held.headers.id, **fields}

@@ -1,5 +1,9 @@
 """How a worker and its children log: one line a fact, its fields behind it, to stderr or a file.
 
+Texts come from messages and tasks, so nothing in them is obeyed by a terminal or begins a line that
+was not logged (`text.py`). Only tracebacks have several lines; one that is known as text, because
+it comes from a child, is given as the field `traceback`.
+
 Umbel's own lines are limited in rate, each kind for itself: a flood of bad messages must not fill a
 disk. What users' code logs or prints is not limited.
 """
@@ -17,6 +21,8 @@ import msgspec
 
 from umbel.errors import BadSetting
 from umbel.protocol.log_limit import Budget, LeftOut, LogLimit
+from umbel.text import leaving, lines, one_line
+from umbel.wire.show import show_value
 
 OF_ONE_KIND = Budget(100, 0.1)
 # How tasks end is what a log is read for. So each task has a budget, and all of them have one together,
@@ -27,6 +33,7 @@ TELL_EVERY_S = 10.0
 USERS = ("umbel.stdout", "umbel.stderr")  # what tasks print
 NAME_CHARS_MAX = LINE_CHARS_MAX = 200
 
+TRACEBACK = "traceback"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -36,7 +43,7 @@ def set_up_logging(level: str, *, logfile: str | None = None, as_json: bool = Fa
     if logfile:
         path = logfile.replace("%p", str(os.getpid()))
         try:
-            handler = logging.FileHandler(path)
+            handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise BadSetting("--logfile", logfile, str(error), source="the command line") from None
     handler.setFormatter(JsonLines() if as_json else PlainLines())
@@ -122,9 +129,14 @@ class PlainLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        line = super().formatMessage(record)
+        line = one_line(super().formatMessage(record))
         fields = _fields(record)
-        return line + "".join(f" {name}={_shown(value)}" for name, value in fields.items())
+        traceback = fields.pop(TRACEBACK, "")
+        line += "".join(f" {name}={_shown(value)}" for name, value in fields.items())
+        return f"{line}\n{lines(str(traceback).rstrip())}" if traceback else line
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        return lines(super().formatException(ei))
 
 
 class JsonLines(logging.Formatter):
@@ -137,10 +149,17 @@ class JsonLines(logging.Formatter):
             **_fields(record),
         }
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=repr).decode()
+            line[TRACEBACK] = self.formatException(record.exc_info)
+        try:
+            return msgspec.json.encode(line, enc_hook=repr).decode()
+        except (ValueError, RecursionError):  # text that is no Unicode, a number too long, something too deep
+            plain = {
+                leaving(name): leaving(value) if isinstance(value, str) else show_value(value)
+                for name, value in line.items()
+            }
+            return msgspec.json.encode(plain).decode()
 
 
 def _shown(value: object) -> str:
     text = str(value)
-    return repr(text) if " " in text or not text else text
+    return repr(text) if " " in text or not text or not text.isprintable() else text

@@ -36,9 +36,14 @@ async def requeue(link: Link, keys: Keys, letter_ids: Sequence[int | str]) -> in
         if not found:
             continue
         letter = _letter(keys, *found[0])
-        (_, key, *envelopes), *_ = push(keys, [Outgoing(letter.queue, letter.message)])
+        if not letter.queue:
+            problems[place] = f"nothing says which queue dead letter {letter_id} came from"
+            continue
+        ((_, key, envelope),) = push(keys, [Outgoing(letter.queue, letter.message)])
+        if not letter.message.headers:  # no envelope that can be read: it goes back as it is
+            envelope = letter.message.body
         try:
-            count += await link.run(_REQUEUE, keys.dead, letter_id, key, *envelopes)
+            count += await link.run(_REQUEUE, keys.dead, letter_id, key, envelope)
         except ServerRefused as problem:
             problems[place] = str(problem)
     if problems:

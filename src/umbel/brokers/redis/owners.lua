@@ -29,7 +29,7 @@ end
 
 -- What neither its list nor the dead letters take stays, and the owner with it, so that it is tried again.
 local function forget(name)
-  redis.call('HDEL', prefix .. 'umbel.renewals', name)
+  try('HDEL', prefix .. 'umbel.renewals', name)
   local inflight = prefix .. 'umbel.inflight.' .. name
   local unhanded, left_handed = unhand(prefix, name, true, now)
   local count, left = put_back(prefix, inflight, try('HKEYS', inflight) or {}, true, now)
@@ -100,7 +100,7 @@ for _, name in ipairs(try('ZRANGE', given_up, '-inf', string.format('%.6f', now 
 end
 for _, name in ipairs(redis.call('ZRANGE', owners, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, 100)) do
   count = count + forget(name)
-  redis.call('ZADD', prefix .. 'umbel.lost', string.format('%.6f', now), name)
+  try('ZADD', prefix .. 'umbel.lost', string.format('%.6f', now), name)
 end
-redis.call('ZREMRANGEBYSCORE', prefix .. 'umbel.lost', '-inf', string.format('%.6f', now - LOST_KEPT_S))
+try('ZREMRANGEBYSCORE', prefix .. 'umbel.lost', '-inf', string.format('%.6f', now - LOST_KEPT_S))
 return count

@@ -4,8 +4,9 @@
 -- fields that it surely holds.
 -- Reply: how many went back, then those of the held fields that the data does not have.
 
-even_when_full(ARGV[1])
 local inflight = ARGV[1] .. 'umbel.inflight.' .. ARGV[2]
+need('hash', 'HLEN', inflight)
+even_when_full(ARGV[1])
 local first_held = 4 + tonumber(ARGV[3])
 local known, strays, reply = {}, {}, {0}
 for i = 4, #ARGV do
@@ -19,5 +20,5 @@ for _, field in ipairs(redis.call('HKEYS', inflight)) do
     strays[#strays + 1] = field
   end
 end
-reply[1] = put_back(inflight, strays, true)
+reply[1] = put_back(ARGV[1], inflight, strays, true, server_time())
 return reply

@@ -103,7 +103,10 @@ def in_calls(verdicts: Sequence[Verdict]) -> tuple[list[list[Verdict]], list[Ref
     for verdict in verdicts:
         sent, weight = verdict, 0
         if isinstance(verdict, Ack | Bury):
-            weight = sum(map(weight_of, verdict.results)) + sum(map(weight_of, verdict.follow_ups))
+            for result in verdict.results:
+                weight += weight_of(result)
+            for follow_up in verdict.follow_ups:
+                weight += weight_of(follow_up)
             if weight > BATCH_BYTES_MAX:
                 sent, weight = _lightened(verdict, refused)
         if total + weight > CALL_BYTES_MAX and calls[-1]:

@@ -16,7 +16,7 @@ from time import time
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
-from umbel.errors import BrokerError
+from umbel.errors import BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, TASK_GROUP, EventStamper
 from umbel.protocol.clock import LamportClock
 from umbel.wire.event import LOGGED, encode_event, encode_events, group_of, routing_key, routing_key_of_list
@@ -166,7 +166,22 @@ class Events(Step):
         self._waiting = beats[-1:] + [event for event in self._waiting if event["type"] != HEARTBEAT]
         self._context.counters.events_dropped += len(beats[:-1])
 
+    def _drop_unsendable(self) -> None:
+        """What nobody could read must not keep the others from being sent; its number is missing then."""
+        sendable = [event for event in self._waiting if _is_sendable(event)]
+        self._context.counters.events_dropped += len(self._waiting) - len(sendable)
+        self._waiting = sendable
+        self._note_logged(0)
+
     async def _send_waiting(self) -> None:
+        try:
+            await self._send_all()
+        except WireError as error:
+            log.error("events that cannot be encoded are dropped", extra={"why": str(error)})
+            self._drop_unsendable()
+            await self._send_all()
+
+    async def _send_all(self) -> None:
         while self._waiting:
             batch = self._waiting[:BATCH_MAX]
             failed: BrokerError | None = None
@@ -232,3 +247,11 @@ class Events(Step):
         """Log events from now on, if anybody records; a recorder that begins asks for this at once."""
         if self._context.broker.capabilities.event_log:
             self._recorded = bool(await self._context.broker.recorders())
+
+
+def _is_sendable(event: dict[str, Any]) -> bool:
+    try:
+        encode_events([event])
+    except WireError:
+        return False
+    return True

@@ -1,0 +1,53 @@
+"""Subjects: the modules whose tests are themselves tested, and the tests that guard each.
+
+The guards of one module take less than a minute together; the quickest comes first, because a mutant
+is killed by the first test that fails.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    path: str  # below src/umbel
+    guards: tuple[str, ...]  # what pytest is given, below tests
+
+
+_SLOTS = ("protocol/test_slots.py", "protocol/test_slots_random.py")
+_REDIS = ("brokers/test_redis.py", "brokers/test_redis_delayed.py", "brokers/test_redis_layout.py")
+_REDIS_RESULTS = ("backends/test_redis.py", "brokers/test_redis.py")
+_REDIS_RPC = ("backends/test_rpc.py",)
+_REDIS_COORDINATION = ("brokers/test_redis.py", "brokers/test_redis_coordination.py")
+
+SUBJECTS = (
+    Subject("protocol/delivery.py", ("protocol/test_delivery.py",)),
+    Subject("worker/admission.py", ("worker/test_judging.py", "worker/test_admission.py")),
+    Subject("worker/endings.py", ("worker/test_endings.py",)),
+    Subject("worker/settling.py", ("worker/test_settling_order.py", "worker/test_settling.py")),
+    Subject("events/precedence.py", ("events/test_precedence.py",)),
+    Subject("events/merge.py", ("events/test_merge.py",)),
+    Subject("protocol/lease.py", ("protocol/test_lease.py",)),
+    *(
+        Subject(f"protocol/{name}.py", _SLOTS)
+        for name in ("slots", "slot_child", "slot_fleet", "slot_starts", "slot_wear", "slot_events")
+    ),
+    Subject("app/chords.py", ("app/test_chords.py", "app/test_groups.py")),
+    Subject(
+        "app/tracer.py",
+        ("app/test_tracer.py", "app/test_retries.py", "app/test_signals.py", "app/test_sensitive.py"),
+    ),
+    Subject("brokers/sqlite/claims.py", ("brokers/test_sqlite.py",)),
+    Subject("brokers/redis/claims.py", _REDIS),
+    Subject("brokers/amqp/claims.py", ("brokers/test_amqp.py",)),
+    *(
+        Subject(f"brokers/redis/{name}.lua", guards)
+        for guards, names in (
+            (_REDIS, ("claim", "settle", "marks", "owners", "adopt", "abandon", "depths", "publish")),
+            (_REDIS, ("revoke", "event_log", "unique")),
+            (_REDIS_COORDINATION, ("coordination", "election", "lease")),
+            (_REDIS_RESULTS, ("results", "store", "chord")),
+            (_REDIS_RPC, ("askers",)),
+        )
+        for name in names
+    ),
+)

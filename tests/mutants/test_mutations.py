@@ -1,0 +1,115 @@
+"""The tool that tries the tests is worth what it changes: each kind of change, and what it leaves alone."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.mutations import Mutant, lua_mutants, python_mutants
+from tests.mutants.subjects import SUBJECTS, Subject
+from tests.mutants.survivors import SURVIVORS, explained_by, read
+from tests.mutants.trial import PACKAGE, ROOT, Fate, Trial, mutants_of
+
+
+def lines(mutants: list[Mutant]) -> set[tuple[str, str]]:
+    return {(one.operator, one.after) for one in mutants}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a < b", {("comparison", "(a <= b)"), ("comparison", "(a >= b)")}),
+        ("a is None", {("comparison", "(a is not None)")}),
+        ("a and b", {("boolean", "(a or b)")}),
+        ("not a", {("boolean", "(a)")}),
+        ("x = 0", {("constant", "x = 1"), ("deleted", "pass")}),
+        ("x = 1", {("constant", "x = 2"), ("constant", "x = 0"), ("deleted", "pass")}),
+        ("x = ''", {("constant", "x = 'mutant'"), ("deleted", "pass")}),
+        ("x = a + b", {("arithmetic", "x = (a - b)"), ("deleted", "pass")}),
+        ("x -= a", {("arithmetic", "x += a"), ("deleted", "pass")}),
+        ("f()", {("deleted", "pass")}),
+        ("def f():\n    return x", {("return", "return None")}),
+        ("{x for x in y if x}", {("condition", f"{{x for x in y if {value}}}") for value in (True, False)}),
+    ],
+)
+def test_python_is_changed_in_one_place(source: str, expected: set[tuple[str, str]]) -> None:
+    assert lines(python_mutants(source)) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""A docstring."""',
+        "import os",
+        "assert x > 0, 'text'",
+        "log.info('text', extra={'count': 1})",
+        "LIMIT_MAX = 500",
+        "x: int",
+        "def f(x: 'A | None') -> 'B': ...",
+    ],
+)
+def test_what_is_told_to_people_or_tuned_is_left_alone(source: str) -> None:
+    assert python_mutants(source) == []
+
+
+def test_an_error_may_be_left_out_but_its_text_is_its_own() -> None:
+    assert lines(python_mutants("if x:\n    raise ValueError('text')")) == {
+        ("deleted", "pass"),
+        ("condition", "if True:"),
+        ("condition", "if False:"),
+    }
+
+
+def test_a_mutant_differs_in_the_line_it_names() -> None:
+    source = "a = f(\n    'Ü', 7,\n)\n"
+    (seven,) = (one for one in python_mutants(source) if one.after == "'Ü', 8,")
+    assert (seven.line, seven.before, seven.text) == (2, "'Ü', 7,", source.replace("7", "8"))
+
+
+def test_lua_is_changed_outside_of_comments() -> None:
+    script = "-- if x == 1 then\nif redis.call('GET', k) == 'a' and not b then\n  n = n + 1\nend\nreturn n\n"
+    assert lines(lua_mutants(script)) == {
+        ("constant", "if redis.call('', k) == 'a' and not b then"),
+        ("constant", "if redis.call('GET', k) == '' and not b then"),
+        ("comparison", "if redis.call('GET', k) ~= 'a' and not b then"),
+        ("boolean", "if redis.call('GET', k) == 'a' or not b then"),
+        ("boolean", "if redis.call('GET', k) == 'a' and b then"),
+        ("condition", "if true then"),
+        ("condition", "if false then"),
+        ("arithmetic", "n = n - 1"),
+        ("constant", "n = n + 2"),
+        ("constant", "n = n + 0"),
+        ("deleted", ""),
+        ("return", "return nil"),
+    }
+
+
+def test_every_script_is_a_subject_and_every_guard_is_there() -> None:
+    subjects = {one.path for one in SUBJECTS}
+    assert {str(file.relative_to(ROOT / PACKAGE)) for file in (ROOT / PACKAGE).rglob("*.lua")} <= subjects
+    missing = {guard for one in SUBJECTS for guard in one.guards if not (ROOT / "tests" / guard).exists()}
+    assert not missing
+
+
+def test_what_is_explained_names_a_subject() -> None:
+    assert set(read(SURVIVORS)) <= {one.path for one in SUBJECTS}
+
+
+def test_a_stanza_says_module_operator_line_and_why(tmp_path: Path) -> None:
+    file = tmp_path / "survivors.txt"
+    file.write_text("# About it.\n\nworker/x.py: comparison\n    if a: b\n    because\n    so\n\n")
+    known = read(file)["worker/x.py"]
+    assert known == {("comparison", "if a: b"): "because so"}
+    assert explained_by(known, Mutant("comparison", 1, "", "if a: b", "")) == ("comparison", "if a: b")
+    assert explained_by(known, Mutant("boolean", 1, "", "if a: b", "")) is None
+
+
+def test_guards_kill_what_they_see_and_let_the_rest_survive(tmp_path: Path) -> None:
+    """By real processes on a copy: a change of behaviour, and one that makes no difference."""
+    subject = Subject("urls.py", ("test_urls.py",))
+    trial = Trial(tmp_path / "trial")
+    trial.prepare(subject)  # passes on the source, fails on a module that cannot be loaded
+    source = (ROOT / PACKAGE / subject.path).read_text()
+    harmless = Mutant("none", 1, "", "", f"{source}\n_UNUSED = 1\n")
+    assert trial.run(subject, harmless) is Fate.SURVIVED
+    assert Fate.KILLED in {trial.run(subject, one) for one in mutants_of(subject)[:3]}
+    assert (tmp_path / "trial" / PACKAGE / subject.path).read_text() == source

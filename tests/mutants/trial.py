@@ -1,0 +1,131 @@
+"""Trial: run the guards of a subject on one mutant, in a copy of the source.
+
+The working tree is never touched. A copy is read by way of PYTHONPATH, before the installed package.
+Before the first mutant of a subject its guards must pass on the source as it is, and fail on a module
+that cannot be loaded: guards that do not see the copy would let everything survive.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+
+from tests.mutants.mutations import Mutant, lua_mutants, python_mutants
+from tests.mutants.subjects import Subject
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = Path("src") / "umbel"
+LIMIT_MIN_S = 30.0
+LIMIT_FACTOR = 4.0  # of what the guards take on good code
+TEARDOWN_S = 20.0
+
+
+class Fate(Enum):
+    KILLED = "killed"
+    TIMED_OUT = "timed out"
+    SURVIVED = "survived"
+
+
+class CannotJudge(Exception):
+    """The guards say nothing about the subject."""
+
+
+def mutants_of(subject: Subject) -> list[Mutant]:
+    text = (ROOT / PACKAGE / subject.path).read_text()
+    return lua_mutants(text) if subject.path.endswith(".lua") else python_mutants(text)
+
+
+class Trial:
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._written = 0
+        self.limit_s = 600.0
+        shutil.copytree(ROOT / "src", home / "src", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def prepare(self, subject: Subject) -> None:
+        began = time.monotonic()
+        self.limit_s = 600.0
+        if self._run(subject) is not Fate.SURVIVED:
+            raise CannotJudge(f"the guards of {subject.path} fail on the source as it is: {self._output}")
+        self.limit_s = max(LIMIT_MIN_S, LIMIT_FACTOR * (time.monotonic() - began))
+        broken = "error('broken')" if subject.path.endswith(".lua") else "raise ImportError('broken')"
+        whole = Mutant("broken", 1, "", broken, f"{broken}\n")
+        if self.run(subject, whole) is Fate.SURVIVED:
+            raise CannotJudge(f"the guards of {subject.path} pass although it cannot be loaded")
+
+    def take_over(self, other: "Trial") -> None:
+        self.limit_s = other.limit_s
+
+    def run(self, subject: Subject, mutant: Mutant) -> Fate:
+        file = self._home / PACKAGE / subject.path
+        original = (ROOT / PACKAGE / subject.path).read_bytes()
+        try:
+            self._write(file, mutant.text.encode())
+            return self._run(subject)
+        finally:
+            self._write(file, original)
+
+    def _write(self, file: Path, source: bytes) -> None:
+        file.write_bytes(source)
+        # Two mutants of one second and one size would look alike to the import system.
+        self._written += 1
+        os.utime(file, (self._written, self._written))
+
+    def _run(self, subject: Subject) -> Fate:
+        guards = [str(ROOT / "tests" / guard) for guard in subject.guards]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--hypothesis-seed=1",
+        ]
+        with (self._home / "output.txt").open("w+b") as output:
+            process = subprocess.Popen(
+                [*command, *guards],
+                cwd=ROOT,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(self.limit_s)
+            except subprocess.TimeoutExpired:
+                return Fate.TIMED_OUT
+            finally:
+                _end(process)
+        return Fate.SURVIVED if status == 0 else Fate.KILLED
+
+    @property
+    def _output(self) -> str:
+        return (self._home / "output.txt").read_text(errors="replace")[-3000:]
+
+    def _environment(self) -> dict[str, str]:
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("UMBEL_", "PYTHON"))
+        }
+        return kept | {
+            "PYTHONPATH": str(self._home / "src"),
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(self._home / "hypothesis"),
+        }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """First as Ctrl-C does, so that tests stop the servers they started; then whatever is left."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TEARDOWN_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

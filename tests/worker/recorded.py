@@ -1,0 +1,142 @@
+"""Admission and endings without a broker: what they ask of the settler is in a list, what they tell too."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from umbel import App
+from umbel.app.send_options import SendOptions
+from umbel.brokers.interface import Delivery, Settled, Verdict
+from umbel.pools.abilities import ABILITIES
+from umbel.protocol.delivery import Desk, Run, TaskRules
+from umbel.protocol.revoked import RevokedTasks
+from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.wire.task import read_headers
+from umbel.worker.admission import Admission
+from umbel.worker.context import Identity, WorkerContext
+from umbel.worker.endings import Endings
+from umbel.worker.held import Held, arrival_of
+from umbel.worker.settings import Ending, WorkerSettings
+from umbel.worker.settling import Settler
+from umbel.worker.steps.events import Events
+from umbel.worker.task_events import TaskEvents
+
+TASK, QUEUE, TAG = "t.task", "celery", 7
+Report = tuple[Sequence[StoredResult], Sequence[Outgoing]]
+
+
+class Sink(Settler):
+    """A settler that only writes down what it is handed."""
+
+    def __init__(self) -> None:
+        self.verdicts: list[Verdict] = []
+        self.reports: list[Report] = []
+        self.released: list[tuple[str, str]] = []
+
+    def add(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+
+    def report(self, results: Sequence[StoredResult], follow_ups: Sequence[Outgoing]) -> None:
+        if results or follow_ups:
+            self.reports.append((list(results), list(follow_ups)))
+
+    def release(self, key: str, task_id: str) -> None:
+        self.released.append((key, task_id))
+
+
+@dataclass
+class SettlingBroker:
+    """What a broker is to admission: early acks and counted starts are settled, or it is not there."""
+
+    settled: list[Verdict] = field(default_factory=list)
+    conflicts: frozenset[int | str] = frozenset()
+    error: Exception | None = None
+    capabilities: Any = field(default_factory=lambda: SimpleNamespace(unique=True))
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
+        if self.error is not None:
+            raise self.error
+        self.settled += verdicts
+        return Settled(len(verdicts) - len(self.conflicts), self.conflicts)
+
+
+class Recorded:
+    def __init__(
+        self,
+        *,
+        rules: TaskRules | None = None,
+        results: str = "redis://127.0.0.1/0",
+        pool: str = "prefork",
+        **settings: Any,
+    ) -> None:
+        self.ended: list[tuple[str, str]] = []  # what was to end without running: (error, status)
+        chosen = WorkerSettings(
+            node="w@host",
+            queues=(QUEUE,),
+            tasks={TASK: rules or TaskRules()},
+            end_without_running=self._end,
+            run_directory=Path(),
+            send_task_events=True,
+            **settings,
+        )
+        self.broker, self.sink = SettlingBroker(), Sink()
+        backend, abilities = SimpleNamespace(url=results), SimpleNamespace(abilities=ABILITIES[pool])
+        self.context = WorkerContext(
+            chosen,
+            Identity("w@host", 1, 1),
+            cast("Any", self.broker),
+            cast("Any", backend),
+            cast("Any", abilities),
+        )
+        self.desk = Desk(chosen.tasks, max_deliveries=3)
+        self.revoked = RevokedTasks()
+        self._events = Events(self.context)
+        events = TaskEvents(self._events)
+        self.endings = Endings(self.context, self.desk, self.sink, events)
+        self.admission = Admission(self.context, self.desk, self.revoked, self.sink, self.endings, events)
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        return self._events._waiting
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """The counters that are not zero."""
+        counters = self.context.counters.as_dict()
+        return {name: count for name, count in counters.items() if count and name != "processed"}
+
+    def _end(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
+        self.ended.append((f"{type(error).__name__}: {error}", status))
+        return Ending([result_of(status)], [FOLLOW_UP])
+
+
+def result_of(status: str) -> StoredResult:
+    return StoredResult("t", status, b"{}")
+
+
+def message_of(*args: Any, task: str = TASK, **options: Any) -> Message:
+    """One call of the task, under the id t."""
+    app = App("recorded", broker="sqlite:///nowhere.db")
+    chosen = cast(SendOptions, {"task_id": "t", **options})
+    return app.prepare(task, args, {}, chosen).outgoing.message
+
+
+FOLLOW_UP = Outgoing(QUEUE, message_of())
+
+
+def delivery_of(message: Message | None = None, **fields: Any) -> Delivery:
+    return Delivery(TAG, QUEUE, message or message_of(), **fields)
+
+
+def held_of(run: Run | None, *, unique: str = "", reply_to: str = "", **fields: Any) -> Held:
+    """An opened message, as admission hands it on."""
+    message = replace(message_of(), reply_to=reply_to)
+    headers = read_headers(message)
+    if unique:
+        headers = replace(headers, umbel_unique=unique)
+    delivery = delivery_of(message, **fields)
+    return Held(1, delivery, message, headers, arrival_of(delivery, headers), run)
