@@ -1,8 +1,10 @@
 """What brokers make of data that was replaced under them: unknown claims, claims of a backup, files."""
 
+import os
 import shutil
 import signal
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.interface import Ack, Broker, BrokerSettings, Claim, Replaced, Return, Settled
 from umbel.brokers.redis.broker import CAPABILITIES as REDIS
 from umbel.brokers.sqlite.broker import CAPABILITIES as SQLITE
+from umbel.brokers.sqlite.presence import Presence
 from umbel.errors import AccessRefused, BrokerUnavailable
 
 LONG_LEASE_S = 30.0
@@ -258,3 +261,17 @@ def test_a_producer_never_writes_to_a_file_that_is_gone(tmp_path: Path) -> None:
             assert db.execute("SELECT count(*) FROM messages").fetchone() == (1,)
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT count(*) FROM messages").fetchone() == (1,)
+
+
+def test_a_change_within_one_tick_of_the_clock_is_noticed(tmp_path: Path) -> None:
+    """The directory has the same time before and after; it is not trusted while that time is new."""
+    path = tmp_path / "umbel.db"
+    path.touch()
+    now_ns = time.time_ns() + 10**10  # so that it is new, however long this takes
+    presence = Presence(path)
+    presence.note_opened()
+    os.utime(tmp_path, ns=(now_ns, now_ns))
+    assert presence.missing() == ""
+    path.rename(tmp_path / "moved")
+    os.utime(tmp_path, ns=(now_ns, now_ns))
+    assert presence.missing() == str(path)
