@@ -146,7 +146,14 @@ def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path
         async def logged() -> None:
             """Nobody records."""
 
-        settler = Settler(node.broker, backend, node.context.counters, together=True, logged=logged)
+        settler = Settler(
+            node.broker,
+            backend,
+            node.context.counters,
+            together=True,
+            logged=logged,
+            refused=nothing_refused,
+        )
         follow_up, returned, dead = (
             Outgoing(name, Message(b"{}", b"[]")) for name in ("next", "back", "dead")
         )
