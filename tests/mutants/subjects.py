@@ -25,7 +25,7 @@ SUBJECTS = (
     Subject("worker/endings.py", ("worker/test_endings.py",)),
     Subject("worker/settling.py", ("worker/test_settling_order.py", "worker/test_settling.py")),
     Subject("events/precedence.py", ("events/test_precedence.py",)),
-    Subject("events/merge.py", ("events/test_merge.py",)),
+    Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),
     Subject("protocol/lease.py", ("protocol/test_lease.py",)),
     *(
         Subject(f"protocol/{name}.py", _SLOTS)
