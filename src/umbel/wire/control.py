@@ -119,7 +119,7 @@ class _Request(msgspec.Struct, frozen=True):
     destination: tuple[str, ...] | str | None = None
     pattern: str | None = None
     matcher: str | None = None
-    ticket: str | None = None
+    ticket: Name | None = None  # kept, so that a request is carried out once
     reply_to: _ReplyTo | None = None
 
 
