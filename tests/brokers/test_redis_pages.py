@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.brokers.under_test import (
     OWNER,
     QUEUE,
     BrokerUnderTest,
+    message,
     outgoing,
     result,
     run,
@@ -25,6 +27,7 @@ from umbel.brokers.redis.broker import RedisBroker
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.scripts import Script
 from umbel.errors import BrokerRefused
+from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
 
 LATER = 4102444800.0
@@ -32,6 +35,11 @@ LATER = 4102444800.0
 
 def revoke_of(task_id: str) -> Revoke:
     return Revoke(task_id, recorded_at=time.time(), expires_at=LATER)
+
+
+def large(text: str) -> Outgoing:
+    """With a short id, as every message has it."""
+    return Outgoing("next", replace(message(text), correlation_id=text[:8]))
 
 
 def test_verdicts_that_are_large_go_in_several_calls_and_a_part_beyond_the_limit_is_refused(
@@ -54,7 +62,7 @@ def test_verdicts_that_are_large_go_in_several_calls_and_a_part_beyond_the_limit
         async with on_redis.open() as broker:
             await broker.publish(outgoing("a", "b", "c"))
             held = (await take(broker)).deliveries
-            follow_ups = outgoing("x" * 900, "y" * 900, queue="next")
+            follow_ups = [large("x" * 900), large("y" * 900)]
             settled = await broker.settle(
                 [
                     Ack(held[0].tag, (), outgoing("z" * 200, queue="next")),

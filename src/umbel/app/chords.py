@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from umbel.app.app import App
 
 log = logging.getLogger("umbel.task")
+STORE_WAIT_S = 60.0
+LIMIT_MARGIN_S = 0.5
 CHORD_TASK = "celery.chord"
 _OF_THE_END = frozenset({"link", "link_error", "chain", "chord"})
 _OF_EACH = frozenset({"queue", "priority", "countdown", "eta", "expires"})
@@ -170,6 +172,12 @@ def part_ended(app: "App", call: TaskCall, request: Request, status: str, value:
     prepared = body.clone([results]).prepare(sender=request)
     request.children.extend(one.task_id for one in prepared)
     return _send_once(app, part.group_id, [one.outgoing for one in prepared])
+
+
+def time_left_s(limits: Iterable[float | None], ran_s: float) -> float:
+    """How long a task that has run for so long may wait for a broker that is away; then it is redelivered."""
+    left_s = [limit_s - ran_s - LIMIT_MARGIN_S for limit_s in limits if limit_s and limit_s > ran_s]
+    return min([STORE_WAIT_S, *left_s])
 
 
 def _parts_of(

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from umbel.app.attempts import next_attempt
 from umbel.app.awaiting import LastingLoop, cancelled_from_within, cancelled_type
 from umbel.app.child_logs import UNFINISHED, end_lines
-from umbel.app.chords import NOTHING_FOLLOWS, BodyOutcome, part_ended
+from umbel.app.chords import NOTHING_FOLLOWS, BodyOutcome, part_ended, time_left_s
 from umbel.app.follow_ups import (
     after_failure,
     after_success,
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("umbel.task")
 EXCEPTION_MAX_CHARS = 8 * 1024
 STRUCK_MAX_CHARS = 256 * 1024
-STORE_WAIT_S = 60.0  # for a broker that is away when a part of a chord ends; then it is redelivered
-LIMIT_MARGIN_S = 0.5
 EXCEPTION_ARGS_MAX = 16  # each up to a megabyte; a result must fit its limit
 
 
@@ -285,9 +283,7 @@ class _Run:
         elif isinstance(counted.error, BrokerUnavailable | WorkerStopping):
             return self._unfinished(counted.error)
         else:
-            log.error(
-                "cannot count a task in its chord", extra={"task_id": request.id}, exc_info=counted.error
-            )
+            log.error("cannot count a task in its chord", exc_info=counted.error)
             body = NOTHING_FOLLOWS
         return self._outcome(
             "failure",
@@ -301,12 +297,9 @@ class _Run:
         """Count the task in its chord, waiting for a broker that is away while its time limits allow."""
         if call.embed.chord is None and (status == SUCCESS or not call.embed.chain):
             return NOTHING_FOLLOWS  # as for most
-        ran_s = perf_counter() - self._began
         limits = (self._job.soft_limit_s, self._job.hard_limit_s)
-        left_s = [limit_s - ran_s - LIMIT_MARGIN_S for limit_s in limits if limit_s and limit_s > ran_s]
-        return patiently(
-            lambda: part_ended(self._app, call, request, status, value), min([STORE_WAIT_S, *left_s])
-        )
+        wait_s = time_left_s(limits, perf_counter() - self._began)
+        return patiently(lambda: part_ended(self._app, call, request, status, value), wait_s)
 
     def _unfinished(self, error: BaseException) -> Outcome:
         """The task ran, but what follows cannot be written now: it is left to redelivery."""

@@ -8,24 +8,24 @@ one script.
 """
 
 import json
-import logging
 import math
 from collections.abc import Sequence
 
 import msgspec
 
 from umbel.backends.interface import ChordPart
+from umbel.brokers.interface import Refused
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.publishing import delivery_tags
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketPool
+from umbel.brokers.refusals import log_refused
 from umbel.wire.envelope_redis import seal
 from umbel.wire.message import Outgoing
 
 CLAIM_S = 30
 DONE_S = 300  # as Celery 5.7: long enough for the last redelivery of a part
 
-log = logging.getLogger("umbel.backends.redis")
 _CHORD = script("chord")
 
 
@@ -57,12 +57,11 @@ class RedisChords:
             args.append(self._keys.list_of(outgoing.queue, outgoing.message.priority))
             args.append(seal(outgoing.message, outgoing.queue, tag, outgoing.not_before))
         reply = self._pool.run(_CHORD, "end", self._keys.chord(group_id), DONE_S, self._keys.prefix, *args)
-        for place, why in zip(reply[1::2], reply[2::2], strict=True) if reply else ():
-            # It has its end among the dead letters, and the chord has its own.
-            log.error(
-                "the body of a chord was refused; it is among the dead letters",
-                extra={"queue": batch[place].queue, "why": why.decode(errors="replace")},
-            )
+        # It has its end among the dead letters, and the chord has its own.
+        log_refused(
+            Refused(batch[place], why.decode(errors="replace"))
+            for place, why in (zip(reply[1::2], reply[2::2], strict=True) if reply else ())
+        )
 
 
 def _read(group_id: str, place: int, entry: bytes) -> ChordPart:

@@ -23,6 +23,7 @@ from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import declare, parkable
 from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.redis.scripts import script
+from umbel.brokers.refusals import log_refused
 from umbel.errors import AccessRefused, BrokerError
 from umbel.protocol.coordination import (
     Busy,
@@ -52,7 +53,6 @@ class RedisCoordination:
         self._keys = keys
         self.clock = clock
         self.unproven = 0
-        self.refused: Sequence[Refused] = ()
         """Of the last `fenced_publish`: what no queue took; it is among the dead letters."""
         self._has_replicas = False
         self._looked_at = float("-inf")
@@ -113,10 +113,10 @@ class RedisCoordination:
         messages = parkable(self._keys, batch, ())
         reply = await self._lease("publish", name, holder, term, *args, *messages)
         status, *told = reply if isinstance(reply, list) else [reply]
-        self.refused = [
+        log_refused(
             Refused(batch[place], why.decode(errors="replace"))
             for place, why in zip(told[::2], told[1::2], strict=True)
-        ]
+        )
         return await self._proven(status)
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
