@@ -98,26 +98,29 @@ def read_headers(message: Message) -> TaskHeaders:
             headers = decode_json_as(_HEADERS, data, what="the headers")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         headers = _read_leniently(data)
-    if not headers.task or not headers.id:
-        raise BadMessage(f"headers with an empty name or id: task {headers.task!r}, id {headers.id!r}")
-    if not data.isascii() or b"\\u" in data:  # else the types have said it all
+    task_id = headers.id
+    if not headers.task or not task_id:
+        raise BadMessage(f"headers with an empty name or id: task {headers.task!r}, id {task_id!r}")
+    # As most are: one id, and plain text. The types have said the rest.
+    if not (
+        task_id.isascii()
+        and task_id.isprintable()
+        and headers.task.isprintable()
+        and headers.root_id == task_id
+        and headers.parent_id is headers.group is None
+        and headers.umbel_unique is msgspec.UNSET
+    ):
         check_names(headers)
     return headers
 
 
 def check_names(headers: TaskHeaders) -> None:
     """Refuse a name or id that some broker or store cannot hold: too many bytes, or a NUL in it."""
-    for field in _NAMES:
-        value = getattr(headers, field)
-        if isinstance(value, str) and not is_name(value):
-            raise BadMessage(
-                f"header {field!r} is {brief(value)}: an id has at most {NAME_MAX_BYTES} bytes, and no NUL"
-            )
+    for name in (headers.id, headers.root_id, headers.parent_id, headers.group, headers.umbel_unique):
+        if isinstance(name, str) and not is_name(name):
+            raise BadMessage(f"{brief(name)} is no id: an id has at most {NAME_MAX_BYTES} bytes, and no NUL")
     if "\0" in headers.task:
         raise BadMessage(f"header 'task' is {brief(headers.task)}: the name of a task has no NUL")
-
-
-_NAMES = ("id", "root_id", "parent_id", "group", "umbel_unique")
 
 
 def read_header_map(data: bytes, limits: Limits = HEADER_LIMITS) -> dict[str, Any]:
