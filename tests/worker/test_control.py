@@ -31,6 +31,7 @@ from umbel.protocol.pidbox import Known
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
 from umbel.wire.message import Message
 from umbel.worker.context import Identity, WorkerContext
+from umbel.worker.mailbox import BUSY, WAITING_MAX
 from umbel.worker.settings import Ending, WorkerSettings
 from umbel.worker.steps.control import Control
 
@@ -387,6 +388,30 @@ def test_a_request_is_carried_out_once_and_not_after_its_time(tmp_path: Path) ->
             (refused,) = [answer["error"] for answer in answers if "error" in answer]
             assert "expired" in refused
             assert state.revoked == ["one", "two"]
+
+    play(tmp_path, scenario)
+
+
+def test_a_flood_of_commands_is_answered_with_an_error_and_a_ping_all_the_same(tmp_path: Path) -> None:
+    """N1."""
+
+    async def scenario(cluster: Cluster) -> None:
+        async with (
+            cluster.node("a@x") as control,
+            cluster.broker.subscribe(REPLY_EXCHANGE, ["me"]) as replies,
+        ):
+            request = {"method": "clock", "reply_to": {"exchange": REPLY_EXCHANGE, "routing_key": "me"}}
+            body, count = json.dumps(request).encode(), 3 * WAITING_MAX
+            await cluster.broker.broadcast(
+                [Broadcast(REQUEST_EXCHANGE, "", body, b"{}")] * count, ttl_s=ENOUGH_S
+            )
+            assert (await cluster.asker.ask("ping", timeout_s=ENOUGH_S, limit=1)).replies
+            heard = aiter(replies)
+            answers = [json.loads((await anext(heard)).body)["a@x"] for _ in range(count)]
+            # How many are too many depends on how quick the machine is; each has one of two answers.
+            assert {answer.get("error", "") for answer in answers} <= {"", BUSY}
+            assert sum("clock" in answer for answer in answers) >= WAITING_MAX
+            assert control.replies_dropped == 0
 
     play(tmp_path, scenario)
 

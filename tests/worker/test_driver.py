@@ -1,10 +1,11 @@
 """The shell around a machine: events in order, due deadlines first, one effect after the other."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from umbel.protocol.coordination import Instant
 from umbel.protocol.machine import Tick
-from umbel.worker.driver import drive, instant
+from umbel.worker.driver import TURN_S, drive, fairly, instant
 
 
 class Echo:
@@ -62,3 +63,22 @@ def test_time_that_passed_while_the_machine_slept_counts() -> None:
         return seen
 
     assert asyncio.run(scenario()) == "tick"
+
+
+def test_a_flood_that_is_there_already_lets_others_go_on() -> None:
+    """N1: an await of what is there does not give the loop away."""
+
+    async def flood() -> AsyncIterator[int]:
+        number = 0
+        while True:
+            yield number
+            number += 1
+
+    async def scenario() -> None:
+        async with asyncio.timeout(10.0):
+            others = asyncio.create_task(asyncio.sleep(TURN_S))
+            async for _ in fairly(flood()):
+                if others.done():
+                    return
+
+    asyncio.run(scenario())
