@@ -34,7 +34,7 @@ SUBJECTS = (
     Subject("protocol/lease.py", ("protocol/test_lease.py",)),
     *(
         Subject(f"protocol/{name}.py", _SLOTS)
-        for name in ("slots", "slot_child", "slot_fleet", "slot_starts", "slot_wear", "slot_events")
+        for name in ("slots", "slot_child", "slot_fleet", "slot_starts", "slot_wear")
     ),
     Subject("app/chords.py", ("app/test_chords.py", "app/test_groups.py")),
     Subject(

@@ -10,7 +10,6 @@ from umbel.protocol.slot_events import Dismiss, Kill, Retire, SignalSoftLimit, S
 from umbel.protocol.slot_starts import Starts
 from umbel.protocol.slot_wear import Wear
 
-
 PACES = Paces(batch_target_s=0.1, batch_max=100)
 
 
