@@ -13,7 +13,12 @@ class Subject:
     guards: tuple[str, ...]  # what pytest is given, below tests
 
 
-_SLOTS = ("protocol/test_slots.py", "protocol/test_slots_interrupt.py", "protocol/test_slots_random.py")
+_SLOTS = (
+    "protocol/test_slots.py",
+    "protocol/test_slots_interrupt.py",
+    "protocol/test_slot_parts.py",
+    "protocol/test_slots_random.py",
+)
 _REDIS = ("brokers/test_redis.py", "brokers/test_redis_delayed.py", "brokers/test_redis_layout.py")
 _REDIS_RESULTS = ("backends/test_redis.py", "brokers/test_redis.py")
 _REDIS_RPC = ("backends/test_rpc.py",)
@@ -29,7 +34,7 @@ SUBJECTS = (
     Subject("protocol/lease.py", ("protocol/test_lease.py",)),
     *(
         Subject(f"protocol/{name}.py", _SLOTS)
-        for name in ("slots", "slot_child", "slot_fleet", "slot_starts", "slot_wear", "slot_events")
+        for name in ("slots", "slot_child", "slot_fleet", "slot_starts", "slot_wear")
     ),
     Subject("app/chords.py", ("app/test_chords.py", "app/test_groups.py")),
     Subject(

@@ -1,0 +1,74 @@
+"""What is known of one child, its starts and its wear, each by itself."""
+
+import pytest
+
+from tests.protocol.test_slots import QUICK_S, Job, Outcome, jobs, make
+from umbel.protocol.machine import Tick
+from umbel.protocol.pace import Paces
+from umbel.protocol.slot_child import Child, State
+from umbel.protocol.slot_events import Dismiss, Kill, Retire, SignalSoftLimit, SlotSettings, Submit
+from umbel.protocol.slot_starts import Starts
+from umbel.protocol.slot_wear import Wear
+
+PACES = Paces(batch_target_s=0.1, batch_max=100)
+
+
+def child_with(*numbers: int) -> Child[Job]:
+    child: Child[Job] = Child(0, State.READY)
+    if numbers:
+        child.add(list(jobs(*numbers)))
+    return child
+
+
+def test_what_ended_is_not_outstanding_any_more() -> None:
+    child = child_with(1, 2, 3)
+    child.add(list(jobs(4)))
+    assert child.outstanding() == 4
+    assert child.finish([Outcome(1), Outcome(2)], PACES, recall_at=9.0) == 2
+    assert (child.outstanding(), child.ended, child.recall_at) == (2, 2, None)
+    assert child.finish([Outcome(3)], PACES, recall_at=9.0) == 1
+    assert (child.outstanding(), child.recall_at) == (1, 9.0)  # the next batch begins
+
+
+def test_the_pace_of_a_task_is_noted_with_all_its_runs_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[tuple[str, list[float]]] = []
+    monkeypatch.setattr(Paces, "note", lambda _self, task, runtimes_s: noted.append((task, runtimes_s)))
+    child: Child[Job] = Child(0, State.READY)
+    child.add([Job(1, "a"), Job(2, "a"), Job(3, "b")])
+    child.finish([Outcome(1), Outcome(2), Outcome(3)], PACES, recall_at=9.0)
+    assert [one for one in noted if one[1]] == [("a", [QUICK_S, QUICK_S]), ("b", [QUICK_S])]
+
+
+def test_a_soft_limit_of_the_tasks_own_does_not_say_that_the_worker_stops() -> None:
+    slots = make()
+    slots.step(Submit([Job(1, soft_limit_s=1.0)]), now=0.0)
+    assert slots.step(Tick(), now=1.0) == [SignalSoftLimit(0, 1, stopping=False)]
+    assert child_with().stopping is False
+
+
+def test_an_idle_child_that_is_retired_and_does_not_leave_is_killed() -> None:
+    slots = make(stop_grace_s=3.0)
+    assert any(isinstance(effect, Dismiss) for effect in slots.step(Retire(0, "worn"), now=1.0))
+    assert slots.deadline == 4.0
+    assert any(isinstance(effect, Kill) for effect in slots.step(Tick(), now=4.0))
+    assert slots.step(Tick(), now=5.0) == []  # once
+
+
+def test_a_pool_waits_for_a_start_as_long_as_it_is_patient_since_it_had_a_child() -> None:
+    starts = Starts(SlotSettings(children=1, start_timeout_s=10.0, start_attempts=100))
+    starts.seen_alive(50.0)
+    starts.failed(begun_at=51.0, now=52.0)
+    assert starts.given_up(59.9) == ""
+    assert starts.given_up(60.0) != ""
+    assert starts.given_up(61.0) == ""  # said once
+
+
+def test_a_child_is_weighed_when_its_job_ends_unless_that_was_done_a_moment_ago() -> None:
+    wear = Wear(SlotSettings(children=1, memory_max_bytes=1))
+    child = child_with()
+    looks: list[tuple[bool, float | None]] = []
+    for now in (1.0, 1.01, 2.0):
+        looks.append((wear.is_to_be_weighed(child, now), child.weigh_at))
+        if looks[-1][0]:
+            wear.weighed(child, now)
+    assert looks == [(True, None), (False, pytest.approx(1.05)), (True, None)]
