@@ -12,7 +12,7 @@ from tests.app.test_tracer import job_of
 from umbel import App, Task
 from umbel.app.async_tracer import AsyncTracer
 from umbel.app.tracer import EXCEPTION_ARGS_MAX, EXCEPTION_MAX_CHARS, Tracer, make_tracer
-from umbel.errors import TaskCancelled, WorkerStopping
+from umbel.errors import Retry, TaskCancelled, WorkerStopping
 from umbel.pools.interface import ChildContext, Job
 from umbel.wire.message import Message, StoredResult
 from umbel.wire.result import decode_result
@@ -67,6 +67,24 @@ def test_what_stops_with_the_worker_goes_back_and_what_was_cancelled_is_left_to_
         outcome = tracer(job_of(app, failing(app, error)))
         assert (outcome.kind, list(outcome.results), list(outcome.follow_ups)) == (kind, [], [])
         app.tasks.pop("fail")  # for the next one
+
+
+def test_what_was_cancelled_is_not_tried_again_whatever_is(app: App, tracer: Tracer) -> None:
+    @app.task(name="stubborn", autoretry_for=(Exception, TaskCancelled))
+    def stubborn() -> None:
+        raise TaskCancelled("t")
+
+    assert tracer(job_of(app, stubborn.name)).kind == "cancelled"
+
+
+def test_who_asked_for_one_retry_too_many_is_told_where(app: App, tracer: Tracer) -> None:
+    @app.task(name="again", max_retries=0)
+    def again() -> None:
+        raise Retry
+
+    outcome = tracer(job_of(app, again.name))
+    assert (outcome.kind, outcome.summary.partition("(")[0]) == ("failure", "MaxRetriesExceeded")
+    assert "in again" in outcome.traceback
 
 
 def test_a_long_list_of_what_an_exception_carries_is_cut(app: App, tracer: Tracer) -> None:

@@ -5,11 +5,13 @@
 Of each subject (`subjects.py`) so many mutants are drawn, and the guards of the subject run on each, in
 a copy of the source. A test that fails or takes far too long kills the mutant. What survives is printed,
 and means one of two: a test is missing, or the change makes no difference; then `survivors.txt` says why.
-The status is 1 when fewer than 90 % of the mutants that nobody has explained were killed.
+The status is 1 when fewer than 90 % of the mutants that nobody has explained were killed, of all or of one
+module (with ten of them or more); 2 when the guards of a module cannot judge it.
 """
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +21,7 @@ from queue import SimpleQueue
 from tests.mutants.mutations import Mutant
 from tests.mutants.subjects import SUBJECTS, Subject
 from tests.mutants.survivors import SURVIVORS, Explained, explained_by, read
-from tests.mutants.trial import Fate, Trial, mutants_of
+from tests.mutants.trial import CannotJudge, Fate, Trial, mutants_of
 
 PER_MODULE = 20
 AT_ONCE = 2
@@ -32,15 +34,23 @@ def main() -> int:
     subjects = [
         one for one in SUBJECTS if not options.module or any(part in one.path for part in options.module)
     ]
+    if not subjects:
+        print(f"no subject has {' or '.join(options.module)} in its path", file=sys.stderr)
+        return 2
     explained = read(SURVIVORS)
     if options.list:
         for subject in subjects:
             print(f"{subject.path}: {len(mutants_of(subject))} mutants")
         return 0
     print(f"seed {options.seed}, {'all' if options.all else options.per_module} mutants a module")
-    with tempfile.TemporaryDirectory(prefix="umbel-mutants-") as home:
-        trials = [Trial(Path(home) / str(number)) for number in range(AT_ONCE)]
-        verdicts = [_judge(subject, trials, explained, options) for subject in subjects]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: what was started is ended
+    try:
+        with tempfile.TemporaryDirectory(prefix="umbel-mutants-") as home:
+            trials = [Trial(Path(home) / str(number)) for number in range(AT_ONCE)]
+            verdicts = [_judge(subject, trials, explained, options) for subject in subjects]
+    except CannotJudge as error:
+        print(error, file=sys.stderr)
+        return 2
     killed, judged = (sum(counts) for counts in zip(*((k, j) for k, j, _ in verdicts), strict=True))
     print(f"all: {killed} of {judged} killed ({_share(killed, judged):.0%})")
     good = all(good for _, _, good in verdicts) and _share(killed, judged) >= KILLED_SHARE_MIN
@@ -53,8 +63,8 @@ def _judge(
     """How many mutants were killed, of how many that nobody has explained; whether that is enough."""
     mutants = mutants_of(subject)
     known = explained.get(subject.path, {})
-    current = [one for one in known if not any(explained_by(known, mutant) == one for mutant in mutants)]
-    for place in current:
+    stale = [one for one in known if not any(explained_by(known, mutant) == one for mutant in mutants)]
+    for place in stale:
         print(f"{subject.path}: survivors.txt explains what is there no more: {place}")
     open_ones = [one for one in mutants if explained_by(known, one) is None]
     count = len(open_ones) if options.all else min(options.per_module, len(open_ones))
@@ -88,7 +98,7 @@ def _judge(
             print(f"  {fate.value} {subject.path}:{mutant.line} {mutant.operator}")
             print(f"    - {mutant.before}\n    + {mutant.after}", flush=True)
     enough = count < JUDGED_MIN or _share(killed, count) >= KILLED_SHARE_MIN
-    return killed, count, enough and not current
+    return killed, count, enough and not stale
 
 
 def _share(killed: int, judged: int) -> float:

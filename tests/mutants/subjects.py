@@ -13,7 +13,7 @@ class Subject:
     guards: tuple[str, ...]  # what pytest is given, below tests
 
 
-_SLOTS = ("protocol/test_slots.py", "protocol/test_slots_random.py")
+_SLOTS = ("protocol/test_slots.py", "protocol/test_slots_interrupt.py", "protocol/test_slots_random.py")
 _REDIS = ("brokers/test_redis.py", "brokers/test_redis_delayed.py", "brokers/test_redis_layout.py")
 _REDIS_RESULTS = ("backends/test_redis.py", "brokers/test_redis.py")
 _REDIS_RPC = ("backends/test_rpc.py",)
@@ -25,7 +25,7 @@ SUBJECTS = (
     Subject("worker/endings.py", ("worker/test_endings.py",)),
     Subject("worker/settling.py", ("worker/test_settling_order.py", "worker/test_settling.py")),
     Subject("events/precedence.py", ("events/test_precedence.py",)),
-    Subject("events/merge.py", ("events/test_merge.py",)),
+    Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),
     Subject("protocol/lease.py", ("protocol/test_lease.py",)),
     *(
         Subject(f"protocol/{name}.py", _SLOTS)

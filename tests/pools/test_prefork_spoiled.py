@@ -56,14 +56,14 @@ def test_what_was_sent_behind_it_is_run_by_another_and_nothing_is_lost() -> None
 def test_a_task_that_takes_our_signals_does_not_take_them_from_the_next(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running("prefork", concurrency=1) as (pool, recorder):
-            gate = tmp_path / "gate"
+            gate, other = tmp_path / "gate", tmp_path / "other"
             pool.submit([make_job(0, soft_limit_s=60.0), make_job(1, "ignore-signals")])
             await recorder.until_back(0, 1)
             pool.submit([make_job(2, "catch-soft", str(gate), soft_limit_s=0.05)])
             await recorder.until_back(2)
             assert recorder.value(2) == "cleaned up"
-            pool.submit([make_job(3, "ignore-signals"), make_job(4, "wait-for", str(gate))])
-            await until_waiting(gate)
+            pool.submit([make_job(3, "ignore-signals"), make_job(4, "wait-for", str(other))])
+            await until_waiting(other)
             await recorder.until(lambda: 4 in recorder.begun, what="the job to be known to run")
             assert pool.cancel_job(4)
             await recorder.until_back(4)

@@ -1,6 +1,6 @@
 """Admission and endings without a broker: what they ask of the settler is in a list, what they tell too."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,9 +36,13 @@ class Sink(Settler):
         self.verdicts: list[Verdict] = []
         self.reports: list[Report] = []
         self.released: list[tuple[str, str]] = []
+        self.chords: list[Callable[[], Ending]] = []
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
         self.verdicts.append(verdict)
+
+    def count_first(self, chord: Callable[[], Ending]) -> None:
+        self.chords.append(chord)
 
     def report(self, results: Sequence[StoredResult], follow_ups: Sequence[Outgoing]) -> None:
         if results or follow_ups:

@@ -9,11 +9,11 @@ import pytest
 
 from tests.worker.light_node import LightNode, nothing_refused
 from umbel.backends.sqlite import SqliteBackend
-from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.interface import Ack, BrokerSettings, Bury, Refused, Return, Settled, Started, Verdict
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.errors import BrokerUnavailable
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.wire.message import StoredResult
+from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.settling import Settler
 from umbel.worker.steps import events as events_step
 from umbel.worker.steps.events import BATCH_MAX, HEARTBEAT, Events
@@ -125,3 +125,48 @@ async def cancelled(step: Events) -> None:
     for task in step._background:
         task.cancel()
     await asyncio.wait(step._background)
+
+
+def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path: Path) -> None:
+    """N2: results are stored, follow-ups sent, returned messages sent again, buried ones buried."""
+    buried: list[Refused] = []
+
+    class Forgot(SqliteBroker):
+        async def settle(self, batch: Sequence[Verdict]) -> Settled:
+            return Settled(0, unknown=frozenset(one.tag for one in batch))
+
+        async def bury(self, refused: Sequence[Refused]) -> None:
+            buried.extend(refused)
+
+    async def scenario(node: LightNode) -> None:
+        node.broker.__class__ = Forgot
+        url = node.broker.url
+        backend = SqliteBackend(url, BrokerSettings(url))
+
+        async def logged() -> None:
+            """Nobody records."""
+
+        settler = Settler(
+            node.broker,
+            backend,
+            node.context.counters,
+            together=True,
+            logged=logged,
+            refused=nothing_refused,
+        )
+        follow_up, returned, dead = (
+            Outgoing(name, Message(b"{}", b"[]")) for name in ("next", "back", "dead")
+        )
+        settler.add(Ack("1", [StoredResult("t1", "SUCCESS", b"{}")], [follow_up]))
+        settler.add(Return("2"), returned)
+        settler.add(Bury("3", "poison", results=[StoredResult("t3", "FAILURE", b"{}")]), dead)
+        settler.add(Started("4"))
+        await settler.flush()
+        assert sorted(backend.read(["t1", "t3"])) == ["t1", "t3"]
+        assert sorted(await node.broker.queues()) == ["back", "next"]
+        assert buried == [Refused(dead, "poison")]
+        assert (node.context.counters.unknown, node.context.counters.conflicts) == (3, 0)
+        assert settler.pending == 0
+        backend.close()
+
+    play(tmp_path, scenario)

@@ -9,12 +9,13 @@ from typing import Any, cast
 import pytest
 
 from tests.worker.recorded import FOLLOW_UP, result_of
-from umbel.brokers.interface import Ack, Bury, Return, Settled, Started, Verdict
-from umbel.errors import BrokerUnavailable
+from umbel.brokers.interface import Ack, Bury, Refused, Return, Settled, Started, Verdict
+from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker import settling
 from umbel.worker.context import Counters
-from umbel.worker.settling import BATCH_MAX, Settler
+from umbel.worker.settings import Ending
+from umbel.worker.settling import BATCH_MAX, BATCH_MAX_BYTES, Settler
 
 RESULT, SENT = result_of("SUCCESS"), [FOLLOW_UP]
 
@@ -26,16 +27,23 @@ class Recorder:
     asked: list[tuple[str, Any]] = field(default_factory=list)
     conflicts: frozenset[int | str] = frozenset()
     failures: list[str] = field(default_factory=list)  # what is asked for so often is away
+    refuses: Callable[[str, Any], Exception | None] = lambda what, value: None
+    refused: Sequence[Refused] = ()
 
     def _ask(self, what: str, value: Any) -> None:
         if what in self.failures:
             self.failures.remove(what)
             raise BrokerUnavailable(f"no {what} now")
+        if (error := self.refuses(what, value)) is not None:
+            raise error
         self.asked.append((what, value))
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         self._ask("settle", list(verdicts))
-        return Settled(len(verdicts), self.conflicts)
+        return Settled(len(verdicts), self.conflicts, self.refused)
+
+    async def bury(self, refused: Sequence[Refused]) -> None:
+        self._ask("bury", list(refused))
 
     async def publish(self, messages: Sequence[Outgoing]) -> None:
         self._ask("publish", list(messages))
@@ -60,6 +68,7 @@ class Bench:
     settler: Settler
     counters: Counters
     settled: list[int]  # how many were pending each time fewer were held
+    refused: list[Refused]  # what it was told of
 
     @property
     def asked(self) -> list[tuple[str, Any]]:
@@ -69,17 +78,18 @@ class Bench:
 
 def play(scenario: Callable[[Bench], Coroutine[Any, Any, None]], *, together: bool = True) -> None:
     async def bounded() -> None:
-        recorder, counters, settled = Recorder(), Counters(), list[int]()
+        recorder, counters, settled, refused = Recorder(), Counters(), list[int](), list[Refused]()
         settler = Settler(
             cast("Any", recorder),
             cast("Any", SimpleNamespace(store=recorder.store)),
             counters,
             together=together,
             logged=recorder.logged,
+            refused=refused.extend,
             settled=lambda: settled.append(settler.pending),
         )
         async with asyncio.timeout(10.0):  # what never settles is a mutant, or a mistake
-            await scenario(Bench(recorder, settler, counters, settled))
+            await scenario(Bench(recorder, settler, counters, settled, refused))
 
     asyncio.run(bounded())
 
@@ -250,3 +260,156 @@ def test_what_cannot_be_stored_is_not_acknowledged() -> None:
         assert bench.asked == [("store", [RESULT]), ("settle", [Ack(1)])]
 
     play(scenario, together=False)
+
+
+# -- what is refused (N2) ----------------------------------------------------------------------------
+
+
+def test_what_a_broker_refused_while_it_settled_is_told() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.refused = [Refused(FOLLOW_UP, "closed")]
+        bench.settler.add(Ack(1, (), SENT))
+        await bench.settler.flush()
+        assert bench.refused == [Refused(FOLLOW_UP, "closed")]
+        assert bench.settler.pending == 0
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("error", [BrokerRefused("no to all of it"), OverflowError("a fault of our own")])
+def test_a_verdict_that_cannot_be_written_is_found_and_its_message_buried(error: Exception) -> None:
+    bad = Ack(2, [RESULT])
+
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.refuses = lambda what, value: error if what == "settle" and bad in value else None
+        for verdict in (Ack(1), bad, Ack(3), Ack(4)):
+            bench.settler.add(verdict)
+        await bench.settler.flush()
+        settled = [verdicts for _, verdicts in bench.asked]
+        assert settled[0] == [Ack(1)] and settled[2:] == [[Ack(3)], [Ack(4)]]
+        (burial,) = settled[1]
+        assert isinstance(burial, Bury) and burial.tag == 2 and str(error) in burial.reason
+        assert (bench.settler.pending, bench.counters.faults) == (0, 1)
+        bench.settler.add(Ack(5))
+        bench.settler.add(Ack(6))
+        await bench.settler.flush()
+        assert bench.asked[-1] == ("settle", [Ack(5), Ack(6)])  # together again
+
+    play(scenario)
+
+
+def test_a_message_that_cannot_even_be_buried_stays_and_the_others_are_settled() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.refuses = lambda what, value: (
+            BrokerRefused("no") if what == "settle" and any(one.tag == 2 for one in value) else None
+        )
+        for tag in (1, 2, 3):
+            bench.settler.add(Ack(tag))
+        await bench.settler.flush()
+        assert bench.asked == [("settle", [Ack(1)]), ("settle", [Ack(3)])]
+        assert bench.settler.pending == 0
+
+    play(scenario)
+
+
+def test_a_broker_that_goes_away_while_a_message_is_buried_is_waited_for() -> None:
+    async def scenario(bench: Bench) -> None:
+        answers = iter([BrokerRefused("no"), BrokerUnavailable("away")])
+        bench.recorder.refuses = lambda what, value: next(answers, None) if what == "settle" else None
+        bench.settler.add(Ack(1))
+        with pytest.raises(BrokerUnavailable):
+            await bench.settler.flush()
+        assert bench.settler.pending == 1
+        await bench.settler.flush()
+        assert bench.asked == [("settle", [Ack(1)])]
+
+    play(scenario)
+
+
+def test_refused_results_are_told_and_the_message_is_acknowledged() -> None:
+    other = StoredResult("other", "SUCCESS", b"{}")
+
+    async def scenario(bench: Bench) -> None:
+        answers = iter([BrokerRefused("too large", places=[1])])
+        bench.recorder.refuses = lambda what, value: next(answers, None) if what == "store" else None
+        bench.settler.add(Ack(1, [RESULT, other]))
+        await bench.settler.flush()
+        assert bench.refused == [Refused(other, "too large")]
+        assert bench.asked == [("settle", [Ack(1)])]
+
+    play(scenario, together=False)
+
+
+def test_of_reported_messages_the_refused_one_is_buried_and_the_others_are_sent() -> None:
+    good, bad = Outgoing("good", FOLLOW_UP.message), Outgoing("closed", FOLLOW_UP.message)
+
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.refuses = lambda what, value: (
+            BrokerRefused("closed") if what == "publish" and bad in value else None
+        )
+        bench.settler.report((), [good, bad, good])
+        await bench.settler.flush()
+        refused = [Refused(bad, "closed")]
+        assert bench.asked == [("publish", [good]), ("bury", refused), ("publish", [good])]
+        assert bench.refused == refused and bench.settler.pending == 0
+
+    play(scenario)
+
+
+def test_of_messages_that_were_sent_in_part_only_the_refused_are_buried() -> None:
+    first, bad = Outgoing("good", FOLLOW_UP.message), Outgoing("full", FOLLOW_UP.message)
+
+    async def scenario(bench: Bench) -> None:
+        answers = iter([BrokerRefused("full", places=[1])])
+        bench.recorder.refuses = lambda what, value: next(answers, None) if what == "publish" else None
+        bench.settler.report((), [first, bad])
+        await bench.settler.flush()
+        assert bench.asked == [("bury", [Refused(bad, "full")])]
+
+    play(scenario)
+
+
+def test_large_verdicts_go_in_batches_of_a_bounded_size() -> None:
+    large = StoredResult("t", "SUCCESS", bytes(BATCH_MAX_BYTES // 2 + 1))
+
+    async def scenario(bench: Bench) -> None:
+        verdicts = [Ack(1, [large]), Ack(2, [large]), Ack(3), Ack(4, [large])]
+        for verdict in verdicts:
+            bench.settler.add(verdict)
+        await bench.settler.flush()
+        assert [one for _, one in bench.asked] == [verdicts[:1], verdicts[1:3], verdicts[3:]]
+
+    play(scenario)
+
+
+def test_a_chord_is_counted_before_the_message_that_was_a_part_of_it_is_settled() -> None:
+    async def scenario(bench: Bench) -> None:
+        answers = iter([BrokerUnavailable("away")])
+
+        def count() -> Ending:
+            if (error := next(answers, None)) is not None:
+                raise error
+            return Ending([RESULT], SENT)
+
+        bench.settler.count_first(count)
+        bench.settler.add(Ack(1))
+        with pytest.raises(BrokerUnavailable):
+            await bench.settler.flush()
+        assert bench.asked == [] and bench.settler.pending == 2
+        await bench.settler.flush()
+        assert bench.asked == [("store", [RESULT]), ("publish", SENT), ("settle", [Ack(1)])]
+
+    play(scenario)
+
+
+def test_a_chord_that_cannot_be_counted_holds_nothing_up() -> None:
+    async def scenario(bench: Bench) -> None:
+        def count() -> Ending:
+            raise KeyError("a body that a peer wrote")
+
+        bench.settler.count_first(count)
+        bench.settler.add(Ack(1))
+        await bench.settler.flush()
+        assert bench.asked == [("settle", [Ack(1)])]
+
+    play(scenario)

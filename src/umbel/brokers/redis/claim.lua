@@ -28,9 +28,9 @@ end
 
 local broken = {}
 local reply = {epoch, string.format('%.6f', now), ARGV[7], {}, 1, broken}
-local cursor, problem = try('GET', prefix .. 'umbel.revokes.cursor')
-local newest = cursor and whole(cursor)
-if problem or cursor and not (newest and newest <= after) then
+local cursor = redis.pcall('GET', prefix .. 'umbel.revokes.cursor')
+local newest = type(cursor) == 'string' and whole(cursor)
+if cursor and not (newest and newest <= after) then -- a cursor that cannot be read says nothing
   local page = try('ZRANGE', prefix .. 'umbel.revokes.order', '(' .. ARGV[7], '(+inf', 'BYSCORE', 'LIMIT', 0, ARGV[8], 'WITHSCORES') or {}
   for i = 1, #page, 2 do
     reply[4][#reply[4] + 1] = page[i]
@@ -64,11 +64,11 @@ local place, parked = 0, 0
 -- whether the list is empty now.
 local function take(queue, suffix, count)
   local list = prefix .. queue .. suffix
-  local envelopes, refused = try('RPOP', list, count)
+  local envelopes = redis.pcall('RPOP', list, count)
   if not envelopes then
-    if refused then
-      pass_over(queue, why(refused, list, 'list'))
-    end
+    return 0, true
+  elseif envelopes.err then
+    pass_over(queue, why(envelopes.err, list, 'list'))
     return 0, true
   end
   local first, taken, entries = place + 1, {}, {}

@@ -125,10 +125,11 @@ class Claims:
             await self._adoptions.finish()
             await self._owners("unhand", owner)
         async with self._renewing:
-            generation, renewals = self._link.generation, self._renewals.get(owner, 0)
+            renewals = self._renewals.get(owner, 0)
             stood, self._renewals[owner], is_replaced, is_lost = await self._link.run(
                 _OWNERS, "renew", self._keys.prefix, self._lease_s, owner, renewals
             )
+            generation = self._link.generation
             if is_lost:  # others have what was held, so there is nothing to compare
                 self._compared_on = generation
             elif is_replaced or self._compared_on != generation:

@@ -22,9 +22,9 @@ local function why(problem, key, wanted)
 end
 
 local function need(wanted, command, key, ...)
-  local reply, problem = try(command, key, ...)
-  if problem then
-    error('REFUSED ' .. why(problem, key, wanted), 0)
+  local reply = redis.pcall(command, key, ...)
+  if type(reply) == 'table' and reply.err then
+    error('REFUSED ' .. why(reply.err, key, wanted), 0)
   end
   return reply
 end

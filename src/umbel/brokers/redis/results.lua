@@ -12,20 +12,24 @@ local function is_success(payload)
   return readable and type(map) == 'table' and map.status == 'SUCCESS'
 end
 
--- Nothing, or why it was refused.
+-- Nothing, or why it was refused. Without `try`: this is done for every task.
 local function store_result(key, payload, ttl)
-  local before, problem = try('GET', key)
-  local _
-  if before and is_success(before) then
+  local reply = redis.pcall('GET', key)
+  if type(reply) == 'table' then
+    return why(reply.err, key, 'string')
+  end
+  if reply and is_success(reply) then
     return
   end
-  if not problem and ttl == '0' then
-    _, problem = try('SET', key, payload)
-  elseif not problem then
-    _, problem = try('SET', key, payload, 'PX', ttl)
+  if ttl == '0' then
+    reply = redis.pcall('SET', key, payload)
+  else
+    reply = redis.pcall('SET', key, payload, 'PX', ttl)
   end
-  if not problem then
-    _, problem = try('PUBLISH', key, payload)
+  if not reply.err then
+    reply = redis.pcall('PUBLISH', key, payload)
   end
-  return problem and why(problem, key, 'string')
+  if type(reply) == 'table' then
+    return why(reply.err, key, 'string')
+  end
 end

@@ -2,7 +2,8 @@
 
 A script is called by its digest; a server that does not know it (a new one, or one whose scripts
 were flushed) says so, and is then sent the text. What several scripts need stands in files of its
-own (`refusals`, `marks`, `results`, `coordination`) and is put before their text.
+own (`refusals`, `marks`, `holding`, ...) and is put before their text: only what each needs, because
+the server goes through all of it at every call.
 """
 
 from dataclasses import dataclass
@@ -11,13 +12,13 @@ from hashlib import sha1
 from importlib.resources import files
 
 _PARTS = {
-    "claim": ("marks", "claim"),
+    "claim": ("marks", "holding", "claim"),
     "settle": ("marks", "results", "settle"),
     "store": ("results", "store"),
-    "abandon": ("marks", "abandon"),
-    "adopt": ("marks", "adopt"),
-    "owners": ("marks", "owners"),
-    "reconcile": ("marks", "reconcile"),
+    "abandon": ("marks", "returning", "abandon"),
+    "adopt": ("marks", "holding", "adopt"),
+    "owners": ("marks", "holding", "returning", "owners"),
+    "reconcile": ("marks", "returning", "reconcile"),
     "depths": ("marks", "depths"),
     "publish": ("marks", "publish"),
     "bury": ("marks", "bury"),

@@ -18,6 +18,7 @@ from umbel.wire.envelope_redis import seal, seal_result, unseal
 from umbel.wire.message import Outgoing, StoredResult
 
 Part = Outgoing | StoredResult
+_SENDING = (Ack, Bury)  # a union is made at each question
 
 
 @dataclass(slots=True)
@@ -95,26 +96,33 @@ def ttl_ms_of(expires_s: float) -> int:
     return max(1, round(expires_s * 1000)) if expires_s > 0 else 0
 
 
-def in_calls(verdicts: Sequence[Verdict]) -> tuple[list[list[Verdict]], list[Refused]]:
+def in_calls(verdicts: Sequence[Verdict]) -> tuple[Sequence[Sequence[Verdict]], list[Refused]]:
     """The verdicts as they go in one call each, and the parts of them that are too large for any."""
+    if sum(map(_weight, verdicts)) <= CALL_BYTES_MAX:
+        return [verdicts], []
     calls: list[list[Verdict]] = [[]]
     refused: list[Refused] = []
     total = 0
     for verdict in verdicts:
-        sent, weight = verdict, 0
-        if isinstance(verdict, Ack | Bury):
-            for result in verdict.results:
-                weight += weight_of(result)
-            for follow_up in verdict.follow_ups:
-                weight += weight_of(follow_up)
-            if weight > BATCH_BYTES_MAX:
-                sent, weight = _lightened(verdict, refused)
+        sent, weight = verdict, _weight(verdict)
+        if weight > BATCH_BYTES_MAX and isinstance(verdict, Ack | Bury):
+            sent, weight = _lightened(verdict, refused)
         if total + weight > CALL_BYTES_MAX and calls[-1]:
             calls.append([])
             total = 0
         calls[-1].append(sent)
         total += weight
     return calls, refused
+
+
+def _weight(verdict: Verdict) -> int:
+    weight = 0
+    if isinstance(verdict, _SENDING):
+        for result in verdict.results:
+            weight += len(result.payload)
+        for follow_up in verdict.follow_ups:
+            weight += weight_of(follow_up)
+    return weight
 
 
 def _lightened(verdict: Ack | Bury, refused: list[Refused]) -> tuple[Ack | Bury, int]:

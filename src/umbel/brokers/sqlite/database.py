@@ -226,17 +226,26 @@ class Database:
         return db
 
     def _let_go(self, missing: str) -> None:
-        """Close what is open: the path names other files now."""
+        """Close what is open: the path names other files now.
+
+        The open log may have commits that its file lacks, wherever that file is now; unless somebody began
+        another log, they are written to it. What is left of an old log must not be taken for a new file's.
+        """
         assert self._connection is not None
+        assert self._presence is not None
         log.warning(
             "a file of the database was deleted or replaced; opening it again", extra={"file": missing}
         )
         self.replaced = missing
-        if missing != str(self.path) and not os.path.exists(missing):
-            # The log that is open has commits that the file lacks, and nobody else began another log.
-            with suppress(sqlite3.Error, BrokerError):
+        wal, shm = f"{self.path}-wal", f"{self.path}-shm"
+        with suppress(sqlite3.Error, BrokerError, OSError):
+            if self._presence.is_there(wal) or not os.path.exists(wal):
                 self._gate.enter(self._timeout_s)
                 self._connection.execute("PRAGMA wal_checkpoint(FULL)")
+            if missing == str(self.path):
+                for name in (wal, shm):
+                    if self._presence.is_there(name):
+                        os.unlink(name)
         self._shut()
 
     def _set_up(self, db: sqlite3.Connection) -> None:

@@ -30,6 +30,10 @@ class Presence:
     def note_opened(self) -> None:
         self._opened |= {name: _identity(name) for name in self._sides}
 
+    def is_there(self, name: str) -> bool:
+        """Whether the name is still that of the open file."""
+        return _identity(name) == self._opened[name]
+
     def missing(self) -> str:
         """The path that does not name the open file any more, the database's own first; "" if all do."""
         try:
@@ -39,8 +43,8 @@ class Presence:
             return next(iter(self._opened))
         if seen == self._trusted:
             return ""
-        for name, opened in self._opened.items():
-            if _identity(name) != opened:
+        for name in self._opened:
+            if not self.is_there(name):
                 return name
         self._trusted = seen if time.time_ns() - seen[2] > TICK_NS else None
         return ""

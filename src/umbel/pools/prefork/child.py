@@ -13,9 +13,8 @@ A signal that comes too early for that is repeated. The handler is installed at 
 a soft limit (the main process sends no signal before it was told) and stays.
 
 A task may leave its process unfit for the next one. If it lowered a limit of the kernel the child says so,
-starts nothing more and waits to be replaced; the handlers of our own signals are put back. Both are
-looked at before the child waits, and in a batch at most every `_LOOK_S`: a look costs as much as a
-fifth of a quick task.
+starts nothing more and waits to be replaced; the handlers of our own signals are put back. It looks
+after a task that called `resource.setrlimit`, before it waits, and else at most every `_LOOK_S`.
 
 A worker that stops interrupts any job the same way, and so does whoever cancels one (a Cancel frame),
 by another signal: SIGURG, because where nobody handles it, it does nothing.
@@ -31,6 +30,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -42,7 +42,7 @@ from umbel.pools.guard import is_guarded
 from umbel.pools.hosting import in_one_line, load_host
 from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Runner, Told
 from umbel.pools.prefork import kernel
-from umbel.pools.prefork.limits import Limits
+from umbel.pools.prefork.limits import Limits, note_calls
 from umbel.pools.prefork.messages import Setup, Spoiled, ToChild, outcome_frame
 from umbel.pools.stacks import offer_stacks
 from umbel.wire.frames import (
@@ -64,6 +64,8 @@ STATUS_BROKEN = 70  # something went wrong in the child itself; EX_SOFTWARE of s
 
 INTERRUPT = signal.SIGURG
 _LOOK_S = 0.001
+# signal.getsignal() tries to make an enum of the handler: nine microseconds, where this takes a fifth of one.
+_handler_of: Callable[[int], object] = import_module("_signal").getsignal
 _READ_BYTES = 64 * 1024  # below the size from which malloc asks the kernel each time
 _DEFAULT_SIGNALS = (
     signal.SIGTERM,
@@ -207,7 +209,7 @@ class Child:
             with self._sending:
                 self._channel.sendall(outcome_frame(outcome))
             ended_at = outcome.started_at + outcome.runtime_s
-            if abs(ended_at - self._looked_at) >= _LOOK_S:
+            if Limits.touched or abs(ended_at - self._looked_at) >= _LOOK_S:
                 self._looked_at = ended_at
                 self._look()
 
@@ -261,7 +263,7 @@ class Child:
 
 
 def _catch(signum: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:
-    if signal.getsignal(signum) != handler:  # also when a task has put its own there
+    if _handler_of(signum) != handler:  # also when a task has put its own there
         signal.signal(signum, handler)
 
 
@@ -271,6 +273,7 @@ def main(arguments: list[str]) -> NoReturn:
     number, channel, tokens, parent = map(int, arguments[1:])
     os.set_inheritable(channel, False)
     os.set_inheritable(tokens, False)
+    note_calls()
     if setup.green:
         from umbel.pools.gevent_child import patch_before_loading, patch_the_rest
 

@@ -32,6 +32,7 @@ from umbel.pools.interface import Host, HostSpec
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.child import run_child
 from umbel.pools.prefork.keep import kill_descendants
+from umbel.pools.prefork.limits import note_calls
 from umbel.pools.prefork.messages import (
     FDS_PER_FORK,
     Exited,
@@ -83,6 +84,7 @@ class ForkServer:
             from umbel.pools.gevent_child import patch_before_loading
 
             patch_before_loading()
+        note_calls()
         sockets = kernel.open_sockets()
         spec = HostSpec(self._setup.loader, self._setup.target, self._setup.search_path)
         loaded = call_guarded(load_host, spec)

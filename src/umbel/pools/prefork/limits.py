@@ -2,20 +2,29 @@
 
 A task may lower the limits of its process, and cannot raise all of them again. The next task there would
 fail for no fault of its own. Only what harms it counts: a limit that was raised stays raised.
+
+To read them all takes a tenth of the time of a quick task. So calls of the `resource` module are noted, and
+whoever sees that one was made looks at once; what was set by other means is found at the next look.
 """
 
 import resource
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ClassVar
 
 _NAMES = ("NOFILE", "AS", "DATA", "FSIZE", "NPROC", "CPU", "STACK")
 _KINDS = {getattr(resource, f"RLIMIT_{name}"): name for name in _NAMES if hasattr(resource, f"RLIMIT_{name}")}
 
 
 class Limits:
+    touched: ClassVar[bool] = False  # Python code may have set one since the last look
+
     def __init__(self) -> None:
         self._known = _read()
 
     def lowered(self) -> str:
         """The first that is lower than before, or nothing."""
+        Limits.touched = False
         now = _read()
         if now == self._known:
             return ""
@@ -24,6 +33,22 @@ class Limits:
             if any(_order(new) < _order(old) for old, new in zip(was, now_is, strict=True)):
                 return f"RLIMIT_{name} from {_shown(was)} to {_shown(now_is)}"
         return ""
+
+
+def note_calls() -> None:
+    """To be called before the app is loaded, which may import the functions by name."""
+    resource.setrlimit = _noted(resource.setrlimit)
+    if hasattr(resource, "prlimit"):
+        resource.prlimit = _noted(resource.prlimit)
+
+
+def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        Limits.touched = True
+        return function(*args)
+
+    return call
 
 
 def _read() -> list[tuple[int, int]]:

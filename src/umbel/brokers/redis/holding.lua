@@ -1,0 +1,57 @@
+-- What the scripts of an owner share: what is due, what was handed over, who was heard of.
+
+-- A member of a queue's delayed set: its list and its envelope. What has another form is taken for a message
+-- of the queue, which a worker then gives up.
+local function parked_parts(prefix, queue, member)
+  local cut = string.find(member, '\0', 1, true)
+  local list = cut and list_of(string.sub(member, 1, cut - 1))
+  if not list then
+    return prefix .. queue, member
+  end
+  return list, string.sub(member, cut + 1)
+end
+
+-- Make ready what is due in one queue: first in line, as it has waited, and earliest due first. How many, or
+-- nil and why not.
+local DUE_MAX = 1000
+local function release(prefix, queue, now)
+  local delayed = prefix .. 'umbel.delayed.' .. queue
+  local due = redis.pcall('ZRANGE', delayed, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, DUE_MAX)
+  if due.err then
+    return nil, why(due.err, delayed, 'zset')
+  end
+  for i = #due, 1, -1 do
+    local list, envelope = parked_parts(prefix, queue, due[i])
+    if not push_or_bury(prefix, 'RPUSH', list, envelope, now) then
+      return #due - i
+    end
+    redis.call('ZREM', delayed, due[i])
+  end
+  return #due
+end
+
+-- What the server handed to an owner and the owner has not adopted goes back, first in line: how many, and
+-- how many stay because nobody takes them.
+local function unhand(prefix, owner, ran, now)
+  local list = redis.pcall('HGET', prefix .. 'umbel.handing', owner)
+  local handed = prefix .. 'umbel.handed.' .. owner
+  local count = type(list) == 'string' and try('LLEN', handed) or 0
+  for i = 1, count do
+    if not push_or_bury(prefix, 'RPUSH', list, remember(redis.call('LINDEX', handed, -1), 0, ran), now) then
+      return i - 1, count - i + 1
+    end
+    redis.call('RPOP', handed)
+  end
+  return count, 0
+end
+
+-- Note that an owner spoke. If all were silent for long, the server was away, and nobody is taken
+-- for dead before everybody had a lease's time to come back.
+local function note_contact(prefix, now, lease)
+  local before = redis.pcall('GET', prefix .. 'umbel.contact')
+  before = type(before) == 'string' and tonumber(before) or now
+  redis.call('SET', prefix .. 'umbel.contact', string.format('%.6f', now))
+  if now - before > 0.4 * lease then
+    redis.call('SET', prefix .. 'umbel.grace', string.format('%.6f', now + lease), 'PX', math.ceil(lease * 1000))
+  end
+end
