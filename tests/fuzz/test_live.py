@@ -83,8 +83,7 @@ class Fuzzing:
     def _give(self, tasks: Sequence[Case], rest: Sequence[Case]) -> None:
         self._delivering.tasks([case for case in tasks if not case.to])
         self._send_neighbours()
-        for case in [*rest, *(one for one in tasks if one.to)]:
-            self._tell(case)
+        self._tell([*rest, *(case for case in tasks if case.to)])
         self._stranger.replies = [replace(case, to="ping") for case in rest if case.kind == "reply"]
         self._read_results([case for case in rest if case.kind == "result"])
         self._send_neighbours()
@@ -100,13 +99,19 @@ class Fuzzing:
             f"ping is answered by {list(answers.replies)} only"
         )
 
-    def _tell(self, case: Case) -> None:
-        if case.kind == "event":
-            self._delivering.broadcast(EVENTS, case.to, [case])
-        elif case.kind == "control" and not is_obeyed(case):
-            self._delivering.broadcast(REQUESTS, "", [case])
-        elif case.kind == "envelope":
-            self._delivering.broadcast(case.to, "", [case])
+    def _tell(self, cases: Sequence[Case]) -> None:
+        """Broadcast them, those of one routing key together."""
+        places: dict[tuple[str, str], list[Case]] = {}
+        for case in cases:
+            if case.kind == "event":
+                places.setdefault((EVENTS, case.to), []).append(case)
+            elif case.kind == "control" and not is_obeyed(case):
+                places.setdefault((REQUESTS, ""), []).append(case)
+            elif case.kind == "envelope":
+                key = "worker.x" if case.to == EVENTS else ""
+                places.setdefault((case.to, key), []).append(case)
+        for (exchange, key), some in places.items():
+            self._delivering.broadcast(exchange, key, some)
 
     def _read_results(self, cases: Sequence[Case]) -> None:
         self._delivering.results(cases)

@@ -13,13 +13,14 @@ from tests.cluster import Cluster
 from tests.corpus import case as corpus
 from tests.corpus.case import Broker, Case
 from tests.corpus.delivering import EVENTS, REQUESTS, Delivering, delivering_to
+from tests.corpus.readers import read_case
 from tests.corpus.stranger import NODE, Stranger
 from tests.scenarios.corpus_tasks import ledger_of
 from tests.scenarios.places import Place, place
 from tests.servers.rabbitmq import shared_server
 from tests.waiting import wait_until
 from umbel.brokers.interface import DeadLetter, Depth
-from umbel.errors import RemoteError, UmbelError
+from umbel.errors import RemoteError, UmbelError, WireError
 from umbel.protocol.states import FAILURE, REVOKED, SUCCESS
 
 TASKS_FILE = Path(__file__).with_name("corpus_tasks.py")
@@ -77,6 +78,8 @@ class Trial:
         assert self._wrong_in_queue() == {}
         assert self._wrong_answers() == {}
         assert self._wrong_results() == {}
+        unreadable = self._unreadable()
+        wait_until(lambda: self._stats()["unreadable"] == unreadable, what=f"{unreadable} to be counted")
         assert worker.poll() is None, self._cluster.log("w1")[-4000:]
         growth = process.memory_info().rss - before
         print(f"{self._broker}: {len(self._queued)} in the queue, grown by {growth / 2**20:.0f} MiB")
@@ -101,7 +104,7 @@ class Trial:
         self._delivering.broadcast(REQUESTS, "", corpus.of(self._broker, "control"))
         for case in corpus.of(self._broker, "envelope"):
             if case.to:
-                self._delivering.broadcast(case.to, "", [case])
+                self._delivering.broadcast(case.to, "worker.x" if case.to == EVENTS else "", [case])
 
     @property
     def _node(self) -> str:
@@ -137,6 +140,19 @@ class Trial:
     def _replies_at_the_end(self) -> set[str]:
         answers = self._cluster.app.control.ask("ping", destination=[self._node, NODE], timeout=20)
         return set(answers.replies)
+
+    def _unreadable(self) -> dict[str, int]:
+        """What this node heard and could not read: it is counted."""
+        heard = {"events": EVENTS, "requests": REQUESTS}
+        kinds = {"events": "event", "requests": "control"}
+        return {
+            what: sum(
+                case.to == heard[what] or (case.kind == kinds[what] and not is_readable(case, self._broker))
+                for case in corpus.of(self._broker, "event", "control", "envelope")
+                if case.kind != "event" or case.to.startswith("worker.")  # others it does not listen to
+            )
+            for what in heard
+        }
 
     def _wrong_in_queue(self) -> dict[str, str]:
         """The cases that did not end as they say, and how they did.
@@ -192,6 +208,14 @@ class Trial:
         except (UmbelError, RemoteError, ValueError) as error:
             return "" if expected == "error" else f"raises {error!r:.200}"
         return "" if expected == "runs" else f"is {value!r:.200}"
+
+
+def is_readable(case: Case, broker: Broker) -> bool:
+    try:
+        read_case(corpus.changed(case, {b"@INC@": b"1"}), broker)
+    except WireError:
+        return False
+    return True
 
 
 def is_of(case: Case, letter: DeadLetter) -> bool:
