@@ -22,6 +22,7 @@ Ours, which Celery does not know:
     umbel.queues                 set     every queue that was published to or consumed by us
     umbel.inflight.<owner>       hash    what an owner holds: "<ticket>:<place>:<list>" -> envelope, and
                                          "epoch" -> the ticket that began this life of the hash
+                                         ("kept-<ticket>:...": its claim ended, but nobody takes it)
     umbel.handed.<owner>         list    a message that the server gave to an idle owner, until it is adopted
     umbel.handing                hash    owner -> the list that it is given messages from
     umbel.handing.given_up       zset    those of them that were given up -> since when; kept for a minute
