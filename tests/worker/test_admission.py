@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from tests.brokers.under_test import eventually
 from tests.worker.light_node import nothing_refused
 from umbel import App
@@ -131,6 +133,23 @@ def test_a_task_that_runs_into_its_limit_has_failed_once(tmp_path: Path) -> None
         assert await bench.broker.queues() == {}
 
     play(tmp_path, scenario, rules=TaskRules(hard_limit_s=0.5))
+
+
+@pytest.mark.parametrize("acks_early", [False, True])
+def test_a_job_that_met_a_fault_in_the_pool_ends_with_the_reason(tmp_path: Path, acks_early: bool) -> None:
+    """N1: it would end like that each time, so it is not returned to meet it again."""
+
+    async def scenario(bench: Bench) -> None:
+        claim = await bench.broker.claim(OWNER, [QUEUE], 10)
+        (held,) = await bench.admission.admit(claim.deliveries)
+        fault = "could not be handed to a child: OverflowError"
+        bench.endings.lose(held, LostJob(held.number, False, fault, fault=fault), stopping=True)
+        await bench.settler.flush()
+        counters = bench.context.counters
+        assert (counters.faults, counters.buried, counters.failed) == (1, not acks_early, acks_early)
+        assert [letter.reason for letter in await bench.broker.dead_letters()] == [fault] * (not acks_early)
+
+    play(tmp_path, scenario, rules=TaskRules(acks_early=acks_early))
 
 
 class StoresNothing(SqliteBackend):
