@@ -1,5 +1,6 @@
 """What brokers make of data that was replaced under them: unknown claims, claims of a backup, files."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -9,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.brokers.under_test import (
+    LONG_S,
     OWNER,
     PEER,
     QUEUE,
@@ -160,6 +163,40 @@ def test_a_settle_before_the_next_renewal_finds_out_by_itself(tmp_path: Path) ->
         server.stop()
 
 
+def test_a_message_that_the_server_handed_over_and_then_forgot_is_unknown(tmp_path: Path) -> None:
+    """It runs before the server knows that it is held; what the server is then given lacks it."""
+    server = RedisServer(tmp_path)
+    server.start()
+
+    async def scenario() -> None:
+        told: list[Replaced] = []
+        under_test = BrokerUnderTest(BrokerSettings(server.url, lease_s=LONG_LEASE_S), REDIS)
+        async with under_test.open() as broker, under_test.open() as other:
+            broker.on_replaced = told.append
+            await broker.renew(OWNER)
+            await take(broker)
+            server.ask("SAVE")
+            waiting = asyncio.create_task(broker.wait_ready([QUEUE], LONG_S, owner=OWNER))
+            await eventually(lambda: _is_blocked(server), what="the server to be asked")
+            await other.publish(outgoing("handed"))
+            await waiting
+            (handed,) = (await take(broker)).deliveries
+            server.stop(signal.SIGKILL)  # before the next turn of the loop, in which it would be adopted
+            server.start()
+            await heal(broker)
+            assert [one.unknown for one in told] == [1]
+            assert await broker.settle([Ack(handed.tag)]) == Settled(0, unknown=frozenset({handed.tag}))
+
+    try:
+        run(scenario())
+    finally:
+        server.stop()
+
+
+async def _is_blocked(server: RedisServer) -> bool:
+    return b"blocked_clients:1" in cast("bytes", server.ask("INFO", "clients"))
+
+
 def test_a_lease_that_has_ended_is_no_replacement(tmp_path: Path) -> None:
     """What others took back is theirs: a conflict, as before."""
     server = RedisServer(tmp_path)
@@ -177,6 +214,8 @@ def test_a_lease_that_has_ended_is_no_replacement(tmp_path: Path) -> None:
             await take(broker, 0)  # what a busy worker does first
             assert await broker.settle([Return(late.tag)]) == Settled(0, frozenset({late.tag}))
             await broker.renew(OWNER)
+            server.ask("CLIENT", "KILL", "TYPE", "normal")  # another connection is reason to compare
+            await heal(broker)
             assert told == []
             assert (await take(other, owner=PEER)).deliveries
 

@@ -130,7 +130,8 @@ class Claims:
                 _OWNERS, "renew", self._keys.prefix, self._lease_s, owner, renewals
             )
             generation = self._link.generation
-            if is_lost:  # others have what was held, so there is nothing to compare
+            if is_lost:  # there is nothing to compare
+                self._holding.end_hold(owner)
                 self._compared_on = generation
             elif is_replaced or self._compared_on != generation:
                 self._compared_on = -1
@@ -142,10 +143,12 @@ class Claims:
         """A server that was restarted may have lost the last writes, or been given a backup's data."""
         await self._adoptions.finish()
         await self._give_back_lost_claims()
-        under_way, held = self._holding.known_of(owner, adopting=self._adoptions.pending)
+        adopting = self._adoptions.pending
+        under_way, held = self._holding.known_of(owner, adopting=adopting, ever=is_replaced)
         args = (self._keys.prefix, owner, len(under_way), *under_way, *held)
         returned, *missing = await self._link.run(_RECONCILE, *args)
-        if is_replaced or returned or missing:
+        # A claim that has ended although the lease has not: of a message that the data does not have.
+        if is_replaced or returned or missing or self._holding.has_lost:
             self._holding.forget_unknown(field.decode() for field in missing)
             what = f"Redis at {self._link.address.shown} has other or older data"
             self._on_replaced(Replaced(what, self._holding.unknown))

@@ -109,14 +109,28 @@ class Holding:
     def unknown(self) -> int:
         return len(self._unknown)
 
-    def known_of(self, owner: str, *, adopting: Tag | None) -> tuple[list[Tag], list[Tag]]:
-        """What is under way (tickets of claims, tags), and what the owner surely holds."""
+    @property
+    def has_lost(self) -> bool:
+        """Whether claims have ended, and nobody has settled them since."""
+        return bool(self._lost)
+
+    def known_of(self, owner: str, *, adopting: Tag | None, ever: bool) -> tuple[list[Tag], list[Tag]]:
+        """What is under way (tickets of claims, tags), and what the owner surely holds.
+
+        `ever`: also under a hold that ended, which others may have ended.
+        """
         settling = [verdict.tag for group in self.settling for verdict in group.verdicts]
         under_way = [*self._under_way, *self._doubtful, *settling, *([] if adopting is None else [adopting])]
-        unsure = set(under_way)
+        unsure, newest = set(under_way), self._holds.get(owner)
         return under_way, [
-            tag for tag, hold in self._held.items() if hold.owner == owner and tag not in unsure
+            tag
+            for tag, hold in self._held.items()
+            if tag not in unsure and (hold is newest or (ever and hold.owner == owner))
         ]
+
+    def end_hold(self, owner: str) -> None:
+        """Others have taken what the owner held, but for what it claimed since."""
+        self._holds.pop(owner, None)
 
     def forget_unknown(self, missing: Iterable[Tag]) -> None:
         """The data was replaced: it has neither these, nor any that were lost before it was noticed."""
