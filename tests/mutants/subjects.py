@@ -39,7 +39,13 @@ SUBJECTS = (
     Subject("app/chords.py", ("app/test_chords.py", "app/test_groups.py")),
     Subject(
         "app/tracer.py",
-        ("app/test_tracer.py", "app/test_retries.py", "app/test_signals.py", "app/test_sensitive.py"),
+        (
+            "app/test_tracer_outcomes.py",
+            "app/test_tracer.py",
+            "app/test_retries.py",
+            "app/test_signals.py",
+            "app/test_sensitive.py",
+        ),
     ),
     Subject("brokers/sqlite/claims.py", ("brokers/test_sqlite.py",)),
     Subject("brokers/redis/claims.py", _REDIS),
