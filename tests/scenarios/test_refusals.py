@@ -14,7 +14,7 @@ from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer, ask_redis
 from tests.waiting import wait_until
 from umbel import chord
-from umbel.errors import BrokerRefused, RemoteError, TaskRejected
+from umbel.errors import BrokerRefused, ChordError, RemoteError, TaskRejected
 
 TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
 NEIGHBOURS = 40
@@ -64,15 +64,21 @@ def test_a_refused_follow_up_harms_neither_its_task_nor_others(broker: str, tmp_
         refused = add.s(1).set(queue=closed)
         first = add.apply_async((1, 2), link=refused)
         chain = (add.s(1, 1) | add.s(2).set(queue=closed)).delay()
+        total = cluster.app.tasks["chaos_tasks.total"]
+        whole = chord([add.s(1, 1), add.s(2, 2)], total.s().set(queue=closed)).delay()
         sent += [work.delay(str(tmp_path), 0.0) for _ in range(NEIGHBOURS // 2)]
         assert first.get(timeout=20) == 3  # the task's own outcome is kept
         with pytest.raises((BrokerRefused, RemoteError), match=closed):
             chain.get(timeout=20)
+        with pytest.raises((ChordError, BrokerRefused, RemoteError), match=closed):
+            whole.get(timeout=20)
         for one in sent:
             one.get(timeout=20)
-        wait_until(lambda: cluster.counters("w").get("refused") == 2, what="two refusals to be counted")
+        # A chord's body is sent by the child where broker and results are one store.
+        counted = 3 if broker == "amqp" else 2
+        wait_until(lambda: cluster.counters("w").get("refused") == counted, what="refusals to be counted")
         letters = cluster.umbel_json("dlq", "ls")
-        assert [letter["queue"] for letter in letters] == [closed, closed]
+        assert [letter["queue"] for letter in letters] == [closed] * 3
         assert all(letter["reason"] for letter in letters)
         assert "refused" in cluster.log("w")
         assert worker.poll() is None

@@ -76,9 +76,10 @@ def test_a_flood_that_is_there_already_lets_others_go_on() -> None:
 
     async def scenario() -> None:
         async with asyncio.timeout(10.0):
-            others = asyncio.create_task(asyncio.sleep(TURN_S))
+            had_a_turn = asyncio.Event()
+            asyncio.get_running_loop().call_later(TURN_S, had_a_turn.set)
             async for _ in fairly(flood()):
-                if others.done():
+                if had_a_turn.is_set():
                     return
 
     asyncio.run(scenario())

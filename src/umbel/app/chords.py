@@ -18,6 +18,8 @@ from umbel.app.request import Request
 from umbel.app.send_options import SendOptions
 from umbel.app.sending import Prepared
 from umbel.backends.interface import ChordPart
+from umbel.brokers.interface import Refused
+from umbel.brokers.refusals import log_refused
 from umbel.errors import BrokerRefused, ChordError
 from umbel.protocol.states import SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
@@ -225,11 +227,24 @@ def _send_once(app: "App", group_id: str, batch: Sequence[Outgoing]) -> BodyOutc
         app.backend.end_chord(group_id, ())
         return BodyOutcome(follow_ups=batch)
     if app.backend.shares_settle(app.settings.broker):
-        app.backend.end_chord(group_id, batch)
-    else:  # a crash in between may send the body again, under the same id
+        refused = app.backend.end_chord(group_id, batch)
+        log_refused(refused)
+        return BodyOutcome(tuple(failure for one in refused for failure in _refused_body(one)))
+    # A crash in between may send the body again, under the same id.
+    try:
         app.producer.publish(batch)
-        app.backend.end_chord(group_id, ())
-    return NOTHING_FOLLOWS
+        left: Sequence[Outgoing] = ()
+    except BrokerRefused as error:  # it has its end where the task that brought the last part is settled
+        left = [batch[place] for place in error.places] or batch
+    app.backend.end_chord(group_id, ())
+    return BodyOutcome(follow_ups=left)
+
+
+def _refused_body(refused: Refused) -> list[StoredResult]:
+    """Who waits for a body that is among the dead letters is told."""
+    assert isinstance(refused.part, Outgoing)
+    error = ChordError(f"the body was refused by the queue {refused.part.queue!r}: {refused.reason}")
+    return _failures([refused.part.message.correlation_id], error)
 
 
 def _failed_body(app: "App", body: Signature[Any], request: Request, failed: ChordPart) -> BodyOutcome:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from umbel.app.tracer import Tracer
 from umbel.backends.interface import ChordPart
+from umbel.brokers.interface import Refused
 from umbel.pools.interface import Job
 from umbel.protocol.states import READY_STATES, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
@@ -85,9 +86,10 @@ class EagerBackend:
     def claim_chord(self, group_id: str, by: str) -> bool:
         return group_id in self._chords
 
-    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> None:
+    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         """The runner sends what follows: here nothing can come in between."""
         self._chords.pop(group_id, None)
+        return ()
 
     def close(self) -> None:
         self._results.clear()

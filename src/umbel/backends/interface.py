@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from umbel.brokers.interface import Refused
 from umbel.wire.message import Outgoing, StoredResult
 
 
@@ -71,8 +72,11 @@ class Backend(Protocol):
         """Whether `by`, which brought the last part, may send the body. It may ask again."""
         ...
 
-    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> None:
-        """Send these, if the backend is the broker as well, and remember that it was done."""
+    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
+        """Send these, if the backend is the broker as well, and remember that it was done.
+
+        Those that the broker refuses are among the dead letters then, and in the answer.
+        """
         ...
 
     def close(self) -> None: ...

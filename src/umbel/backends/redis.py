@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from umbel.backends.interface import ChordPart
 from umbel.backends.redis_chords import RedisChords
 from umbel.backends.redis_waiting import Listener, decode_results
-from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, portions, weight_of
@@ -110,8 +110,8 @@ class RedisBackend:
     def claim_chord(self, group_id: str, by: str) -> bool:
         return self._chords.claim(group_id, by)
 
-    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> None:
-        self._chords.end(group_id, batch)
+    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
+        return self._chords.end(group_id, batch)
 
     def close(self) -> None:
         self._pool.close()

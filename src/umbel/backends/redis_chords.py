@@ -19,7 +19,6 @@ from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.publishing import delivery_tags
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketPool
-from umbel.brokers.refusals import log_refused
 from umbel.wire.envelope_redis import seal
 from umbel.wire.message import Outgoing
 
@@ -51,17 +50,17 @@ class RedisChords:
     def claim(self, group_id: str, by: str) -> bool:
         return bool(self._pool.run(_CHORD, "claim", self._keys.chord(group_id), by, CLAIM_S))
 
-    def end(self, group_id: str, batch: Sequence[Outgoing]) -> None:
+    def end(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         args: list[str | bytes] = []
         for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
             args.append(self._keys.list_of(outgoing.queue, outgoing.message.priority))
             args.append(seal(outgoing.message, outgoing.queue, tag, outgoing.not_before))
         reply = self._pool.run(_CHORD, "end", self._keys.chord(group_id), DONE_S, self._keys.prefix, *args)
-        # It has its end among the dead letters, and the chord has its own.
-        log_refused(
+        told = reply[1:] if reply else ()
+        return [
             Refused(batch[place], why.decode(errors="replace"))
-            for place, why in (zip(reply[1::2], reply[2::2], strict=True) if reply else ())
-        )
+            for place, why in zip(told[::2], told[1::2], strict=True)
+        ]
 
 
 def _read(group_id: str, place: int, entry: bytes) -> ChordPart:

@@ -24,7 +24,7 @@ from weakref import WeakSet
 import msgspec
 
 from umbel.backends.interface import ChordPart
-from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.errors import BrokerError, NotSupported
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.states import READY_STATES, SUCCESS
@@ -160,7 +160,7 @@ class RpcBackend:
     def claim_chord(self, group_id: str, by: str) -> bool:
         raise _no_chords()
 
-    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> None:
+    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         raise _no_chords()
 
     def close(self) -> None:

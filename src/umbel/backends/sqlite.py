@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from umbel.backends.interface import ChordPart
-from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.chords import ChordStore, Part
 from umbel.brokers.sqlite.location import path_from_url
 from umbel.brokers.sqlite.store import Store
@@ -94,8 +94,8 @@ class SqliteBackend:
         """Ending it is what decides, in one transaction: until then anybody may try."""
         return self._chords.is_open(group_id)
 
-    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> None:
-        self._chords.end(group_id, batch)
+    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
+        return self._chords.end(group_id, batch)
 
     def close(self) -> None:
         self._store.close()

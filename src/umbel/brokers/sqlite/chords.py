@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from umbel.brokers.refusals import log_refused
+from umbel.brokers.interface import Refused
 from umbel.brokers.sqlite import messages, waiters
 from umbel.brokers.sqlite.store import Store
 from umbel.wire.message import Outgoing
@@ -45,16 +45,16 @@ class ChordStore:
             row = db.execute("SELECT done FROM chords WHERE group_id = ?", (group_id,)).fetchone()
             return row is not None and not row[0]
 
-    def end(self, group_id: str, batch: Sequence[Outgoing]) -> None:
+    def end(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         with self._store.database.write(durable=True) as db:
             ended = db.execute("UPDATE chords SET done = 1 WHERE group_id = ? AND NOT done", (group_id,))
             if not ended.rowcount:
-                return
+                return ()
             queues, refused = messages.insert_or_bury(db, batch, self._store.clock.wall_s())
             db.execute("DELETE FROM chord_parts WHERE group_id = ?", (group_id,))
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self._store.poke(awake)
-        log_refused(refused)
+        return refused
 
     def _expires_at(self) -> float:
         return self._store.clock.wall_s() + self._store.settings.result_expires_s
