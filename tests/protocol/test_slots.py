@@ -252,6 +252,17 @@ def test_the_hard_limit_ends_the_child_and_the_job_is_lost_as_timed_out() -> Non
     assert effects == [Lost([Loss(1, charged=True, ran=True, reason=reason, timed_out=True)]), Start(0)]
 
 
+def test_a_job_that_had_not_begun_at_its_hard_limit_is_lost_too() -> None:
+    """The limit counts from dispatch; or a limit too short to begin would cost one child after another."""
+    slots = make()
+    (sent,) = slots.step(Submit([Job(1, hard_limit_s=0.001)]), now=10.0)
+    assert isinstance(sent, Send)
+    slots.step(Tick(), now=10.1)
+    lost, started = slots.step(ChildDied(0, bytes([sent.batch]), "SIGKILL"), now=10.2)
+    assert isinstance(lost, Lost) and [loss.timed_out for loss in lost.losses] == [True]
+    assert started == Start(0)
+
+
 def test_an_outcome_that_was_on_its_way_at_the_hard_limit_counts() -> None:
     slots = make()
     slots.step(Submit([Job(1, hard_limit_s=3.0)]), now=0.0)

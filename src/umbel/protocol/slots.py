@@ -287,7 +287,8 @@ class Slots(Generic[WorkT, EndedT]):
     def _bury(
         self, child: Child[WorkT], tokens: bytes, reason: str, now: float
     ) -> list[Effect[WorkT, EndedT]]:
-        self._ready.extendleft(reversed(child.take_back(tokens)))
+        if not child.timed_out:  # else its one job has had its time, though it may not have begun
+            self._ready.extendleft(reversed(child.take_back(tokens)))
         # Who is killed because the pool stops did no harm.
         innocent = self._fleet.closing and bool(child.kill_reason) and not child.timed_out
         losses = child.losses(child.kill_reason or reason, charge=not innocent)
