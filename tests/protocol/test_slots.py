@@ -255,11 +255,12 @@ def test_the_hard_limit_ends_the_child_and_the_job_is_lost_as_timed_out() -> Non
 def test_a_job_that_had_not_begun_at_its_hard_limit_is_lost_too() -> None:
     """The limit counts from dispatch; or a limit too short to begin would cost one child after another."""
     slots = make()
-    (sent,) = slots.step(Submit([Job(1, hard_limit_s=0.001)]), now=10.0)
-    assert isinstance(sent, Send)
+    effects = slots.step(Submit([Job(1, hard_limit_s=0.001)]), now=10.0)
+    (sent,) = [effect for effect in effects if isinstance(effect, Send)]
     slots.step(Tick(), now=10.1)
     lost, started = slots.step(ChildDied(0, bytes([sent.batch]), "SIGKILL"), now=10.2)
-    assert isinstance(lost, Lost) and [loss.timed_out for loss in lost.losses] == [True]
+    assert isinstance(lost, Lost)
+    assert [(loss.timed_out, loss.ran, loss.charged) for loss in lost.losses] == [(True, False, False)]
     assert started == Start(0)
 
 

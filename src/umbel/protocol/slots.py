@@ -287,11 +287,14 @@ class Slots(Generic[WorkT, EndedT]):
     def _bury(
         self, child: Child[WorkT], tokens: bytes, reason: str, now: float
     ) -> list[Effect[WorkT, EndedT]]:
-        if not child.timed_out:  # else its one job has had its time, though it may not have begun
-            self._ready.extendleft(reversed(child.take_back(tokens)))
+        why, unstarted = child.kill_reason or reason, child.take_back(tokens)
         # Who is killed because the pool stops did no harm.
         innocent = self._fleet.closing and bool(child.kill_reason) and not child.timed_out
-        losses = child.losses(child.kill_reason or reason, charge=not innocent)
+        losses = child.losses(why, charge=not innocent)
+        if child.timed_out:  # its one job has had its time, though it may not have begun
+            losses += [Loss(job.number, False, False, why, timed_out=True) for job in unstarted]
+        else:
+            self._ready.extendleft(reversed(unstarted))
         effects: list[Effect[WorkT, EndedT]] = [Lost(losses)] if losses else []
         effects += self._fleet.bury(child, reason, now, did_something=bool(child.ended or losses))
         if not self._fleet.closing:
