@@ -22,7 +22,7 @@ class Presence:
     """Made before the database is opened; `note_opened` is for when all its files are there."""
 
     def __init__(self, path: Path) -> None:
-        self._directory = path.parent
+        self._directory = str(path.parent)
         self._sides = (f"{path}-wal", f"{path}-shm", f"{path}-lock")
         self._opened = {str(path): _identity(str(path))}
         self._trusted: tuple[int, int, int] | None = None
