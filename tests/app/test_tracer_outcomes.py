@@ -183,3 +183,10 @@ def test_a_child_on_a_loop_gets_a_tracer_that_can_be_awaited(app: App) -> None:
 def test_an_unreadable_message_ends_under_the_id_the_worker_knows(tracer: Tracer) -> None:
     outcome = tracer(Job(7, "t", "known", "q", Message(b"{", b"[]")))
     assert (outcome.number, [one.task_id for one in outcome.results]) == (7, ["known"])
+
+
+@pytest.mark.parametrize("when", [1e300, float("nan"), -1e300, "soon"])
+def test_a_retry_at_no_time_fails_the_task(app: App, tracer: Tracer, when: Any) -> None:
+    """N1: and its child lives."""
+    outcome = tracer(job_of(app, failing(app, Retry(when=when))))
+    assert outcome.kind == "failure" and "no time" in outcome.summary

@@ -18,12 +18,7 @@ from umbel.app.attempts import next_attempt
 from umbel.app.awaiting import LastingLoop, cancelled_from_within, cancelled_type
 from umbel.app.child_logs import UNFINISHED, end_lines
 from umbel.app.chords import NOTHING_FOLLOWS, BodyOutcome, part_ended, time_left_s
-from umbel.app.follow_ups import (
-    after_failure,
-    after_success,
-    keeps_result,
-    steps_that_never_run,
-)
+from umbel.app.follow_ups import after_failure, after_success, keeps_result, steps_that_never_run
 from umbel.app.publishing import patiently
 from umbel.app.request import Request, Running, request_of
 from umbel.app.tracebacks import traceback_text
@@ -47,6 +42,7 @@ from umbel.protocol.sensitive import MASK, Secrets, Sensitive
 from umbel.protocol.states import FAILURE, RETRY, STARTED, SUCCESS
 from umbel.text import leaving
 from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.options import broken_rule
 from umbel.wire.result import ExceptionMap, encode_failure, encode_state, encode_success, exception_map
 from umbel.wire.show import cut
 from umbel.wire.task import TaskCall, decode_task, show_args, show_kwargs, show_value
@@ -214,6 +210,8 @@ class _Run:
         if isinstance(error, TaskCancelled):
             return self.failed(task, call, request, error)
         if isinstance(error, Retry):
+            if broken_rule("eta", error.when):
+                return self.failed(task, call, request, ValueError(f"Retry(when={error.when!r}): no time"))
             if error.when is not None:  # self.retry() has judged it
                 return self._retried(task, call, request, error, error.when)
             if policy.exhausted(request.retries):
