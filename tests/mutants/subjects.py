@@ -54,7 +54,11 @@ SUBJECTS = (
         Subject(f"brokers/redis/{name}.lua", guards)
         for guards, names in (
             (_REDIS, ("claim", "settle", "marks", "owners", "adopt", "abandon", "depths", "publish")),
-            (_REDIS, ("revoke", "event_log", "unique")),
+            (
+                _REDIS,
+                ("revoke", "event_log", "unique", "requeue", "refusals", "holding", "returning", "bury"),
+            ),
+            (("brokers/test_replaced.py",), ("reconcile",)),
             (_REDIS_COORDINATION, ("coordination", "election", "lease")),
             (_REDIS_RESULTS, ("results", "store", "chord")),
             (_REDIS_RPC, ("askers",)),

@@ -67,7 +67,7 @@ def test_extreme_messages_end_with_a_reason_on_redis(tmp_path: Path) -> None:
     server.start()
     properties: list[dict[str, Any]] = [
         {"priority": 10**20},
-        {"priority": -1},
+        {"priority": "high"},
         {"expiration": "1e30"},
         {"expiration": "-5"},
         {"correlation_id": "x" * 300},

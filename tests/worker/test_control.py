@@ -410,7 +410,7 @@ def test_a_flood_of_commands_is_answered_with_an_error_and_a_ping_all_the_same(t
             answers = [json.loads((await anext(heard)).body)["a@x"] for _ in range(count)]
             # How many are too many depends on how quick the machine is; each has one of two answers.
             assert {answer.get("error", "") for answer in answers} <= {"", BUSY}
-            assert sum("clock" in answer for answer in answers) >= WAITING_MAX
+            assert sum("clock" in answer for answer in answers) >= WAITING_MAX // 2  # pings have places too
             assert control.replies_dropped == 0
 
     play(tmp_path, scenario)

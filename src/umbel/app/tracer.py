@@ -233,7 +233,8 @@ class _Run:
             # A failure of its own name: who waits for the result must neither wait for ever nor get a Reject.
             failure = TaskRejected(reason or "rejected by the task").with_traceback(error.__traceback__)
             ended = self.failed(task, call, request, failure)
-            return replace(ended, kind="rejected", summary=reason) if ended.kind == "failure" else ended
+            said = leaving(reason)
+            return replace(ended, kind="rejected", summary=said) if ended.kind == "failure" else ended
         if isinstance(error, task.options.autoretry_for) and not policy.exhausted(request.retries):
             due = time() + policy.wait_s(request.retries, random())
             return self._retried(task, call, request, error, due)

@@ -181,7 +181,7 @@ class AmqpBroker:
         return Settled(
             judged.judged - len(gone - forgotten),
             frozenset(conflicts - forgotten),
-            judged.refused,
+            tuple(judged.refused),
             unknown=frozenset(unknown),
         )
 

@@ -131,6 +131,7 @@ class Holding:
     def end_hold(self, owner: str) -> None:
         """Others have taken what the owner held, but for what it claimed since."""
         self._holds.pop(owner, None)
+        self._lost.clear()  # others have those too
 
     def forget_unknown(self, missing: Iterable[Tag]) -> None:
         """The data was replaced: it has neither these, nor any that were lost before it was noticed."""

@@ -95,4 +95,4 @@ def apply(db: sqlite3.Connection, judged: Judgement, now_s: float) -> set[str]:
 
 
 def settled(judged: Judgement, refused: Sequence[Refused]) -> Settled:
-    return Settled(judged.applied, frozenset(judged.conflicts), refused)
+    return Settled(judged.applied, frozenset(judged.conflicts), tuple(refused))
