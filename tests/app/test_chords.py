@@ -13,8 +13,9 @@ from umbel.app.canvas import Signature, signature_from
 from umbel.app.chords import BodyOutcome, Chord, part_ended
 from umbel.app.request import request_of
 from umbel.app.sending import Prepared
-from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.errors import BrokerRefused
 from umbel.protocol.states import FAILURE, SUCCESS
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
@@ -390,3 +391,42 @@ def test_a_chord_without_parts_sends_its_body_with_no_results(bench: Bench) -> N
     call = call_of(body.outgoing.message)
     assert (call.headers.id, call.args) == ("body", [[]])
     assert [one["task"] for one in call.embed.callbacks or []] == ["tell"]
+
+
+def test_a_part_that_cannot_be_counted_fails_the_body_and_not_the_part(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N2: who waits for the body is told."""
+
+    def refuse(*_: object) -> None:
+        raise BrokerRefused("the key holds a list")
+
+    first, _ = bench.chord().prepare()
+    monkeypatch.setattr(bench.app.backend, "add_chord_part", refuse)
+    outcome = bench.ended(first)
+    assert [(one.task_id, one.status) for one in outcome.results] == [("body", "FAILURE")]
+    assert b"could not be counted: the key holds a list" in outcome.results[0].payload
+    assert outcome.follow_ups == ()
+
+
+def test_a_body_that_is_refused_fails_and_the_chord_has_ended(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N2: where the child sends it, the dead letter is there; elsewhere the worker's settle makes it."""
+    first, second = bench.chord().prepare()
+    bench.ended(first)
+    is_one = bench.app.backend.shares_settle(bench.app.settings.broker)
+    if is_one:
+        monkeypatch.setattr(
+            bench.app.backend, "end_chord", lambda group, batch: [Refused(batch[0], "closed")]
+        )
+    else:
+        monkeypatch.setattr(bench.app.producer, "publish", refuse_all)
+    outcome = bench.ended(second)
+    assert [(one.task_id, one.status) for one in outcome.results] == ([("body", "FAILURE")] if is_one else [])
+    assert [one.message.correlation_id for one in outcome.follow_ups] == ([] if is_one else ["body"])
+    assert is_one or not bench.is_open(second)
+
+
+def refuse_all(batch: object) -> None:
+    raise BrokerRefused("closed")

@@ -19,7 +19,13 @@ _SLOTS = (
     "protocol/test_slot_parts.py",
     "protocol/test_slots_random.py",
 )
-_REDIS = ("brokers/test_redis.py", "brokers/test_redis_delayed.py", "brokers/test_redis_layout.py")
+_REDIS = (
+    "brokers/test_redis_pages.py",
+    "brokers/test_redis_refusals.py",
+    "brokers/test_redis.py",
+    "brokers/test_redis_delayed.py",
+    "brokers/test_redis_layout.py",
+)
 _REDIS_RESULTS = ("backends/test_redis.py", "brokers/test_redis.py")
 _REDIS_RPC = ("backends/test_rpc.py",)
 _REDIS_COORDINATION = ("brokers/test_redis.py", "brokers/test_redis_coordination.py")
