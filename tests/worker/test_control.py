@@ -31,7 +31,7 @@ from umbel.protocol.pidbox import Known
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
 from umbel.wire.message import Message
 from umbel.worker.context import Identity, WorkerContext
-from umbel.worker.mailbox import BUSY, WAITING_MAX
+from umbel.worker.mailbox import BUSY, HANDLED_MAX, WAITING_MAX
 from umbel.worker.settings import Ending, WorkerSettings
 from umbel.worker.steps.control import Control
 
@@ -410,7 +410,9 @@ def test_a_flood_of_commands_is_answered_with_an_error_and_a_ping_all_the_same(t
             answers = [json.loads((await anext(heard)).body)["a@x"] for _ in range(count)]
             # How many are too many depends on how quick the machine is; each has one of two answers.
             assert {answer.get("error", "") for answer in answers} <= {"", BUSY}
-            assert sum("clock" in answer for answer in answers) >= WAITING_MAX // 2  # pings have places too
+            # With a thread of its own, one that had a place is still refused while so many run beside it.
+            least = HANDLED_MAX if cluster.is_green else WAITING_MAX
+            assert sum("clock" in answer for answer in answers) >= least
             assert control.replies_dropped == 0
 
     play(tmp_path, scenario)
