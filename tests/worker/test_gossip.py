@@ -19,7 +19,7 @@ from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.protocol.gossip_events import Change, Joined, Lost, MemberState
 from umbel.protocol.gossip_mode import GossipMode
 from umbel.wire.event import encode_event
-from umbel.worker.node_hooks import WAITING_MAX, NodeHooks
+from umbel.worker.hook_queue import WAITING_MAX, HookQueue
 
 LOST, LEFT = MemberState.LOST, MemberState.LEFT
 
@@ -340,12 +340,12 @@ def test_hooks_are_called_in_order_off_the_loop_and_a_hanging_one_holds_up_only_
         if number == 1:
             raise LookupError("no")
 
-    hooks = NodeHooks({"on_node_join": hang})
+    hooks = HookQueue({"on_node_join": hang})
     hooks.call("on_node_lost", number=0)  # nobody asked
     for number in range(1, WAITING_MAX + 3):
         hooks.call("on_node_join", number=number)
         assert number != 2 or done.wait(30)
     hooks.call("on_node_join", number=-1)
     assert called == [1, 2] and hooks.dropped == 1
-    assert "a node hook raised" in caplog.text and "does not return" in caplog.text
+    assert "a hook raised" in caplog.text and "does not return" in caplog.text
     go_on.set()

@@ -62,6 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_prefetch_max: int = 1000
     worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs
     worker_soft_grace_s: float = 5.0  # told twice, it interrupts what runs and waits so long
+    worker_hook_timeout_s: float = 10.0  # for each of worker_init, worker_ready and worker_shutdown
     worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
     worker_autoscale: tuple[int, int] | None = None  # the most children and the least
     worker_autoscale_cool_down_s: float = 30.0  # a child is of no use for so long before it goes
@@ -137,6 +138,7 @@ _AT_LEAST: Mapping[str, float] = {
     "result_expires_s": 0,
     "worker_grace_s": 0,
     "worker_soft_grace_s": 0,
+    "worker_hook_timeout_s": 0,
     "worker_start_timeout_s": 0.1,
     "worker_start_attempts": 1,
     "worker_autoscale_cool_down_s": 0,

@@ -40,6 +40,10 @@ HELP: Mapping[str, str] = {
     "worker_prefetch_max": "messages that a worker holds at most, running and waiting",
     "worker_grace_s": "a stopping worker waits so long for what runs",
     "worker_soft_grace_s": "told twice to stop, it interrupts what runs and waits so long",
+    "worker_hook_timeout_s": (
+        "a worker waits so long for your `worker_init`, `worker_ready` and `worker_shutdown`, each, and goes "
+        "on without a hook that takes longer"
+    ),
     "worker_child_start": (
         "fork children from the loaded app, or `spawn` them where its threads or sockets forbid "
         "that; `fork` and `spawn` decide it"

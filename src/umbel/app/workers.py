@@ -1,10 +1,9 @@
 """Workers: from an app and a command's flags to a worker that can run."""
 
-import logging
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
@@ -18,20 +17,20 @@ from umbel.app.settings import Settings
 from umbel.backends.registry import open_backend
 from umbel.brokers.registry import open_broker
 from umbel.errors import BadSetting, WireError
-from umbel.pools.guard import Raised, call_guarded
 from umbel.protocol.delivery import TaskRules
 from umbel.protocol.gossip_mode import GossipMode
 from umbel.wire.limits import is_name
 from umbel.wire.message import Message, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure, exception_map
 from umbel.wire.task import TaskCall, decode_task, read_headers
+from umbel.worker.hook_queue import HookQueue
+from umbel.worker.hooks import LifeHooks
 from umbel.worker.settings import Ending, PeriodicTask, WorkerSettings
 from umbel.worker.worker import Worker
 
 if TYPE_CHECKING:
     from umbel.app.app import App
 
-log = logging.getLogger("umbel.worker")
 MAILBOX = "umbel-mailbox"  # the connection of remote control, where it has its own
 
 
@@ -88,12 +87,19 @@ def make_worker(
         election_v1_compat=settings.election_v1_compat,
         shown_settings=settings.shown(),
         changed_settings=settings.changed(),
-        on_ready=lambda: app.signals.worker_ready.send(node=name),
-        on_shutdown=lambda: app.signals.worker_shutdown.send(node=name),
+        hooks=life_hooks(app, name, settings.worker_hook_timeout_s),
         node_hooks=app.signals.of_nodes(),
     )
-    app.signals.worker_init.send(node=name)
     return Worker(worker_settings, broker=broker, backend=backend, pool=pool)
+
+
+def life_hooks(app: "App", node: str, timeout_s: float) -> LifeHooks:
+    return LifeHooks(
+        init=partial(app.signals.worker_init.send, node=node),
+        ready=partial(app.signals.worker_ready.send, node=node),
+        shutdown=partial(app.signals.worker_shutdown.send, node=node),
+        timeout_s=timeout_s,
+    )
 
 
 def node_name(given: str | None) -> str:
@@ -132,8 +138,9 @@ class Leftovers:
 
     def __init__(self, app: "App") -> None:
         self._app = app
-        # Errbacks that take the error itself are users' code: they run off the worker's loop.
-        self._thread = ThreadPoolExecutor(1, "umbel-errbacks")
+        # Errbacks that take the error itself are users' code: they run off the worker's loop, and one
+        # that hangs does not keep the worker from ending.
+        self._errbacks = HookQueue({"errback": lambda work: work()})
 
     def __call__(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
         described = exception_map(error)
@@ -158,9 +165,4 @@ class Leftovers:
         return Ending(body.results, body.follow_ups)
 
     def _run(self, work: Callable[[], object]) -> None:
-        self._thread.submit(self._guarded, work)
-
-    def _guarded(self, work: Callable[[], object]) -> None:
-        happened = call_guarded(work)
-        if isinstance(happened, Raised):
-            log.error("errback failed", exc_info=happened.error)
+        self._errbacks.call("errback", work=work)

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+import os
 import signal
-import sys
 from pathlib import Path
 
 import click
@@ -79,7 +79,7 @@ def command(
     """Run a worker: take tasks from the broker and run them in child processes.
 
     SIGTERM or Ctrl-C: finish what runs, return the rest, exit 0. Twice: interrupt what runs, too.
-    Three times, or SIGQUIT: return what runs, at once.
+    Three times, or SIGQUIT: return what runs, at once. SIGUSR1: log the stacks of all its processes.
     """
     from umbel.app.loading import find_app
     from umbel.app.settings import override
@@ -87,9 +87,8 @@ def command(
     from umbel.worker.logs import set_up_logging
     from umbel.worker.run_directory import default_run_directory
 
-    # Until the worker listens to signals itself, being told to stop is no failure.
-    signal.signal(signal.SIGTERM, lambda _signum, _frame: sys.exit(exits.OK))
     set_up_logging(loglevel, logfile=logfile, as_json=as_json)
+    _listen_to_signals()
     found = find_app(app_name)
     settings = override(
         found.app.settings,
@@ -119,6 +118,17 @@ def command(
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run())
     return exits.OK
+
+
+def _listen_to_signals() -> None:
+    """Until the worker does so itself: being told to stop is no failure.
+
+    What is imported meanwhile is users' code, which could catch an exception.
+    """
+    from umbel.worker.stack_dump import log_own_stacks_on_signal
+
+    signal.signal(signal.SIGTERM, lambda _signum, _frame: os._exit(exits.OK))
+    log_own_stacks_on_signal()
 
 
 def _names(queues: str | None) -> list[str] | None:

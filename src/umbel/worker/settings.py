@@ -13,6 +13,7 @@ from umbel.protocol.gossip_mode import GossipMode
 from umbel.protocol.schedule import Entry
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.elections.handlers import Handler
+from umbel.worker.hooks import LifeHooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,6 @@ class PeriodicTask:
 
     entry: Entry
     messages: Callable[[int], Sequence[Outgoing]]
-
-
-def _nothing() -> None:
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +79,5 @@ class WorkerSettings:
     scheduler_lease_s: float = 10.0
     election_protocol: str = "v2"
     election_v1_compat: str = "auto"
-    on_ready: Callable[[], None] = field(default=_nothing)
-    on_shutdown: Callable[[], None] = field(default=_nothing)
+    hooks: LifeHooks = field(default_factory=LifeHooks)
     node_hooks: Mapping[str, Callable[..., None]] = field(default_factory=dict)  # on_node_join and so on

@@ -2,18 +2,22 @@
 
 All other steps go on meanwhile: the worker beats, holds its leases, answers remote control and
 acknowledges what ends, until nothing runs any more.
+
+Signals win over everything else: a request cancels a start that is under way (`unless_asked`), and
+ends the wait for a hook of the user's (`wait_for`).
 """
 
 import asyncio
 import logging
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import assert_never
 
 from umbel.protocol.machine import Tick
 from umbel.protocol.shutdown import Ask, Cut, Drained, Event, Interrupt, Phase, Quit, Running, StopTaking
 from umbel.worker.context import WorkerContext
+from umbel.worker.hooks import HookRun
 from umbel.worker.steps.tasks import Tasks
 
 log = logging.getLogger("umbel.worker")
@@ -28,17 +32,54 @@ class Stopping:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._asked = asyncio.Event()
+        self._hurried = False  # asked more than once, or to quit
+        self._hook: HookRun | None = None
+        self._start: asyncio.Timeout | None = None
 
     def ask(self) -> None:
         """Once: finish what runs. Twice: tell the tasks. Three times: return what runs."""
+        self._hurry(self._machine.is_stopping)
         self._step(Ask())
 
     def quit(self) -> None:
         """Return what runs, at once."""
+        self._hurry(True)
         self._step(Quit())
 
     async def asked(self) -> None:
         await self._asked.wait()
+
+    @asynccontextmanager
+    async def unless_asked(self) -> AsyncIterator[None]:
+        """What is inside is cancelled when somebody asks the worker to stop."""
+        try:
+            async with asyncio.timeout(None) as self._start:
+                if self._asked.is_set():
+                    self._cancel_start()
+                yield
+        except TimeoutError:
+            if self._start is None or not self._start.expired():
+                raise
+            log.info("asked to stop while it starts")
+        finally:
+            self._start = None
+
+    async def wait_for(self, hook: HookRun) -> None:
+        """Wait until it has returned, its time is over, or somebody asks (again) to stop."""
+        self._hook = hook
+        if self._hurried:
+            hook.let_go()
+        await hook.ended()
+        self._hook = None
+
+    def _hurry(self, hurried: bool) -> None:
+        self._hurried = self._hurried or hurried
+        if self._hook is not None:
+            self._hook.let_go()
+
+    def _cancel_start(self) -> None:
+        if self._start is not None:
+            self._start.reschedule(self._loop.time())
 
     async def drain(self) -> None:
         """Wait until nothing runs any more, or cut off what does."""
@@ -72,6 +113,7 @@ class Stopping:
                 case StopTaking():
                     self._tasks.stop_taking()
                     self._asked.set()
+                    self._cancel_start()
                 case Interrupt():
                     told = self._tasks.interrupt()
                     log.warning("asked to stop again: tasks that run are interrupted", extra={"told": told})

@@ -18,9 +18,11 @@ from umbel.protocol.shutdown import Shutdown
 from umbel.urls import without_password
 from umbel.worker.bootsteps import Step, starting_order
 from umbel.worker.context import Counters, Identity, WorkerContext
+from umbel.worker.hooks import Hook, HookRun
 from umbel.worker.run_directory import refuse_second
 from umbel.worker.saved_state import next_incarnation, read_saved, saved_file
 from umbel.worker.settings import WorkerSettings
+from umbel.worker.stack_dump import stacks_on_signal
 from umbel.worker.state import WorkerState
 from umbel.worker.steps.autoscaler import Autoscaler
 from umbel.worker.steps.connection import Connection
@@ -117,19 +119,26 @@ class Worker:
         self._stopping.ask()
 
     async def _run_steps(self, order: list[Step], group: asyncio.TaskGroup) -> None:
-        started: list[Step] = []
-        with self._stopping.on_signals():
+        hooks, started = self._context.settings.hooks, list[Step]()
+        with self._stopping.on_signals(), stacks_on_signal(self._context.pool):
+            await self._stopping.wait_for(self._hook("worker_init", hooks.init))
             try:
-                for step in order:
-                    step.adopt(group)
-                    started.append(step)
-                    await step.start()
-                await self._ready()
+                async with self._stopping.unless_asked():
+                    for step in order:
+                        step.adopt(group)
+                        started.append(step)
+                        await step.start()
+                if not self._context.shutdown.is_stopping:
+                    await self._ready()
                 await self._stopping.asked()
-                await asyncio.to_thread(self._context.settings.on_shutdown)
+                hook = self._hook("worker_shutdown", hooks.shutdown)
                 await self._stopping.drain()  # while every step goes on
+                await self._stopping.wait_for(hook)
             finally:
                 await self._put_down(started)
+
+    def _hook(self, name: str, hook: Hook) -> HookRun:
+        return HookRun(name, hook, timeout_s=self._context.settings.hooks.timeout_s)
 
     async def _put_down(self, started: list[Step]) -> None:
         for step in reversed(started):
@@ -152,7 +161,7 @@ class Worker:
         )
         log.info("worker ready", extra=fields)
         gc.freeze()  # what is there now stays: the collector need not look at it, which held the loop up
-        await asyncio.to_thread(settings.on_ready)  # users' code runs off the loop
+        await self._stopping.wait_for(self._hook("worker_ready", settings.hooks.ready))
 
 
 def _first_cause(several: BaseExceptionGroup[BaseException]) -> BaseException:

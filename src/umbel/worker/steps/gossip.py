@@ -59,8 +59,8 @@ from umbel.wire.gossip import (
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.driver import drive, fairly
+from umbel.worker.hook_queue import HookQueue
 from umbel.worker.leases.observers import ObserverSeat
-from umbel.worker.node_hooks import NodeHooks
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.heart import Heart
@@ -98,7 +98,7 @@ class Gossip(Step):
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
         self._listeners: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         self._watchers: list[Callable[[Change], None]] = []
-        self._hooks = NodeHooks(context.settings.node_hooks)
+        self._hooks = HookQueue(context.settings.node_hooks)
         self._asking: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
         self._ears: list[asyncio.Task[None]] = []  # the last one stays

@@ -1,4 +1,4 @@
-"""NodeHooks: calls what users wrote for nodes that join, leave or are lost (S5), off the loop.
+"""HookQueue: calls what users wrote off the loop: hooks of nodes that join, leave or are lost (S5), errbacks.
 
 The calls come one after the other, in the order of what happened, from a thread of their own. A hook
 that hangs delays the next ones and nothing else: when WAITING_MAX wait, the newest are dropped and
@@ -16,11 +16,11 @@ from umbel.pools.guard import Raised, call_guarded
 log = logging.getLogger("umbel.worker.hooks")
 
 WAITING_MAX = 1000
-NodeHook = Callable[..., None]
+Hook = Callable[..., None]
 
 
-class NodeHooks:
-    def __init__(self, hooks: Mapping[str, NodeHook]) -> None:
+class HookQueue:
+    def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self.dropped = 0
         self._hooks = hooks
         self._waiting: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(WAITING_MAX)
@@ -31,18 +31,18 @@ class NodeHooks:
         if name not in self._hooks:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="umbel-node-hooks", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="umbel-hooks", daemon=True)
             self._thread.start()
         try:
             self._waiting.put_nowait((name, context))
         except queue.Full:
             self.dropped += 1
             if self.dropped == 1:
-                log.error("a node hook does not return: the next ones are not called", extra={"hook": name})
+                log.error("a hook does not return: the next ones are not called", extra={"hook": name})
 
     def _work(self) -> None:
         while True:
             name, context = self._waiting.get()
             happened = call_guarded(self._hooks[name], **context)
             if isinstance(happened, Raised):
-                log.error("a node hook raised", extra={"hook": name}, exc_info=happened.error)
+                log.error("a hook raised", extra={"hook": name}, exc_info=happened.error)

@@ -1,0 +1,76 @@
+"""Stack dump: SIGUSR1 to the main process writes what it and its children are at to the log.
+
+The main process is looked at by a thread, which does not need its event loop: a loop that is held up
+is what somebody wants to see. The children are asked on the loop (`pools/stacks.py`).
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from umbel.pools.interface import Pool
+from umbel.pools.stacks import stacks_of
+
+log = logging.getLogger("umbel.worker.stacks")
+ASKING = signal.SIGUSR1
+
+
+def log_own_stacks_on_signal() -> None:
+    """From now on SIGUSR1 logs this process's stacks, instead of ending it."""
+    signal.signal(ASKING, lambda _signum, _frame: _log_own_stacks_soon())
+
+
+@contextmanager
+def stacks_on_signal(pool: Pool) -> Iterator[None]:
+    """Inside, SIGUSR1 logs the children's stacks too. Only one dump runs at a time."""
+    loop = asyncio.get_running_loop()
+    asked: set[asyncio.Task[None]] = set()
+
+    def ask_children() -> None:
+        if not asked:
+            task = loop.create_task(_log_children(pool), name="umbel-stacks")
+            asked.add(task)
+            task.add_done_callback(asked.discard)
+
+    def heard(_signum: int, _frame: object) -> None:
+        _log_own_stacks_soon()
+        loop.call_soon_threadsafe(ask_children)
+
+    before = signal.signal(ASKING, heard)
+    try:
+        yield
+    finally:
+        signal.signal(ASKING, before)
+        for task in asked:
+            task.cancel()
+
+
+def _log_own_stacks_soon() -> None:
+    # Not in the handler: what it interrupted may hold the log's stream.
+    threading.Thread(target=_log_own_stacks, name="umbel-stacks", daemon=True).start()
+
+
+def _log_own_stacks() -> None:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = [
+        f"thread {names.get(number, number)} (innermost call last)\n{''.join(traceback.format_stack(frame))}"
+        for number, frame in sys._current_frames().items()
+        if number != threading.get_ident()
+    ]
+    log.warning("stacks of the main process", extra={"pid": os.getpid(), "traceback": "\n".join(stacks)})
+
+
+async def _log_children(pool: Pool) -> None:
+    described = pool.describe()
+    running = {pid: task_id for task_id, pid in described["running"].items()}
+    children = described["processes"]
+    for pid, stack in zip(children, await asyncio.gather(*map(stacks_of, children)), strict=True):
+        if pid != os.getpid():  # a pool without children of its own names the main process
+            fields = {"pid": pid, "task_id": running.get(pid, ""), "traceback": stack or "it does not answer"}
+            log.warning("stacks of a child", extra=fields)
