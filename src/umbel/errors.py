@@ -6,6 +6,7 @@ UmbelError
 │   ├── BadSetting             known, but of the wrong type or out of range
 │   ├── BadURL                 a broker or backend address that cannot be understood
 │   ├── AppNotFound            -A names nothing that can be loaded
+│   │   └── NoApp              nobody named an app, and none is here
 │   ├── BadBootsteps           a cycle or an unknown requirement between worker steps
 │   └── DuplicateNode          a worker of that name runs already
 ├── WireError                  bytes that are not what the protocol says
@@ -85,6 +86,10 @@ class BadURL(ConfigurationError):
 
 class AppNotFound(ConfigurationError):
     pass
+
+
+class NoApp(AppNotFound):
+    """Nobody named an app, and none is here."""
 
 
 class BadBootsteps(ConfigurationError):

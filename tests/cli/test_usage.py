@@ -387,6 +387,44 @@ def test_a_queue_is_shown_and_emptied_only_when_asked_twice(
     assert json.loads(umbel("queues", "purge", "celery", "--json").out) == {"queue": "celery", "removed": 0}
 
 
+def test_what_is_not_there_is_not_found_and_nobody_is_nobody(umbel: Umbel, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    assert "no election 'never'" in said(umbel("election", "show", "never"), exits.NOT_FOUND)
+    assert "no periodic task is named 'nightly'" in said(umbel("schedule", "run", "nightly"), exits.NOT_FOUND)
+    assert umbel("schedule", "pause", "nightly").code == exits.NOT_FOUND
+    assert "no node answered" in said(umbel("members", "--timeout", "0.1"), exits.NOBODY_ANSWERED)
+
+
+# -- doctor ----------------------------------------------------------------------------------------
+
+
+def found_by_doctor(umbel: Umbel, check: str) -> tuple[int, list[tuple[str, str]]]:
+    ran = umbel("doctor", "--json")
+    findings = [(one["verdict"], one["detail"]) for one in json.loads(ran.out) if one["check"] == check]
+    return ran.code, findings
+
+
+def test_doctor_fails_on_an_app_that_cannot_be_imported(umbel: Umbel, tmp_path: Path) -> None:
+    code, [(verdict, _)] = found_by_doctor(umbel, "app")  # there is none
+    assert (code, verdict) == (exits.OK, "note")
+    (tmp_path / "tasks.py").write_text("import no_such_module_at_all\n")
+    code, [(verdict, detail)] = found_by_doctor(umbel, "app")
+    assert (code, verdict) == (exits.FAILED, "FAIL")
+    assert "no_such_module_at_all" in detail
+
+
+def test_doctor_fails_on_variables_that_nobody_reads(
+    umbel: Umbel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert found_by_doctor(umbel, "environment") == (exits.OK, [])
+    monkeypatch.setenv("UMBEL_BROKRE", "redis://localhost")
+    monkeypatch.setenv("UMBEL_LEASE_S", "soon")
+    code, findings = found_by_doctor(umbel, "environment")
+    assert code == exits.FAILED
+    assert [verdict for verdict, _ in findings] == ["FAIL", "FAIL"]
+    assert "brokre" in findings[0][1] and "'broker'" in findings[0][1] and "lease_s" in findings[1][1]
+
+
 # -- worker and health -----------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from traceback import extract_tb
 
 from umbel.app.app import App
-from umbel.errors import AppNotFound, ConfigurationError
+from umbel.errors import AppNotFound, ConfigurationError, NoApp
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import HostSpec
 
@@ -115,4 +115,4 @@ def _guess() -> str:
     for guess in GUESSES:
         if Path(f"{guess}.py").is_file():
             return guess
-    raise AppNotFound("no app given and neither ./tasks.py nor ./app.py is here; use -A module:attr")
+    raise NoApp("no app given and neither ./tasks.py nor ./app.py is here; use -A module:attr")

@@ -8,7 +8,7 @@ A name nobody knows or a value of the wrong type is refused at once, with the ne
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -229,14 +229,29 @@ _KINDS: Mapping[object, str] = {
 }
 
 
+def wrong_variables(environment: Mapping[str, str]) -> Iterator[ConfigurationError]:
+    """What is wrong with each `UMBEL_*` variable that cannot be used."""
+    for variable, text in _variables(environment):
+        try:
+            _from_variable(variable, text)
+        except ConfigurationError as error:
+            yield error
+
+
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+    return dict(_from_variable(variable, text) for variable, text in _variables(environment))
+
+
+def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for variable, text in sorted(environment.items()):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in ENVIRONMENT_RESERVED:
-            name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-            source = f"the environment ({variable})"
-            values[name] = _value(name, _parsed(name, text, source), source=source, strict=False)
-    return values
+            yield variable, text
+
+
+def _from_variable(variable: str, text: str) -> tuple[str, Any]:
+    name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+    source = f"the environment ({variable})"
+    return name, _value(name, _parsed(name, text, source), source=source, strict=False)
 
 
 def _parsed(name: str, text: str, source: str) -> Any:

@@ -13,7 +13,7 @@ import click
 
 from umbel.cli import exits
 from umbel.cli.options import app_option, json_option, print_json, print_table, run_directory_option
-from umbel.errors import UmbelError
+from umbel.errors import NoApp, UmbelError
 from umbel.urls import without_password
 from umbel.worker.run_directory import default_run_directory, read_states
 
@@ -46,6 +46,7 @@ def command(app_name: str | None, run_directory: Path | None, as_json: bool) -> 
         *_packages(),
         _java(),
         _run_directory(run_directory or default_run_directory()),
+        *_variables(),
         *_app(app_name),
     ]
     if as_json:
@@ -104,6 +105,13 @@ def _run_directory(directory: Path) -> Finding:
     return Finding("run directory", "note" if unwell else "ok", detail)
 
 
+def _variables() -> Iterator[Finding]:
+    from umbel.app.settings import wrong_variables
+
+    for error in wrong_variables(os.environ):
+        yield Finding("environment", "FAIL", str(error))
+
+
 def _app(app_name: str | None) -> Iterator[Finding]:
     from umbel.app.loading import find_app
     from umbel.cli.broker import ask_broker
@@ -111,7 +119,7 @@ def _app(app_name: str | None) -> Iterator[Finding]:
     try:
         app = find_app(app_name).app
     except UmbelError as error:
-        yield Finding("app", "FAIL" if app_name else "note", str(error))
+        yield Finding("app", "FAIL" if _must_load(app_name, error) else "note", str(error))
         return
     yield Finding("app", "ok" if app.tasks else "note", f"{app.name}: {len(app.tasks)} tasks")
     try:
@@ -124,3 +132,9 @@ def _app(app_name: str | None) -> Iterator[Finding]:
     yield Finding("broker", "ok", f"{without_password(app.settings.broker)}: {waiting} messages wait")
     if letters:
         yield Finding("dead letters", "note", "there are some; `umbel dlq ls` says why")
+
+
+def _must_load(app_name: str | None, error: UmbelError) -> bool:
+    """That no app is here is worth a note; one that was named or cannot be imported is a failure."""
+    was_named = bool(app_name or os.environ.get("UMBEL_APP"))
+    return was_named or not isinstance(error, NoApp)

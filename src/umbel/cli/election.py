@@ -90,11 +90,12 @@ def ls(app_name: str | None, limit: int, as_json: bool) -> int:
 @click.argument("election_id", metavar="ID")
 @json_option
 def show(app_name: str | None, election_id: str, as_json: bool) -> int:
-    """Show what the store knows of one election."""
+    """Show what the store knows of one election. Exit code: 3 when it knows nothing."""
     key = election_key(NAMESPACE, election_id)
     record = ask_broker(app_name, lambda broker: broker.coordination.read_election(key))
     if record is None:
-        raise click.ClickException(f"no election {election_id!r}: it was never opened, or is over for a day")
+        say(f"umbel: no election {election_id!r}: it was never opened, or is over for a day", err=True)
+        return exits.NOT_FOUND
     if as_json:
         print_json(_row(record) | {"term": record.term, "changed_at": record.changed_at, "key": key})
     else:

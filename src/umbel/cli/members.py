@@ -55,7 +55,7 @@ COLUMNS = ("node", "state", "software", "pid", "clock", "silent_s", "reason")
 def command(app_name: str | None, url: str | None, watch: bool, timeout_s: float, as_json: bool) -> int:
     """Show the nodes of the cluster: alive, suspect, lost, left.
 
-    Exit code: 0, or 3 when no node answered.
+    Exit code: 0, or 69 when no node answered.
     """
     if watch:
         try:
@@ -69,7 +69,7 @@ def command(app_name: str | None, url: str | None, watch: bool, timeout_s: float
         print_table(COLUMNS, [[row.get(column, "") for column in COLUMNS] for row in rows])
     if not rows:
         click.echo("umbel: no node answered; start one with `umbel worker`", err=True)
-    return exits.OK if rows else exits.NOT_FOUND
+    return exits.OK if rows else exits.NOBODY_ANSWERED
 
 
 async def known_members(asker: Asker, timeout_s: float) -> list[dict[str, Any]]:

@@ -29,6 +29,10 @@ TRY_AGAIN_S = 0.1
 Names = frozenset[str]
 
 
+class NoSuchPeriodic(click.ClickException):
+    exit_code = exits.NOT_FOUND
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A periodic task as the app has it, with its mark as the leader left it."""
@@ -145,7 +149,7 @@ def _find(app: "App", name: str) -> "Periodic":
         return known[name]
     near = nearest(name, sorted(known))
     hint = f"; did you mean {near!r}?" if near else "; `umbel schedule ls` lists them"
-    raise click.UsageError(f"no periodic task is named {name!r}{hint}")
+    raise NoSuchPeriodic(f"no periodic task is named {name!r}{hint}")
 
 
 def _iso(at_us: int) -> str:
