@@ -53,6 +53,13 @@ def test_chain_and_bar_are_the_same(app: App, shop: Shop) -> None:
     assert repr(a | b) == f"{shop.add.name}(1) | {shop.add.name}(2)"
 
 
+@pytest.mark.parametrize("other", [5, None, "add", len])
+def test_what_is_no_signature_is_refused_where_it_is_written(shop: Shop, other: Any) -> None:
+    for signature in (shop.add.s(1), shop.add.s(1) | shop.add.s(2)):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            signature | other
+
+
 def test_a_chain_needs_a_step() -> None:
     with pytest.raises(ValueError, match="at least one step"):
         chain()

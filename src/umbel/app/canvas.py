@@ -98,6 +98,8 @@ class Signature(Generic[R]):
         return errback
 
     def __or__(self, other: "Signature[Any]") -> "Chain":
+        if not isinstance(other, Signature):
+            return NotImplemented
         return Chain(*_steps(self), *_steps(other), app=self._app or other._app)
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
