@@ -8,7 +8,7 @@ import pytest
 from umbel import App
 from umbel.app.pool_choice import ChildLogs, choose_pool
 from umbel.app.settings import override
-from umbel.app.workers import task_rules
+from umbel.app.workers import task_rules, tasks_for
 from umbel.errors import BadSetting
 from umbel.pools.abilities import ABILITIES, OPTIONS, lacks
 from umbel.pools.interface import HostSpec, Pool
@@ -27,7 +27,8 @@ ASKED: dict[str, Any] = {
 def chosen(app: App, **flags: Any) -> Pool:
     settings = override(app.settings, **flags)
     host = HostSpec("nowhere:load", "app")
-    return choose_pool(settings, task_rules(app, settings), host=host, node="w@here", logs=ChildLogs())
+    served = tasks_for(app, task_rules(app, settings), settings.worker_queues or ("celery",))
+    return choose_pool(settings, served, host=host, node="w@here", logs=ChildLogs())
 
 
 @pytest.fixture
@@ -90,6 +91,15 @@ def test_async_tasks_run_or_are_refused_with_the_reason(mixed: App, pool: str) -
     with pytest.raises(BadSetting, match="cannot run coroutine, which is async def") as refused:
         chosen(mixed, worker_pool=pool)
     assert reason in str(refused.value)
+
+
+def test_only_tasks_of_the_queues_that_are_served_are_refused(mixed: App) -> None:
+    mixed.task(name="crunch", time_limit=5, queue="cpu")(lambda: None)
+    chosen(mixed, worker_pool="asyncio")
+    chosen(mixed, worker_pool="asyncio", worker_queues=["io"])
+    chosen(mixed, worker_pool="gevent", worker_queues=["io"])  # cannot run coroutines
+    with pytest.raises(BadSetting, match="cannot enforce the time limit of crunch"):
+        chosen(mixed, worker_pool="asyncio", worker_queues=["io", "cpu"])
 
 
 def test_an_unknown_pool_is_one_clear_error(plain: App) -> None:

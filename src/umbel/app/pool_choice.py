@@ -59,6 +59,9 @@ def _concurrency(settings: Settings) -> int:
 def refuse_unenforceable(pool: str, tasks: Mapping[str, TaskRules]) -> None:
     """A pool that cannot end a task at its limit must not take a task that has one.
 
+    `tasks` are those of the queues that the worker serves; a message that a call sent there with a queue of
+    its own is judged when it comes.
+
     Our own (map, starmap, chunks) are plain functions and have a limit when all tasks have one. Few
     apps send them, so they do not count here: the worker refuses such a message when it comes.
     """

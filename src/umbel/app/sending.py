@@ -201,6 +201,11 @@ def _priority(options: SendOptions, standing: Standing) -> int:
     return standing.priority if stated is None else checked_priority(stated)
 
 
+def queue_of(app: Sender, task: str, own: TaskOptions) -> str:
+    """Where calls of the task go that name no queue."""
+    return own.queue or app.router.route(task).get("queue") or app.settings.task_default_queue
+
+
 def _standing(app: Sender, task: str, own: TaskOptions) -> Standing:
     known = app.standing.get(task)
     # A task that is defined anew has other options.
@@ -213,7 +218,7 @@ def _standing(app: Sender, task: str, own: TaskOptions) -> Standing:
             f"the name of a task is {brief(task)}; it must be text of 1 to {TASK_MAX_CHARS} characters"
         )
     settings, route = app.settings, app.router.route(task)
-    queue = own.queue or route.get("queue") or settings.task_default_queue
+    queue = queue_of(app, task, own)
     check_options({"queue": queue})
     headers = TaskHeaders(
         task=task,

@@ -1,7 +1,7 @@
 """Workers: from an app and a command's flags to a worker that can run."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from umbel.app.follow_ups import after_failure, keeps_result, steps_that_never_r
 from umbel.app.loading import FoundApp
 from umbel.app.pool_choice import ChildLogs, choose_pool
 from umbel.app.request import Request, request_of
+from umbel.app.sending import queue_of
 from umbel.app.settings import Settings
 from umbel.backends.registry import open_backend
 from umbel.brokers.registry import open_broker
@@ -51,10 +52,11 @@ def make_worker(
     backend = open_backend(settings.backend, settings.for_broker())
     tasks = task_rules(app, settings)
     logs = ChildLogs(loglevel, logfile, log_json)
-    pool = choose_pool(settings, tasks, host=found.spec, node=name, logs=logs)
+    queues = settings.worker_queues or (settings.task_default_queue,)
+    pool = choose_pool(settings, tasks_for(app, tasks, queues), host=found.spec, node=name, logs=logs)
     worker_settings = WorkerSettings(
         node=name,
-        queues=settings.worker_queues or (settings.task_default_queue,),
+        queues=queues,
         tasks=tasks,
         end_without_running=Leftovers(app),
         run_directory=run_directory,
@@ -130,6 +132,14 @@ def task_rules(app: "App", settings: Settings) -> dict[str, TaskRules]:
             is_async=task.is_async,
         )
         for name, task in app.all_tasks().items()
+    }
+
+
+def tasks_for(app: "App", tasks: Mapping[str, TaskRules], queues: Collection[str]) -> dict[str, TaskRules]:
+    """Those that are sent to one of the queues, unless a call names another one."""
+    known = app.all_tasks()
+    return {
+        name: rules for name, rules in tasks.items() if queue_of(app, name, known[name].options) in queues
     }
 
 

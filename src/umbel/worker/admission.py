@@ -75,18 +75,22 @@ class Admission:
         if delivery.redelivered or delivery.starts:
             self._counters.repeated += 1
         held.run = decision
-        if held.limits != (None, None) and (reason := self._unenforceable(held)):
-            text = f"this worker's pool cannot enforce the message's time limit: {reason}"
-            self._endings.bury(held, NotSupported(text), charged=False)
+        if problem := self._beyond_the_pool(held):
+            self._endings.bury(held, NotSupported(problem), charged=False)
             return None
         return held
 
-    def _unenforceable(self, held: Held) -> str:
+    def _beyond_the_pool(self, held: Held) -> str:
+        """Why the pool cannot run it; "" when it can. Tasks routed elsewhere were not judged at the start."""
         assert held.run is not None
+        abilities, is_async = self._pool.abilities, held.run.rules.is_async
+        if is_async and abilities.async_tasks:
+            return f"this worker's pool cannot run `async def` tasks: {abilities.async_tasks}"
+        if held.limits == (None, None):
+            return ""
         hard, soft = held.limits
-        return self._pool.abilities.unenforceable(
-            is_async=held.run.rules.is_async, soft=soft is not None, hard=hard is not None
-        )
+        reason = abilities.unenforceable(is_async=is_async, soft=soft is not None, hard=hard is not None)
+        return reason and f"this worker's pool cannot enforce the message's time limit: {reason}"
 
     def _opened(self, delivery: Delivery) -> Held | None:
         try:
