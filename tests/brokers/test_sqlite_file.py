@@ -28,7 +28,7 @@ from umbel.brokers.registry import open_broker, open_producer
 from umbel.brokers.sqlite import schema
 from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.location import network_file_system, path_from_url
-from umbel.errors import BadURL, BrokerError, BrokerUnavailable, StorageFull
+from umbel.errors import AccessRefused, BadURL, BrokerError, BrokerUnavailable, StorageFull
 
 
 @pytest.fixture
@@ -105,14 +105,19 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
             open_broker(BrokerSettings(url))
 
 
-def test_a_missing_directory_is_made_for_its_owner_only(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "deeper" / "umbel.db"
-    producer = open_producer(BrokerSettings(f"sqlite:///{path}"))
+def test_the_file_is_for_its_owner_only_and_a_missing_directory_is_not_made(tmp_path: Path) -> None:
+    producer = open_producer(BrokerSettings(f"sqlite:///{tmp_path}/umbel.db"))
     producer.publish(outgoing("a"))
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert Path(f"{path}-wal").stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "umbel.db").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "umbel.db-wal").stat().st_mode & 0o777 == 0o600
     producer.close()
+    mistyped = open_producer(BrokerSettings(f"sqlite:///{tmp_path}/new/deeper/umbel.db"))
+    with pytest.raises(
+        AccessRefused, match=r"no directory .*/new/deeper for the database umbel\.db; create it"
+    ):
+        mistyped.publish(outgoing("a"))
+    mistyped.close()
+    assert not (tmp_path / "new").exists()
 
 
 # ---- places that cannot hold a broker --------------------------------------------------------------

@@ -58,14 +58,15 @@ def path_from_url(url: str) -> Path:
 
 
 def prepare(path: Path) -> None:
-    """Make sure that the file can be there, and create it for its owner only."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
+    """Make sure that the file can be there, and create it for its owner only.
+
+    Directories are not made: a mistyped path would be a new, empty broker in a place that nobody looks at.
+    """
+    if not path.parent.is_dir():
         raise AccessRefused(
-            f"cannot make the directory {path.parent} for the database: {error.strerror}; "
-            "create it, or choose another path"
-        ) from None
+            f"there is no directory {path.parent} for the database {path.name}; "
+            "create it, or correct the address of the broker"
+        )
     kind = network_file_system(_MOUNTS.read_text() if _MOUNTS.exists() else "", path.parent.resolve())
     if kind is not None:
         raise AccessRefused(
