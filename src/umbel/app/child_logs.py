@@ -22,7 +22,13 @@ def set_up_child_logging(context: ChildContext) -> None:
     root = logging.getLogger()
     if root.handlers:
         return
-    set_up_logging(context.loglevel, logfile=context.logfile, as_json=context.log_json)
+    set_up_logging(
+        context.loglevel,
+        logfile=context.logfile,
+        as_json=context.log_json,
+        node=context.node,
+        child=context.child + 1,
+    )
 
     def name_the_task(record: logging.LogRecord) -> bool:
         request = current_request()

@@ -92,7 +92,7 @@ class ChildContext:
     node: str  # name@host of the worker
     child: int  # number of the slot, from 0
     loglevel: str = "WARNING"
-    logfile: str | None = None  # may hold %p, the pid of the child
+    logfile: str | None = None  # may hold %I, %p and the like
     log_json: bool = False
     is_process: bool = False  # tasks have this process to themselves
     tell: Callable[[Told], None] | None = None  # safe in any thread; None where nobody hears it

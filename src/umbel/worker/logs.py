@@ -11,6 +11,7 @@ disk. What users' code logs or prints is not limited.
 import atexit
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Hashable
@@ -37,11 +38,13 @@ TRACEBACK = "traceback"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def set_up_logging(level: str, *, logfile: str | None = None, as_json: bool = False) -> None:
-    """`%p` in the name of the file is the process id: one file for each child."""
+def set_up_logging(
+    level: str, *, logfile: str | None = None, as_json: bool = False, node: str = "", child: int = 0
+) -> None:
+    """`child`: 0 in the main process, else the number of the child, from 1 on."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if logfile:
-        path = logfile.replace("%p", str(os.getpid()))
+        path = log_path(logfile, node, child)
         try:
             handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
@@ -51,6 +54,23 @@ def set_up_logging(level: str, *, logfile: str | None = None, as_json: bool = Fa
     handler.addFilter(limit)
     atexit.register(limit.tell)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def log_path(logfile: str, node: str, child: int) -> str:
+    """The name with what stands for `%n`, `%h`, `%i` and `%I`, as Celery has it, and for `%p`, the pid.
+
+    `%n%I.log` is `w1.log` for the main process of the node w1, and `w1-1.log` for its first child.
+    """
+    name, _, host = node.partition("@")
+    stands_for = {
+        "%n": name,
+        "%h": host,
+        "%i": str(child),
+        "%I": f"-{child}" if child else "",
+        "%p": str(os.getpid()),
+        "%%": "%",
+    }
+    return re.sub("%[nhiIp%]", lambda found: stands_for[found[0]], logfile)
 
 
 def tell_left_out() -> None:
