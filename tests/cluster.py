@@ -24,7 +24,7 @@ STOP_DEADLINE_S = 30.0
 class Cluster:
     def __init__(self, home: Path, tasks_file: Path, **settings: object) -> None:
         self.home = home
-        self.run_directory = home / "run"
+        self.run_directory = Path(str(settings.get("run_dir", home / "run")))
         self._tasks_file = tasks_file
         embedded = f"sqlite:///{home / 'queue.db'}"
         self._settings = {"broker": embedded, "run_dir": self.run_directory, **settings}

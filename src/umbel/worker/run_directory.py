@@ -8,6 +8,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,10 @@ def refuse_second(directory: Path, node: str, broker: str) -> None:
         raise DuplicateNode(f"a worker named {node} runs here already (process {pid}); name this one with -n")
 
 
-def forget_dead(directory: Path) -> int:
+def forget_dead(directory: Path, belongs: "Callable[[NodeState], bool]" = lambda _: True) -> int:
     """Remove what workers left behind that are gone; how many."""
-    gone = [path for path in _state_files(directory) if not _read(path).alive]
+    states = ((path, _read(path)) for path in _state_files(directory))
+    gone = [path for path, state in states if not state.alive and belongs(state)]
     for path in gone:
         path.unlink(missing_ok=True)
     return len(gone)

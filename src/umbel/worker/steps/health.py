@@ -5,8 +5,10 @@ A service manager that waits for word (systemd, `Type=notify`) gets it at the sa
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any
 
+from umbel.urls import without_password
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.run_directory import REFRESH_S, remove_state, write_state
@@ -27,6 +29,7 @@ class Health(Step):
         self._connection = connection
         self._tasks = tasks
         self._complained = False
+        self._directory = Path.cwd()
         self._place = (context.settings.run_directory, context.identity.node, context.broker.url)
 
     async def start(self) -> None:
@@ -52,6 +55,8 @@ class Health(Step):
             "node": identity.node,
             "pid": identity.pid,
             "incarnation": identity.incarnation,
+            "broker": without_password(self._context.broker.url),
+            "directory": str(self._directory),
             "queues": list(self._context.queues),
             "pool": self._context.pool.describe(),
             "held": self._tasks.held,
