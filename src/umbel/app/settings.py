@@ -89,6 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     election_v1_compat: Literal["auto", "always", "never"] = "auto"  # speak v1 beside Celery's workers
 
     connect_timeout_s: float = 4.0  # for the broker to answer, or the embedded one's file to be free
+    broker_connection_wait_s: float = 60.0  # a starting worker waits so long for a broker that is not up
     lease_s: float = 10.0  # a worker silent for so long loses its messages to the others
     storage_max_bytes: int | None = None  # of the embedded broker's file
     history_lake: str = "umbel-lake"  # a folder; relative to where the command runs
@@ -130,6 +131,7 @@ _AT_LEAST: Mapping[str, float] = {
     "publish_timeout_s": 0,
     "publish_buffer_max": 0,
     "connect_timeout_s": 0.01,
+    "broker_connection_wait_s": 0,
     "lease_s": 0.1,
     "scheduler_lease_s": 1,
     "heartbeat_interval_s": 0.05,
@@ -172,6 +174,12 @@ def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Sett
     broker = _anchored(values.get("broker") or f"sqlite:///{EMBEDDED_FILE}", home)
     backend = _anchored(values.get("backend") or broker, home)
     return Settings(**values | {"broker": broker, "backend": backend})
+
+
+def project_of(directory: Path) -> Path:
+    """The folder of the project that the directory is in: that of its pyproject.toml, if that names us."""
+    pyproject, _ = _find_table(directory)
+    return pyproject.parent if pyproject is not None else directory
 
 
 def override(settings: Settings, **flags: Any) -> Settings:

@@ -6,6 +6,9 @@ HELP: Mapping[str, str] = {
     "broker": "an address of [brokers.md](brokers.md); several for fail-over, with `;`",
     "backend": "where results live: an address, or `rpc://`",
     "connect_timeout_s": "for the broker to answer, or the embedded one's file to be free",
+    "broker_connection_wait_s": (
+        "a worker that starts waits so long for a broker that is not up yet, then ends with 69; 0: not at all"
+    ),
     "publish_timeout_s": "while the broker is away a sender waits so long; 0: not at all",
     "publish_buffer_max": "messages that a running task may keep meanwhile",
     "message_max_bytes": "a larger message is refused, by senders and workers",

@@ -61,6 +61,7 @@ def make_worker(
         end_without_running=Leftovers(app),
         run_directory=run_directory,
         lease_s=settings.lease_s,
+        broker_connection_wait_s=settings.broker_connection_wait_s,
         prefetch_max=settings.worker_prefetch_max,
         max_deliveries=settings.task_max_deliveries,
         message_max_bytes=settings.message_max_bytes,

@@ -25,7 +25,12 @@ log = logging.getLogger("umbel.worker")
 @click.option("-Q", "--queues", metavar="A,B", help="Queues to consume, in a fair rotation.")
 @click.option("-P", "--pool", help="prefork (default), asyncio, gevent, threads or solo.")
 @click.option("-l", "--loglevel", type=click.Choice(LEVELS, case_sensitive=False), default="info")
-@click.option("-f", "--logfile", type=click.Path(dir_okay=False), help="Log here instead of to stderr.")
+@click.option(
+    "-f",
+    "--logfile",
+    type=click.Path(dir_okay=False),
+    help="Log here instead of to stderr; %n is the node's name, %I -1, -2, … in children.",
+)
 @click.option(
     "-E", "--task-events", is_flag=True, default=None, help="Send an event at every step of a task."
 )
@@ -83,11 +88,12 @@ def command(
     """
     from umbel.app.loading import find_app
     from umbel.app.settings import override
-    from umbel.app.workers import make_worker
+    from umbel.app.workers import make_worker, node_name
     from umbel.worker.logs import set_up_logging
     from umbel.worker.run_directory import default_run_directory
 
-    set_up_logging(loglevel, logfile=logfile, as_json=as_json)
+    node = node_name(hostname)
+    set_up_logging(loglevel, logfile=logfile, as_json=as_json, node=node)
     _listen_to_signals()
     found = find_app(app_name)
     settings = override(
@@ -107,7 +113,7 @@ def command(
         worker = make_worker(
             found,
             settings,
-            node=hostname,
+            node=node,
             run_directory=run_directory or default_run_directory(),
             loglevel=loglevel.upper(),
             logfile=logfile,

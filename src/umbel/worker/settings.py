@@ -51,6 +51,7 @@ class WorkerSettings:
     end_without_running: EndWithoutRunning
     run_directory: Path
     lease_s: float = 10.0
+    broker_connection_wait_s: float = 60.0
     prefetch_max: int = 1000
     max_deliveries: int = 3
     message_max_bytes: int = 16 * 1024 * 1024

@@ -3,7 +3,7 @@
 The lease is renewed four times per lease, so three renewals may fail before messages are lost to
 others, and one that comes late is not taken for an outage of the server. While the broker cannot
 be reached the worker tries on, waiting longer each time; it says so once when it begins and once
-when it ends.
+when it ends. A broker that is not up when the worker starts is waited for up to `broker_connection_wait_s`.
 
 A broker whose data was replaced (emptied, deleted, restored from a backup) is said once, with how many
 messages only this worker knows of. They run on, and what they bring is kept (`settling.py`).
@@ -16,13 +16,14 @@ from random import random
 from time import time
 
 from umbel.brokers.interface import Replaced
-from umbel.errors import BrokerError
+from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 
 log = logging.getLogger("umbel.worker.connection")
 SWEEP_EVERY_S = 60.0
+OPEN_PAUSE_MAX_S = 1.0
 RENEWALS_PER_LEASE, LOST_CHECKS_PER_LEASE = 4, 3
 REPLACED_TEXT = (
     "the broker's data was replaced (emptied, deleted, restored from a backup?): claimed messages are "
@@ -47,13 +48,33 @@ class Connection(Step):
         self._broker.on_replaced = self._note_replaced
 
     async def start(self) -> None:
-        await self._broker.open()
-        self._opened = True
-        await self._broker.renew(self._owner)
+        await self._open()
         lease_s = self._context.settings.lease_s
         self.run_in_background(self._repeat(self._renew, every_s=lease_s / RENEWALS_PER_LEASE))
         self.run_in_background(self._repeat(self._return_lost, every_s=lease_s / LOST_CHECKS_PER_LEASE))
         self.run_in_background(self._repeat(self._broker.sweep, every_s=SWEEP_EVERY_S))
+
+    async def _open(self) -> None:
+        """Open the broker; one that cannot be reached yet is waited for, and nothing else is."""
+        loop, failures = asyncio.get_running_loop(), 0
+        wait_s = self._context.settings.broker_connection_wait_s
+        deadline = loop.time() + wait_s
+        while True:
+            try:
+                await self._broker.open()
+                self._opened = True
+                await self._broker.renew(self._owner)
+                break
+            except BrokerUnavailable as error:
+                if isinstance(error, AccessRefused) or loop.time() >= deadline:
+                    raise
+                if not failures:
+                    fields = {"why": str(error), "wait_s": wait_s}
+                    log.warning("cannot connect to the broker; retrying", extra=fields)
+            failures += 1
+            await asyncio.sleep(reconnect_wait_s(failures, random(), most_s=OPEN_PAUSE_MAX_S))
+        if failures:
+            log.info("connected to the broker", extra={"after_failures": failures})
 
     async def stop(self) -> None:
         await self.end_background()
