@@ -295,3 +295,27 @@ def test_making_an_app_touches_no_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_a_broker_is_handed_comes_from_the_settings() -> None:
     handed = Settings(broker="sqlite:////q.db", lease_s=3.0, event_log_max=7).for_broker()
     assert (handed.url, handed.lease_s, handed.event_log_max) == ("sqlite:////q.db", 3.0, 7)
+
+
+# -- what is printed -------------------------------------------------------------------------------
+
+
+def test_settings_are_printed_without_passwords(tmp_path: Path) -> None:
+    broker = "redis://shop:hunter2@one/0;redis://shop:hunter2@two/0"
+    app = App("shop", broker=broker, backend="redis://:hunter2@one/1", task_default_queue="mine")
+    for shown in (
+        repr(app.settings),
+        str(app.settings),
+        f"{app.settings!r}",
+        repr(app.settings.for_broker()),
+    ):
+        assert "hunter2" not in shown
+    assert "redis://shop:***@two/0" in repr(app.settings)
+    assert "task_default_queue='mine'" in repr(app.settings)
+    assert app.settings.for_broker().url == broker
+
+
+@pytest.mark.parametrize("mode", ["0600", "rwx", "1777", "", "0999"])
+def test_a_lake_that_its_owner_cannot_use_is_refused(mode: str) -> None:
+    with pytest.raises(BadSetting, match="must be octal"):
+        App("shop", lake_mode=mode)

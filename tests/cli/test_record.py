@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from tests.history.recording import LogWriter, Teller, recording
@@ -56,3 +57,29 @@ def test_what_cannot_be_is_refused_with_the_remedy(tmp_path: Path) -> None:
     assert "record` makes one" in str(umbel("record", "compact", "--lake", tmp_path / "none").exception)
     assert "letters, digits" in str(umbel("record", "--name", "a/b", "--broker", "x").exception)
     assert umbel("record", "--rotate", "0", "--broker", "x").exception is not None
+
+
+def modes_below(lake: Path) -> set[str]:
+    """Of the lake, its folders and its files."""
+    found = [lake, *lake.rglob("*")]
+    return {f"{'d' if path.is_dir() else 'f'}{path.stat().st_mode & 0o777:04o}" for path in found}
+
+
+def test_a_lake_is_its_owners_alone_unless_its_mode_opens_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, lake = f"sqlite:///{tmp_path / 'queue.db'}", tmp_path / "lake"
+    with LogWriter(url) as log:
+        log.register()
+        log.log(Teller().tell(30))
+        with recording(url, lake) as recorder:
+            log.wait_until_recorded()
+            assert recorder.stop() == 0
+        assert modes_below(lake) == {"d0700", "f0600"}
+        monkeypatch.setenv("UMBEL_LAKE_MODE", "0750")
+        opened = tmp_path / "opened"
+        log.log(Teller(inc=2000).tell(7))
+        with recording(url, opened) as recorder:
+            log.wait_until_recorded()
+            assert recorder.stop() == 0
+        assert modes_below(opened) == {"d0750", "f0640"}

@@ -8,6 +8,7 @@ A name nobody knows or a value of the wrong type is refused at once, with the ne
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -93,9 +94,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lease_s: float = 10.0  # a worker silent for so long loses its messages to the others
     storage_max_bytes: int | None = None  # of the embedded broker's file
     history_lake: str = "umbel-lake"  # a folder; relative to where the command runs
+    lake_mode: str = "0700"  # octal: who else may read the lake
     worker_record: bool = False  # workers write the history, one at a time
     event_log_max: int = 1_000_000
     event_log_retention_s: float = 7 * 86_400.0
+
+    def __repr__(self) -> str:
+        """Like that of any record, but it is printed and logged: no passwords."""
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.shown().items())})"
+
+    def lake_mode_bits(self) -> int:
+        return int(self.lake_mode, 8)
 
     def shown(self) -> dict[str, Any]:
         """Every setting as it may be told to others: plain values, no passwords."""
@@ -211,6 +220,8 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
         size_bytes(name, converted, source=source)
     if name == "worker_autoscale" and converted is not None and not 1 <= converted[1] <= converted[0]:
         raise BadSetting(name, value, "must be MAX,MIN with MAX >= MIN >= 1", source=source)
+    if name == "lake_mode" and not re.fullmatch("0?7[0-7]{2}", converted):
+        raise BadSetting(name, value, "must be octal and begin with 07, such as 0750", source=source)
     least, most = _AT_LEAST.get(name), _AT_MOST.get(name)
     # Not "below the least", because a NaN is below nothing.
     if least is not None and converted is not None and not converted >= least:

@@ -15,6 +15,10 @@ HELP: Mapping[str, str] = {
     "lease_s": "a worker silent for so long loses its messages to the others",
     "storage_max_bytes": "of the embedded broker's file",
     "history_lake": "the folder of the [history](history.md), from where the command runs",
+    "lake_mode": (
+        "who may read the lake: its folders get this mode, its files the same without the right to execute; "
+        "`0750` lets the group read"
+    ),
     "worker_record": "the worker's `--record`: write the history when no one else does",
     "event_log_max": "events kept for those who record them",
     "event_log_retention_s": "and for how long",

@@ -79,6 +79,7 @@ def make_worker(
         pool_restarts=settings.worker_pool_restarts,
         send_task_events=settings.task_send_events,
         history_lake=Path(settings.history_lake) if settings.worker_record else None,
+        history_lake_mode=settings.lake_mode_bits(),
         control_mailbox=settings.control_mailbox,
         open_broker=lambda: open_broker(replace(settings.for_broker(), connection_name=MAILBOX)),
         control_allow=settings.control_allow,

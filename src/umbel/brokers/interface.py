@@ -50,7 +50,7 @@ DEAD_LETTER_PEEK_MAX = 1000
 class BrokerSettings:
     """What any broker is handed. `lease_s`: an owner silent for that long loses its messages."""
 
-    url: str
+    url: str = field(repr=False)  # it may hold a password
     lease_s: float = DEFAULT_LEASE_S
     connect_timeout_s: float = 4.0
     result_expires_s: float = 86_400.0

@@ -70,6 +70,7 @@ def build(
     """
     wanted, conf = _wanted(tables), _conf(pairs)
     with _faults_told():
+        from umbel.history.lake import mode_of
         from umbel.pipeline import io
         from umbel.pipeline.jobs.build import build as make
         from umbel.pipeline.session import is_connect, shown, spark_session
@@ -80,7 +81,9 @@ def build(
                 " give another --master, or build without --follow"
             )
         lake = _existing(lake)
-        with io.locked(lake), _progress() as progress:
+        umask = 0o777 & ~mode_of(lake)  # Spark writes as many as the lake says may read it
+        conf = {"spark.hadoop.fs.permissions.umask-mode": f"{umask:03o}", **conf}
+        with _umask(umask), io.locked(lake), _progress() as progress:
             found = _look(lake, progress, may_be_empty=is_following and not until_caught_up)
             progress.tell("starting Spark", 0, 1)
             work = lake / ".work"
@@ -109,6 +112,15 @@ def build(
                 with _stopped_by_signals() as stop:
                     follow(spark, lake, following, stop=stop)
     return exits.PARTIAL if found.unreadable else exits.OK
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    former = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(former)
 
 
 def _wanted(tables: str | None) -> list[str]:

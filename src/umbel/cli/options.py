@@ -109,6 +109,15 @@ def find_lake(ctx: click.Context, value: Path | None) -> Path:
         return default
 
 
+def find_lake_mode(app_name: str | None, url: str | None) -> int:
+    """Who may read a lake that is recorded now: as the app says; without one, as the folder's settings do."""
+    from umbel.app.loading import find_app
+    from umbel.app.settings import assemble
+
+    settings = assemble({}) if url else find_app(app_name).app.settings
+    return settings.lake_mode_bits()
+
+
 def can_record() -> bool:
     """Whether what writes history is installed."""
     from importlib.util import find_spec

@@ -22,6 +22,7 @@ from umbel.cli.options import (
     broker_option,
     duration,
     find_lake,
+    find_lake_mode,
     json_option,
     lake_option,
     print_json,
@@ -108,7 +109,8 @@ def command(
     arrow()  # or a clear message, before anything is registered
     set_up_logging("warning" if sys.stderr.isatty() else "info")
     rotation = RotationSettings(file_max_bytes=rotate_bytes, file_max_age_s=rotate_s)
-    settings = SeatSettings(find_lake(ctx, lake), RecorderSettings(name, rotation), lease_s, keep_days)
+    where, recorder = find_lake(ctx, lake), RecorderSettings(name, rotation)
+    settings = SeatSettings(where, recorder, lease_s, keep_days, find_lake_mode(app_name, url))
     return ask_broker(app_name, lambda broker: _record(broker, settings, no_wait=no_wait), url=url)
 
 

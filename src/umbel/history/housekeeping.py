@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from umbel.history.arrow import arrow, event_schema, parquet
-from umbel.history.lake import SUFFIX, Compacted, Lake, hidden, make_folder, publish, sync_file
+from umbel.history.lake import SUFFIX, Compacted, Lake, create, hidden, publish, sync_file
 
 TARGET_BYTES = 128 * 1024 * 1024
 GROUP_ROWS = 250_000
@@ -120,12 +120,12 @@ def _groups(paths: Iterable[Path]) -> Iterator[list[Path]]:
 def _put_together(lake: Lake, group: Sequence[Path], report: Report) -> None:
     hour, day = group[0].parent.name, group[0].parent.parent.name
     folder = lake.compacted / day / hour
-    make_folder(folder)
+    lake.make_folder(folder)
     path = folder / f"co-{time.time_ns() // 1000}-{len(report.written):06}{SUFFIX}"
     taken: list[Path] = []
     rows = 0
     with (
-        hidden(path).open("wb") as file,
+        create(hidden(path)).open("wb") as file,
         parquet().ParquetWriter(file, event_schema(), compression="zstd", compression_level=3) as writer,
     ):
         for source in group:

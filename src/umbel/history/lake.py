@@ -12,14 +12,18 @@ reader passes over, synced, renamed, and the folder synced. Names are never used
 dt and hour are the time of recording, by the recorder's clock, so an hour that has passed gets no
 more files. The same event may be in several files; its `digest` tells.
 
+What is recorded may be secret (arguments, results), so a new lake is its owner's alone, unless its
+mode opens it. The mode of the root holds for everything below: folders get it, files get it without
+the right to execute.
+
 This rests on a file system whose renames are atomic and whose syncs are kept; flock, which keeps
 two recorders of one name apart, holds on one machine and on network file systems that carry it.
 """
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +34,7 @@ import msgspec
 from umbel.errors import LakeBusy, LakeError
 
 MANIFESTS_KEPT = 5
+PRIVATE = 0o700
 SUFFIX = ".parquet"
 
 
@@ -54,8 +59,10 @@ class LakeSize:
 
 
 class Lake:
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Path | str, *, mode: int | None = None) -> None:
+        """`mode`: what the root is to have; None: what it has, PRIVATE if it is made."""
         self.root = Path(root).expanduser().absolute()
+        self._mode = mode
         self.events = self.root / "events"
         self.compacted = self.root / "compacted"
         self.manifests = self.compacted / "_manifest"
@@ -102,14 +109,33 @@ class Lake:
 
     # -- what is written -------------------------------------------------------------------------
 
+    def make_folder(self, folder: Path) -> None:
+        """Make the folder and those above it, with the lake's mode, and make that last."""
+        self._make_root()
+        mode = mode_of(self.root)
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        for one in reversed(missing):
+            one.mkdir(mode=PRIVATE, exist_ok=True)
+            one.chmod(mode)
+            sync_folder(one.parent)
+
+    def _make_root(self) -> None:
+        if not self.root.exists():
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=PRIVATE, exist_ok=True)
+            self.root.chmod(PRIVATE if self._mode is None else self._mode)
+            sync_folder(self.root.parent)
+        elif self._mode is not None and mode_of(self.root) != self._mode:
+            self.root.chmod(self._mode)
+
     def hour_folder(self, at: float, *, under: Path | None = None) -> Path:
         when = datetime.fromtimestamp(at, UTC)
         folder = (under or self.events) / f"dt={when:%Y-%m-%d}" / f"hour={when:%H}"
-        make_folder(folder)
+        self.make_folder(folder)
         return folder
 
     def publish_compacted(self, compacted: Compacted) -> Path:
-        make_folder(self.manifests)
+        self.make_folder(self.manifests)
         numbers = manifest_numbers(self.manifests)
         path = manifest_path(self.manifests, numbers[-1] + 1 if numbers else 1)
         write_file(path, msgspec.json.encode(compacted))
@@ -119,7 +145,7 @@ class Lake:
 
     def set_aside(self, path: Path) -> Path:
         """Move a file that cannot be read to the quarantine, under a name that tells where it was."""
-        make_folder(self.quarantine)
+        self.make_folder(self.quarantine)
         target = self.quarantine / self.name_of(path).replace("/", "__")
         path.rename(target)
         sync_folder(path.parent)
@@ -147,8 +173,8 @@ class Lake:
     @contextmanager
     def locked(self, name: str, what: str) -> Iterator[None]:
         """Be the only one with this name here, or say who is."""
-        make_folder(self.recorders)
-        with (self.recorders / f"{name}.lock").open("a+") as file:
+        self.make_folder(self.recorders)
+        with create(self.recorders / f"{name}.lock").open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -186,7 +212,7 @@ def hidden(path: Path) -> Path:
 def write_file(path: Path, data: bytes) -> None:
     """Write a small file so that it is there whole or as it was before."""
     unfinished = hidden(path)
-    with unfinished.open("wb") as file:
+    with create(unfinished).open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -204,12 +230,17 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder and those above it, and make that last."""
-    missing: Sequence[Path] = [one for one in (folder, *folder.parents) if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for one in missing:
-        sync_folder(one.parent)
+def create(path: Path) -> Path:
+    """Make the file, empty, if it is not there; its mode is that of its folder."""
+    with suppress(FileExistsError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, mode_of(path.parent) & 0o666)
+        os.close(descriptor)
+    return path
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
 
 
 def sync_folder(folder: Path) -> None:

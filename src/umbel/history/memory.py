@@ -11,7 +11,7 @@ import msgspec
 
 from umbel.errors import LakeError
 from umbel.events.sequences import Known
-from umbel.history.lake import Lake, make_folder, write_file
+from umbel.history.lake import Lake, write_file
 
 
 class Memory(msgspec.Struct):
@@ -51,7 +51,7 @@ def read_memory(lake: Lake, name: str) -> Memory | None:
 
 
 def write_memory(lake: Lake, memory: Memory) -> None:
-    make_folder(lake.recorders)
+    lake.make_folder(lake.recorders)
     write_file(memory_path(lake, memory.name), msgspec.json.encode(memory))
 
 

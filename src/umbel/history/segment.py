@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from umbel.history.arrow import arrow, event_schema, parquet
-from umbel.history.lake import SUFFIX, Lake, hidden, make_folder, publish, write_file
+from umbel.history.lake import SUFFIX, Lake, create, hidden, publish, write_file
 from umbel.history.rows import Unreadable
 
 UNREADABLE_MAX_BYTES = 16 * 1024 * 1024
@@ -46,8 +46,8 @@ class Segment:
         """
         self._wait()
         if self._file is None:
-            make_folder(self._lake.events)
-            self._file = arrow().OSFile(str(self._unfinished()), "wb")
+            self._lake.make_folder(self._lake.events)
+            self._file = arrow().OSFile(str(create(self._unfinished())), "wb")
             self._writer = parquet().ParquetWriter(
                 self._file, event_schema(), compression="zstd", compression_level=1
             )
@@ -97,7 +97,7 @@ class Segment:
 
     def set_aside(self, unreadable: Sequence[Unreadable]) -> Path:
         """Keep entries that are no events, as they are, for a person to look at."""
-        make_folder(self._lake.quarantine)
+        self._lake.make_folder(self._lake.quarantine)
         path = self._lake.quarantine / f"unreadable-{self.name}.jsonl"
         lines: list[bytes] = []
         room = UNREADABLE_MAX_BYTES

@@ -38,6 +38,7 @@ class SeatSettings:
     recorder: RecorderSettings = field(default_factory=RecorderSettings)
     lease_s: float = LEASE_S
     keep_days: float | None = None
+    lake_mode: int | None = None
 
 
 def lease_of(name: str) -> str:
@@ -100,7 +101,7 @@ class RecorderSeat:
                     await stop.wait()
 
     async def _record(self, stop: asyncio.Event) -> None:
-        lake = Lake(self._settings.lake)
+        lake = Lake(self._settings.lake, mode=self._settings.lake_mode)
         self.recorder = Recorder(self._broker, lake, self._settings.recorder, holding=self._keeper.still_mine)
         beside = [
             asyncio.create_task(self._expire_on(lake), name="umbel-expiry"),

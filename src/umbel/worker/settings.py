@@ -66,6 +66,7 @@ class WorkerSettings:
     soft_grace_s: float = 5.0
     send_task_events: bool = False
     history_lake: Path | None = None  # where to record, when this worker is the one to do it
+    history_lake_mode: int | None = None
     control_mailbox: str = "auto"
     open_broker: Callable[[], Broker] | None = None  # one more connection, for a mailbox of its own
     autoscale: tuple[int, int] | None = None  # the most children and the least

@@ -55,7 +55,8 @@ class RecorderStep(Step):
 
         # The connection is the worker's: a large answer would hold up what it does for tasks.
         recorder = RecorderSettings(read_max=READ_MAX)
-        settings = SeatSettings(lake, recorder, lease_s=self._context.settings.lease_s)
+        chosen = self._context.settings
+        settings = SeatSettings(lake, recorder, lease_s=chosen.lease_s, lake_mode=chosen.history_lake_mode)
         campaigns = 0
         while not self._stop.is_set():
             campaigns += 1
