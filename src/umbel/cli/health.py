@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from umbel.urls import without_password
 from umbel.worker.run_directory import NodeState, default_run_directory, forget_dead, read_states
 
 REPLACED_SHOWN_S = 3600.0
+_RELATIVE = re.compile("sqlite:///(?!/)")  # lies in the project, wherever that is
 
 
 @click.command("health")
@@ -40,7 +43,8 @@ def command(
 ) -> int:
     """Say whether this project's workers on this machine are well, live or ready.
 
-    A project's workers share its broker (-b, UMBEL_BROKER, pyproject.toml), or were started in this folder.
+    A project's workers have the broker that -b or UMBEL_BROKER names; without these, they were started in
+    this folder.
 
     A worker that cannot reach its broker is live, and neither well nor ready: starting it again would not
     help. One that is stopping is well and live, but not ready. Exit code: 0 all are, 1 one is not, 3 there
@@ -67,21 +71,28 @@ def command(
 def ours(url: str | None) -> Callable[[NodeState], bool]:
     """Whether a worker is one of this project's.
 
-    An address that was given, or is in the environment, decides alone: it beats what the code says. Else
-    the app may name a broker that only its code knows, so a worker that was started here counts, too.
+    An address that was given, or is in the environment, decides: it beats what the code says. Else only
+    the app knows its broker, which is not loaded here, so a worker that was started in this folder counts.
     """
-    from umbel.app.settings import assemble, project_of
-
-    is_named = bool(url or os.environ.get("UMBEL_BROKER"))
-    broker = without_password(url or assemble({}).broker)
-    home = project_of(Path.cwd())
+    broker = without_password(url or os.environ.get("UMBEL_BROKER", ""))
+    home = _project_of(Path.cwd())
 
     def belongs(state: NodeState) -> bool:
         if "broker" not in state.fields or state.fields["broker"] == broker:
             return True
-        return not is_named and Path(state.fields.get("directory", "/")).is_relative_to(home)
+        is_told = broker and not _RELATIVE.match(broker)
+        return not is_told and Path(state.fields.get("directory", "/")).is_relative_to(home)
 
     return belongs
+
+
+def _project_of(folder: Path) -> Path:
+    """The folder whose pyproject.toml has settings of ours, this one or one above; else this one."""
+    for one in (folder, *folder.parents):
+        with suppress(OSError):
+            if "[tool.umbel]" in (one / "pyproject.toml").read_text(errors="replace"):
+                return one
+    return folder
 
 
 def _as_data(state: NodeState) -> dict[str, Any]:
