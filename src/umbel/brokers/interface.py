@@ -63,6 +63,9 @@ class BrokerSettings:
     connection_name: str = "umbel"  # by which the server lists its connections
 
 
+_MISSING = {"fanout": "no fan-out"}
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What this transport supports; where something is missing, `reasons` says why."""
@@ -80,6 +83,11 @@ class Capabilities:
     events_of_others: str = "none"
     unique: bool = False  # it can hold the keys of unique tasks
     reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def why_not(self, ability: str) -> str:
+        """Why something is off that needs the ability, in the transport's own words if it has any."""
+        missing = _MISSING.get(ability, f"no {ability.replace('_', ' ')}")
+        return self.reasons.get(ability) or f"transport {self.transport} has {missing}"
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):

@@ -87,7 +87,7 @@ class Control(Step):
     async def start(self) -> None:
         capabilities = self._context.broker.capabilities
         if not capabilities.fanout:
-            log.warning("control is off: transport %s has no fan-out", capabilities.transport)
+            log.warning("control is off: %s", capabilities.why_not("fanout"))
             return
         opened = self._start_green() if self._has_own_thread() else self._start_shared()
         try:

@@ -146,7 +146,7 @@ class Gossip(Step):
             log.info("gossip is off: 'without_gossip'")
             return
         if not capabilities.fanout:
-            log.warning("gossip is off: transport %s has no fan-out", capabilities.transport)
+            log.warning("gossip is off: %s", capabilities.why_not("fanout"))
             return
         self._heart.on_lag = self.strained
         self.run_in_background(drive(self._machine, self._inbox, self._perform))

@@ -53,7 +53,7 @@ class Mingle(Step):
             log.info("mingle is off: 'without_mingle'")
             return
         if not capabilities.fanout:
-            log.warning("mingle is off: transport %s has no fan-out", capabilities.transport)
+            log.warning("mingle is off: %s", capabilities.why_not("fanout"))
             return
         self._events.on_recovery(self._say_again)
         self._tasks.on_return = self._say_again

@@ -35,7 +35,8 @@ class RecorderStep(Step):
             return
         capabilities = self._context.broker.capabilities
         if not (capabilities.event_log and capabilities.leases):
-            log.warning("recording is off: transport %s keeps no event log", capabilities.transport)
+            missing = "leases" if capabilities.event_log else "event_log"
+            log.warning("recording is off: %s", capabilities.why_not(missing))
             return
         # Only who records needs any of this.
         from umbel.history.arrow import arrow
