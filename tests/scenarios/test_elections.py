@@ -158,10 +158,23 @@ async def open_and_tell_nobody(here: Field, election_id: str) -> None:
 def commands_show_them(here: Field) -> None:
     run = here.cluster.umbel_json
     assert run("election", "show", "bad")["outcome"] == "error: RuntimeError('cannot do it')"
-    assert [(one["id"], one["state"]) for one in run("election", "ls")] == [("odd", "open")]
+    assert run("election", "ls") == []
+    odd = run("election", "show", "odd")  # nobody can take it: it does not stay open
+    assert odd["state"] == "failed" and "no worker can take an election of topic 'nothing'" in odd["outcome"]
     action = f'{{"journal": "{here.journal}"}}'
     assert run("election", "start", "write", action, "--id", "typed")["state"] == "done"
     assert here.cluster.umbel("election", "show", "never", check=False).returncode == 3
+
+
+def test_an_unknown_topic_is_reported_under_v1_too(tmp_path: Path) -> None:
+    with Cluster(tmp_path, TASKS_FILE, election_protocol="v1") as cluster:
+        cluster.start_worker("w1", "-c", "1")
+        with pytest.raises(UnknownTopic, match=r"'nothing'.*it has again, fail, task, write"):
+            cluster.app.control.election("odd", "nothing", timeout=20)
+        assert "election not taken election=odd" in cluster.log("w1")
+        journal = {"journal": str(tmp_path / "journal.txt")}
+        assert cluster.app.control.election("even", "write", journal, timeout=20).state == "open"
+        wait_until((tmp_path / "journal.txt").exists, what="the handler to run")
 
 
 def test_a_lease_has_one_leader_at_a_time_e6(where: Place, tmp_path: Path) -> None:

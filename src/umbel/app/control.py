@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from umbel.app.commands import DEFAULT_TIMEOUT_S, Commands, Inspect, TaskIds
-from umbel.app.elections import WAIT_S, ElectionOutcome, hold_election, make_election
+from umbel.app.elections import WAIT_S, ElectionOutcome, hold_election, make_election, refuse_unknown
 from umbel.app.line import Line
 from umbel.brokers.interface import Broadcast
 from umbel.brokers.registry import open_broker
@@ -34,6 +34,7 @@ from umbel.wire.values import decode_json
 if TYPE_CHECKING:
     from umbel.app.app import App
 
+CLASSIC_ANSWER_S = 1.0
 SLACK_S = 30.0  # the thread answers long before; a caller must not hang although it did not
 
 Replies = list[dict[str, Any]]
@@ -119,7 +120,10 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         request = make_election(app.topics, id, topic, action, policy, expires)
         if app.settings.election_protocol == "v1":
             classic = {"id": id, "topic": topic, "action": decode_json(request.action)}
-            self._tell(make_request("election", classic, None, None, None))
+            if timeout > 0:  # nobody says how it ends, but those who cannot take it say so
+                refuse_unknown(topic, self.ask("election", classic, timeout=min(timeout, CLASSIC_ANSWER_S)))
+            else:
+                self._tell(make_request("election", classic, None, None, None))
             return ElectionOutcome(id, "open")
         line = self._open_line()
 

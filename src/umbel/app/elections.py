@@ -11,6 +11,7 @@ from time import time
 from typing import Any
 
 from umbel.app.canvas import Signature
+from umbel.app.ids import new_id
 from umbel.app.topics import Topics, checked_policy
 from umbel.brokers.interface import Broker
 from umbel.control.client import Asker
@@ -22,16 +23,21 @@ from umbel.protocol.coordination import (
     ElectionRecord,
     ElectionRequest,
     ElectionState,
+    Granted,
     Policy,
     election_key,
 )
+from umbel.protocol.election_events import outcome_text
 from umbel.protocol.election_table import flaw
+from umbel.protocol.pidbox import Answers
 from umbel.wire.election import request_arguments, shown_outcome
 from umbel.wire.values import encode_json
 
 OURS = ("@v2",)
 WAIT_S = 10.0
 POLL_FIRST_S, POLL_MOST_S = 0.02, 0.5
+ASKED: dict[str, Any] = {"destination": OURS, "timeout_s": 1.0}
+END_TTL_S = 5.0
 ASK_AFTER_S = 1.0  # an election that nobody took by then may have a topic that nobody has
 
 
@@ -112,15 +118,29 @@ async def _until_closed(
             raise ElectionTimeout.after(arguments["id"], record.state, timeout_s)
         if record.state is ElectionState.OPEN and waited_s > ASK_AFTER_S and not asked:
             asked = True
-            await _ask_who_can(asker, arguments)
+            try:
+                refuse_unknown(arguments["topic"], await asker.ask("election", arguments, **ASKED))
+            except UnknownTopic as error:
+                await _end_as_failed(broker, key, record.request, error)
+                raise
         await asyncio.sleep(min(pause_s, timeout_s - waited_s))
         pause_s = min(POLL_MOST_S, pause_s * 1.5)
 
 
-async def _ask_who_can(asker: Asker, arguments: dict[str, Any]) -> None:
-    """Nobody took it yet: perhaps nobody can, and somebody should know (E3)."""
-    answers = await asker.ask("election", arguments, destination=OURS, timeout_s=1.0)
+def refuse_unknown(topic: str, answers: Answers) -> None:
+    """Nobody took it: raise UnknownTopic if all that answered say that they cannot (E3)."""
     replies = [reply for reply in answers.replies.values() if isinstance(reply, dict)]
     problems = [str(reply["error"]) for reply in replies if "error" in reply]
     if problems and len(problems) == len(answers.replies):
-        raise UnknownTopic.answered(arguments["topic"], problems)
+        raise UnknownTopic.answered(topic, problems)
+
+
+async def _end_as_failed(broker: Broker, key: str, request: ElectionRequest, error: UnknownTopic) -> None:
+    """Close an election that nobody can take, or it would stay open until it expires.
+
+    Whoever has taken it meanwhile keeps it: then the store grants nothing here.
+    """
+    store, holder = broker.coordination, f"client.{new_id()}"
+    reply = await store.claim_election(key, holder, request, ttl_s=END_TTL_S)
+    if isinstance(reply, Granted) and await store.start_election(key, holder, reply.term):
+        await store.finish_election(key, holder, reply.term, outcome_text(False, str(error)))

@@ -1,5 +1,6 @@
 """Commands by which nodes know one another and keep what all must know: revokes, events, elections."""
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,6 +8,7 @@ from umbel.control.panel import Panel
 from umbel.control.state import ControlState
 
 panel = Panel()
+log = logging.getLogger("umbel.control")
 
 REVOKED_AT_ONCE_MAX = 50_000
 TASK_ID_MAX = 1000
@@ -39,6 +41,7 @@ def election(
     """Take part in an election. Celery's form of the command has no answer, as with Celery."""
     problem = state.elect({"id": id, "topic": topic, "action": action, **more})
     if problem:
+        log.warning("election not taken", extra={"election": str(id)[:128], "why": problem})
         return {"error": problem}
     return {"ok": "taking part"} if "cver" in more else None
 

@@ -83,13 +83,17 @@ class StoreElections:
     def asked(self, arguments: Mapping[str, Any]) -> str:
         """Take part in what a command asks for; why not, or nothing."""
         if wire.is_classic(arguments):
-            self._step_mixed(wire.called_from(arguments))
-            return ""
+            called = wire.called_from(arguments)
+            self._step_mixed(called)
+            return self._unknown(called.topic)
         request = wire.request_from(arguments, now=time())
         self._put(Asked(request))
-        if request.topic in self._topics:
+        return self._unknown(request.topic)
+
+    def _unknown(self, topic: str) -> str:
+        if topic in self._topics:
             return ""
-        return f"no handler for topic {request.topic!r} here; it has {', '.join(sorted(self._topics))}"
+        return f"no handler for topic {topic!r} here; it has {', '.join(sorted(self._topics))}"
 
     def elected(self, event: Mapping[str, Any]) -> None:
         heard: ElectedHeard | ClosedHeard = wire.elected_from(event)

@@ -118,10 +118,10 @@ class ElectionsStep(Step):
     def _why_off(self) -> str:
         settings, capabilities = self._context.settings, self._context.broker.capabilities
         if not capabilities.fanout:
-            return f"transport {capabilities.transport} has no fan-out"
+            return capabilities.why_not("fanout")
         if settings.election_protocol == "v1":
             return "'election_protocol' is v1 and gossip is off" if settings.without_gossip else ""
-        return "" if capabilities.leases else f"transport {capabilities.transport} has no leases"
+        return "" if capabilities.leases else capabilities.why_not("leases")
 
     # -- what comes in ---------------------------------------------------------------------------
 
