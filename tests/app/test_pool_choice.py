@@ -104,6 +104,11 @@ def test_only_tasks_of_the_queues_that_are_served_are_refused(mixed: App) -> Non
 
 def test_an_unknown_pool_is_one_clear_error(plain: App) -> None:
     with pytest.raises(BadSetting, match=r"must be one of prefork, .*solo") as refused:
-        chosen(plain, worker_pool="eventlet")
-    assert "'eventlet'" in str(refused.value)
+        chosen(plain, worker_pool="gevnt")
+    assert "'gevnt'" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_eventlet_is_refused_with_the_reason_and_what_to_use(plain: App) -> None:
+    with pytest.raises(BadSetting, match=r"'eventlet'.*authors advise against it.*use gevent"):
+        chosen(plain, worker_pool="eventlet")

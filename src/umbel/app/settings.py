@@ -185,12 +185,6 @@ def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Sett
     return Settings(**values | {"broker": broker, "backend": backend})
 
 
-def project_of(directory: Path) -> Path:
-    """The folder of the project that the directory is in: that of its pyproject.toml, if that names us."""
-    pyproject, _ = _find_table(directory)
-    return pyproject.parent if pyproject is not None else directory
-
-
 def override(settings: Settings, **flags: Any) -> Settings:
     """The same settings with a command's flags on top; a flag that is None was not given."""
     given = {name: value for name, value in flags.items() if value is not None}
@@ -215,7 +209,7 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     try:
         converted = msgspec.convert(value, _TYPES[name], strict=strict)
     except msgspec.ValidationError as error:
-        raise BadSetting(name, value, _wanted(name) or str(error), source=source) from None
+        raise BadSetting(name, value, _wanted(name, value) or str(error), source=source) from None
     if name in _SIZES:
         size_bytes(name, converted, source=source)
     if name == "worker_autoscale" and converted is not None and not 1 <= converted[1] <= converted[0]:
@@ -231,8 +225,10 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     return converted
 
 
-def _wanted(name: str) -> str:
+def _wanted(name: str, value: Any) -> str:
     """What a setting takes, where a person can be told in a few words."""
+    if isinstance(value, str) and (name, value) in _REFUSED:
+        return _REFUSED[name, value]
     choices = get_args(_TYPES[name])
     if get_origin(_TYPES[name]) is Literal:
         return f"must be one of {', '.join(choices)}"
@@ -240,6 +236,12 @@ def _wanted(name: str) -> str:
     return f"must be {' or '.join(sorted(kinds))}" if kinds else ""
 
 
+_REFUSED: Mapping[tuple[str, str], str] = {
+    ("worker_pool", "eventlet"): (
+        "eventlet is not supported: its own authors advise against it for new code; use gevent, "
+        "which runs the same kind of tasks, or asyncio"
+    ),
+}
 _KINDS: Mapping[object, str] = {
     int: "a whole number",
     float: "a number",
