@@ -3,11 +3,12 @@
 import asyncio
 import os
 import signal
+import sys
 from contextlib import suppress
 from operator import methodcaller
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, ClassVar
 
 from umbel import App
 from umbel.errors import TaskCancelled
@@ -94,3 +95,43 @@ def who(state: Any, greeting: str = "I am") -> str:
 @app.panel.control_command(args=[("n", int)])
 async def fails(state: Any, n: int) -> None:
     raise LookupError(n)
+
+
+@app.panel.control_command(args=[("n", int)])
+def hold_at_most(state: Any, n: int) -> list[Any]:
+    """Reaches the app, and changes how many messages the worker holds."""
+    before = state.prefetch_max
+    state.set_prefetch_max(n)
+    return [state.app is app, state.app.name, before, state.prefetch_max]
+
+
+@app.steps.add
+class Cache:
+    """A bootstep of the user's own."""
+
+    name = "cache"
+    requires = ("connection", "control")
+    seen: ClassVar[list[str]] = []
+
+    def start(self, worker: Any) -> None:
+        self.seen.append(f"started beside {worker.node}")
+
+    def stop(self, worker: Any) -> None:
+        print(f"the cache of {worker.node} is closed", file=sys.stderr)
+
+
+@app.steps.add
+class Broken:
+    name = "broken"
+    requires = ("cache",)
+
+    def start(self, worker: Any) -> None:
+        raise LookupError("no such cache")
+
+    def stop(self, worker: Any) -> None:
+        raise AssertionError("what did not start is not stopped")
+
+
+@app.panel.inspect_command
+def cached(state: Any) -> list[str]:
+    return Cache.seen

@@ -108,6 +108,28 @@ def test_users_add_their_own_commands(cluster: Cluster) -> None:
     assert ask(cluster, ONE, "fails", n="3") == {"error": "LookupError(3)"}
 
 
+def test_their_commands_reach_the_app_and_change_the_prefetch(cluster: Cluster) -> None:
+    assert ask(cluster, TWO, "hold_at_most", n=7) == [True, cluster.app.name, 1000, 7]
+    assert ask(cluster, TWO, "hold_at_most", n=1000) == [True, cluster.app.name, 7, 1000]
+    assert "at least 1 message" in ask(cluster, TWO, "hold_at_most", n=0)["error"]
+
+
+@ON_SQLITE
+def test_users_add_their_own_bootsteps(cluster: Cluster) -> None:
+    """S1: in the graph, guarded."""
+    steps = ask(cluster, ONE, "stats")["umbel"]["steps"]
+    assert steps["cache"] == ["connection", "control"] and steps["broken"] == ["cache"]
+    names = list(steps)
+    assert names.index("connection") < names.index("control") < names.index("cache") < names.index("broken")
+    assert ask(cluster, ONE, "cached") == [f"started beside {ONE}"]
+    log = cluster.log("one")
+    assert "a bootstep raised in start(); the worker goes on without it step=broken" in log
+    assert "no such cache" in log
+    cluster.start_worker("three", "-c", "1")
+    cluster.stop_worker("three")
+    assert f"the cache of {node_name('three')} is closed" in cluster.log("three")
+
+
 def test_a_worker_answers_while_its_children_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
     """P6."""
     gate = tmp_path / "gate"

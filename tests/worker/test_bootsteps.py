@@ -28,6 +28,19 @@ def names(steps: Sequence[Step]) -> list[str]:
     return [one.name for one in steps]
 
 
+@pytest.mark.parametrize(
+    "odd", [object, "cache", type("A", (), {"name": "two words"}), type("B", (), {"name": 3})]
+)
+def test_a_users_step_without_a_name_is_refused_where_it_is_added(odd: Any) -> None:
+    with pytest.raises(BadBootsteps, match="has no name"):
+        App("tests").steps.add(odd)
+
+
+def test_what_a_users_step_requires_is_a_list_of_names() -> None:
+    with pytest.raises(BadBootsteps, match="requires 'tasks'; write requires"):
+        App("tests").steps.add(type("Mine", (), {"name": "mine", "requires": "tasks"}))
+
+
 def test_a_step_starts_after_all_it_requires() -> None:
     given_steps = [
         step("gossip", "mingle"),

@@ -30,6 +30,7 @@ from umbel.app.sending import Prepared, Standing, origin, prepare
 from umbel.app.sent_events import SentEvents
 from umbel.app.settings import Settings, assemble
 from umbel.app.signals import Signals
+from umbel.app.steps import Steps
 from umbel.app.task import AsyncTask, BoundTaskDecorator, Task, TaskDecorator
 from umbel.app.topics import AT_MOST_ONCE, HandlerT, Topics
 from umbel.app.tracer import Tracer, make_tracer
@@ -73,6 +74,7 @@ class App:
         self.signals = Signals()
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.panel = UsersPanel()
+        self.steps = Steps()
         self.topics = Topics(self)
         self._opening = Lock()
         self._producer: Producer | None = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from umbel.app.chords import part_ended
 from umbel.app.follow_ups import after_failure, keeps_result, steps_that_never_run
@@ -48,12 +48,11 @@ def make_worker(
     """A worker for the app. Must be called on the event loop it will run on."""
     app = found.app
     name = node_name(node)
-    broker = open_broker(settings.for_broker())
-    backend = open_backend(settings.backend, settings.for_broker())
+    of_broker = settings.for_broker()
     tasks = task_rules(app, settings)
-    logs = ChildLogs(loglevel, logfile, log_json)
     queues = settings.worker_queues or (settings.task_default_queue,)
-    pool = choose_pool(settings, tasks_for(app, tasks, queues), host=found.spec, node=name, logs=logs)
+    logs, served = ChildLogs(loglevel, logfile, log_json), tasks_for(app, tasks, queues)
+    pool = choose_pool(settings, served, host=found.spec, node=name, logs=logs)
     worker_settings = WorkerSettings(
         node=name,
         queues=queues,
@@ -81,20 +80,30 @@ def make_worker(
         history_lake=Path(settings.history_lake) if settings.worker_record else None,
         history_lake_mode=settings.lake_mode_bits(),
         control_mailbox=settings.control_mailbox,
-        open_broker=lambda: open_broker(replace(settings.for_broker(), connection_name=MAILBOX)),
+        open_broker=lambda: open_broker(replace(of_broker, connection_name=MAILBOX)),
         control_allow=settings.control_allow,
-        control_commands=app.panel,
-        election_handlers=app.topics.handlers,
-        periodic=periodic_tasks(app),
         scheduler_lease_s=settings.scheduler_lease_s,
         election_protocol=settings.election_protocol,
         election_v1_compat=settings.election_v1_compat,
         shown_settings=settings.shown(),
         changed_settings=settings.changed(),
         hooks=life_hooks(app, name, settings.worker_hook_timeout_s),
-        node_hooks=app.signals.of_nodes(),
+        **written_by_users(app),
     )
-    return Worker(worker_settings, broker=broker, backend=backend, pool=pool)
+    backend = open_backend(settings.backend, of_broker)
+    return Worker(worker_settings, broker=open_broker(of_broker), backend=backend, pool=pool)
+
+
+def written_by_users(app: "App") -> dict[str, Any]:
+    """What the app's users wrote for its workers."""
+    return {
+        "app": app,
+        "control_commands": app.panel,
+        "election_handlers": app.topics.handlers,
+        "periodic": periodic_tasks(app),
+        "steps": tuple(app.steps),
+        "node_hooks": app.signals.of_nodes(),
+    }
 
 
 def life_hooks(app: "App", node: str, timeout_s: float) -> LifeHooks:

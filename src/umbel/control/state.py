@@ -23,6 +23,11 @@ class ControlState(Protocol):
         ...
 
     @property
+    def app(self) -> Any:
+        """The app that the worker runs for; None where nobody has said."""
+        ...
+
+    @property
     def uptime_s(self) -> float: ...
     @property
     def task_rules(self) -> Mapping[str, TaskRules]:
@@ -132,6 +137,15 @@ class ControlState(Protocol):
     @property
     def queues(self) -> Sequence[str]:
         """The queues that are consumed now."""
+        ...
+
+    @property
+    def prefetch_max(self) -> int:
+        """How many messages the worker holds at most, running and waiting."""
+        ...
+
+    def set_prefetch_max(self, most: int) -> None:
+        """Hold so many from now on, at least one; what is held already stays. Safe in any thread."""
         ...
 
     def add_queue(self, name: str) -> None: ...

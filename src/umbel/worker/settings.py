@@ -50,6 +50,7 @@ class WorkerSettings:
     tasks: Mapping[str, TaskRules]
     end_without_running: EndWithoutRunning
     run_directory: Path
+    app: Any = None  # for users' control commands; the worker itself asks nothing of it
     lease_s: float = 10.0
     broker_connection_wait_s: float = 60.0
     prefetch_max: int = 1000
@@ -81,5 +82,6 @@ class WorkerSettings:
     scheduler_lease_s: float = 10.0
     election_protocol: str = "v2"
     election_v1_compat: str = "auto"
+    steps: tuple[type[Any], ...] = ()  # bootsteps that users wrote
     hooks: LifeHooks = field(default_factory=LifeHooks)
     node_hooks: Mapping[str, Callable[..., None]] = field(default_factory=dict)  # on_node_join and so on

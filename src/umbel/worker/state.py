@@ -62,6 +62,11 @@ class WorkerState:
         self.requests_unreadable: Callable[[], int] = lambda: 0
         self.gossip: Gossip | None = None
         self.autoscaler: Autoscaler | None = None
+        self.steps: Mapping[str, Sequence[str]] = {}  # in starting order, each with what it requires
+
+    @property
+    def app(self) -> Any:
+        return self._context.settings.app
 
     @property
     def node(self) -> str:
@@ -203,6 +208,7 @@ class WorkerState:
                 },
                 "grants_unproven": self._context.broker.coordination.unproven,
                 "stopping": self._context.shutdown.describe(asyncio.get_running_loop().time()),
+                "steps": dict(self.steps),
             },
         }
 
@@ -271,6 +277,15 @@ class WorkerState:
     @property
     def queues(self) -> Sequence[str]:
         return tuple(self._context.queues)
+
+    @property
+    def prefetch_max(self) -> int:
+        return self._tasks.prefetch_max
+
+    def set_prefetch_max(self, most: int) -> None:
+        if most < 1:
+            raise ValueError(f"a worker holds at least 1 message, not {most}")
+        self._tasks.prefetch_max = most
 
     def add_queue(self, name: str) -> None:
         if name not in self._context.queues:

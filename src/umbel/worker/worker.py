@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import time
+from typing import Any
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker
@@ -41,6 +42,7 @@ from umbel.worker.steps.tasks import Tasks
 from umbel.worker.steps.watchdog import Watchdog
 from umbel.worker.stopping import Stopping
 from umbel.worker.task_events import TaskEvents
+from umbel.worker.user_steps import UserStep, graph
 
 log = logging.getLogger("umbel.worker")
 
@@ -97,7 +99,12 @@ class Worker:
             Health(self._context, connection, self._tasks),
             Watchdog(self._context, self._tasks),
             autoscaler,
+            *map(self._user_step, self._context.settings.steps),
         ]
+
+    def _user_step(self, kind: type[Any]) -> UserStep:
+        timeout_s = self._context.settings.hooks.timeout_s
+        return UserStep(kind, self._state, timeout_s=timeout_s, wait_for=self._stopping.wait_for)
 
     @property
     def counters(self) -> Counters:
@@ -106,6 +113,7 @@ class Worker:
     async def run(self) -> None:
         """Run until a stop is asked for; raises what went wrong, after everything is put down."""
         order = starting_order(self._steps)
+        self._state.steps = graph(order)
         settings = self._context.settings
         refuse_second(settings.run_directory, settings.node, self._context.broker.url)
         try:

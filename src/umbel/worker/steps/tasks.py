@@ -58,6 +58,7 @@ class Tasks(Step):
         self._broker = context.broker
         self._pool = context.pool
         self._desk = Desk(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
+        self.prefetch_max = context.settings.prefetch_max  # remote control changes it
         self.revoked = RevokedTasks()
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
         self.on_return: Callable[[], None] = lambda: None  # the broker was away and is there again
@@ -224,8 +225,7 @@ class Tasks(Step):
         raise PoolError(await self._pool_failed)
 
     async def _take_some(self) -> None:
-        settings = self._context.settings
-        room = min(self._pool.room(), settings.prefetch_max - self.held)
+        room = min(self._pool.room(), self.prefetch_max - self.held)
         if room <= 0:
             self._room.clear()
             await self._room.wait()
