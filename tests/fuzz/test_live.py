@@ -132,8 +132,9 @@ class Fuzzing:
             with ledger.open("rb") as lines:
                 lines.seek(self._read)
                 new = lines.read()
-            self._read += len(new)
-            ran = new.decode().split()
+            whole = new[: new.rfind(b"\n") + 1]  # a line across two pages of the file may be half there
+            self._read += len(whole)
+            ran = whole.decode().split()
             self._ran.update(ran)
             self._missing.difference_update(ran)
         return not self._missing
