@@ -77,6 +77,7 @@ class Worker:
             heart.come_online()  # the others may have lost sight of this node
 
         connection.on_replaced = replaced
+        connection.on_lease_ended = self._tasks.return_unstarted
         self._steps: list[Step] = [
             connection,
             RecorderStep(

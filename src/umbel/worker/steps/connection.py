@@ -44,6 +44,7 @@ class Connection(Step):
         self.problem = ""  # why the lease cannot be renewed now
         self.replaced: tuple[float, Replaced] | None = None  # the last time, and what was found
         self.on_replaced: Callable[[], None] = lambda: None
+        self.on_lease_ended: Callable[[], None] = lambda: None
         self._broker.on_replaced = self._note_replaced
 
     async def start(self) -> None:
@@ -83,7 +84,7 @@ class Connection(Step):
             raise
         self.problem = ""
         if not stood:
-            log.warning("the lease had ended: what this worker held may run elsewhere too")
+            self.on_lease_ended()
 
     async def _return_lost(self) -> None:
         returned = await self._broker.return_lost()

@@ -174,11 +174,32 @@ class Tasks(Step):
                 self._handle(held, self._endings.refuse, Refusal.REVOKED)
             else:
                 keep.append(job)
+        self._put_back(keep)
+
+    def return_unstarted(self) -> None:
+        """The lease had ended, and others have what was held: what has not started must not start here too.
+
+        What was claimed since goes back to its queue; what was acknowledged early is nobody else's.
+        """
+        log.warning("the lease had ended: what this worker runs may run elsewhere too")
+        keep: list[Job] = []
+        for job in self._pool.withdraw() if self._background else ():
+            held = self._held[job.number]
+            if held.run is not None and held.run.rules.acks_early:
+                keep.append(job)
+            else:
+                del self._held[job.number]
+                self._endings.give_back(held, ran=False)
+        self._put_back(keep)
+
+    def _put_back(self, jobs: Sequence[Job]) -> None:
+        """Jobs that were withdrawn and may start go to the pool again."""
         if not self._stopping:
-            self._pool.submit(keep)
+            if jobs:
+                self._pool.submit(jobs)
             self._room.set()
             return
-        for job in keep:
+        for job in jobs:
             self._endings.give_back(self._held.pop(job.number), ran=False)
 
     def take_back(self, revoke: Revoke) -> None:
@@ -237,6 +258,8 @@ class Tasks(Step):
             return
         read = self._revoked_cursor
         claim = await self._broker.claim(owner, queues, room, revoked_after=read)
+        if claim.lease_ended:
+            self.return_unstarted()
         self._learn_revokes(claim, after=read)
         if claim.returned:
             log.warning(RETURNED_TEXT, extra={"count": claim.returned})
