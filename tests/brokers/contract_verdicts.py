@@ -123,7 +123,8 @@ class OwnershipContract:
             async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
                 await broker.renew(OWNER)
                 await broker.publish(outgoing("a"))
-                assert not (claim := await take(broker)).lease_ended
+                claim = await take(broker)
+                assert not claim.lease_ended
                 await lose(broker, claim.deliveries)
                 again = await take(broker)
                 assert again.lease_ended and texts(again.deliveries) == ["a"]
