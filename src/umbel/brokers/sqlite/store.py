@@ -78,7 +78,7 @@ class Store:
             raise BrokerRefused(f"not sent to {queues}: {refusals.reason(error)}") from error
 
     def _publish(self, batch: Sequence[Outgoing]) -> None:
-        if len(batch) == 1 and not batch[0].not_before:
+        if len(batch) == 1 and not batch[0].not_before and not batch[0].redelivered:
             self._append(batch[0])
             return
         with self.database.write(durable=True) as db:
