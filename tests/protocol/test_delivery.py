@@ -231,6 +231,7 @@ def test_what_was_promised_is_bounded() -> None:
             expires_at=st.sampled_from([0.0, NOW - 1, NOW + 50]),
             starts=st.integers(0, 4),
             redelivered=st.booleans(),
+            stamps=st.none(),
         ),
         max_size=20,
     )
