@@ -15,6 +15,7 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
+from tests.mutants import killers
 from tests.mutants.mutations import Mutant, lua_mutants, python_mutants
 from tests.mutants.subjects import Subject
 
@@ -99,13 +100,15 @@ class Trial:
             "-q",
             "-p",
             "no:cacheprovider",
+            "-p",
+            killers.__name__,
             "--hypothesis-seed=1",
         ]
         with (self._home / "output.txt").open("w+b") as output:
             process = subprocess.Popen(
                 [*command, *guards],
                 cwd=ROOT,
-                env=self._environment(),
+                env=self._environment(subject),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -123,13 +126,17 @@ class Trial:
     def _output(self) -> str:
         return (self._home / "output.txt").read_text(errors="replace")[-3000:]
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, subject: Subject) -> dict[str, str]:
+        # One file for all trials, which stand side by side.
+        known = self._home.parent / f"{subject.path.replace('/', '.')}.killers"
+        known.touch()
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("UMBEL_", "PYTHON"))
         }
         return kept | {
             "PYTHONPATH": str(self._home / "src"),
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self._home / "hypothesis"),
+            killers.VARIABLE: str(known),
         }
 
 
