@@ -39,6 +39,7 @@ def test_a_claim_takes_oldest_first_and_shares_between_queues(scripts: Scripts) 
     assert scripts.held() == {b"epoch": EPOCH.encode()} | {k.encode(): v.encode() for k, v in held.items()}
     assert scripts.waiting("q") == [b"a3", b"a4"]
     assert scripts.lease_of(ADA) == pytest.approx(float(reply.now) + LEASE_S, abs=0.01)
+    assert scripts.ask("GET", "umbel.contact") == reply.now
 
 
 def test_a_claim_takes_by_priority_and_no_more_than_its_limit(scripts: Scripts) -> None:
@@ -48,6 +49,12 @@ def test_a_claim_takes_by_priority_and_no_more_than_its_limit(scripts: Scripts) 
     assert scripts.claim("q", "r", limit=3).envelopes == [b"p0", b"r0", b"p3"]
     assert scripts.claim("q", "r", limit=0, ticket="n.2").envelopes == []
     assert scripts.claim("q", "r", ticket="n.3").envelopes == [b"r3", b"p6", b"r6", b"p9", b"r9"]
+
+
+def test_a_queue_without_messages_takes_no_share(scripts: Scripts) -> None:
+    scripts.fill("q", "a", "b")
+    scripts.ask("SET", "bad", "not a list")
+    assert scripts.claim("empty", "bad", "q", limit=2).envelopes == [b"a", b"b"]
 
 
 def test_the_epoch_is_the_ticket_of_the_first_claim(scripts: Scripts) -> None:
@@ -87,7 +94,7 @@ def test_what_is_not_due_is_moved_aside_and_does_not_count(scripts: Scripts) -> 
 def test_one_claim_moves_no_more_than_so_many_aside(scripts: Scripts) -> None:
     later = marked("later", not_before=scripts.now + HOUR_S)
     scripts.fill("q", *([later] * 2500), "a")
-    assert scripts.claim(limit=1).envelopes == []
+    assert scripts.claim(limit=1).taken == []
     assert (len(scripts.delayed("q")), len(scripts.waiting("q"))) == (2000, 501)
     assert scripts.claim(limit=1, ticket="n.2").envelopes == [b"a"]
     assert len(scripts.delayed("q")) == 2500
@@ -115,6 +122,7 @@ def test_no_message_overtakes_the_revokes_that_wait(scripts: Scripts) -> None:
     assert (first.cursor, first.revokes, first.complete, first.envelopes) == (b"2", [b"r1", b"r2"], 0, [])
     rest = scripts.claim(page=2, after=2)
     assert (rest.cursor, rest.revokes, rest.complete, rest.envelopes) == (b"9", [b"r3"], 1, [b"a"])
+    assert scripts.claim(page=100, after=2).revokes == [b"r3"]
 
 
 @pytest.mark.parametrize("after", [3, 4])
@@ -175,7 +183,7 @@ def test_what_is_due_comes_first_and_earliest_due_first(scripts: Scripts) -> Non
     now = scripts.now
     scripts.fill("q", "c")
     scripts.delay("q", now - 5, "n.0:2:P:q\0b")
-    scripts.delay("q", now - 9, "n.0:1:P:q\0a")
+    scripts.delay("q", -9.0, "n.0:1:P:q\0a")
     scripts.delay("q", now - 1, f"n.0:3:P:{at_step('q', 3)}\0later\0part")
     scripts.delay("q", now + HOUR_S, "n.0:4:P:q\0not yet")
     assert scripts.claim().envelopes == [b"a", b"b", b"c", b"later\0part"]
@@ -233,6 +241,14 @@ def test_what_was_handed_over_is_adopted_once_and_the_lease_goes_on(scripts: Scr
     assert scripts.ask("LLEN", f"umbel.handed.{ADA}") == 4
 
 
+@pytest.mark.parametrize("text", ["first-x", "between", "last--x"])
+def test_it_is_found_wherever_it_lies(scripts: Scripts, text: str) -> None:
+    scripts.hold()
+    scripts.hand(ADA, "q", "first-x", "between", "last--x")
+    assert adopt(scripts, text) == 1
+    assert len(scripts.waiting(f"umbel.handed.{ADA}")) == 2
+
+
 def test_another_message_is_not_taken_for_the_one_handed_over(scripts: Scripts) -> None:
     scripts.hold()
     scripts.hand(ADA, "q", "one-tag")
@@ -275,6 +291,17 @@ def test_abandoned_messages_are_not_marked_as_redelivered(scripts: Scripts) -> N
     scripts.hold(_1='{"a": 1}')
     assert scripts.run("abandon", PREFIX, ADA, 1, EPOCH) == 1
     assert scripts.waiting("q") == [b'{"a": 1}']
+    assert scripts.ask("HGET", "umbel.generations", ADA) == b"1"
+
+
+def test_abandoned_messages_that_their_list_refuses_are_dead_letters(scripts: Scripts) -> None:
+    scripts.hold(_1="a")
+    scripts.ask("SET", "q", "not a list")
+    assert scripts.run("abandon", PREFIX, ADA, 1, EPOCH) == 1
+    assert [(letter["list"], letter["envelope"]) for letter in scripts.letters()] == [("P:q", "a")]
+    scripts.hold(_1="b")
+    scripts.run("reconcile", PREFIX, ADA, 0)
+    assert [letter["envelope"] for letter in scripts.letters()] == ["a", "b"]
 
 
 def test_reconciling_names_what_is_missing_and_returns_what_nobody_knows(scripts: Scripts) -> None:
@@ -289,19 +316,41 @@ def test_reconciling_names_what_is_missing_and_returns_what_nobody_knows(scripts
     assert scripts.held() == {b"epoch": EPOCH.encode()}
 
 
+_CLAIM = (PREFIX, ADA, LEASE_S, EPOCH, 1, 10, 0, 10, "q")
+_ADOPT = (PREFIX, ADA, LEASE_S, EPOCH, "f", 1, "x")
+_REVOKE = ("record", PREFIX, 10, "k", 4e9, "{}")
+
+
 @pytest.mark.parametrize(
-    ("key", "name", "args"),
+    ("key", "wanted", "name", "args"),
     [
-        ("umbel.inflight.ada", "abandon", (PREFIX, ADA, 1)),
-        ("umbel.generations", "abandon", (PREFIX, ADA, 1)),
-        ("umbel.inflight.ada", "reconcile", (PREFIX, ADA, 0)),
-        ("umbel.inflight.ada", "adopt", (PREFIX, ADA, LEASE_S, EPOCH, "f", 1, "x")),
-        ("umbel.handed.ada", "adopt", (PREFIX, ADA, LEASE_S, EPOCH, "f", 1, "x")),
+        ("umbel.inflight.ada", "hash", "abandon", (PREFIX, ADA, 1)),
+        ("umbel.generations", "hash", "abandon", (PREFIX, ADA, 1)),
+        ("umbel.inflight.ada", "hash", "reconcile", (PREFIX, ADA, 0)),
+        ("umbel.inflight.ada", "hash", "adopt", _ADOPT),
+        ("umbel.handed.ada", "list", "adopt", _ADOPT),
+        ("umbel.generations", "hash", "claim", _CLAIM),
+        ("umbel.inflight.ada", "hash", "claim", _CLAIM),
+        ("umbel.owners", "zset", "claim", _CLAIM),
+        ("umbel.owners", "zset", "owners", ("renew", PREFIX, LEASE_S, ADA, 0)),
+        ("umbel.dead", "stream", "bury", (PREFIX, "P:q", "a", "why")),
+        ("umbel.unique.k", "string", "unique", ("hold", PREFIX, "k", "one", 60_000)),
+        ("umbel.revokes", "hash", "revoke", _REVOKE),
+        ("umbel.revokes.order", "zset", "revoke", _REVOKE),
+        ("umbel.revokes.expiry", "zset", "revoke", _REVOKE),
+        ("umbel.recorders", "hash", "event_log", ("append", PREFIX, 10, "k", "{}")),
+        ("umbel.events", "stream", "event_log", ("append", PREFIX, 10, "k", "{}")),
+        ("umbel.askers.e", "zset", "askers", ("enter", PREFIX, "e", 60, "m")),
+        ("_kombu.binding.e", "set", "askers", ("enter", PREFIX, "e", 60, "m")),
+        ("{coord}:l:beat", "hash", "lease", (PREFIX, 1000, "acquire", "beat", ADA, 10)),
+        ("{coord}:meta", "hash", "lease", (PREFIX, 1000, "acquire", "beat", ADA, 10)),
     ],
 )
-def test_a_key_that_a_script_cannot_do_without_is_named(
-    scripts: Scripts, key: str, name: str, args: tuple[object, ...]
+def test_without_a_key_of_its_type_nothing_is_done_and_the_key_is_named(
+    scripts: Scripts, key: str, wanted: str, name: str, args: tuple[object, ...]
 ) -> None:
-    scripts.ask("SET", key, "not ours")
-    with pytest.raises(ReplyError, match=f"REFUSED the key 'P:{key}' holds a string, not a (hash|list): "):
+    make, found = ("LPUSH", "list") if wanted == "string" else ("SET", "string")
+    scripts.ask(make, key, "not ours")
+    with pytest.raises(ReplyError, match=f"REFUSED the key 'P:{key}' holds a {found}, not a {wanted}: "):
         scripts.run(name, *args)
+    assert scripts.keys() == {f"{PREFIX}{key}"}

@@ -136,6 +136,15 @@ def test_what_nobody_takes_stays_with_its_owner_until_it_is_tried_again(scripts:
     assert scripts.lease_of(ADA) is None
 
 
+def test_what_was_handed_over_and_nobody_takes_stays_with_its_owner(scripts: Scripts) -> None:
+    scripts.hand(ADA, "q", "a")
+    scripts.ask("SET", "q", "not a list")
+    scripts.ask("SET", "umbel.dead", "not a stream")
+    assert scripts.owners("forget", ADA) == 0
+    assert scripts.lease_of(ADA) == pytest.approx(scripts.now + LEASE_S, abs=10)
+    assert scripts.waiting(f"umbel.handed.{ADA}") == [b"a"]
+
+
 def test_what_was_handed_to_one_that_does_not_claim_it_goes_back_unmarked(scripts: Scripts) -> None:
     scripts.hand(ADA, "q", '{"a": 1}', '{"b": 1}')
     scripts.hand(BOB, "q", "bob's")

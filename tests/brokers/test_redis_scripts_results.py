@@ -318,6 +318,7 @@ def test_a_full_server_still_lets_owners_work(
     ("name", "args"),
     [
         ("publish", (PREFIX, "P:q", 0, "f", "a")),
+        ("publish", (PREFIX, "P:q", 4e9, "t:1:P:q", "a")),
         ("bury", (PREFIX, "P:q", "a", "why")),
         ("store", (PREFIX, 0, "P:r", "{}")),
         ("chord", ("end", "P:g", 90, PREFIX, "P:q", "a")),

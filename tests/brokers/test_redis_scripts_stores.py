@@ -293,7 +293,7 @@ def test_a_batch_is_refused_before_any_of_it_is_sent(
 
 
 def test_depths_count_what_is_ready_delayed_claimed_and_handed_over(scripts: Scripts) -> None:
-    scripts.ask("SADD", "umbel.queues", "q", "r", "bad")
+    scripts.ask("SADD", "umbel.queues", "q", "r", "s", "bad")
     for step, count in ((0, 1), (3, 2), (6, 3), (9, 4)):
         scripts.fill(at_step("q", step), *(["x"] * count))
     scripts.delay("q", 5.0, "a")
@@ -301,17 +301,18 @@ def test_depths_count_what_is_ready_delayed_claimed_and_handed_over(scripts: Scr
     three = at_step("q", 3)
     scripts.ask("HSET", f"umbel.inflight.{ADA}", "epoch", "n.1", "n.1:1:P:q", "x", f"n.1:2:P:{three}", "x")
     scripts.ask("HSET", f"umbel.inflight.{BOB}", "epoch", "n.2", "n.2:1:P:r", "x", "kept-n.2:2:P:q", "x")
-    scripts.ask("ZADD", "umbel.owners", 1, ADA, 2, BOB, 3, "idle")
+    scripts.ask("ZADD", "umbel.owners", 0, "idle", 1, ADA, 2, BOB)
     scripts.ask("HSET", f"umbel.inflight.{ADA}", "without a list", "x")
     scripts.hand(ADA, "r", "x", "y")
     scripts.hand(BOB, "q", "z")
+    scripts.hand("cy", "s", "z")
     scripts.ask("HSET", "umbel.handing", "idle", f"{PREFIX}q")
     scripts.ask("SET", "bad", "not a list")
     scripts.ask("SET", "umbel.delayed.bad", "not a zset")
     scripts.ask("SET", "umbel.handed.idle", "not a list")
     flat = scripts.run("depths", PREFIX)
     rows = {flat[at]: flat[at + 1 : at + 4] for at in range(0, len(flat), 4)}
-    assert rows == {b"q": [10, 2, 4], b"r": [0, 0, 3], b"bad": [0, 0, 0]}
+    assert rows == {b"q": [10, 2, 4], b"r": [0, 0, 3], b"s": [0, 0, 1], b"bad": [0, 0, 0]}
 
 
 @pytest.mark.parametrize("key", ["umbel.owners", f"umbel.inflight.{ADA}", "umbel.handing", "umbel.queues"])

@@ -26,9 +26,15 @@ _REDIS = (
     "brokers/test_redis_delayed.py",
     "brokers/test_redis_layout.py",
 )
-_REDIS_RESULTS = ("backends/test_redis.py", "brokers/test_redis.py")
-_REDIS_RPC = ("backends/test_rpc.py",)
-_REDIS_COORDINATION = ("brokers/test_redis.py", "brokers/test_redis_coordination.py")
+_SCRIPTS = tuple(
+    f"brokers/test_redis_scripts_{part}.py" for part in ("claims", "owners", "stores", "results")
+)
+_SETTLE = (
+    "brokers/test_redis_settle.py",
+    "brokers/test_redis_pages.py",
+    "brokers/test_redis_refusals.py",
+    "brokers/test_redis_layout.py",
+)
 
 SUBJECTS = (
     Subject("protocol/delivery.py", ("protocol/test_delivery.py",)),
@@ -59,15 +65,18 @@ SUBJECTS = (
     *(
         Subject(f"brokers/redis/{name}.lua", guards)
         for guards, names in (
-            (_REDIS, ("claim", "settle", "marks", "owners", "adopt", "abandon", "depths", "publish")),
             (
-                _REDIS,
-                ("revoke", "event_log", "unique", "requeue", "refusals", "holding", "returning", "bury"),
+                (*_SCRIPTS, "brokers/test_redis_refusals.py"),
+                ("claim", "owners", "adopt", "abandon", "reconcile", "holding", "returning", "refusals"),
             ),
-            (("brokers/test_replaced.py",), ("reconcile",)),
-            (_REDIS_COORDINATION, ("coordination", "election", "lease")),
-            (_REDIS_RESULTS, ("results", "store", "chord")),
-            (_REDIS_RPC, ("askers",)),
+            ((*_SCRIPTS, *_SETTLE), ("marks",)),
+            (_SETTLE, ("settle",)),
+            (_SCRIPTS, ("depths", "publish", "bury", "requeue", "revoke", "event_log", "unique", "askers")),
+            ((*_SCRIPTS, "backends/test_redis.py"), ("results", "store", "chord")),
+            (
+                (*_SCRIPTS, "brokers/test_redis_coordination.py"),
+                ("coordination", "election", "lease"),
+            ),
         )
         for name in names
     ),

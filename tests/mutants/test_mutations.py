@@ -66,7 +66,7 @@ def test_a_mutant_differs_in_the_line_it_names() -> None:
 
 
 def test_lua_is_changed_outside_of_comments() -> None:
-    script = "-- if x == 1 then\nfor i = a, b do\nif redis.call('GET', k) == 'a' and not b then\n  n = n + 1\nend\nreturn n\n"
+    script = "-- if x == 1 then\nlocal LIMIT = 7 * 3600\nfor i = a, b do\nif redis.call('GET', k) == 'a' and not b then\n  n = n + 1\nend\nreturn n\n"
     assert lines(lua_mutants(script)) == {
         ("constant", "if redis.call('', k) == 'a' and not b then"),
         ("constant", "if redis.call('GET', k) == '' and not b then"),
