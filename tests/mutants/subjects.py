@@ -59,7 +59,10 @@ SUBJECTS = (
             "app/test_sensitive.py",
         ),
     ),
-    Subject("brokers/sqlite/claims.py", ("brokers/test_sqlite.py",)),
+    Subject(
+        "brokers/sqlite/claims.py",
+        ("brokers/test_sqlite_claims.py", "brokers/test_sqlite_rules.py", "brokers/test_sqlite.py"),
+    ),
     Subject("brokers/redis/claims.py", _REDIS),
     Subject("brokers/amqp/claims.py", ("brokers/test_amqp.py",)),
     *(
