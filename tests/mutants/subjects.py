@@ -20,11 +20,15 @@ _SLOTS = (
     "protocol/test_slots_random.py",
 )
 _REDIS = (
+    "brokers/test_redis_settle.py",
     "brokers/test_redis_pages.py",
     "brokers/test_redis_refusals.py",
-    "brokers/test_redis.py",
+    "brokers/test_redis_cuts.py",
+    "brokers/test_redis_handing.py",
+    "brokers/test_redis_handing_faults.py",
+    "brokers/test_replaced.py",
     "brokers/test_redis_delayed.py",
-    "brokers/test_redis_layout.py",
+    "brokers/test_redis.py",
 )
 _SCRIPTS = tuple(
     f"brokers/test_redis_scripts_{part}.py" for part in ("claims", "owners", "stores", "results")
@@ -64,7 +68,7 @@ SUBJECTS = (
         ("brokers/test_sqlite_claims.py", "brokers/test_sqlite_rules.py", "brokers/test_sqlite.py"),
     ),
     Subject("brokers/redis/claims.py", _REDIS),
-    Subject("brokers/amqp/claims.py", ("brokers/test_amqp.py",)),
+    Subject("brokers/amqp/claims.py", ("brokers/test_amqp_claims.py", "brokers/test_amqp.py")),
     *(
         Subject(f"brokers/redis/{name}.lua", guards)
         for guards, names in (
