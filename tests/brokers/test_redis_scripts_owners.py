@@ -184,17 +184,23 @@ def test_what_is_handed_to_one_that_was_given_up_goes_back_for_a_minute(scripts:
 def test_when_the_last_owner_leaves_what_is_parked_goes_back_with_its_time(scripts: Scripts) -> None:
     due = scripts.now + HOUR_S
     three = at_step("q", 3)
-    scripts.ask("SADD", "umbel.queues", "q", "r")
-    scripts.delay("q", due, f'n.0:1:P:q\0{{"a": 1}}')
+    scripts.ask("SADD", "umbel.queues", "q", "r", "s")
+    scripts.delay("s", 0.0, 'n.0:5:P:s\0{"e": 1}')
+    scripts.delay("s", 1e12, 'n.0:6:P:s\0{"f": 1}')
+    scripts.delay("q", due, 'n.0:1:P:q\0{"a": 1}')
     scripts.delay("q", due + 1, f"n.0:2:P:{three}\0".encode() + marked("b", starts=2, not_before=5.5))
     scripts.delay("r", -1.0, 'n.0:3:P:r\0{"c": 1}')
     scripts.delay("r", 2e12, 'n.0:4:P:r\0{"d": 1}')
-    assert scripts.owners("unpark", ADA) == 4
+    assert scripts.owners("unpark", ADA) == 6
     assert scripts.waiting("q") == [b'{"umbel": {"not_before": %.6f}, "a": 1}' % due]
     assert scripts.waiting(three) == [
         b'{"umbel": {"starts": 2, "not_before": %.6f}, "body": "b"}' % (due + 1)
     ]
     assert scripts.waiting("r") == [b'{"c": 1}', b'{"d": 1}']
+    assert scripts.waiting("s") == [
+        b'{"umbel": {"not_before": 0.000000}, "e": 1}',
+        b'{"umbel": {"not_before": 1000000000000.000000}, "f": 1}',
+    ]
     assert (scripts.delayed("q"), scripts.delayed("r")) == ([], [])
     assert scripts.owners("unpark", ADA) == 0
 
@@ -209,16 +215,15 @@ def test_nothing_is_unparked_while_an_owner_is_left(scripts: Scripts) -> None:
 
 
 def test_unparking_goes_in_parts_and_behind_what_waits(scripts: Scripts) -> None:
-    scripts.ask("SADD", "umbel.queues", "q", "r")
+    scripts.ask("SADD", "umbel.queues", "q", "r", "s")
     scripts.fill("q", "first")
-    for queue in ("q", "r"):
+    for queue in ("q", "r", "s"):
         members = (part for place in range(700) for part in (place + 1, f"n.0:{place}:P:{queue}\0{place}"))
         scripts.ask("ZADD", f"umbel.delayed.{queue}", *members)
     assert scripts.owners("unpark", ADA) == 1000
-    assert len(scripts.delayed("q")) + len(scripts.delayed("r")) == 400
+    assert sum(len(scripts.delayed(queue)) for queue in ("q", "r", "s")) == 1100
+    assert [scripts.owners("unpark", ADA) for _ in range(3)] == [1000, 100, 0]
     assert scripts.waiting("q")[:3] == [b"first", b"0", b"1"]
-    assert scripts.owners("unpark", ADA) == 400
-    assert scripts.owners("unpark", ADA) == 0
 
 
 def test_unparking_stops_where_nobody_takes_a_message(scripts: Scripts) -> None:
@@ -231,6 +236,22 @@ def test_unparking_stops_where_nobody_takes_a_message(scripts: Scripts) -> None:
     assert scripts.owners("unpark", ADA) == 1
     assert scripts.waiting("q") == [b"a"]
     assert len(scripts.delayed("q")) == 2
+
+
+def test_many_owners_are_given_up_in_parts(scripts: Scripts) -> None:
+    scripts.ask("ZADD", "umbel.owners", *(part for number in range(101) for part in (1, f"owner {number}")))
+    scripts.owners("reap")
+    assert scripts.ask("ZCARD", "umbel.owners") == 1
+    scripts.owners("reap")
+    assert scripts.ask("ZCARD", "umbel.owners") == 0
+
+
+def test_a_held_message_that_names_no_queue_is_a_dead_letter(scripts: Scripts) -> None:
+    scripts.ask("HSET", f"umbel.inflight.{ADA}", "no field of ours", "a")
+    assert scripts.owners("forget", ADA) == 1
+    (letter,) = scripts.letters()
+    assert (letter["list"], letter["envelope"]) == ("", "a")
+    assert letter["reason"] == "nothing says which queue this came from"
 
 
 def test_an_epoch_is_gone_with_its_owner(scripts: Scripts) -> None:

@@ -19,7 +19,8 @@ from tests.brokers.under_test import (
 )
 from tests.servers.redis import RedisServer
 from umbel.brokers.interface import Ack, Broker, BrokerSettings, Bury, Delivery, Return, Started, Verdict
-from umbel.brokers.redis.broker import CAPABILITIES
+from umbel.brokers.redis.broker import CAPABILITIES, RedisBroker
+from umbel.errors import BrokerRefused
 from umbel.wire.message import StoredResult
 
 HOUR_S = 3600.0
@@ -156,6 +157,9 @@ def test_what_is_refused_is_named_by_its_place_and_all_else_is_done(
             assert {text: one.starts for text, one in letters.items() if one.starts} == {"b0": 1}
             assert waiting(redis_server, "next") == ["n0"] and waiting(redis_server, QUEUE) == ["m2"]
             assert redis_server.ask("HLEN", f"P:umbel.inflight.{OWNER}") == 3  # m1, b2, the epoch
+            await broker.forget_owner(OWNER)
+            left = (await take(broker)).deliveries
+            assert {text: one.starts for one in left for text in texts([one])} == {"m1": 1, "m2": 0}
 
     run(scenario())
 
@@ -226,5 +230,27 @@ def test_a_settle_is_refused_when_its_hold_has_ended_or_cannot_be_read(
             settled = await broker.settle([Ack(held.tag, [result("r")], outgoing("n", queue="next"))])
             assert (settled.applied, settled.conflicts) == (0, {held.tag})
             assert redis_server.ask("EXISTS", "P:next", "P:celery-task-meta-r") == 0
+            (held,) = await hold(broker, 1)
+            redis_server.ask("SET", f"P:umbel.inflight.{OWNER}", "not ours")
+            with pytest.raises(BrokerRefused, match="holds a string, not a hash"):
+                await broker.settle([Ack(held.tag)])
+
+    run(scenario())
+
+
+def test_what_a_settle_in_doubt_has_sent_is_not_sent_again(
+    prefixed: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        async with prefixed.open() as broker:
+            (held,) = await hold(broker, 1)
+            assert isinstance(broker, RedisBroker)
+            holding = broker._claims._holding
+            groups, _ = holding.judge([Ack(held.tag)])
+            holding.restore(groups)  # nobody knows whether it was settled: it was
+            redis_server.ask("HDEL", f"P:umbel.inflight.{OWNER}", held.tag)
+            settled = await broker.settle([Bury(held.tag, "why", follow_ups=outgoing("n", queue="next"))])
+            assert (settled.applied, settled.conflicts) == (1, frozenset())
+            assert redis_server.ask("EXISTS", "P:next", "P:umbel.dead") == 0
 
     run(scenario())
