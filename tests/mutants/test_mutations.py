@@ -96,11 +96,13 @@ def test_what_is_explained_names_a_subject() -> None:
 
 def test_a_stanza_says_module_operator_line_and_why(tmp_path: Path) -> None:
     file = tmp_path / "survivors.txt"
-    file.write_text("# About it.\n\nworker/x.py: comparison\n    if a: b\n    because\n    so\n\n")
+    file.write_text("# About it.\n\nworker/x.py: comparison\n    - if a: c\n    + if a: b\n    because\n    so\n\n")
     known = read(file)["worker/x.py"]
-    assert known == {("comparison", "if a: b"): "because so"}
-    assert explained_by(known, Mutant("comparison", 1, "", "if a: b", "")) == ("comparison", "if a: b")
-    assert explained_by(known, Mutant("boolean", 1, "", "if a: b", "")) is None
+    place = ("comparison", "if a: c", "if a: b")
+    assert known == {place: "because so"}
+    assert explained_by(known, Mutant("comparison", 1, "if a: c", "if a: b", "")) == place
+    assert explained_by(known, Mutant("boolean", 1, "if a: c", "if a: b", "")) is None
+    assert explained_by(known, Mutant("comparison", 1, "if d", "if a: b", "")) is None
 
 
 def test_guards_kill_what_they_see_and_let_the_rest_survive(tmp_path: Path) -> None:
