@@ -63,9 +63,7 @@ def test_the_epoch_is_the_ticket_of_the_first_claim(scripts: Scripts) -> None:
     assert scripts.claim(ticket="n.3", owner=BOB).epoch == b"n.3"
 
 
-@pytest.mark.parametrize(
-    ("least", "takes"), [("6", False), ("5", True), ("4", True), ("none of ours", True)]
-)
+@pytest.mark.parametrize(("least", "takes"), [("6", False), ("5", True), ("4", True), ("none of ours", True)])
 def test_a_claim_on_a_connection_that_was_given_up_takes_nothing(
     scripts: Scripts, least: str, takes: bool
 ) -> None:
@@ -218,9 +216,7 @@ def test_what_is_due_and_refused_is_a_dead_letter_or_stays(scripts: Scripts) -> 
 
 def adopt(scripts: Scripts, envelope: str, *, epoch: str = EPOCH, ending: int = 7) -> int:
     field = f"n.2:1:{PREFIX}q"
-    reply: int = scripts.run(
-        "adopt", PREFIX, ADA, LEASE_S, epoch, field, len(envelope), envelope[-ending:]
-    )
+    reply: int = scripts.run("adopt", PREFIX, ADA, LEASE_S, epoch, field, len(envelope), envelope[-ending:])
     return reply
 
 
@@ -351,6 +347,8 @@ def test_without_a_key_of_its_type_nothing_is_done_and_the_key_is_named(
 ) -> None:
     make, found = ("LPUSH", "list") if wanted == "string" else ("SET", "string")
     scripts.ask(make, key, "not ours")
-    with pytest.raises(ReplyError, match=f"^(ERR )?REFUSED the key 'P:{key}' holds a {found}, not a {wanted}: "):
+    with pytest.raises(
+        ReplyError, match=f"^(ERR )?REFUSED the key 'P:{key}' holds a {found}, not a {wanted}: "
+    ):
         scripts.run(name, *args)
     assert scripts.keys() == {f"{PREFIX}{key}"}

@@ -159,7 +159,7 @@ def test_a_key_of_a_chord_that_cannot_be_used_is_named(scripts: Scripts, key: st
         add(scripts, 0)
     assert scripts.keys() == {"P:g.s", f"P:{key}"}
     scripts.ask("LPUSH", "g.c", "not a string")
-    with pytest.raises(ReplyError, match="^(ERR )?REFUSED the key 'P:g.c' holds a list, not a string"):
+    with pytest.raises(ReplyError, match=r"^(ERR )?REFUSED the key 'P:g.c' holds a list, not a string"):
         start(scripts, 2)
 
 
@@ -298,7 +298,9 @@ def test_an_election_that_lacks_something_is_none(scripts: Scripts, field: str) 
 @pytest.mark.parametrize("key", ["{coord}:e:k", "{coord}:open", "{coord}:meta"])
 def test_a_key_of_an_election_of_another_type_is_named(scripts: Scripts, key: str) -> None:
     scripts.ask("SET", key, "not ours")
-    with pytest.raises(ReplyError, match=f"^(ERR )?REFUSED the key 'P:{key}' holds a string, not a (hash|zset)"):
+    with pytest.raises(
+        ReplyError, match=f"^(ERR )?REFUSED the key 'P:{key}' holds a string, not a (hash|zset)"
+    ):
         election(scripts, 1000.0, "claim", *ASKED, ADA, 10)
 
 

@@ -1,4 +1,4 @@
-"""Claims on one connection to SQLite: what is taken, in which order, whose it is then, and how it comes back."""
+"""Claims on one connection to SQLite: what is taken, in which order, whose it is, how it comes back."""
 
 import sqlite3
 from collections.abc import Iterator

@@ -229,5 +229,9 @@ def _of_line(code: str) -> Iterator[Change]:
         for place in re.finditer(pattern, bare):
             put = new if isinstance(new, str) else new(place)
             yield operator, code[: place.start()] + put + code[place.end() :]
-    if _STATEMENT.match(bare) and not re.match(r"\s*(local|for)\b", bare) and bare.count("(") == bare.count(")"):
+    if (
+        _STATEMENT.match(bare)
+        and not re.match(r"\s*(local|for)\b", bare)
+        and bare.count("(") == bare.count(")")
+    ):
         yield "deleted", ""

@@ -31,7 +31,7 @@ _REDIS = (
     "brokers/test_redis.py",
 )
 _SCRIPTS = tuple(
-    f"brokers/test_redis_scripts_{part}.py" for part in ("claims", "owners", "stores", "results")
+    f"brokers/test_redis_scripts_{part}.py" for part in ("claims", "owners", "stores", "queues", "results")
 )
 _SETTLE = (
     "brokers/test_redis_settle.py",
@@ -68,7 +68,10 @@ SUBJECTS = (
         ("brokers/test_sqlite_claims.py", "brokers/test_sqlite_rules.py", "brokers/test_sqlite.py"),
     ),
     Subject("brokers/redis/claims.py", _REDIS),
-    Subject("brokers/amqp/claims.py", ("brokers/test_amqp_claims.py", "brokers/test_amqp.py")),
+    Subject(
+        "brokers/amqp/claims.py",
+        ("brokers/test_amqp_claims.py", "brokers/test_amqp_deliveries.py", "brokers/test_amqp.py"),
+    ),
     *(
         Subject(f"brokers/redis/{name}.lua", guards)
         for guards, names in (

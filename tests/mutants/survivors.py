@@ -1,6 +1,6 @@
 """Survivors: mutants that no test can or need kill, and why, as `survivors.txt` says.
 
-Four lines each: the module and the operator, the line as it is after a "-", as it is changed after a "+", why.
+Four lines each: the module and the operator, the line after a "-", the changed line after a "+", why.
 """
 
 from collections.abc import Mapping

@@ -66,7 +66,10 @@ def test_a_mutant_differs_in_the_line_it_names() -> None:
 
 
 def test_lua_is_changed_outside_of_comments() -> None:
-    script = "-- if x == 1 then\nlocal LIMIT = 7 * 3600\nfor i = a, b do\nif redis.call('GET', k) == 'a' and not b then\n  n = n + 1\nend\nreturn n\n"
+    script = (
+        "-- if x == 1 then\nlocal LIMIT = 7 * 3600\nfor i = a, b do\n"
+        "if redis.call('GET', k) == 'a' and not b then\n  n = n + 1\nend\nreturn n\n"
+    )
     assert lines(lua_mutants(script)) == {
         ("constant", "if redis.call('', k) == 'a' and not b then"),
         ("constant", "if redis.call('GET', k) == '' and not b then"),
@@ -96,7 +99,9 @@ def test_what_is_explained_names_a_subject() -> None:
 
 def test_a_stanza_says_module_operator_line_and_why(tmp_path: Path) -> None:
     file = tmp_path / "survivors.txt"
-    file.write_text("# About it.\n\nworker/x.py: comparison\n    - if a: c\n    + if a: b\n    because\n    so\n\n")
+    file.write_text(
+        "# About it.\n\nworker/x.py: comparison\n    - if a: c\n    + if a: b\n    because\n    so\n\n"
+    )
     known = read(file)["worker/x.py"]
     place = ("comparison", "if a: c", "if a: b")
     assert known == {place: "because so"}
