@@ -1,4 +1,4 @@
-"""Claims with the least server that a consumer can talk to; what RabbitMQ makes of it is in `test_amqp.py`."""
+"""Claims with the least server that a consumer can talk to; RabbitMQ itself is in `test_amqp.py`."""
 
 import asyncio
 from collections import deque
