@@ -47,8 +47,9 @@ class Scripts:
 
     @property
     def now(self) -> float:
-        seconds, micros = self._server.ask("TIME")  # type: ignore[misc]  # a list of two
-        return int(seconds) + int(micros) / 1e6
+        found = self._server.ask("TIME")
+        assert isinstance(found, list)
+        return int(found[0]) + int(found[1]) / 1e6
 
     # -- what lies there, and what is put there ----------------------------------------------------
 

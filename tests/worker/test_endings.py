@@ -25,7 +25,7 @@ from umbel.errors import BadMessage, TooLarge, WireError
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery import Refusal, Run, TaskRules
 from umbel.protocol.shutdown import Ask
-from umbel.wire.message import Outgoing
+from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.endings import REQUEUE_PAUSE_S, Endings
 from umbel.worker.held import Held
 from umbel.worker.steps.events import Events
@@ -303,7 +303,7 @@ def test_a_message_that_meets_a_fault_is_buried_with_the_error(caplog: pytest.Lo
     ("ended", "results"), [(None, [FAILURE]), (outcome("success"), [SUCCESS])], ids=["running", "ended"]
 )
 def test_a_task_that_meets_a_fault_has_failed_unless_it_has_ended(
-    ended: Outcome | None, results: list[object]
+    ended: Outcome | None, results: list[StoredResult]
 ) -> None:
     recorded, held = Recorded(), held_of(LATE, unique="k")
     recorded.endings.bury_faulty(held.delivery, FAULT, held, ended)

@@ -133,7 +133,11 @@ def test_of_two_limits_each_is_asked_of_the_pool() -> None:
 
 
 def test_a_soft_limit_is_asked_of_a_pool_that_has_none() -> None:
-    for options, runs in (({"soft_time_limit": 5.0}, False), ({"time_limit": 5.0}, True)):
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({"soft_time_limit": 5.0}, False),
+        ({"time_limit": 5.0}, True),
+    ]
+    for options, runs in cases:
         recorded = Recorded()
         cast("Any", recorded.context.pool).abilities = Abilities(soft_limits="no clock")
         assert bool(admit(recorded, delivery_of(message_of(**options)))) is runs
