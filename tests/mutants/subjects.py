@@ -43,7 +43,7 @@ _SETTLE = (
 SUBJECTS = (
     Subject("protocol/delivery.py", ("protocol/test_delivery.py",)),
     Subject("worker/admission.py", ("worker/test_judging.py", "worker/test_admission.py")),
-    Subject("worker/endings.py", ("worker/test_endings.py",)),
+    Subject("worker/endings.py", ("worker/test_endings.py", "worker/test_endings_faults.py")),
     Subject("worker/settling.py", ("worker/test_settling_order.py", "worker/test_settling.py")),
     Subject("events/precedence.py", ("events/test_precedence.py",)),
     Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),

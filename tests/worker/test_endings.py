@@ -25,7 +25,7 @@ from umbel.errors import BadMessage, TooLarge, WireError
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery import Refusal, Run, TaskRules
 from umbel.protocol.shutdown import Ask
-from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.message import Outgoing
 from umbel.worker.endings import REQUEUE_PAUSE_S, Endings
 from umbel.worker.held import Held
 from umbel.worker.steps.events import Events
@@ -281,63 +281,6 @@ def test_what_cannot_be_read_is_buried_with_the_reason(error: WireError, kind: s
     recorded.endings.bury_unreadable(delivery_of(), error)
     assert asked(recorded) == ([Bury(TAG, f"{kind}: {error}")], [])
     assert recorded.counted == {"buried": 1}
-
-
-FAULT = LookupError("no such thing")
-
-
-def test_a_message_that_meets_a_fault_is_buried_with_the_error(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody has opened it, so nothing is known of its task."""
-    recorded = Recorded()
-    recorded.endings.bury_faulty(delivery_of(), FAULT)
-    (verdict,) = recorded.sink.verdicts
-    assert isinstance(verdict, Bury) and verdict == Bury(TAG, verdict.reason)
-    assert verdict.reason.startswith("fault of the worker: LookupError: no such thing\n")
-    assert (recorded.counted, recorded.ended) == ({"faults": 1, "buried": 1}, [])
-    (entry,) = caplog.records
-    assert (vars(entry)["task_id"], entry.exc_info and entry.exc_info[1]) == ("t", FAULT)
-    assert "dead letters" in entry.message
-
-
-@pytest.mark.parametrize(
-    ("ended", "results"), [(None, [FAILURE]), (outcome("success"), [SUCCESS])], ids=["running", "ended"]
-)
-def test_a_task_that_meets_a_fault_has_failed_unless_it_has_ended(
-    ended: Outcome | None, results: list[StoredResult]
-) -> None:
-    recorded, held = Recorded(), held_of(LATE, unique="k")
-    recorded.endings.bury_faulty(held.delivery, FAULT, held, ended)
-    (verdict,) = recorded.sink.verdicts
-    assert isinstance(verdict, Bury) and verdict == Bury(TAG, verdict.reason, False, results, SENT)
-    why = "UmbelError: fault of the worker: LookupError: no such thing"
-    assert recorded.ended == ([] if ended else [(why, "FAILURE")])
-    assert recorded.sink.released == [("k", "t")]
-    assert recorded.counted == {"faults": 1, "buried": 1}
-
-
-@pytest.mark.parametrize(
-    ("ended", "results"), [(None, [FAILURE]), (outcome("success"), [SUCCESS])], ids=["running", "ended"]
-)
-def test_after_an_early_ack_a_fault_is_only_reported(
-    ended: Outcome | None, results: list[object], caplog: pytest.LogCaptureFixture
-) -> None:
-    recorded, held = Recorded(), held_of(EARLY)
-    recorded.endings.bury_faulty(held.delivery, FAULT, held, ended)
-    assert asked(recorded) == ([], [(results, SENT)])
-    assert recorded.counted == {"faults": 1}
-    assert "dead letters" not in caplog.messages[0]
-
-
-def test_a_task_that_cannot_even_fail_is_buried_without_a_result() -> None:
-    def broken(*_: object) -> Any:
-        raise OSError("no")
-
-    recorded, held = Recorded(), held_of(LATE)
-    object.__setattr__(recorded.context.settings, "end_without_running", broken)
-    endings = Endings(recorded.context, recorded.desk, recorded.sink, TaskEvents(Events(recorded.context)))
-    endings.bury_faulty(held.delivery, FAULT, held)
-    (verdict,) = recorded.sink.verdicts
-    assert isinstance(verdict, Bury) and not verdict.results and not verdict.follow_ups
 
 
 def test_what_is_given_back_before_it_was_judged_is_not_charged() -> None:
