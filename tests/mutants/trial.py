@@ -136,6 +136,7 @@ class Trial:
             "-p",
             plugin,
             "--hypothesis-seed=1",
+            "--hypothesis-profile=mutants",
         ]
         with (self._home / "output.txt").open("w+b") as output:
             process = subprocess.Popen(
