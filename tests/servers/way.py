@@ -40,6 +40,14 @@ class Way:
         """Connections stay, and nothing gets through any more: a black hole."""
         self._flows.clear()
 
+    def hold(self) -> None:
+        """Every connection ends; new ones are taken, but nothing gets through until `resume`."""
+        self.silence()
+        self.cut()
+
+    def resume(self) -> None:
+        self._flows.set()
+
     def silence_all_but(self, marked: bytes) -> None:
         """A black hole, except for connections that said this in their first words."""
         self._spared = marked

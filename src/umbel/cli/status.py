@@ -13,7 +13,7 @@ from umbel.cli.phases import phase_text
 if TYPE_CHECKING:
     from umbel.protocol.pidbox import Answers
 
-COLUMNS = ("node", "state", "pool", "children", "running", "processed", "uptime", "clock")
+COLUMNS = ("node", "state", "pool", "children", "running", "processed", "reconnects", "uptime", "clock")
 # What a cluster does together, and the capability that it needs.
 FEATURES = {
     "remote control": "fanout",
@@ -80,6 +80,7 @@ def _row(node: str, stats: Any) -> list[object]:
         pool.get("max-concurrency", ""),
         len(running) if isinstance(running, dict) else "",
         processed,
+        sum(ours["links"].values()) if "links" in ours else "",
         duration(stats.get("uptime", 0)),
         stats.get("clock", ""),
     ]

@@ -196,6 +196,8 @@ class WorkerState:
             "umbel": {
                 "incarnation": self._context.identity.incarnation,
                 "counters": self._context.counters.as_dict(),
+                "links": dict(self._context.outages.reconnects),  # by name: how often it was restored
+                "outage": self._context.outages.problem,
                 "replies_dropped": self.replies_dropped(),
                 "unreadable": {
                     "events": self.gossip.undecodable if self.gossip else 0,

@@ -71,6 +71,7 @@ class Worker:
         self._state.replies_dropped = lambda: self._control.replies_dropped
         self._state.requests_unreadable = lambda: self._control.mailbox.malformed
         connection = Connection(self._context)
+        connection.held = lambda: self._tasks.running
 
         def replaced() -> None:
             self._tasks.reread_revokes()

@@ -80,6 +80,9 @@ class AmqpCoordination:
         for holds in self._holds.values():
             await holds.close()
 
+    async def reconnect(self) -> None:
+        await asyncio.gather(*(holds.reconnect() for holds in self._holds.values()))
+
     async def sweep(self) -> None:
         session = await self._current()
         session.views.facts.sweep(time())
@@ -321,8 +324,9 @@ class AmqpCoordination:
         holds = self._holds.get(heartbeat_s)
         if holds is None:
             name = f"umbel {os.getpid()} holds {heartbeat_s}"
-            holds = Holds(timeout_s=self._timeout_s, heartbeat_s=heartbeat_s, name=name)
-            self._holds[heartbeat_s] = holds
+            holds = self._holds[heartbeat_s] = Holds(
+                self._timeout_s, heartbeat_s, name, self._sessions.on_link
+            )
         taken_at = await holds.take(what, session.link.location)
         if taken_at is None:
             yield None

@@ -13,6 +13,7 @@ connection towards the server only, defeats that.
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.frames import Method, encode_method
@@ -21,8 +22,11 @@ from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.interface import Evidence
-from umbel.errors import BrokerUnavailable
+from umbel.brokers.links import unheard
+from umbel.errors import BrokerError, BrokerUnavailable
+from umbel.protocol.outage import LinkChange, LinkLost, LinkRestored
 
+HOLDS = "leases"  # how the link is called
 HEARTBEATS_S = (1, 2, 4, 8, 16, 32, 60)
 
 
@@ -37,10 +41,15 @@ def boot_time() -> float:
 
 
 class Holds:
-    def __init__(self, *, timeout_s: float, heartbeat_s: int, name: str) -> None:
+    def __init__(
+        self, timeout_s: float, heartbeat_s: int, name: str, on_link: Callable[[LinkChange], None] = unheard
+    ) -> None:
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
         self._name = name
+        self._on_link = on_link
+        self._is_lost = self._is_closed = False
+        self._location: Location | None = None
         self._link: Link | None = None
         # Holds are given up on one channel, which nothing that is refused closes; and taken on others,
         # when it has answered that what was given up before is gone.
@@ -117,7 +126,14 @@ class Holds:
         if held:
             await self.prove()
 
+    async def reconnect(self) -> None:
+        """If it was lost: whoever held something tries to take it again."""
+        if self._is_lost and self._location is not None:
+            async with self._lock:
+                await self._open(self._location)
+
     async def close(self) -> None:
+        self._is_closed = True
         self._held.clear()
         if self._link is not None:
             await self._link.close()
@@ -128,9 +144,19 @@ class Holds:
             self._link = await open_link(
                 location, timeout_s=self._timeout_s, heartbeat_s=self._heartbeat_s, name=self._name
             )
+            self._location, self._link.on_end = location, self._note_ended
+            if self._is_lost:
+                self._is_lost = False
+                self._on_link(LinkRestored(HOLDS))
         if self._channel is None or self._channel.error is not None:
             self._channel = await self._link.channel()
         return self._link
+
+    def _note_ended(self, error: BrokerError) -> None:
+        """A connection on which nothing was held is nobody's loss."""
+        if self._held and not self._is_closed:
+            self._is_lost = True
+            self._on_link(LinkLost(HOLDS, str(error)))
 
 
 async def is_held(session: Session, what: str) -> bool:

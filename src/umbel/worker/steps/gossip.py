@@ -226,8 +226,7 @@ class Gossip(Step):
         while True:
             try:
                 async with self._context.broker.subscribe(EVENT_EXCHANGE, patterns) as subscription:
-                    if failures:
-                        log.info("hearing the others again", extra={"after_failures": failures})
+                    self._context.outages.worked(self.name)
                     for ear in before:
                         ear.cancel()
                     failures, before = 0, ()
@@ -235,9 +234,7 @@ class Gossip(Step):
                     async for broadcast in fairly(subscription):
                         await self._take(broadcast)
             except BrokerError as error:
-                if not failures:
-                    log.warning("cannot hear the others; trying on", extra={"why": str(error)})
-                    self.strained("broker reconnected")
+                self._context.outages.failed(self.name, error)
                 failures += 1
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
 

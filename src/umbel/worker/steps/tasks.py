@@ -8,7 +8,7 @@ start stays with the broker for the others. `admission.py` says which messages m
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from random import random
 from time import time
 from typing import Any
@@ -21,10 +21,12 @@ from umbel.errors import (
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, Told
 from umbel.protocol.delivery import Desk, Refusal
+from umbel.protocol.outage import LinkLost
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.revoked import RevokedTasks
 from umbel.wire.revoke import Revoke
 from umbel.worker.admission import Admission
+from umbel.worker.adoption import Adoption
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.endings import Endings
@@ -60,7 +62,7 @@ class Tasks(Step):
         self._desk = Desk(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
         self.revoked = RevokedTasks()
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
-        self.on_return: Callable[[], None] = lambda: None  # the broker was away and is there again
+        self.catch_up: Callable[[], Awaitable[None]] = _nothing_missed  # before anything is taken
         self._revoked_cursor = 0
         self._held: dict[int, Held] = {}
         self._room = asyncio.Event()
@@ -74,12 +76,15 @@ class Tasks(Step):
             context.broker,
             context.backend,
             context.counters,
+            outages=context.outages,
+            store_outages=context.store_outages,
             together=together,
             logged=events.logged,
             refused=self._end_refused,
             settled=self._room.set,
         )
         self._endings = Endings(context, self._desk, self._settler, events)
+        self._adoption = Adoption(context)
         self._admission = Admission(context, self._desk, self.revoked, self._settler, self._endings, events)
 
     @property
@@ -97,6 +102,7 @@ class Tasks(Step):
         return bool(self._settler.problem)
 
     async def start(self) -> None:
+        self._context.outages.on_lost(self._note_lost)
         self.run_in_background(self._settler.run())
         self.run_in_background(self._consume())
         self.run_in_background(self._fail_with_the_pool())
@@ -194,20 +200,17 @@ class Tasks(Step):
     # -- from the broker -------------------------------------------------------------------------
 
     async def _consume(self) -> None:
-        failures = 0
+        failures, outages = 0, self._context.outages
         while not self._stopping:
             try:
                 await self._take_some()
             except BrokerError as error:
                 failures += 1
-                if failures == 1:
-                    log.error("cannot take messages; trying on", extra={"why": str(error)})
+                outages.failed(self.name, error)
                 self._claim_problem = f"messages cannot be taken: {error}"
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
                 continue
-            if failures:
-                log.info("taking messages again", extra={"after_failures": failures})
-                self.on_return()
+            outages.worked(self.name)
             failures, self._claim_problem = 0, ""
         await self._leave_queues()
 
@@ -240,8 +243,9 @@ class Tasks(Step):
         self._learn_revokes(claim, after=read)
         if claim.returned:
             log.warning(RETURNED_TEXT, extra={"count": claim.returned})
+        await self.catch_up()
         if claim.deliveries:
-            await self._take_in(claim.deliveries)
+            await self._take_in(await self._adoption.rest(claim.deliveries, self._held))
         else:
             await self._broker.wait_ready(queues, IDLE_WAIT_S, owner=owner)
 
@@ -277,6 +281,20 @@ class Tasks(Step):
         if self._revoked_cursor == after:  # else the record was replaced meanwhile
             self._revoked_cursor = claim.revoked_cursor
         self.revoked.expire(time())
+
+    def _note_lost(self, lost: LinkLost) -> None:
+        """What was claimed on that link and has not started is for whoever gets it next, us among them."""
+        if not lost.ends_claims:
+            return
+        keep = []
+        for job in self._pool.withdraw():
+            held = self._held[job.number]
+            if held.run is not None and held.run.rules.acks_early:
+                keep.append(job)
+            else:
+                del self._held[job.number]
+        self._pool.submit(keep)
+        self._room.set()
 
     async def _take_in(self, deliveries: Sequence[Delivery]) -> None:
         runnable = await self._admission.admit(deliveries)
@@ -363,3 +381,7 @@ class Tasks(Step):
                 await (self._settler.flush() if is_cancelled else self._settler.drained())
         except (TimeoutError, BrokerError):
             log.error("could not settle in time", extra={"count": self._settler.pending})
+
+
+async def _nothing_missed() -> None:
+    """Nobody listens to the others here."""
