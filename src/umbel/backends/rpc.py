@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from random import random
 from typing import Protocol
@@ -25,7 +26,7 @@ import msgspec
 
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import BrokerSettings, Refused
-from umbel.errors import BrokerError, NotSupported
+from umbel.errors import BrokerError, BrokerSilent, BrokerUnavailable, NotSupported
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.states import READY_STATES, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
@@ -83,6 +84,7 @@ class RpcBackend:
         self._inherited = False  # the address is that of the process this one was forked from
         self._results: dict[str, tuple[StoredResult, float]] = {}
         self._changed = threading.Condition()
+        self._starting = threading.Lock()
         self._listeners: set[Callable[[], None]] = set()
         self._receiver: _Receiver | None = None
         _backends.add(self)
@@ -113,7 +115,7 @@ class RpcBackend:
         if letters:
             self._post.send(letters)
 
-    def read(self, task_ids: Iterable[str]) -> Mapping[str, StoredResult]:
+    def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
         oldest = time.monotonic() - self._expires_s
         with self._changed:
             found = {task_id: self._results[task_id] for task_id in task_ids if task_id in self._results}
@@ -123,9 +125,11 @@ class RpcBackend:
         wanted = list(task_ids)
         if not wanted:
             return {}
-        self._receive()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._receive(timeout_s)
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         with self._changed:
-            self._changed.wait_for(lambda: self._final(wanted), timeout_s)
+            self._changed.wait_for(lambda: self._final(wanted), left_s)
             return self._final(wanted)
 
     async def wait_async(
@@ -134,11 +138,12 @@ class RpcBackend:
         wanted = list(task_ids)
         if not wanted:
             return {}
-        await asyncio.to_thread(self._receive)
+        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        await asyncio.to_thread(self._receive, timeout_s)
         arrived = asyncio.Event()
         with self._told(arrived):
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout_at(deadline):
                     while not (found := self._final(wanted)):
                         arrived.clear()
                         await arrived.wait()
@@ -172,21 +177,35 @@ class RpcBackend:
     def after_fork(self) -> None:
         """In the child: the receiving thread stayed behind, and so did its queue."""
         self._changed = threading.Condition()
+        self._starting = threading.Lock()
         self._listeners = set()
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             self._inherited = True
             receiver.abandon()
 
-    def _receive(self) -> None:
-        with self._changed:
-            if self._receiver is not None:
+    def _receive(self, timeout_s: float | None = None) -> None:
+        """Listen; BrokerUnavailable if that cannot be begun within the time."""
+        if self._is_receiving():
+            return
+        began = time.monotonic()
+        if not self._starting.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            raise _not_listening(timeout_s)
+        try:
+            if self._is_receiving():  # another thread was faster
                 return
             if self._inherited:
                 self._address, self._inherited = str(uuid4()), False
             receiver = _Receiver(self._post, self._address, self._on_results)
-            receiver.start()
+            left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
+            if not receiver.start(left_s):
+                raise _not_listening(timeout_s)
             self._receiver = receiver
+        finally:
+            self._starting.release()
+
+    def _is_receiving(self) -> bool:
+        return self._receiver is not None
 
     def _on_results(self, arrived: Sequence[tuple[str, bytes]]) -> None:
         results: list[StoredResult] = []
@@ -247,11 +266,23 @@ class _Receiver:
         self._take = take
         self._inbox: Inbox | None = None
         self._stopping = threading.Event()
+        self._begun: Future[None] = Future()
+        self._is_patient = False
         self._thread = threading.Thread(target=self._run, name="umbel results", daemon=True)
 
-    def start(self) -> None:
-        self._inbox = self._post.open(self._address)
+    def start(self, timeout_s: float | None) -> bool:
+        """Whether it listens within the time; raises why the first try failed.
+
+        The thread opens the connection, because a server that is silent would keep the caller waiting.
+        """
+        self._is_patient = timeout_s is not None
         self._thread.start()
+        try:
+            self._begun.result(timeout_s)
+        except TimeoutError:
+            self._stopping.set()
+            return False
+        return True
 
     def stop(self) -> None:
         self._stopping.set()
@@ -260,11 +291,27 @@ class _Receiver:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
+    def _begin(self) -> bool:
+        """Where the caller has a time-out, a server that is silent is tried until then."""
+        while not self._stopping.is_set():
+            try:
+                self._inbox = self._post.open(self._address)
+            except BrokerError as error:
+                if not (self._is_patient and isinstance(error, BrokerSilent)):
+                    self._begun.set_exception(error)
+                    return False
+            else:
+                self._begun.set_result(None)
+                return True
+        return False
+
     def abandon(self) -> None:
         if self._inbox is not None:
             self._inbox.close()
 
     def _run(self) -> None:
+        if not self._begin():
+            return
         failures = 0
         while not self._stopping.is_set():
             try:
@@ -282,6 +329,10 @@ class _Receiver:
             self._take(arrived)
         if self._inbox is not None:
             self._inbox.close()
+
+
+def _not_listening(timeout_s: float | None) -> BrokerUnavailable:
+    return BrokerUnavailable(f"cannot listen for results: the broker did not answer within {timeout_s:g} s")
 
 
 def _no_chords() -> NotSupported:

@@ -17,7 +17,7 @@ import click
 
 from umbel.brokers.interface import Broadcast, Broker
 from umbel.cli import exits
-from umbel.cli.broker import ask_broker
+from umbel.cli.broker import ask_broker, ask_in_time
 from umbel.cli.options import app_option, broker_option, json_option, print_json, print_table, say
 from umbel.control.client import Asker
 from umbel.errors import BrokerError, WireError
@@ -62,7 +62,9 @@ def command(app_name: str | None, url: str | None, watch: bool, timeout_s: float
             ask_broker(app_name, lambda broker: Watch(broker, as_json=as_json).run(timeout_s), url=url)
         except KeyboardInterrupt:
             return exits.OK
-    rows = ask_broker(app_name, lambda broker: known_members(Asker(broker), timeout_s), url=url)
+    rows = ask_in_time(
+        app_name, lambda broker, left_s: known_members(Asker(broker), left_s), timeout_s, url=url
+    )
     if as_json:
         print_json(rows)
     elif rows:

@@ -28,7 +28,7 @@ from umbel.brokers.redis.replies import (
     unreachable,
 )
 from umbel.brokers.redis.scripts import Script
-from umbel.errors import BrokerUnavailable
+from umbel.errors import BrokerSilent, BrokerUnavailable
 from umbel.protocol.outage import Closed, LinkChange, LinkLost, LinkRestored
 
 Command = Sequence[Any]
@@ -136,7 +136,7 @@ class Link:
         try:
             return await sent
         except TimeoutError:
-            raise BrokerUnavailable(
+            raise BrokerSilent(
                 f"Redis at {self.address.shown} did not answer within {self._reply_timeout_s:g} s; "
                 "check the network and the load of the server"
             ) from None
