@@ -42,6 +42,7 @@ def cut(action: dict[str, str], context: ElectionContext) -> str:
     note(action["journal"], f"{context.attempt} {context.term}")
     while context.attempt == 1 and context.still_mine():
         Event().wait(0.01)
+    note(action["journal"], f"{context.attempt} ended")
     return "done"
 
 
