@@ -141,6 +141,8 @@ def judge(answers: "Answers") -> int:
         named = ", ".join(one.node for one in answers.silent)
         say(f"umbel: nobody answered{f': {named}' if named else ''}", err=True)
         return exits.NOBODY_ANSWERED
+    for one in answers.lost:
+        say(f"umbel: {_silence(one)}", err=True)
     if not answers.silent:
         return exits.OK
     count = len(answers.replies)
@@ -162,6 +164,7 @@ def as_data(answers: "Answers") -> dict[str, Any]:
         "silent": [
             {"node": one.node, "state": one.state, "silent_s": one.silent_s} for one in answers.silent
         ],
+        "lost": [{"node": one.node, "silent_s": one.silent_s} for one in answers.lost],
         "unknown": list(answers.unknown),
         "totals": dict(answers.totals),
     }

@@ -37,6 +37,7 @@ from umbel.protocol.gossip_events import (
     Probed,
     Suspected,
 )
+from umbel.protocol.opinions import HEARTBEAT_S, Opinion, is_better
 from umbel.wire.event import decode_events
 from umbel.wire.gossip import describe, read_worker_event
 from umbel.worker.driver import drive, fairly
@@ -84,11 +85,16 @@ async def known_members(asker: Asker, timeout_s: float) -> list[dict[str, Any]]:
     for view in told.replies.values():
         for row in view if isinstance(view, list) else ():
             known = rows.get(row["node"])
-            if known is None or row["silent_s"] < known["silent_s"]:  # whoever heard it last knows best
+            if known is None or is_better(_opinion(row), _opinion(known)):
                 rows[row["node"]] = row
-    for node in pinged.replies:
-        rows.setdefault(node, {"node": node, "state": "alive", "software": "unknown", "silent_s": 0.0})
+    for node in pinged.replies:  # whatever others think of it
+        row = rows.setdefault(node, {"node": node, "software": "unknown"})
+        rows[node] = row | {"state": "alive", "silent_s": 0.0, "reason": ""}
     return [rows[node] for node in sorted(rows)]
+
+
+def _opinion(row: dict[str, Any]) -> Opinion:
+    return Opinion(row["state"], row["silent_s"], row.get("incarnation", 0), row.get("freq_s", HEARTBEAT_S))
 
 
 class Watch:
