@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from random import random
 from typing import Protocol
@@ -26,12 +25,13 @@ import msgspec
 
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import BrokerSettings, Refused
-from umbel.errors import BrokerError, BrokerSilent, BrokerUnavailable, NotSupported
+from umbel.errors import BrokerError, BrokerSilent, NotSupported
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.states import READY_STATES, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.values import UNREADABLE
 
+CONNECTING_S = 1.0
 RESULTS_MAX = 100_000  # kept in memory; past it the oldest is forgotten
 
 _backends: "WeakSet[RpcBackend]" = WeakSet()
@@ -84,7 +84,6 @@ class RpcBackend:
         self._inherited = False  # the address is that of the process this one was forked from
         self._results: dict[str, tuple[StoredResult, float]] = {}
         self._changed = threading.Condition()
-        self._starting = threading.Lock()
         self._listeners: set[Callable[[], None]] = set()
         self._receiver: _Receiver | None = None
         _backends.add(self)
@@ -126,7 +125,8 @@ class RpcBackend:
         if not wanted:
             return {}
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._receive(timeout_s)
+        if not self._receive(timeout_s):
+            return {}
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         with self._changed:
             self._changed.wait_for(lambda: self._final(wanted), left_s)
@@ -139,7 +139,8 @@ class RpcBackend:
         if not wanted:
             return {}
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        await asyncio.to_thread(self._receive, timeout_s)
+        if not await asyncio.to_thread(self._receive, timeout_s):
+            return {}
         arrived = asyncio.Event()
         with self._told(arrived):
             try:
@@ -177,35 +178,31 @@ class RpcBackend:
     def after_fork(self) -> None:
         """In the child: the receiving thread stayed behind, and so did its queue."""
         self._changed = threading.Condition()
-        self._starting = threading.Lock()
         self._listeners = set()
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             self._inherited = True
             receiver.abandon()
 
-    def _receive(self, timeout_s: float | None = None) -> None:
-        """Listen; BrokerUnavailable if that cannot be begun within the time."""
-        if self._is_receiving():
-            return
-        began = time.monotonic()
-        if not self._starting.acquire(timeout=-1 if timeout_s is None else timeout_s):
-            raise _not_listening(timeout_s)
+    def _receive(self, timeout_s: float | None = None) -> bool:
+        """Listen; whether that has begun within the time. It goes on for whoever asks next."""
+        receiver = self._receiver or self._begin_receiving()
         try:
-            if self._is_receiving():  # another thread was faster
-                return
-            if self._inherited:
-                self._address, self._inherited = str(uuid4()), False
-            receiver = _Receiver(self._post, self._address, self._on_results)
-            left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
-            if not receiver.start(left_s):
-                raise _not_listening(timeout_s)
-            self._receiver = receiver
-        finally:
-            self._starting.release()
+            return receiver.has_begun(timeout_s)
+        except BrokerError:
+            with self._changed:
+                if receiver.refused is not None and self._receiver is receiver:
+                    self._receiver = None
+            raise
 
-    def _is_receiving(self) -> bool:
-        return self._receiver is not None
+    def _begin_receiving(self) -> "_Receiver":
+        with self._changed:
+            if self._receiver is None:
+                if self._inherited:
+                    self._address, self._inherited = str(uuid4()), False
+                self._receiver = _Receiver(self._post, self._address, self._on_results)
+                self._receiver.start()
+            return self._receiver
 
     def _on_results(self, arrived: Sequence[tuple[str, bytes]]) -> None:
         results: list[StoredResult] = []
@@ -266,44 +263,62 @@ class _Receiver:
         self._take = take
         self._inbox: Inbox | None = None
         self._stopping = threading.Event()
-        self._begun: Future[None] = Future()
-        self._is_patient = False
+        self._told = threading.Condition()
+        self._is_listening = False
+        self._silent: BrokerError | None = None  # why the last try came to nothing
+        self.refused: BrokerError | None = None  # why there is no use in another
         self._thread = threading.Thread(target=self._run, name="umbel results", daemon=True)
 
-    def start(self, timeout_s: float | None) -> bool:
-        """Whether it listens within the time; raises why the first try failed.
-
-        The thread opens the connection, because a server that is silent would keep the caller waiting.
-        """
-        self._is_patient = timeout_s is not None
+    def start(self) -> None:
+        """The thread opens the connection: a server that is silent would keep the caller waiting."""
         self._thread.start()
-        try:
-            self._begun.result(timeout_s)
-        except TimeoutError:
-            self._stopping.set()
-            return False
-        return True
+
+    def has_begun(self, timeout_s: float | None) -> bool:
+        """Whether it listens within the time; raises why it does not, as far as that is known.
+
+        A server that is silent is tried again: who has no time-out waits for one try.
+        """
+        with self._told:
+            self._told.wait_for(
+                lambda: self._is_listening or self.refused or (timeout_s is None and self._silent), timeout_s
+            )
+            problem = self.refused or self._silent
+            if problem is not None and not self._is_listening:
+                raise problem
+            return self._is_listening
 
     def stop(self) -> None:
         self._stopping.set()
         if (inbox := self._inbox) is not None:
             inbox.interrupt()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is not threading.current_thread():
+            # One that is connected ends at once; one that waits for a silent server, by its time-out.
+            self._thread.join(None if self._is_listening else CONNECTING_S)
 
     def _begin(self) -> bool:
-        """Where the caller has a time-out, a server that is silent is tried until then."""
         while not self._stopping.is_set():
             try:
                 self._inbox = self._post.open(self._address)
+            except BrokerSilent as error:
+                self._tell(silent=error)
             except BrokerError as error:
-                if not (self._is_patient and isinstance(error, BrokerSilent)):
-                    self._begun.set_exception(error)
-                    return False
+                self._tell(refused=error)
+                return False
             else:
-                self._begun.set_result(None)
+                self._tell(is_listening=True)
                 return True
         return False
+
+    def _tell(
+        self,
+        *,
+        is_listening: bool = False,
+        silent: BrokerError | None = None,
+        refused: BrokerError | None = None,
+    ) -> None:
+        with self._told:
+            self._is_listening, self._silent, self.refused = is_listening, silent, refused
+            self._told.notify_all()
 
     def abandon(self) -> None:
         if self._inbox is not None:
@@ -311,6 +326,8 @@ class _Receiver:
 
     def _run(self) -> None:
         if not self._begin():
+            if self._inbox is not None:
+                self._inbox.close()
             return
         failures = 0
         while not self._stopping.is_set():
@@ -329,10 +346,6 @@ class _Receiver:
             self._take(arrived)
         if self._inbox is not None:
             self._inbox.close()
-
-
-def _not_listening(timeout_s: float | None) -> BrokerUnavailable:
-    return BrokerUnavailable(f"cannot listen for results: the broker did not answer within {timeout_s:g} s")
 
 
 def _no_chords() -> NotSupported:

@@ -67,6 +67,10 @@ class GreenMailbox:
         self._thread = threading.Thread(target=self._live, name="umbel-mailbox", daemon=True)
 
     @property
+    def resets(self) -> int:
+        return 0 if self._shell is None else self._shell.resets
+
+    @property
     def replies_dropped(self) -> int:
         return 0 if self._shell is None else self._shell.replies_dropped
 

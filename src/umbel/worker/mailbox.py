@@ -69,6 +69,7 @@ class MailboxShell:
         members: Callable[[], Sequence[Known]],
         report: Callable[[BrokerError | None], None],
     ) -> None:
+        self.resets = 0  # faults that ended the subscription; it restores lost links by itself
         self.replies_dropped = 0
         self.is_open = asyncio.Event()
         self._node = node
@@ -122,6 +123,7 @@ class MailboxShell:
                         await self._has_room.wait()
             except BrokerError as error:
                 failures += 1
+                self.resets += 1
                 self._report(error)
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
 

@@ -18,7 +18,6 @@ from umbel.protocol.outage import (
     Ended,
     Event,
     LinkChange,
-    LinkLost,
     Outage,
 )
 
@@ -35,13 +34,13 @@ class Outages:
         self._timer: asyncio.TimerHandle | None = None
         self._linked = asyncio.Event()
         self._linked.set()
-        self._on_lost: list[Callable[[LinkLost], None]] = []
+        self._on_link: list[Callable[[LinkChange], None]] = []
         self._on_begin: list[Callable[[], None]] = []
         self._on_end: list[Callable[[], None]] = []
 
-    def on_lost(self, callback: Callable[[LinkLost], None]) -> None:
-        """Be told of every link that is lost."""
-        self._on_lost.append(callback)
+    def on_link(self, callback: Callable[[LinkChange], None]) -> None:
+        """Be told of everything that becomes of links."""
+        self._on_link.append(callback)
 
     def on_begin(self, callback: Callable[[], None]) -> None:
         self._on_begin.append(callback)
@@ -51,9 +50,8 @@ class Outages:
 
     def link(self, change: LinkChange) -> None:
         self._step(change)
-        if isinstance(change, LinkLost):
-            for callback in self._on_lost:
-                callback(change)
+        for callback in self._on_link:
+            callback(change)
 
     def failed(self, part: str, error: BaseException) -> None:
         self._step(CallFailed(part, str(error) or "no answer in time"))

@@ -25,6 +25,7 @@ from umbel.protocol.retry import reconnect_wait_s
 
 T = TypeVar("T")
 IDLE_MAX = 16
+CONNECT_MIN_S = 0.09
 _READ_BYTES = 65536
 _NOTHING: Any = object()
 _pack = hiredis.pack_command
@@ -35,7 +36,8 @@ class SocketConnection:
 
     def __init__(self, address: Address, *, timeout_s: float, deadline: float = math.inf) -> None:
         self.address = address
-        self.deadline = deadline
+        # Who asks for less than this again and again would never be connected.
+        self.deadline = max(deadline, time.monotonic() + CONNECT_MIN_S)
         self._timeout_s = timeout_s
         self._is_greeted = False
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
@@ -52,6 +54,7 @@ class SocketConnection:
             self.close()
             raise
         self._is_greeted = True
+        self.deadline = deadline
 
     def call(self, *command: Any) -> Any:
         return self.call_all([command])[0]

@@ -50,7 +50,8 @@ class Control(Step):
     @property
     def resets(self) -> int:
         """How often the mailbox was made anew."""
-        return self._context.outages.reconnects[MAILBOX]
+        shape = self._green or self._shell
+        return self._context.outages.reconnects[MAILBOX] + (0 if shape is None else shape.resets)
 
     @property
     def replies_dropped(self) -> int:

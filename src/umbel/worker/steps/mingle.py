@@ -18,7 +18,7 @@ from umbel.brokers.links import MAILBOX, MAIN
 from umbel.errors import BrokerError
 from umbel.protocol import mingle
 from umbel.protocol.gossip_events import Introduced
-from umbel.protocol.outage import LinkLost
+from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.wire.gossip import read_introduction
 from umbel.wire.revoke import Revoke
 from umbel.worker.bootsteps import Step
@@ -63,7 +63,7 @@ class Mingle(Step):
             return
         outages = self._context.outages
         outages.on_begin(lambda: self.cut_off("broker reconnected"))
-        outages.on_lost(self._note_lost)
+        outages.on_link(self._note_link)
         outages.on_end(self._say_again)
         self._tasks.catch_up = self._catch_up
         await self._tasks.read_revokes()
@@ -79,8 +79,8 @@ class Mingle(Step):
 
     # -- asking ----------------------------------------------------------------------------------
 
-    def _note_lost(self, lost: LinkLost) -> None:
-        if lost.link in (MAIN, MAILBOX):
+    def _note_link(self, change: LinkChange) -> None:
+        if isinstance(change, LinkLost) and change.link in (MAIN, MAILBOX):
             self._is_due = True
 
     def _say_again(self) -> None:

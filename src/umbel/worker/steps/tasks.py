@@ -21,7 +21,7 @@ from umbel.errors import (
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, Told
 from umbel.protocol.delivery import Desk, Refusal
-from umbel.protocol.outage import LinkLost
+from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.revoked import RevokedTasks
 from umbel.wire.revoke import Revoke
@@ -102,7 +102,7 @@ class Tasks(Step):
         return bool(self._settler.problem)
 
     async def start(self) -> None:
-        self._context.outages.on_lost(self._note_lost)
+        self._context.outages.on_link(self._note_link)
         self.run_in_background(self._settler.run())
         self.run_in_background(self._consume())
         self.run_in_background(self._fail_with_the_pool())
@@ -282,9 +282,9 @@ class Tasks(Step):
             self._revoked_cursor = claim.revoked_cursor
         self.revoked.expire(time())
 
-    def _note_lost(self, lost: LinkLost) -> None:
+    def _note_link(self, change: LinkChange) -> None:
         """What was claimed on that link and has not started is for whoever gets it next, us among them."""
-        if not lost.ends_claims:
+        if not isinstance(change, LinkLost) or not change.ends_claims:
             return
         keep = []
         for job in self._pool.withdraw():
