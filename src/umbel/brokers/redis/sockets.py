@@ -10,8 +10,8 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from random import random
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ class SocketConnection:
         self.declared: set[str] = set()
         """Queues that this connection has made known to the server."""
         self.declare_again_at = 0.0
+        self._waits_s = 0.0  # as the socket has it; dialling may have had less time than that
         try:
             self._socket = self._dial()
         except OSError as problem:
@@ -75,7 +76,7 @@ class SocketConnection:
 
     def send(self, commands: Sequence[Sequence[Any]]) -> None:
         try:
-            self._socket.settimeout(self._left_s())
+            self._wait_at_most(self._left_s())
             self._socket.sendall(b"".join([_pack(tuple(command)) for command in commands]))
         except OSError as problem:
             raise self._failed(problem) from None
@@ -86,7 +87,7 @@ class SocketConnection:
             reply = self._reader.gets()
             if reply is not _NOTHING:
                 return reply
-            self._socket.settimeout(self._left_s() if timeout_s is None else max(0.001, timeout_s))
+            self._wait_at_most(self._left_s() if timeout_s is None else max(0.001, timeout_s))
             while (reply := self._reader.gets()) is _NOTHING:
                 data = self._socket.recv(_READ_BYTES)
                 if not data:
@@ -129,7 +130,14 @@ class SocketConnection:
             raise
 
     def _left_s(self) -> float:
+        if self.deadline == math.inf:
+            return self._timeout_s
         return max(0.001, min(self._timeout_s, self.deadline - time.monotonic()))
+
+    def _wait_at_most(self, timeout_s: float) -> None:
+        if timeout_s != self._waits_s:  # the kernel is asked each time
+            self._socket.settimeout(timeout_s)
+            self._waits_s = timeout_s
 
     def _failed(self, problem: OSError) -> BrokerUnavailable:
         if not self._is_greeted:
@@ -175,12 +183,13 @@ class SocketPool:
             began = time.monotonic()
             was_idle = bool(self._idle)
             try:
-                with self.connection(deadline) as connection:
-                    return work(connection)
+                return self._once(work, deadline)
             except AccessRefused:
                 raise
             except BrokerUnavailable as problem:
                 now = time.monotonic()
+                if now >= deadline:
+                    raise
                 if now - began > 2 * self._timeout_s:
                     ends, failures = now + patience_s, 0
                 elif was_idle and not failures and now - began < self._timeout_s:
@@ -194,24 +203,24 @@ class SocketPool:
                 wait_s = reconnect_wait_s(failures, random(), first_s=0.02, most_s=0.5)
                 is_silent = isinstance(problem, BrokerSilent) and deadline < math.inf
                 is_over = failures >= len(self._addresses) and now + wait_s >= ends
-                if now >= deadline or (is_over and not is_silent):
+                if is_over and not is_silent:
                     raise
                 time.sleep(min(wait_s, deadline - now))
 
     def run(self, script: Script, *args: Any) -> Any:
         return self.use(lambda connection: connection.run(script, *args))
 
-    @contextmanager
-    def connection(self, deadline: float = math.inf) -> Iterator[SocketConnection]:
-        """One connection for the caller alone. It is reused only if the caller left in peace."""
-        made = self._take(deadline)
-        made.deadline = deadline
+    def _once(self, work: Callable[[SocketConnection], T], deadline: float) -> T:
+        """On a connection for this work alone. It is reused only if the work ended in peace."""
+        connection = self._take(deadline)
+        connection.deadline = deadline
         try:
-            yield made
+            done = work(connection)
         except BaseException:
-            made.close()
+            connection.close()
             raise
-        self._give_back(made)
+        self._give_back(connection)
+        return done
 
     def close(self) -> None:
         """Close what is idle; connections in use go when they come back."""
