@@ -65,6 +65,22 @@ class OwnershipContract:
 
         run(scenario())
 
+    def test_a_claim_that_has_ended_is_told_from_one_that_stands(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with (
+                under_test.open(lease_s=SHORT_LEASE_S) as silent,
+                under_test.open(lease_s=SHORT_LEASE_S) as peer,
+            ):
+                await peer.publish(outgoing("a", "b"))
+                held = (await take(silent)).deliveries
+                tags = [delivery.tag for delivery in held]
+                assert await silent.ended(tags) == frozenset()
+                await lose(peer, held, holder=silent)
+                assert await silent.ended(tags) == frozenset(tags)
+                assert (await silent.settle([Ack(tag) for tag in tags])).conflicts == frozenset(tags)
+
+        run(scenario())
+
     def test_claiming_alone_brings_back_what_dead_owners_held(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with (

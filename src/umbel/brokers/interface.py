@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from umbel.brokers.links import Linked
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.revoke import Revoke
 
@@ -247,7 +248,7 @@ class Subscription(Protocol):
     def __aiter__(self) -> AsyncIterator[Broadcast]: ...
 
 
-class Broker(Protocol):
+class Broker(Linked, Protocol):
     """The asynchronous face, for one worker process (or one command of the CLI).
 
     `on_replaced` is called on the loop when the broker notices that its data was replaced. It has then

@@ -79,8 +79,9 @@ class MailboxShell:
         panel: Panel,
         runner: Runner,
         members: Callable[[], Sequence[Known]],
+        report: Callable[[BrokerError | None], None],
     ) -> None:
-        self.resets = 0
+        self.resets = 0  # faults that ended the subscription; it restores lost links by itself
         self.replies_dropped = 0
         self.is_open = asyncio.Event()
         self._node = node
@@ -89,6 +90,7 @@ class MailboxShell:
         self._panel = panel
         self._runner = runner
         self._members = members
+        self._report = report  # whether the broker lets us listen
         self._replies: deque[tuple[Broadcast, float]] = deque()
         self._replies_bytes = 0
         self._has_room = asyncio.Event()
@@ -128,14 +130,14 @@ class MailboxShell:
                 async with self._broker.subscribe(REQUEST_EXCHANGE, [self._node]) as requests:
                     self.is_open.set()
                     failures = 0
+                    self._report(None)
                     async for broadcast in fairly(requests):
                         self._take(broadcast)
                         await self._has_room.wait()
             except BrokerError as error:
-                self.resets += 1
                 failures += 1
-                if failures == 1:
-                    log.warning("the mailbox is made anew", extra={"node": self._node, "why": str(error)})
+                self.resets += 1
+                self._report(error)
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
 
     def _take(self, broadcast: Broadcast) -> None:

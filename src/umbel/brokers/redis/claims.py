@@ -25,6 +25,7 @@ from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.verdicts import in_calls, settlement, ttl_ms_of
 from umbel.brokers.redis.waiting import Watch
 from umbel.errors import BrokerError
+from umbel.protocol.outage import LinkChange
 from umbel.wire.revoke import Revoke
 from umbel.wire.values import UNREADABLE
 
@@ -53,6 +54,7 @@ class Claims:
         *,
         declare: Callable[[Sequence[str]], Awaitable[None]],
         on_replaced: Callable[[Replaced], None],
+        on_link: Callable[[LinkChange], None],
     ) -> None:
         self.consumed: frozenset[str] = frozenset()  # the queues of the last claim
         self._link = link
@@ -67,6 +69,7 @@ class Claims:
             timeout_s=settings.connect_timeout_s,
             unblock=self._unblock,
             claims_at=lambda: link.address,
+            on_link=on_link,
         )
         self._holding = Holding(keys)
         self._adoptions = Adoptions(link, keys, self._holding, lease_s=settings.lease_s)
@@ -77,6 +80,9 @@ class Claims:
         self._lost_checked_at = 0.0
         self._sweep_askers_at = 0.0
         self._passed_over: dict[str, str] = {}  # queues that cannot be taken from, and why
+
+    async def reconnect(self) -> None:
+        await self._watch.reconnect()
 
     def close(self) -> None:
         self._watch.close()
@@ -190,6 +196,17 @@ class Claims:
         until = time.monotonic() + UNPARK_MAX_S
         while await self._owners("unpark", owner) and time.monotonic() < until:
             continue
+
+    async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        await self._adoptions.finish()
+        holds, gone = self._holding.holds_of(tags)
+        for hold in holds:
+            epoch = await self._link.call("HGET", self._keys.inflight(hold.owner), "epoch")
+            if epoch != hold.epoch:
+                gone += holds[hold]
+        if gone:
+            await self._notice_replaced()
+        return self._holding.without_unknown(gone)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         await self._adoptions.finish()

@@ -152,6 +152,18 @@ class Holding:
         self._lost -= ended
         return frozenset(unknown)
 
+    def holds_of(self, tags: Iterable[Tag]) -> tuple[dict[Hold, list[Tag]], list[Tag]]:
+        """The tags by their holds, and those that are not held any more."""
+        found: dict[Hold, list[Tag]] = {}
+        gone: list[Tag] = []
+        for tag in tags:
+            hold = self._held.get(tag)
+            (gone if hold is None else found.setdefault(hold, [])).append(tag)
+        return found, gone
+
+    def without_unknown(self, ended: Iterable[Tag]) -> frozenset[Tag]:
+        return frozenset(ended) - self._unknown
+
     def judge(self, verdicts: Iterable[Verdict]) -> tuple[list[Group], set[Tag]]:
         """Sort verdicts into groups to be settled together, and those on claims not held here.
 

@@ -19,6 +19,7 @@ from umbel.brokers.interface import (
     Refused,
     Replaced,
     Settled,
+    Tag,
     Verdict,
 )
 from umbel.brokers.sqlite import (
@@ -163,6 +164,11 @@ class Store:
         self.poke(awake)
         return count
 
+    def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        with self.database.read() as db:
+            standing = verdicts.standing_claims(db, tags)
+        return frozenset(tags) - standing.keys() - self._holding.unknown
+
     def settle(self, batch: Sequence[Verdict]) -> Settled:
         try:
             return self._settle(batch, part_by_part=False)
@@ -173,7 +179,7 @@ class Store:
         refused: list[Refused] = []
         with self.database.write() as db:
             now_s = self.clock.wall_s()
-            judged = verdicts.judge(batch, verdicts.standing_claims(db, batch))
+            judged = verdicts.judge(batch, verdicts.standing_claims(db, [verdict.tag for verdict in batch]))
             grown = verdicts.apply(db, judged, now_s)
             if part_by_part:
                 refused = self._put_results(db, judged.results, now_s)
