@@ -63,3 +63,12 @@ def test_an_event_that_cannot_be_told_leaves_a_gap_in_the_numbers() -> None:
     first = dispatcher.stamp("worker-heartbeat", {}, at=1.0)
     dispatcher.skip()
     assert dispatcher.stamp("worker-heartbeat", {}, at=1.0)["seq"] == first["seq"] + 2
+
+
+def test_a_blind_event_has_no_clock_value_and_does_not_move_the_clock() -> None:
+    ours = stamper()
+    first = ours.stamp("task-paid", {}, at=1.0)
+    blind = ours.stamp("task-moved", {}, at=2.0, blind=True)
+    after = ours.stamp("task-paid", {}, at=3.0)
+    assert "clock" not in blind and (first["clock"], after["clock"]) == (1, 2)
+    assert [one["seq"] for one in (first, blind, after)] == [1, 2, 3]  # none is missing

@@ -31,3 +31,8 @@ def waits(self: Task[..., Any], gate: str) -> str:
 def tells_and_dies(self: Task[..., Any]) -> None:
     self.progress(1, 2)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(bind=True)
+def moves(self: Task[..., Any]) -> bool:
+    return self.send_event("task-moved", blind=True, place="here")

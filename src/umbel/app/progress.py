@@ -80,10 +80,10 @@ class Reports:
         else:
             self._kept = (state, meta)
 
-    def event(self, event_type: str, fields: Mapping[str, Any]) -> bool:
+    def event(self, event_type: str, fields: Mapping[str, Any], *, blind: bool = False) -> bool:
         """Tell an event of the user's own; False when there were too many, or nobody to tell."""
         check_type(event_type)
-        return self._may() and self._tell_event(event_type, fields)
+        return self._may() and self._tell_event(event_type, fields, blind=blind)
 
     def flush(self) -> None:
         """The task has ended: what was kept goes out before its result."""
@@ -111,7 +111,7 @@ class Reports:
         if state not in BUILT_IN and event_type not in KNOWN_TYPES and is_type(event_type):
             self._tell_event(event_type, meta if isinstance(meta, Mapping) else {"meta": meta})
 
-    def _tell_event(self, event_type: str, fields: Mapping[str, Any]) -> bool:
+    def _tell_event(self, event_type: str, fields: Mapping[str, Any], *, blind: bool = False) -> bool:
         if self._tell is None:
             return False
         plain = {str(name): value for name, value in fields.items() if name not in RESERVED}
@@ -124,7 +124,7 @@ class Reports:
             return False
         if len(encoded) > EVENT_MAX_BYTES:
             encoded = encode_json({"left_out_bytes": len(encoded)})
-        self._tell(Told(self._number, event_type, time(), encoded))
+        self._tell(Told(self._number, event_type, time(), encoded, blind))
         return True
 
 

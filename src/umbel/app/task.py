@@ -167,8 +167,11 @@ class Task(Generic[P, R]):
         if self.request.id:
             self.update_state("PROGRESS", {"done": done, "total": total, **meta})
 
-    def send_event(self, event_type: str, **fields: Any) -> bool:
+    def send_event(self, event_type: str, *, blind: bool = False, **fields: Any) -> bool:
         """Tell monitors and recorders something of your own, `task-paid` say, with the task's id.
+
+        `blind`: without a value of the cluster's clock, which it does not move; for what is told often and
+        has no place among the causes of other things.
 
         False when it was not sent: nobody runs this task for a worker, or it has told too much already.
         """
@@ -178,7 +181,7 @@ class Task(Generic[P, R]):
         if reports is None:
             check_type(event_type)
             return False
-        return reports.event(event_type, fields)
+        return reports.event(event_type, fields, blind=blind)
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"

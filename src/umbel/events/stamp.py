@@ -2,7 +2,8 @@
 
 Besides Celery's fields every event carries `inc` (the incarnation: microseconds at the start of
 the process, so a restarted node is another one) and `seq` (without gaps per incarnation, so a
-reader knows what it missed). The clock strictly increases from event to event (L1).
+reader knows what it missed). The clock strictly increases from event to event (L1); a blind event
+has none.
 """
 
 from typing import Any
@@ -27,13 +28,17 @@ class EventStamper:
         """An event that cannot be told: its number is missing, so that readers know of it."""
         self._sequence += 1
 
-    def stamp(self, event_type: str, fields: dict[str, Any], *, at: float) -> dict[str, Any]:
+    def stamp(
+        self, event_type: str, fields: dict[str, Any], *, at: float, blind: bool = False
+    ) -> dict[str, Any]:
+        """`blind`: as Celery has it, without a clock value, and the clock is not moved by it."""
         self._sequence += 1
+        timed = {} if blind else {"clock": self.clock.forward()}
         return {
             "type": event_type,
             "hostname": self.hostname,
             "pid": self._pid,
-            "clock": self.clock.forward(),
+            **timed,
             "timestamp": at,
             "utcoffset": 0.0,  # timestamps are UTC everywhere; Celery's monitors shift by this
             "inc": self._incarnation,

@@ -55,6 +55,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8):
     event_type: str
     at: float  # Unix time
     fields: bytes
+    blind: bool = False  # without a clock value
 
 
 class LostJob(msgspec.Struct, frozen=True, gc=False):

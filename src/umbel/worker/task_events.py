@@ -60,7 +60,8 @@ class TaskEvents:
         if self.wanted:
             self.started(held, told.at)
             ours = {"uuid": held.headers.id, "retries": held.headers.retries}
-            self._events.tell_fields(told.event_type, msgspec.json.decode(told.fields) | ours, at=told.at)
+            fields = msgspec.json.decode(told.fields) | ours
+            self._events.tell_fields(told.event_type, fields, at=told.at, blind=told.blind)
 
     def ended(self, held: Held, outcome: Outcome) -> None:
         event_type = _ENDINGS.get(outcome.kind)

@@ -103,13 +103,16 @@ class Events(Step):
         """Queue one event; never blocks."""
         self.tell_fields(event_type, fields, at=at)
 
-    def tell_fields(self, event_type: str, fields: dict[str, Any], *, at: float | None = None) -> None:
+    def tell_fields(
+        self, event_type: str, fields: dict[str, Any], *, at: float | None = None, blind: bool = False
+    ) -> None:
         """The same, with names of fields that others chose."""
         if len(self._waiting) >= QUEUE_MAX + (BEATS_MAX if event_type == HEARTBEAT else 0):
             self._context.counters.events_dropped += 1
             self._stamper.skip()
             return
-        self._waiting.append(self._stamper.stamp(event_type, fields, at=time() if at is None else at))
+        when = time() if at is None else at
+        self._waiting.append(self._stamper.stamp(event_type, fields, at=when, blind=blind))
         self._told += 1
         self._arrived.set()
 
