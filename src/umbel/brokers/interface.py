@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from umbel.brokers.links import Linked
+from umbel.brokers.transport import Capabilities as Capabilities  # noqa: PLC0414 (others find it here)
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.revoke import Revoke
 
@@ -62,33 +63,6 @@ class BrokerSettings:
     storage_max_bytes: int | None = None
     key_prefix: str = ""
     connection_name: str = "umbel"  # by which the server lists its connections
-
-
-_MISSING = {"fanout": "no fan-out"}
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What this transport supports; where something is missing, `reasons` says why."""
-
-    transport: str
-    atomic_settle: bool
-    stores_results: bool  # results may ride in settle(), next to their acks
-    fanout: bool
-    leases: bool
-    delayed: bool
-    event_log: bool
-    priorities: str  # "0 first" or "9 first"
-    # How events of workers that keep no log of their own (Celery's) come into the event log: "log":
-    # the broker puts them there; "fan-out": somebody has to listen and write them; "none": there are none.
-    events_of_others: str = "none"
-    unique: bool = False  # it can hold the keys of unique tasks
-    reasons: Mapping[str, str] = field(default_factory=dict)
-
-    def why_not(self, ability: str) -> str:
-        """Why something is off that needs the ability, in the transport's own words if it has any."""
-        missing = _MISSING.get(ability, f"no {ability.replace('_', ' ')}")
-        return self.reasons.get(ability) or f"transport {self.transport} has {missing}"
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
@@ -333,13 +307,18 @@ class Broker(Linked, Protocol):
         """How many subscriptions heard it, where the broker counts them; else None."""
         ...
 
-    def subscribe(self, exchange: str, patterns: Sequence[str]) -> AbstractAsyncContextManager[Subscription]:
+    def subscribe(
+        self, exchange: str, patterns: Sequence[str], *, unread_ttl_s: float | None = None
+    ) -> AbstractAsyncContextManager[Subscription]:
         """Listen on routing keys; `*` is one word, `#` any number, as AMQP has it.
 
         Two exchanges differ (`wire/control.py`): on that of control requests everybody hears
         everything, and the one pattern is the name of the node that listens; on that of replies
         each pattern is a routing key, taken as it is, and what was sent to it before the listener
         came for it waits for it.
+
+        `unread_ttl_s`: events that this listener has not read for so long are dropped, where the broker
+        keeps a queue for each listener; elsewhere who sends them says so (`broadcast`).
         """
         ...
 

@@ -289,8 +289,10 @@ class AmqpBroker:
         await session.publisher.send(posts)
 
     @asynccontextmanager
-    async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:
-        subscription = AmqpSubscription(self._sessions, exchange, patterns)
+    async def subscribe(
+        self, exchange: str, patterns: Sequence[str], *, unread_ttl_s: float | None = None
+    ) -> AsyncIterator[Subscription]:
+        subscription = AmqpSubscription(self._sessions, exchange, patterns, unread_ttl_s)
         await subscription.enter()
         try:
             yield subscription

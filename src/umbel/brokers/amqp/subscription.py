@@ -30,7 +30,10 @@ BIND_AGAIN_S = 5.0
 
 
 class AmqpSubscription:
-    def __init__(self, sessions: Sessions, exchange: str, patterns: Sequence[str]) -> None:
+    def __init__(
+        self, sessions: Sessions, exchange: str, patterns: Sequence[str], unread_ttl_s: float | None = None
+    ) -> None:
+        self._unread_ttl_s = unread_ttl_s
         self._sessions = sessions
         self._exchange = exchange
         self._patterns = tuple(patterns)
@@ -44,7 +47,9 @@ class AmqpSubscription:
     async def enter(self) -> None:
         session = await self._sessions.get()
         channel = await session.link.channel()
-        queue = topology.listening_queue(self._exchange, self._patterns, str(uuid4()))
+        queue = topology.listening_queue(
+            self._exchange, self._patterns, str(uuid4()), unread_ttl_s=self._unread_ttl_s
+        )
         for answer in [channel.ask(method, *fields) for method, fields in queue.calls()]:
             await channel.answer(answer)
         self._waiting.clear()

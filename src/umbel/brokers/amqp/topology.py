@@ -107,7 +107,9 @@ def exchange(name: str) -> Exchange:
     return Exchange(name, "topic")
 
 
-def listening_queue(exchange_name: str, keys: tuple[str, ...], unique: str) -> Queue:
+def listening_queue(
+    exchange_name: str, keys: tuple[str, ...], unique: str, *, unread_ttl_s: float | None = None
+) -> Queue:
     """The queue of one listener, as Celery 5.7 has it: exclusive, gone with its connection.
 
     A node's mailbox is named after the node, so that others can ask whether it lives: its key is
@@ -120,7 +122,8 @@ def listening_queue(exchange_name: str, keys: tuple[str, ...], unique: str) -> Q
         arguments = {"x-expires": MAILBOX_EXPIRES_MS, "x-message-ttl": MAILBOX_TTL_MS}
         bound = ("",) if exchange_name == CONTROL_EXCHANGE else keys
         return Queue(f"{name}.{exchange_name}", False, True, True, arguments, of, bound)
-    arguments = {"x-expires": EVENT_QUEUE_EXPIRES_MS, "x-message-ttl": EVENT_TTL_MS}
+    ttl_ms = EVENT_TTL_MS if unread_ttl_s is None else max(1, round(unread_ttl_s * 1000))
+    arguments = {"x-expires": EVENT_QUEUE_EXPIRES_MS, "x-message-ttl": ttl_ms}
     return Queue(f"{exchange_name}.{unique}", False, True, True, arguments, of, keys)
 
 

@@ -214,7 +214,9 @@ class RedisBroker:
         return await broadcast(self._link, self._keys, batch) if batch and ttl_s > 0 else 0
 
     @asynccontextmanager
-    async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:
+    async def subscribe(
+        self, exchange: str, patterns: Sequence[str], *, unread_ttl_s: float | None = None
+    ) -> AsyncIterator[Subscription]:
         where = (self._addresses, self._keys, exchange, patterns)
         timeout_s = self._settings.connect_timeout_s
         subscription: AnswerQueue | RedisSubscription

@@ -164,7 +164,9 @@ class SqliteBroker:
         return None
 
     @asynccontextmanager
-    async def subscribe(self, exchange: str, patterns: Sequence[str]) -> AsyncIterator[Subscription]:
+    async def subscribe(
+        self, exchange: str, patterns: Sequence[str], *, unread_ttl_s: float | None = None
+    ) -> AsyncIterator[Subscription]:
         assert self._topics_bell is not None, "the broker is open"
         subscription = SqliteSubscription(
             self._thread,

@@ -227,7 +227,10 @@ class Gossip(Step):
         failures = 0
         while True:
             try:
-                async with self._context.broker.subscribe(EVENT_EXCHANGE, patterns) as subscription:
+                ttl_s = self._context.settings.heartbeat_interval_s  # older news are no news (S6)
+                async with self._context.broker.subscribe(
+                    EVENT_EXCHANGE, patterns, unread_ttl_s=ttl_s
+                ) as subscription:
                     self._context.outages.worked(self.name)
                     for ear in before:
                         ear.cancel()

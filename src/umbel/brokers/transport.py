@@ -1,0 +1,30 @@
+"""What a transport can do for Umbel, and why not where it cannot; shown to users."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_MISSING = {"fanout": "no fan-out"}
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What this transport supports; where something is missing, `reasons` says why."""
+
+    transport: str
+    atomic_settle: bool
+    stores_results: bool  # results may ride in settle(), next to their acks
+    fanout: bool
+    leases: bool
+    delayed: bool
+    event_log: bool
+    priorities: str  # "0 first" or "9 first"
+    # How events of workers that keep no log of their own (Celery's) come into the event log: "log":
+    # the broker puts them there; "fan-out": somebody has to listen and write them; "none": there are none.
+    events_of_others: str = "none"
+    unique: bool = False  # it can hold the keys of unique tasks
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def why_not(self, ability: str) -> str:
+        """Why something is off that needs the ability, in the transport's own words if it has any."""
+        missing = _MISSING.get(ability, f"no {ability.replace('_', ' ')}")
+        return self.reasons.get(ability) or f"transport {self.transport} has {missing}"
