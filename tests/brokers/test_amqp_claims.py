@@ -127,16 +127,17 @@ def test_a_silent_owner_loses_what_it_holds_and_others_do_not() -> None:
         worker = Worker()
         claims = worker.claims
         worker.server.put("a", "a0", "a1", "a2")
-        assert claims.touch(ADA) is False
+        assert claims.renew(ADA) is False
         await worker.take("a", 2)
         await worker.take("a", 1, owner=BOB)
         await skip(LEASE_S - 1)
-        assert claims.touch(BOB) is True
+        assert claims.renew(BOB) is False  # its claim began it, and says so once
+        assert claims.renew(BOB) is True
         assert len(claims.standing) == 3
         await skip(2)
         assert (claims.lost, {one.owner for one in claims.standing.values()}) == (2, {BOB})
         assert Method.CHANNEL_CLOSE in worker.server.channels[0].methods
-        assert claims.touch(ADA) is False
+        assert claims.renew(ADA) is False
         await skip(LEASE_S + 1)
         assert (claims.lost, claims.standing) == (3, {})
 

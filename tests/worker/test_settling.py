@@ -14,6 +14,7 @@ from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.errors import BrokerUnavailable
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.worker.outages import Outages
 from umbel.worker.settling import Settler
 from umbel.worker.steps import events as events_step
 from umbel.worker.steps.events import BATCH_MAX, HEARTBEAT, Events
@@ -58,6 +59,8 @@ def test_what_ends_while_the_log_is_waited_for_waits_for_its_own_event(tmp_path:
             node.broker,
             backend,
             node.context.counters,
+            outages=Outages(),
+            store_outages=Outages("result store"),
             together=True,
             logged=until_logged,
             refused=nothing_refused,
@@ -150,6 +153,8 @@ def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path
             node.broker,
             backend,
             node.context.counters,
+            outages=Outages(),
+            store_outages=Outages("result store"),
             together=True,
             logged=logged,
             refused=nothing_refused,
