@@ -103,8 +103,7 @@ def test_what_celery_revoked_during_a_cut_never_runs(
         assert cut.lines(BEGAN) == number
     assert "revoked-" not in journal.read_text()
     links = cut.links("inspect", "stats")
-    assert {"main", "mailbox", "events"} <= links.keys()
-    assert all(count >= CUTS for count in links.values()), links
+    assert all(links.get(name, 0) >= CUTS for name in ("main", "mailbox", "events")), links
     assert cut.links("status") == links
 
 
