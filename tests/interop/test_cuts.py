@@ -73,7 +73,9 @@ def cut(request: pytest.FixtureRequest, tmp_path: Path, results_server: RedisSer
     ):
         celery.wait_until_ready()
         ours.start_worker("cut", "-c", "2", "-Q", "on_cut", connect_timeout_s=CONNECT_S[request.param])
-        yield Cut(ours, client, way)
+        made = Cut(ours, client, way)
+        wait_until(lambda: made.lines("node joined"), what="our worker to hear the other")
+        yield made
         for process in (celery, client):
             process.tell_to_stop()
         way.resume()
