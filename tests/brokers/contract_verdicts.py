@@ -132,6 +132,24 @@ class OwnershipContract:
 
         run(scenario())
 
+    def test_an_owner_learns_from_claiming_that_its_lease_had_ended(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
+                await broker.renew(OWNER)
+                await broker.publish(outgoing("a"))
+                claim = await take(broker)
+                assert not claim.lease_ended
+                await lose(broker, claim.deliveries)
+                again = await take(broker)
+                assert again.lease_ended and texts(again.deliveries) == ["a"]
+                await settle_all(broker, Ack(again.deliveries[0].tag))
+                await broker.publish(outgoing("b"))
+                assert not (await take(broker)).lease_ended
+
+        run(scenario())
+
     def test_an_owner_that_stops_returns_what_it_holds_at_once(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:

@@ -166,11 +166,12 @@ def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path
         settler.add(Return("2"), returned)
         settler.add(Bury("3", "poison", results=[StoredResult("t3", "FAILURE", b"{}")]), dead)
         settler.add(Started("4"))
+        settler.add(Bury("5", "its message was not given"))
         await settler.flush()
         assert sorted(backend.read(["t1", "t3"])) == ["t1", "t3"]
         assert sorted(await node.broker.queues()) == ["back", "next"]
         assert buried == [Refused(dead, "poison")]
-        assert (node.context.counters.unknown, node.context.counters.conflicts) == (3, 0)
+        assert (node.context.counters.unknown, node.context.counters.conflicts) == (4, 0)
         assert settler.pending == 0
         backend.close()
 

@@ -180,6 +180,7 @@ class Claim:
     revokes: Sequence[Revoke]
     revoked_cursor: int
     returned: int = 0  # messages of dead owners that this claim gave back on the way
+    lease_ended: bool = False  # the owner's, since it last renewed it or claimed: others have what it held
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,7 @@ class Broker(Linked, Protocol):
         """Prolong the owner's lease, or begin one. False: there was none any more.
 
         A lease ends when somebody takes the messages of an owner whose time is over; an owner
-        that comes late but before that has lost nothing.
+        that comes late but before that has lost nothing. An owner that claims first learns of it then.
         """
         ...
 

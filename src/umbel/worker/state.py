@@ -112,7 +112,7 @@ class WorkerState:
         record = [Revoke(one, now, now) for one in task_ids]
         record += [Revoke("", now, now, header) for header in headers]
         for one in record:
-            self._tasks.take_back(one)
+            self._tasks.revokes.take_back(one)
         if record and not is_recorded:
             await self._context.broker.revoke(record)
 

@@ -72,13 +72,13 @@ class Worker:
         self._state.mailbox_resets = lambda: self._control.resets
         self._state.requests_unreadable = lambda: self._control.mailbox.malformed
         connection = Connection(self._context)
-        connection.held = lambda: self._tasks.running
 
         def replaced() -> None:
-            self._tasks.reread_revokes()
+            self._tasks.revokes.read_again()
             heart.come_online()  # the others may have lost sight of this node
 
         connection.on_replaced = replaced
+        connection.on_lease_ended = self._tasks.return_unstarted
         self._steps: list[Step] = [
             connection,
             RecorderStep(

@@ -133,7 +133,8 @@ class AmqpBroker:
             claims.put_back(taken)
             raise
         deliveries = claims.deliver(owner, taken)
-        return Claim(deliveries, revokes.after(revoked_after, time()), revokes.cursor)
+        news = revokes.after(revoked_after, time())
+        return Claim(deliveries, news, revokes.cursor, lease_ended=not claims.renew(owner))
 
     def _usable(self, queues: Sequence[str]) -> Sequence[str]:
         """Those that were not refused a moment ago; all, if each was."""
@@ -157,7 +158,7 @@ class AmqpBroker:
             await asyncio.sleep(min(left_s, LOOK_EVERY_S))
 
     async def renew(self, owner: str) -> bool:
-        return (await self._sessions.get()).claims.touch(owner)
+        return (await self._sessions.get()).claims.renew(owner)
 
     async def return_lost(self) -> int:
         """What silent owners of this process held; RabbitMQ itself returns that of dead processes."""

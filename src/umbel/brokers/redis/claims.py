@@ -117,10 +117,12 @@ class Claims:
             raise
         epoch, now_s, cursor, revokes, _, broken, *taken = reply
         self._note_passed_over(broken)
+        lease_ended = self._holding.has_ended(owner, epoch)
         deliveries = self._holding.take_in(owner, ticket, epoch, taken)
         if deliveries:
             self._last_queue = deliveries[-1].queue
-        return Claim(deliveries, _standing(revokes, float(now_s)), int(float(cursor)), returned)
+        news = _standing(revokes, float(now_s))
+        return Claim(deliveries, news, int(float(cursor)), returned, lease_ended=lease_ended)
 
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str) -> None:
         await self._watch.wait(queues, timeout_s, owner=owner)
@@ -143,7 +145,7 @@ class Claims:
                 self._compared_on = -1
                 await self._compare(owner, is_replaced=bool(is_replaced))
                 self._compared_on = generation
-        return bool(stood or is_replaced)
+        return bool(is_replaced or (stood and not is_lost))
 
     async def _compare(self, owner: str, *, is_replaced: bool) -> None:
         """A server that was restarted may have lost the last writes, or been given a backup's data."""

@@ -70,6 +70,11 @@ class Holding:
         self._under_way.discard(ticket)
         self.lost_tickets.setdefault(owner, set()).add(ticket)
 
+    def has_ended(self, owner: str, epoch: bytes | None) -> bool:
+        """Whether what the owner held before a claim is held no more, by the epoch that it was told."""
+        hold = self._holds.get(owner)
+        return hold is not None and epoch is not None and hold.epoch != epoch
+
     def take_in(self, owner: str, ticket: str, epoch: bytes, taken: Sequence[Any]) -> list[Delivery]:
         """The messages of a claim's reply: list, first place, envelopes, list, ..."""
         self._under_way.discard(ticket)

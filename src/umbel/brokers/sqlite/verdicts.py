@@ -87,8 +87,9 @@ def apply(db: sqlite3.Connection, judged: Judgement, now_s: float) -> set[str]:
             grown |= messages.park(db, number, verdict.not_before)
     for number, burial in judged.buried:
         messages.mark(db, [number], starts=int(burial.charged), redelivered=False)
-        dead_letters.bury(db, number, burial.reason, now_s)
         judged.finished.append(number)
+    if judged.buried:
+        dead_letters.bury(db, {number: burial.reason for number, burial in judged.buried}, now_s)
     if judged.finished:
         messages.remove(db, judged.finished)
     return grown

@@ -45,7 +45,7 @@ class Connection(Step):
         self.problem = ""  # why the lease cannot be renewed now
         self.replaced: tuple[float, Replaced] | None = None  # the last time, and what was found
         self.on_replaced: Callable[[], None] = lambda: None
-        self.held: Callable[[], int] = lambda: 0  # set by whoever knows how many messages run
+        self.on_lease_ended: Callable[[], None] = lambda: None
         self._relink = asyncio.Event()
         self._broker.on_replaced = self._note_replaced
         self._broker.on_link = self._note_link
@@ -113,8 +113,8 @@ class Connection(Step):
             self.problem = f"the broker cannot be reached: {error}"
             raise
         self.problem = ""
-        if not stood and (held := self.held()):
-            log.warning("the lease ended: tasks that run here may run elsewhere too", extra={"count": held})
+        if not stood:
+            self.on_lease_ended()
 
     async def _return_lost(self) -> None:
         returned = await self._broker.return_lost()

@@ -66,7 +66,7 @@ class Mingle(Step):
         outages.on_link(self._note_link)
         outages.on_end(self._say_again)
         self._tasks.catch_up = self._catch_up
-        await self._tasks.read_revokes()
+        await self._tasks.revokes.read()
         if capabilities.transport in ONLY_OURS:
             self.run_in_background(self._begin(BACKGROUND_WAIT_S))
         else:
