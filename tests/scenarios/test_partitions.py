@@ -103,7 +103,7 @@ def test_a_cut_leader_is_followed_in_time_and_all_say_the_same_of_it(field: Fiel
     wait_until(lambda: field.lines(cut_off, ENDED) == 1, deadline_s=60, what="its end to be noticed")
     wait_until(lambda: field.states().get(cut_off) == "alive", deadline_s=30, what="its return")
     loud = _loud_lines(field.cluster.log(cut_off))
-    assert field.lines(cut_off, BEGAN) == 1 and len(loud) <= 3, "\n".join(loud)
+    assert len(loud) == 1 and BEGAN in loud[0], "\n".join(loud)
     wait_until(lambda: sent == set(journal.read_text().split()), deadline_s=60, what="every task to have run")
 
 
@@ -122,17 +122,18 @@ def test_an_election_whose_handler_was_cut_off_is_run_again(field: Field, tmp_pa
 
 @pytest.mark.parametrize("timeout_s", [1.0, 10.0])
 def test_a_client_that_is_cut_off_keeps_its_deadlines(field: Field, timeout_s: float) -> None:
-    inside = field.net.inside(CLIENT)
+    for command in ("ping", "members", "status"):
+        start_s = min(_took_s(field, command, 0.001) for _ in range(2))  # what Python takes to begin
+        with field.cut(CLIENT):
+            took_s = min(_took_s(field, command, timeout_s) for _ in range(2))  # others use this machine
+        assert timeout_s <= took_s <= start_s + timeout_s * 1.1 + 0.1, (command, took_s, start_s)
+
+
+def _took_s(field: Field, command: str, timeout_s: float) -> float:
     began = monotonic()
-    field.cluster.umbel("ping", "--timeout", "0.001", check=False, prefix=inside)
-    start_s = monotonic() - began  # what Python takes to begin
-    with field.cut(CLIENT):
-        for command in ("ping", "members", "status"):
-            began = monotonic()
-            done = field.cluster.umbel(command, "--timeout", f"{timeout_s:g}", check=False, prefix=inside)
-            took_s = monotonic() - began
-            assert done.returncode != 0
-            assert timeout_s <= took_s <= start_s + timeout_s * 1.1 + 0.1, (command, took_s, start_s)
+    words = (command, "--timeout", f"{timeout_s:g}")
+    field.cluster.umbel(*words, check=False, prefix=field.net.inside(CLIENT))
+    return monotonic() - began
 
 
 def _watch(look: Callable[[], str], until: str, *, times: int) -> list[str]:
@@ -148,7 +149,13 @@ def _watch(look: Callable[[], str], until: str, *, times: int) -> list[str]:
 
 
 def _loud_lines(log: str) -> list[str]:
-    return [line for line in log.splitlines() if re.search(r" (WARNING|ERROR) ", line)]
+    """But for those that tell of something else: who is silent, and what became of a task."""
+    others = ("node is silent", "node lost", "finished after the claim", "the lease ended", "most nodes fell")
+    return [
+        line
+        for line in log.splitlines()
+        if re.search(r" (WARNING|ERROR) ", line) and not any(text in line for text in others)
+    ]
 
 
 @contextmanager

@@ -85,6 +85,9 @@ class Outage:
         """Every link is there."""
         return not self._down
 
+    def is_down(self, link: str) -> bool:
+        return link in self._down
+
     def is_failing(self, part: str) -> bool:
         """Whether this part has to say when it works again."""
         return part in self._failing

@@ -71,6 +71,9 @@ class Outages:
         """Return when every link is there."""
         await self._linked.wait()
 
+    def is_down(self, link: str) -> bool:
+        return self._machine.is_down(link)
+
     @property
     def is_linked(self) -> bool:
         return self._machine.is_linked

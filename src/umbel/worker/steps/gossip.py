@@ -15,7 +15,7 @@ from time import time
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
-from umbel.brokers.links import EVENTS
+from umbel.brokers.links import EVENTS, MAIN
 from umbel.errors import BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
 from umbel.protocol.gossip import Membership
@@ -46,7 +46,7 @@ from umbel.protocol.gossip_events import (
     TellView,
 )
 from umbel.protocol.gossip_mode import ANSWERERS, GossipMode, is_among_lowest, mode_for, patterns_for
-from umbel.protocol.outage import LinkChange, LinkLost, LinkRestored
+from umbel.protocol.outage import LinkChange
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.event import decode_events
 from umbel.wire.gossip import (
@@ -244,11 +244,9 @@ class Gossip(Step):
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
 
     def _note_link(self, change: LinkChange) -> None:
-        """Who hears nobody judges nobody."""
-        if isinstance(change, LinkLost) and change.link == EVENTS:
-            self._tell(Observe(False))
-        elif isinstance(change, LinkRestored) and change.link == EVENTS:
-            self._tell(self._observing())
+        """Who hears nobody, or is about to find that out, judges nobody."""
+        is_deaf = any(map(self._context.outages.is_down, (MAIN, EVENTS)))
+        self._tell(Observe(False) if is_deaf else self._observing())
 
     def _observing(self) -> Observe:
         hears_beats = self.mode is GossipMode.FULL or self._seat.observes

@@ -73,9 +73,8 @@ class Mingle(Step):
             await self._begin(self._context.settings.mingle_wait_s)
 
     async def _begin(self, wait_s: float) -> None:
-        async with self._saying:
-            if not await self._say_hello(wait_s):
-                log.warning("nobody could be said hello to at the start")
+        if not await self._say_hello(wait_s):
+            log.warning("nobody could be said hello to at the start")
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -91,8 +90,8 @@ class Mingle(Step):
 
     async def _catch_up(self) -> None:
         """After a lost link, and before any task is taken: hear what was revoked meanwhile."""
-        if not self._is_due:
-            return
+        if not self._is_due and not self._saying.locked():
+            return  # where a hello is under way, its answers are waited for, too
         async with self._saying:
             for _ in range(TRIES_MAX):
                 if not self._is_due:
