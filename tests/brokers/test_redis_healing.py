@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,9 +27,10 @@ from tests.brokers.under_test import (
 )
 from tests.servers.redis import RedisServer, free_port
 from tests.waiting import wait_until
-from umbel.brokers.interface import Ack, Broadcast, Broker, BrokerSettings, Delivery, Settled
+from umbel.brokers.interface import Ack, Broadcast, Broker, BrokerSettings, Delivery, Replaced, Settled
 from umbel.brokers.redis.address import parse_address
-from umbel.brokers.redis.broker import CAPABILITIES
+from umbel.brokers.redis.broker import CAPABILITIES, RedisBroker
+from umbel.brokers.redis.scripts import Script
 from umbel.errors import BadURL, BrokerError, BrokerUnavailable, StorageFull
 
 QUICK_S = 0.4  # a connect time-out that tests can wait for
@@ -411,3 +413,35 @@ def test_an_address_is_understood_and_shown_without_its_password() -> None:
     assert (address.username, address.password, address.database, address.tls) == ("ada", "p@ss", 5, True)
     assert (address.shown, "p@ss" in repr(address)) == ("example.org:7000", False)
     assert parse_address("redis://localhost").place == parse_address("redis://127.0.0.1:6379/0").place
+
+
+def test_what_is_claimed_and_settled_while_claims_are_compared_is_not_touched(
+    server: RedisServer, under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart the server has no scripts: the comparison is sent twice, and others come in between."""
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            assert isinstance(broker, RedisBroker)
+            replaced: list[Replaced] = []
+            broker.on_replaced = replaced.append
+            await broker.renew(OWNER)
+            await broker.publish(outgoing("a", "b"))
+            (first,) = (await take(broker, limit=1)).deliveries
+            claims, run_script = broker._claims, broker._claims._link.run
+            between: list[Delivery] = []
+
+            async def run_late(script: Script, *args: Any) -> Any:
+                if script.name == "reconcile" and not between:
+                    assert (await broker.settle([Ack(first.tag)])).applied == 1
+                    between.extend((await take(broker, limit=1)).deliveries)
+                return await run_script(script, *args)
+
+            monkeypatch.setattr(claims._link, "run", run_late)
+            claims._compared_on = -1  # as after a new connection
+            assert await broker.renew(OWNER)
+            assert texts(between) == ["b"] and replaced == []
+            assert (await take(broker, owner=PEER)).deliveries == []  # it was not returned
+            assert (await broker.settle([Ack(between[0].tag)])).applied == 1
+
+    run(scenario())

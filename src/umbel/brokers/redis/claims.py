@@ -153,11 +153,13 @@ class Claims:
         await self._give_back_lost_claims()
         adopting = self._adoptions.pending
         under_way, held = self._holding.known_of(owner, adopting=adopting, ever=is_replaced)
-        args = (self._keys.prefix, owner, len(under_way), *under_way, *held)
-        returned, *missing = await self._link.run(_RECONCILE, *args)
+        newest = self._holding.newest_ticket
+        args = (self._keys.prefix, owner, newest, len(under_way), *under_way, *held)
+        returned, *gone = await self._link.run(_RECONCILE, *args)
+        missing = self._holding.still_held(field.decode() for field in gone)
         # A claim that has ended although the lease has not: of a message that the data does not have.
         if is_replaced or returned or missing or self._holding.has_lost:
-            self._holding.forget_unknown(field.decode() for field in missing)
+            self._holding.forget_unknown(missing)
             what = f"Redis at {self._link.address.shown} has other or older data"
             self._on_replaced(Replaced(what, self._holding.unknown))
 

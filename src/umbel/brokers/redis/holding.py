@@ -60,6 +60,10 @@ class Holding:
         self._claims += 1
         return f"{self._nonce}.{self._claims:x}"
 
+    @property
+    def newest_ticket(self) -> str:
+        return f"{self._nonce}.{self._claims:x}"
+
     def begin(self) -> str:
         """A ticket for a claim that is sent now."""
         ticket = self.ticket()
@@ -132,6 +136,10 @@ class Holding:
             for tag, hold in self._held.items()
             if tag not in unsure and (hold is newest or (ever and hold.owner == owner))
         ]
+
+    def still_held(self, tags: Iterable[Tag]) -> list[Tag]:
+        """Those that nobody has settled meanwhile."""
+        return [tag for tag in tags if tag in self._held and tag not in self._doubtful]
 
     def end_hold(self, owner: str) -> None:
         """Others have taken what the owner held, but for what it claimed since."""
