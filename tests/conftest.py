@@ -1,5 +1,6 @@
 """What holds for every test: how properties are searched, a world without UMBEL_* variables, Ctrl-C."""
 
+import asyncio.events
 import os
 import signal
 
@@ -35,3 +36,10 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith(ENVIRONMENT_PREFIX) and name not in ENVIRONMENT_RESERVED:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def on_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`asyncio.run` in this test makes uvloop's loops, as a worker with `umbel[uvloop]` does."""
+    uvloop = pytest.importorskip("uvloop", reason="uvloop is not installed")
+    monkeypatch.setattr(asyncio.events, "new_event_loop", uvloop.new_event_loop)

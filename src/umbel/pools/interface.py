@@ -31,6 +31,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     redelivered: bool = False
 
 
+LoopChoice = Literal["auto", "asyncio", "uvloop"]
+
 OutcomeKind = Literal["success", "failure", "retry", "ignored", "rejected", "requeued", "cancelled"]
 
 
@@ -134,6 +136,7 @@ class PoolSettings:
     logfile: str | None = None
     log_json: bool = False
     child_start: Literal["auto", "fork", "spawn"] = "auto"
+    loop: LoopChoice = "auto"  # on which coroutines run
     green: bool = False  # children are patched by gevent
     green_children: int = 1
     start_timeout_s: float = 60.0
