@@ -27,7 +27,7 @@ test: check ## check, then every test, with the scenarios at reduced counts
 	@scripts/setup servers
 	@scripts/setup browser
 	@scripts/setup interop
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile --durations 10 $(ARGS)
 
 versions: setup ## the tests on every Python that is found, 3.11 to 3.14 (ARGS=tests/brokers for some)
 	@scripts/setup servers
