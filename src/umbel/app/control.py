@@ -15,7 +15,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Sequence
-from time import time
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -24,6 +23,7 @@ from umbel.app.elections import WAIT_S, ElectionOutcome, hold_election, make_ele
 from umbel.app.line import Line
 from umbel.brokers.interface import Broadcast
 from umbel.brokers.registry import open_broker
+from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, make_request
 from umbel.control.state import REVOKE_RETENTION_S
 from umbel.protocol.pidbox import Answers, Request
@@ -167,7 +167,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         )
 
     def _record(self, task_ids: Sequence[str], *, retention_s: float = REVOKE_RETENTION_S) -> None:
-        now = time()
+        now = cluster_now()
         expires_at = now + retention_s
         self._the_app().producer.revoke([Revoke(one, now, expires_at) for one in task_ids])
 

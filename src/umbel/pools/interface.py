@@ -29,6 +29,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hard_limit_s: float | None = None
     alone: bool = False
     redelivered: bool = False
+    clock_offset_s: float = 0.0  # by how much the worker corrects the wall clock: see `umbel/clock.py`
 
 
 LoopChoice = Literal["auto", "asyncio", "uvloop"]

@@ -6,9 +6,9 @@ before its task runs, acknowledged early or counted as started.
 
 from collections.abc import Sequence
 from itertools import count
-from time import time
 
 from umbel.brokers.interface import Ack, Delivery, Return, Started, Verdict
+from umbel.clock import cluster_now
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.protocol.delivery import Desk, Park, Refuse
@@ -45,7 +45,7 @@ class Admission:
         self._numbers = count(1)
 
     async def admit(self, deliveries: Sequence[Delivery]) -> list[Held]:
-        now = time()
+        now = cluster_now()
         admitted: list[Held] = []
         for delivery in deliveries:
             judged = call_guarded(self._judge, delivery, now)

@@ -10,10 +10,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import random
-from time import time
 from typing import Any
 
 from umbel.brokers.interface import Claim, Delivery, Refused
+from umbel.clock import cluster_now
 from umbel.errors import (
     BrokerError,
     PoolError,
@@ -186,7 +186,7 @@ class Tasks(Step):
         if revoke.header:
             self.revoked.take_back_header(revoke.header)
         else:
-            self.revoked.take_back(revoke.task_id, time())
+            self.revoked.take_back(revoke.task_id, cluster_now())
 
     def _is_revoked(self, held: Held) -> bool:
         return self.revoked.covers(held.headers.id, held.headers.stamps)
@@ -276,7 +276,7 @@ class Tasks(Step):
                 self.revoked.add_header(revoke.header, revoke.expires_at)
         if self._revoked_cursor == after:  # else the record was replaced meanwhile
             self._revoked_cursor = claim.revoked_cursor
-        self.revoked.expire(time())
+        self.revoked.expire(cluster_now())
 
     async def _take_in(self, deliveries: Sequence[Delivery]) -> None:
         runnable = await self._admission.admit(deliveries)
