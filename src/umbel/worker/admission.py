@@ -10,7 +10,7 @@ from itertools import count
 from umbel.brokers.interface import Ack, Delivery, Return, Started, Verdict
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
-from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.guard import each_guarded
 from umbel.protocol.delivery import Desk, Park, Refuse
 from umbel.protocol.revoked import RevokedTasks
 from umbel.wire.task import read_headers, to_v2
@@ -46,14 +46,8 @@ class Admission:
 
     async def admit(self, deliveries: Sequence[Delivery]) -> list[Held]:
         now = cluster_now()
-        admitted: list[Held] = []
-        for delivery in deliveries:
-            judged = call_guarded(self._judge, delivery, now)
-            if isinstance(judged, Raised):
-                self._endings.bury_faulty(delivery, judged.error)
-            elif judged.value is not None:
-                admitted.append(judged.value)
-        return await self._settled_first(admitted)
+        judged = each_guarded(lambda one: self._judge(one, now), deliveries, self._endings.bury_faulty)
+        return await self._settled_first([held for held in judged if held is not None])
 
     def _judge(self, delivery: Delivery, now: float) -> Held | None:
         """The message if it may run now; otherwise its verdict is on the way."""

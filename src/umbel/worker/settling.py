@@ -24,11 +24,12 @@ from umbel.pools.guard import Raised, await_guarded
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
+from umbel.worker.outages import Outages
 from umbel.worker.settings import Ending
 
 log = logging.getLogger("umbel.worker.settling")
+PART = "settling"
 BATCH_MAX = 500
-BATCH_MAX_BYTES = 32 * 1024 * 1024
 
 
 class Settler:
@@ -44,6 +45,8 @@ class Settler:
         backend: Backend,
         counters: Counters,
         *,
+        outages: Outages,
+        store_outages: Outages,
         together: bool,
         logged: Callable[[], Awaitable[None]],
         refused: Callable[[Sequence[Refused]], None],
@@ -52,6 +55,8 @@ class Settler:
         self._broker = broker
         self._backend = backend
         self._counters = counters
+        self._outages = outages
+        self._store_outages = store_outages
         self._together = together  # results ride with their acks
         self._logged = logged
         self._refused = refused
@@ -114,12 +119,11 @@ class Settler:
                 await self._settle_gathered()
             except BrokerError as error:
                 failures += 1
-                self._note_failure(failures, error)
+                self._note_failure(error)
                 self._gathered.set()
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
                 continue
-            if failures:
-                log.info("acknowledging results again", extra={"after_failures": failures})
+            self._outages.worked(PART)
             failures, self.problem = 0, ""
             if not self.pending and not self._uniques:
                 self._idle.set()
@@ -131,7 +135,7 @@ class Settler:
             # From here to the slice nothing is awaited: what a verdict depends on was stored above.
             if not self._waiting:
                 break
-            batch = self._waiting[: 1 if self._singly else _fitting(self._waiting)]
+            batch = self._waiting[: 1 if self._singly else BATCH_MAX]
             await self._logged()
             sent = await self._with_results_stored(batch)
             settled = await self._settle(sent)
@@ -145,7 +149,7 @@ class Settler:
             if settled.conflicts:
                 self._counters.conflicts += len(settled.conflicts)
                 log.warning(
-                    "finished after the lease had ended: not applied, another worker has these messages",
+                    "finished after the claim had ended: outcome dropped; the message is redelivered",
                     extra={"count": len(settled.conflicts)},
                 )
             self._refused(settled.refused)
@@ -176,8 +180,10 @@ class Settler:
 
     def _keep_unknown(self, batch: Sequence[Verdict], settled: Settled) -> None:
         """The data was replaced, and nobody but this worker knows these: what they brought is kept."""
+        if not self._messages and not settled.unknown:
+            return
         for verdict in batch:
-            message = self._messages.pop(verdict.tag, None) if self._messages else None
+            message = self._messages.pop(verdict.tag, None)
             if verdict.tag not in settled.unknown:
                 continue
             match verdict:
@@ -199,12 +205,14 @@ class Settler:
     async def _with_results_stored(self, batch: list[Verdict]) -> list[Verdict]:
         if self._together:
             return batch
-        results = [
-            result for verdict in batch if isinstance(verdict, Ack | Bury) for result in verdict.results
-        ]
-        if not results:
+        bringing = [verdict for verdict in batch if isinstance(verdict, Ack | Bury) and verdict.results]
+        if not bringing:
             return batch
-        await self._store(results)
+        # A run whose claim has ended is repeated elsewhere: its result must not stand in for that one's.
+        ended = await self._broker.ended([verdict.tag for verdict in bringing])
+        results = [result for verdict in bringing if verdict.tag not in ended for result in verdict.results]
+        if results:
+            await self._store(results)
         return [
             msgspec.structs.replace(verdict, results=()) if isinstance(verdict, Ack | Bury) else verdict
             for verdict in batch
@@ -215,6 +223,7 @@ class Settler:
             more = await await_guarded(asyncio.to_thread, self._chords[0])
             if isinstance(more, Raised):
                 if isinstance(more.error, BrokerUnavailable):
+                    self._store_outages.failed(PART, more.error)
                     raise more.error
                 log.error("cannot count a task in its chord", exc_info=more.error)
             else:
@@ -236,6 +245,10 @@ class Settler:
             await asyncio.to_thread(self._backend.store, results)
         except BrokerRefused as error:
             self._refused([Refused(results[place], str(error)) for place in _places(error, results)])
+        except BrokerError as error:
+            self._store_outages.failed(PART, error)
+            raise
+        self._store_outages.worked(PART)
 
     async def _publish(self, messages: Sequence[Outgoing]) -> None:
         try:
@@ -259,24 +272,10 @@ class Settler:
         self._idle.clear()
         self._gathered.set()
 
-    def _note_failure(self, failures: int, error: BrokerError) -> None:
+    def _note_failure(self, error: BrokerError) -> None:
         self.problem = f"results cannot be acknowledged: {error}"
-        if failures == 1:
-            log.error("cannot acknowledge results; will retry", extra={"why": str(error)})
-
-
-def _fitting(verdicts: Sequence[Verdict]) -> int:
-    """How many of them go to the broker together: by number, and by what they carry."""
-    size_bytes = 0
-    for count, verdict in enumerate(verdicts[:BATCH_MAX]):
-        if isinstance(verdict, Ack | Bury):
-            for result in verdict.results:
-                size_bytes += len(result.payload)
-            for follow_up in verdict.follow_ups:
-                size_bytes += len(follow_up.message.body)
-            if size_bytes > BATCH_MAX_BYTES and count:
-                return count
-    return min(len(verdicts), BATCH_MAX)
+        if not self._store_outages.problem:
+            self._outages.failed(PART, error)
 
 
 def _places(error: BrokerRefused, parts: Sequence[object]) -> Sequence[int]:

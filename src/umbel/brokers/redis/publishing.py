@@ -42,7 +42,7 @@ def portions(parts: Sequence[Outgoing | StoredResult], count_max: int) -> Iterat
 
 
 def check_weight(batch: Sequence[Outgoing]) -> None:
-    weight = sum(map(weight_of, batch))
+    weight = sum([len(one.message.body) + len(one.message.headers) for one in batch])
     if weight > BATCH_BYTES_MAX:
         queues = ", ".join(sorted({repr(one.queue) for one in batch})[:3])
         raise BrokerRefused(
@@ -61,7 +61,8 @@ def publication(
     is pushed in a transaction after one that only asks.
     """
     check_weight(batch)
-    is_plain = len({(one.queue, step_of(one.message.priority)) for one in batch}) == 1
+    places = {(one.queue, one.message.priority) for one in batch}
+    is_plain = len({(queue, step_of(priority)) for queue, priority in places}) == 1
     if is_plain and not any(one.not_before and one.queue in here for one in batch):
         return [], push(keys, batch)
     if len(batch) <= ARGUMENTS_MAX:
@@ -85,7 +86,7 @@ def push(keys: Keys, batch: Sequence[Outgoing]) -> list[Command]:
         if place is None:
             place = lists.setdefault(keys.list_of(queue, message.priority), [])
             places[queue, message.priority] = place
-        place.append(seal(message, queue, tag, outgoing.not_before))
+        place.append(seal(message, queue, tag, outgoing.not_before, redelivered=outgoing.redelivered))
     commands: list[Command] = [
         ("LPUSH", key, *envelopes[first : first + ARGUMENTS_MAX])
         for key, envelopes in lists.items()
@@ -106,7 +107,8 @@ def parkable(keys: Keys, batch: Iterable[Outgoing], here: Container[str]) -> lis
         queue, due = outgoing.queue, outgoing.not_before
         key = keys.list_of(queue, outgoing.message.priority)
         is_parked = due and queue in here
-        envelope = seal(outgoing.message, queue, tag, 0.0 if is_parked else due)
+        not_before = 0.0 if is_parked else due
+        envelope = seal(outgoing.message, queue, tag, not_before, redelivered=outgoing.redelivered)
         args += (key, f"{due if is_parked else 0.0:.6f}", f"{tag}:p:{key}", envelope)
     return args
 

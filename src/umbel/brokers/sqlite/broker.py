@@ -21,9 +21,11 @@ from umbel.brokers.interface import (
     Return,
     Settled,
     Subscription,
+    Tag,
     Verdict,
     judge_mark,
 )
+from umbel.brokers.links import unheard
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.coordination_client import SqliteCoordination
 from umbel.brokers.sqlite.store import Store
@@ -31,6 +33,7 @@ from umbel.brokers.sqlite.subscription import SqliteSubscription
 from umbel.brokers.sqlite.thread import StoreThread
 from umbel.brokers.sqlite.wakeup import AsyncBell
 from umbel.errors import BrokerError
+from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
 
@@ -52,6 +55,7 @@ KEEP_ALIVES_PER_LEASE = 3
 class SqliteBroker:
     def __init__(self, settings: BrokerSettings) -> None:
         self.on_replaced: Callable[[Replaced], None] = lambda _: None
+        self.on_link: Callable[[LinkChange], None] = unheard  # a file has no link that could be lost
         self._settings = settings
         self._store = Store(settings)
         self._cluster = ClusterStore(self._store)
@@ -83,6 +87,9 @@ class SqliteBroker:
         self._store.on_replaced = tell
         await self._thread.call(self._store.open)
         self._messages_bell, self._topics_bell = AsyncBell(), AsyncBell()
+
+    async def reconnect(self) -> None:
+        """Nothing to do: each operation opens the file that is there."""
 
     async def close(self) -> None:
         for bell in (self._messages_bell, self._topics_bell):
@@ -127,6 +134,9 @@ class SqliteBroker:
 
     async def forget_owner(self, owner: str) -> int:
         return await self._thread.call(self._store.forget_owner, owner)
+
+    async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        return await self._thread.call(self._store.ended, tags)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         return await self._thread.call(self._store.settle, verdicts)

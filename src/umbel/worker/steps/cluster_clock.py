@@ -98,7 +98,7 @@ class ClusterClock(Step):
         if judged.offset_s and not before.offset_s:
             wrong_s = round(-judged.offset_s, 1)
             log.warning("wall clock is wrong; using the cluster's time", extra=fields | {"ahead_s": wrong_s})
-            self._tasks.reread_revokes()  # some may have been taken for expired
+            self._tasks.revokes.read_again()  # some may have been taken for expired
         elif before.offset_s and not judged.offset_s:
             log.info("the wall clock is right again", extra=fields)
 
