@@ -19,7 +19,7 @@ from tests.brokers.contract_unique import UniqueContract
 from tests.brokers.contract_verdicts import OwnershipContract, VerdictsContract
 
 
-class BrokerContract(
+class LoopContract(
     MessagesContract,
     OwnershipContract,
     VerdictsContract,
@@ -31,6 +31,9 @@ class BrokerContract(
     MarksContract,
     UniqueContract,
     ControlContract,
-    ProcessesContract,
 ):
+    """Every promise that is kept on one event loop."""
+
+
+class BrokerContract(LoopContract, ProcessesContract):
     """Every promise."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from os import getpid
-from time import time
 from typing import Any, Protocol
 
 import msgspec
@@ -25,6 +24,7 @@ from umbel.app.send_options import SendOptions, check_options
 from umbel.app.settings import Settings
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
+from umbel.clock import cluster_now
 from umbel.errors import TooLarge
 from umbel.wire.instant import LATEST_S
 from umbel.wire.limits import HEADER_TEXT_MAX_CHARS, TASK_MAX_CHARS
@@ -317,7 +317,7 @@ def instant(value: datetime | str | float) -> float:
 
 def _due(options: SendOptions) -> tuple[float, str | None]:
     if "countdown" in options and options["countdown"] is not None:
-        due = time() + options["countdown"]
+        due = cluster_now() + options["countdown"]
     elif options.get("eta") is not None:
         due = instant(options["eta"])
     else:
@@ -329,7 +329,7 @@ def _expiry(options: SendOptions) -> tuple[str | None, int | None]:
     expires = options.get("expires")
     if expires is None:
         return None, None
-    now = time()
+    now = cluster_now()
     # A number is "seconds from now", as Celery has it; a moment is a moment.
     at = now + expires if isinstance(expires, int | float) else instant(expires)
     return format_instant(at), max(0, int((at - now) * 1000))

@@ -58,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     worker_concurrency: int | None = None  # None: the number of cores
     worker_pool: Literal["prefork", "solo", "threads", "asyncio", "gevent"] = "prefork"
+    worker_loop: Literal["auto", "asyncio", "uvloop"] = "auto"  # auto: uvloop's where it is installed
     worker_gevent_children: int = 1  # processes that share the greenlets
     worker_queues: tuple[str, ...] = ()  # (): the default queue
     worker_prefetch_max: int = 1000

@@ -42,6 +42,7 @@ HELP: Mapping[str, str] = {
     "result_extended": "store name, arguments, worker, retries and queue with them",
     "worker_concurrency": "how many tasks at once; 100 by default in green pools",
     "worker_pool": "or `asyncio`, `gevent`, `threads`, `solo`: see [pools](pools.md)",
+    "worker_loop": "the event loop of a worker; `auto`: uvloop's where it is installed",
     "worker_gevent_children": "how many processes share the greenlets of the `gevent` pool",
     "worker_queues": "what to consume",
     "worker_prefetch_max": "messages that a worker holds at most, running and waiting",

@@ -22,6 +22,7 @@ from umbel.app.follow_ups import after_failure, after_success, keeps_result, ste
 from umbel.app.publishing import patiently
 from umbel.app.request import Request, Running, request_of
 from umbel.app.tracebacks import traceback_text
+from umbel.clock import cluster_now, correct
 from umbel.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -94,6 +95,8 @@ class Tracer:
 
     def _open(self, job: Job) -> "_Opened | Outcome":
         """The call and everything that is known about it; or how a message ends that is none."""
+        if not self._is_eager:
+            correct(job.clock_offset_s)
         run = _Run(self._app, job)
         try:
             call = decode_task(job.message, accept=self._app.settings.accept_content)
@@ -220,7 +223,7 @@ class _Run:
                 )
                 spent.__cause__ = error
                 return self.failed(task, call, request, error.exc or spent)
-            due = time() + policy.wait_s(request.retries, random())
+            due = cluster_now() + policy.wait_s(request.retries, random())
             return self._retried(task, call, request, error, due)
         if isinstance(error, WorkerStopping):
             return self._outcome("requeued", summary="the worker stops")
@@ -236,7 +239,7 @@ class _Run:
             said = leaving(reason)
             return replace(ended, kind="rejected", summary=said) if ended.kind == "failure" else ended
         if isinstance(error, task.options.autoretry_for) and not policy.exhausted(request.retries):
-            due = time() + policy.wait_s(request.retries, random())
+            due = cluster_now() + policy.wait_s(request.retries, random())
             return self._retried(task, call, request, error, due)
         return self.failed(task, call, request, error)
 

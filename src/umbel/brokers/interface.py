@@ -326,6 +326,10 @@ class Broker(Linked, Protocol):
         """Record that these tasks must not start; RevokesFull when the record is at its limit."""
         ...
 
+    async def store_time(self) -> float | None:
+        """Unix time by the store's own clock; None where it has none that all nodes share."""
+        ...
+
     async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
         """Let `probe` find this run of the node for as long; on RabbitMQ its mailbox does that."""
         ...

@@ -6,9 +6,9 @@ before its task runs, acknowledged early or counted as started.
 
 from collections.abc import Sequence
 from itertools import count
-from time import time
 
 from umbel.brokers.interface import Ack, Delivery, Return, Started, Verdict
+from umbel.clock import cluster_now
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
 from umbel.pools.guard import each_guarded
 from umbel.protocol.delivery import Desk, Park, Refuse
@@ -45,7 +45,7 @@ class Admission:
         self._numbers = count(1)
 
     async def admit(self, deliveries: Sequence[Delivery]) -> list[Held]:
-        now = time()
+        now = cluster_now()
         judged = each_guarded(lambda one: self._judge(one, now), deliveries, self._endings.bury_faulty)
         return await self._settled_first([held for held in judged if held is not None])
 

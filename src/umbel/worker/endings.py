@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from umbel.backends.registry import sends_results
 from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return
+from umbel.clock import cluster_now
 from umbel.errors import (
     BadMessage,
     BrokerRefused,
@@ -162,7 +163,7 @@ class Endings:
         if outcome.kind == "requeued":
             self._settler.report((), outcome.follow_ups)
             pause_s = 0.0 if self._shutdown.is_stopping else REQUEUE_PAUSE_S
-            self.give_back(held, ran=True, not_before=time() + pause_s)
+            self.give_back(held, ran=True, not_before=cluster_now() + pause_s)
         elif held.run.rules.acks_early:
             self._settler.report(results, outcome.follow_ups)
         elif outcome.kind == "rejected":

@@ -16,7 +16,6 @@ and a message without an id is never counted.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import time
 from typing import assert_never
 
 from umbel.brokers.amqp import outbox, topology
@@ -27,6 +26,7 @@ from umbel.brokers.amqp.records import Start, encode_record
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.interface import Ack, Bury, Refused, Return, Started, Tag, Verdict
 from umbel.brokers.refusals import log_refused
+from umbel.clock import cluster_now
 from umbel.errors import WireError
 from umbel.wire.message import Outgoing, StoredResult
 
@@ -137,7 +137,7 @@ async def send_or_bury(session: Session, posts: Sequence[Post], messages: Sequen
     refused = await session.try_send(posts)
     parts = [Refused(messages[place], why) for place, why in refused.items()]
     log_refused(parts)
-    await bury(session, parts, time())
+    await bury(session, parts, cluster_now())
 
 
 async def bury(session: Session, refused: Sequence[Refused], now: float) -> list[bool]:

@@ -230,6 +230,10 @@ class RedisBroker:
         finally:
             await subscription.leave()
 
+    async def store_time(self) -> float:
+        seconds, microseconds = await self._link.call("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
     async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
         await self._link.call("SET", self._keys.mark(node), incarnation, "PX", max(1, round(ttl_s * 1000)))
 

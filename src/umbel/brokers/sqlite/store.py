@@ -292,7 +292,7 @@ class Store:
         if meta.text(db, meta.BOOT_ID) != self.clock.boot_id:
             meta.put(db, meta.BOOT_ID, self.clock.boot_id)
             claims.return_lost(db, float("inf"))
-            for table in ("waiters", "subscriptions", "marks"):
+            for table in ("waiters", "subscriptions", "marks", "broadcasts"):
                 db.execute(f"DELETE FROM {table}")
             for table in ("elections", "leases"):
                 db.execute(f"UPDATE {table} SET expires_at = 0")

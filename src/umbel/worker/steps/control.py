@@ -67,13 +67,20 @@ class Control(Step):
         timeout_s: float = 1.0,
         limit: int | None = None,
         unless: str = "",
+        expires: bool = True,
     ) -> Answers:
         """Ask other nodes, on this worker's own connection; possible once the broker is open.
 
         The replies, by node, hold our own too where the request reached us. Raises BrokerError.
         """
         return await self._asker.ask(
-            method, arguments, destination=destination, timeout_s=timeout_s, limit=limit, unless=unless
+            method,
+            arguments,
+            destination=destination,
+            timeout_s=timeout_s,
+            limit=limit,
+            unless=unless,
+            expires=expires,
         )
 
     async def tell(
