@@ -246,7 +246,8 @@ class _Run:
         cause = error.exc or error if isinstance(error, Retry) else error
         follow_up = error.again if isinstance(error, Retry) else None
         if follow_up is None:
-            follow_up = next_attempt(self._job.message, call, request, due=due, queue=self._job.queue)
+            keyring, queue = self._app.settings.keyring, self._job.queue
+            follow_up = next_attempt(self._job.message, call, request, due=due, queue=queue, keyring=keyring)
         text = self._text(cause)
         if self._app.signals.task_retry:
             self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)

@@ -48,7 +48,7 @@ def make_worker(
     """A worker for the app. Must be called on the event loop it will run on."""
     app = found.app
     name = node_name(node)
-    broker = open_broker(settings.for_broker())
+    broker = open_broker(replace(settings.for_broker(), remembers_signatures=settings.keyring is not None))
     backend = open_backend(settings.backend, settings.for_broker())
     tasks = task_rules(app, settings)
     logs = ChildLogs(loglevel, logfile, log_json)
@@ -63,6 +63,8 @@ def make_worker(
         prefetch_max=settings.worker_prefetch_max,
         max_deliveries=settings.task_max_deliveries,
         message_max_bytes=settings.message_max_bytes,
+        signing_window_s=settings.signing_window_s,
+        accept_unsigned=settings.accept_unsigned,
         heartbeat_interval_s=settings.heartbeat_interval_s,
         without_heartbeat=settings.without_heartbeat,
         without_mingle=settings.without_mingle,

@@ -1,7 +1,7 @@
 """Admission: which delivered messages may run here now; for all others the verdict is on its way.
 
-The shell around `protocol/delivery.py`. A message is opened, judged, and, where it must be known
-before its task runs, acknowledged early or counted as started.
+The shell around `protocol/delivery.py`. A message is verified where there are keys, opened, judged, and,
+where it must be known before its task runs, acknowledged early or counted as started.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from umbel.worker.held import Held, arrival_of
 from umbel.worker.scheduled import Scheduled
 from umbel.worker.settling import Settler
 from umbel.worker.task_events import TaskEvents
+from umbel.worker.verification import Verification
 
 
 class Admission:
@@ -43,9 +44,13 @@ class Admission:
         self._endings = endings
         self._events = events
         self._numbers = count(1)
+        keyring = context.broker.keyring
+        self._verification = None if keyring is None else Verification(keyring, context, settler, endings)
 
     async def admit(self, deliveries: Sequence[Delivery]) -> list[Held]:
         now = time()
+        if self._verification is not None:
+            deliveries = await self._verification.genuine(deliveries, now)
         admitted: list[Held] = []
         for delivery in deliveries:
             judged = call_guarded(self._judge, delivery, now)

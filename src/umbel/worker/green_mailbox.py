@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from time import time
 from typing import Any
 
 from umbel.brokers.interface import Broker
@@ -42,6 +43,7 @@ class GreenMailbox:
         state: ControlState,
         *,
         refusal_of: Callable[[str], str],
+        changes: Callable[[str], bool],
         members: Callable[[], Sequence[Known]],
     ) -> None:
         self._node = node
@@ -52,7 +54,7 @@ class GreenMailbox:
         self._known: Sequence[Known] = ()
         self._main = asyncio.get_running_loop()
         self._clock = clock
-        self.mailbox = Mailbox(node, self, refusal_of=refusal_of)
+        self.mailbox = Mailbox(node, self, refusal_of=refusal_of, changes=changes, since=time())
         self._shell: MailboxShell | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shutdown: asyncio.Event | None = None

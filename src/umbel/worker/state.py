@@ -60,6 +60,7 @@ class WorkerState:
         self.mingle: Mingle | None = None  # likewise
         self.replies_dropped: Callable[[], int] = lambda: 0
         self.requests_unreadable: Callable[[], int] = lambda: 0
+        self.requests_distrusted: Callable[[], int] = lambda: 0
         self.gossip: Gossip | None = None
         self.autoscaler: Autoscaler | None = None
 
@@ -201,6 +202,7 @@ class WorkerState:
                     "events": self.gossip.undecodable if self.gossip else 0,
                     "requests": self.requests_unreadable(),
                 },
+                "requests_distrusted": self.requests_distrusted(),
                 "grants_unproven": self._context.broker.coordination.unproven,
                 "stopping": self._context.shutdown.describe(asyncio.get_running_loop().time()),
             },

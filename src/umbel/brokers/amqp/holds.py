@@ -20,7 +20,7 @@ from umbel.brokers.amqp.link import Channel, Link, open_link
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.session import Session
-from umbel.brokers.interface import Evidence
+from umbel.brokers.evidence import Evidence
 from umbel.errors import BrokerUnavailable
 
 HEARTBEATS_S = (1, 2, 4, 8, 16, 32, 60)

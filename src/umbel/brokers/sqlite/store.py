@@ -19,6 +19,8 @@ from umbel.brokers.interface import (
     Refused,
     Replaced,
     Settled,
+    Spend,
+    Tag,
     Verdict,
 )
 from umbel.brokers.sqlite import (
@@ -29,6 +31,7 @@ from umbel.brokers.sqlite import (
     refusals,
     results,
     revokes,
+    signatures,
     verdicts,
     waiters,
 )
@@ -163,6 +166,12 @@ class Store:
         self.poke(awake)
         return count
 
+    def spend(self, batch: Sequence[Spend]) -> frozenset[Tag]:
+        with self.database.write() as db:
+            copies = signatures.spend(db, batch)
+        self._holding.marks |= {one.tag: one.mark for one in batch if one.tag not in copies}
+        return copies
+
     def settle(self, batch: Sequence[Verdict]) -> Settled:
         try:
             return self._settle(batch, part_by_part=False)
@@ -175,6 +184,8 @@ class Store:
             now_s = self.clock.wall_s()
             judged = verdicts.judge(batch, verdicts.standing_claims(db, batch))
             grown = verdicts.apply(db, judged, now_s)
+            if self._holding.marks:
+                signatures.end(db, self._holding.marks_ended(batch, judged.conflicts))
             if part_by_part:
                 refused = self._put_results(db, judged.results, now_s)
                 sent, unsent = messages.insert_or_bury(db, judged.follow_ups, now_s)
@@ -252,7 +263,8 @@ class Store:
 
     def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
         with self.database.write(durable=True) as db:
-            count, queues = dead_letters.requeue(db, letter_ids, self.clock.wall_s())
+            keyring = self.settings.keyring
+            count, queues = dead_letters.requeue(db, letter_ids, self.clock.wall_s(), keyring)
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self.poke(awake)
         return count

@@ -8,6 +8,7 @@ its own. The step stops after the tasks have: a worker that drains still answers
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from time import time
 from typing import Any
 
 from umbel.control.client import Asker
@@ -40,7 +41,9 @@ class Control(Step):
         self.panel: Panel = builtin_panel()
         self.panel.include(context.settings.control_commands)
         self.members: Callable[[], Sequence[Known]] = tuple  # set by whoever knows the members
-        self.mailbox = Mailbox(self._node, clock, refusal_of=self._refusal_of)
+        self.mailbox = Mailbox(
+            self._node, clock, refusal_of=self._refusal_of, changes=self._changes, since=time()
+        )
         self._shell: MailboxShell | None = None
         self._green: GreenMailbox | None = None
         self._asker = Asker(context.broker)
@@ -124,6 +127,7 @@ class Control(Step):
             self.panel,
             self._state,
             refusal_of=self._refusal_of,
+            changes=self._changes,
             members=self._known,
         )
         self.mailbox = green.mailbox
@@ -136,6 +140,10 @@ class Control(Step):
 
     def _refusal_of(self, method: str) -> str:
         return refusal(self.panel, method, self._context.settings.control_allow)
+
+    def _changes(self, method: str) -> bool:
+        command = self.panel.find(method)
+        return command is not None and command.changes
 
     # -- commands, on the worker's loop --------------------------------------------------------------
 
