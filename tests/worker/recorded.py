@@ -60,6 +60,7 @@ class SettlingBroker:
     conflicts: frozenset[int | str] = frozenset()
     error: Exception | None = None
     capabilities: Any = field(default_factory=lambda: SimpleNamespace(unique=True))
+    keyring: Any = None
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         if self.error is not None:

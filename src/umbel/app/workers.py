@@ -46,8 +46,7 @@ def make_worker(
     log_json: bool = False,
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
-    app = found.app
-    name = node_name(node)
+    app, name = found.app, node_name(node)
     broker = open_broker(replace(settings.for_broker(), remembers_signatures=settings.keyring is not None))
     backend = open_backend(settings.backend, settings.for_broker())
     tasks = task_rules(app, settings)
