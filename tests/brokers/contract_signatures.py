@@ -94,12 +94,22 @@ class SignaturesContract:
     def test_of_two_that_use_a_signature_at_once_one_has_it(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open(**STRICT) as broker, under_test.open(**STRICT) as peer:
-                await broker.publish(outgoing(*["a"] * 40))
                 for number in range(20):
+                    await broker.publish(outgoing("a", "a"))
                     mine, theirs = await take_one(broker), await take_one(peer, owner=PEER)
                     mark = f"{number:032}"
                     both = await asyncio.gather(is_copy(broker, mine, mark), is_copy(peer, theirs, mark))
                     assert sorted(both) == [False, True]
+                    # The end of a copy ends nothing else: what comes back from its first user is no copy.
+                    (winner, first), (loser, second) = sorted(
+                        [((broker, mine), both[0]), ((peer, theirs), both[1])], key=lambda one: one[1]
+                    )
+                    assert (first, second) == (False, True)
+                    await settle_all(loser[0], Bury(loser[1].tag, "copy"))
+                    await settle_all(winner[0], Return(winner[1].tag))
+                    again = await take_one(winner[0], owner=OWNER if winner[0] is broker else PEER)
+                    assert not await is_copy(winner[0], again, mark)
+                    await settle_all(winner[0], Ack(again.tag))
 
         run(scenario())
 

@@ -129,6 +129,7 @@ class SignaturesView:
     """Who was the first to use each signature. Past USED_MAX the oldest is forgotten."""
 
     def __init__(self) -> None:
+        self.attempts: dict[str, dict[str, bool]] = {}  # by user, while its entries are read: who was first
         self._used: dict[str, Use] = {}
 
     def apply(self, offset: int, body: bytes) -> None:
@@ -136,6 +137,8 @@ class SignaturesView:
         if use is None:
             return
         known = self._used.get(use.mark)
+        if (attempt := self.attempts.get(use.user)) is not None:
+            attempt[use.mark] = known is None
         if use.user == FREE:
             if known is not None and known.user != ENDED:
                 del self._used[use.mark]

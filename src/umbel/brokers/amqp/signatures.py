@@ -12,15 +12,20 @@ The end is written when all that the message brought is confirmed, and before it
 that dies in between leaves a message behind that has ended; it is then refused as a copy.
 """
 
-from collections.abc import Collection, Sequence
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
 from uuid import uuid4
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.claims import Claimed
+from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S
 from umbel.brokers.amqp.outbox import Post, entry
 from umbel.brokers.amqp.records import ENDED, FREE, Use, encode_record
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.interface import Ack, Bury, Spend, Tag, Verdict
+from umbel.errors import BrokerUnavailable
+
+LOOK_AGAIN_S = 0.005
 
 
 async def spend(session: Session, signatures: Sequence[Spend]) -> frozenset[Tag]:
@@ -35,14 +40,33 @@ async def spend(session: Session, signatures: Sequence[Spend]) -> frozenset[Tag]
         if one.mark in tried or user == ENDED or (user is not None and not claimed.is_again):
             copies.add(one.tag)
             continue
-        claimed.mark = one.mark
         if user is None:
             tried[one.mark] = one.tag
     expiries = {one.mark: one.expires_at for one in signatures}
-    await session.publisher.send([_post(Use(mark, attempt, expiries[mark])) for mark in tried])
-    if tried:
-        await session.catch_up()
-    return frozenset(copies | {tag for mark, tag in tried.items() if view.user(mark) != attempt})
+    first = await _try(session, [Use(mark, attempt, expiries[mark]) for mark in tried]) if tried else {}
+    copies |= {tag for mark, tag in tried.items() if not first[mark]}
+    for one in signatures:
+        if one.tag not in copies and (claimed := standing.get(one.tag)) is not None:
+            claimed.mark = one.mark  # the end of a copy ends nothing else
+    return frozenset(copies)
+
+
+async def _try(session: Session, uses: Sequence[Use]) -> Mapping[str, bool]:
+    """Write that these are used, and read on until it is known of each whether that came first."""
+    attempts = session.views.signatures.attempts
+    first = attempts[uses[0].user] = dict[str, bool]()
+    try:
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
+            await session.publisher.send([_post(use) for use in uses])
+            await session.catch_up()
+            while len(first) < len(uses):  # it is confirmed, and on its way
+                await asyncio.sleep(LOOK_AGAIN_S)
+                await session.catch_up()
+    except TimeoutError:
+        raise BrokerUnavailable("RabbitMQ does not show the signatures that were written to it") from None
+    finally:
+        del attempts[uses[0].user]
+    return first
 
 
 async def end(session: Session, verdicts: Sequence[Verdict], finished: Collection[Tag]) -> None:
