@@ -49,32 +49,32 @@ ARRIVAL = Arrival("plain", "t")
     ("arrival", "decision"),
     [
         (ARRIVAL, Run(PLAIN)),
-        (replace(ARRIVAL, task="early"), Run(EARLY)),
+        (ARRIVAL._replace(task="early"), Run(EARLY)),
         # A task with a limit runs with nothing behind it: killing it must hit nobody else.
-        (replace(ARRIVAL, task="hard"), Run(LIMITED, alone=True)),
-        (replace(ARRIVAL, task="soft"), Run(RULES["soft"], alone=True)),
-        (replace(ARRIVAL, task="no.such"), Refuse(Refusal.UNKNOWN)),
-        (replace(ARRIVAL, expires_at=NOW - 1), Refuse(Refusal.EXPIRED)),
-        (replace(ARRIVAL, expires_at=NOW), Run(PLAIN)),
-        (replace(ARRIVAL, expires_at=NOW + 1), Run(PLAIN)),
-        (replace(ARRIVAL, due=NOW + 60), Park(NOW + 60)),
-        (replace(ARRIVAL, due=NOW), Run(PLAIN)),
-        (replace(ARRIVAL, due=NOW + DUE_SLACK_S / 2), Run(PLAIN)),
-        (replace(ARRIVAL, due=NOW + DUE_SLACK_S), Run(PLAIN)),
-        (replace(ARRIVAL, due=NOW + 0.5), Park(NOW + 0.5)),
-        (replace(ARRIVAL, starts=2), Run(PLAIN)),
-        (replace(ARRIVAL, starts=3), Refuse(Refusal.POISONOUS)),
-        (replace(ARRIVAL, starts=9), Refuse(Refusal.POISONOUS)),
+        (ARRIVAL._replace(task="hard"), Run(LIMITED, alone=True)),
+        (ARRIVAL._replace(task="soft"), Run(RULES["soft"], alone=True)),
+        (ARRIVAL._replace(task="no.such"), Refuse(Refusal.UNKNOWN)),
+        (ARRIVAL._replace(expires_at=NOW - 1), Refuse(Refusal.EXPIRED)),
+        (ARRIVAL._replace(expires_at=NOW), Run(PLAIN)),
+        (ARRIVAL._replace(expires_at=NOW + 1), Run(PLAIN)),
+        (ARRIVAL._replace(due=NOW + 60), Park(NOW + 60)),
+        (ARRIVAL._replace(due=NOW), Run(PLAIN)),
+        (ARRIVAL._replace(due=NOW + DUE_SLACK_S / 2), Run(PLAIN)),
+        (ARRIVAL._replace(due=NOW + DUE_SLACK_S), Run(PLAIN)),
+        (ARRIVAL._replace(due=NOW + 0.5), Park(NOW + 0.5)),
+        (ARRIVAL._replace(starts=2), Run(PLAIN)),
+        (ARRIVAL._replace(starts=3), Refuse(Refusal.POISONOUS)),
+        (ARRIVAL._replace(starts=9), Refuse(Refusal.POISONOUS)),
         # Its former worker died: nobody knows whether it ran, so it runs alone and counted.
-        (replace(ARRIVAL, redelivered=True), Run(PLAIN, alone=True, count_start=True)),
-        (replace(ARRIVAL, redelivered=True, starts=2), Run(PLAIN, alone=True, count_start=True)),
-        (replace(ARRIVAL, redelivered=True, starts=3), Refuse(Refusal.POISONOUS)),
-        (replace(ARRIVAL, redelivered=True, due=NOW + 60), Park(NOW + 60)),
+        (ARRIVAL._replace(redelivered=True), Run(PLAIN, alone=True, count_start=True)),
+        (ARRIVAL._replace(redelivered=True, starts=2), Run(PLAIN, alone=True, count_start=True)),
+        (ARRIVAL._replace(redelivered=True, starts=3), Refuse(Refusal.POISONOUS)),
+        (ARRIVAL._replace(redelivered=True, due=NOW + 60), Park(NOW + 60)),
         # Which reason comes first where there are several.
-        (replace(ARRIVAL, task="no.such", expires_at=NOW - 1), Refuse(Refusal.UNKNOWN)),
-        (replace(ARRIVAL, expires_at=NOW - 1, starts=3), Refuse(Refusal.EXPIRED)),
-        (replace(ARRIVAL, starts=3, due=NOW + 60), Refuse(Refusal.POISONOUS)),
-        (replace(ARRIVAL, expires_at=NOW + 1, due=NOW + 60), Park(NOW + 60)),
+        (ARRIVAL._replace(task="no.such", expires_at=NOW - 1), Refuse(Refusal.UNKNOWN)),
+        (ARRIVAL._replace(expires_at=NOW - 1, starts=3), Refuse(Refusal.EXPIRED)),
+        (ARRIVAL._replace(starts=3, due=NOW + 60), Refuse(Refusal.POISONOUS)),
+        (ARRIVAL._replace(expires_at=NOW + 1, due=NOW + 60), Park(NOW + 60)),
     ],
 )
 def test_a_message_is_judged(arrival: Arrival, decision: Decision) -> None:
@@ -85,10 +85,10 @@ def test_a_message_is_judged(arrival: Arrival, decision: Decision) -> None:
     "arrival",
     [
         ARRIVAL,
-        replace(ARRIVAL, task="no.such"),
-        replace(ARRIVAL, due=NOW + 60),
-        replace(ARRIVAL, starts=3),
-        replace(ARRIVAL, redelivered=True),
+        ARRIVAL._replace(task="no.such"),
+        ARRIVAL._replace(due=NOW + 60),
+        ARRIVAL._replace(starts=3),
+        ARRIVAL._replace(redelivered=True),
     ],
 )
 def test_a_revoked_message_is_refused_whatever_else_it_is(arrival: Arrival) -> None:
@@ -98,9 +98,9 @@ def test_a_revoked_message_is_refused_whatever_else_it_is(arrival: Arrival) -> N
 def test_a_task_with_a_revoked_stamp_does_not_run() -> None:
     revoked = RevokedTasks()
     revoked.add_header("customer=7", NOW + 1000)
-    stamped = replace(ARRIVAL, stamps={"customer": ["7", "8"]})
+    stamped = ARRIVAL._replace(stamps={"customer": ["7", "8"]})
     assert admit(stamped, revoked=revoked) == Refuse(Refusal.REVOKED)
-    assert admit(replace(stamped, stamps={"customer": "9"}), revoked=revoked) == Run(PLAIN)
+    assert admit(stamped._replace(stamps={"customer": "9"}), revoked=revoked) == Run(PLAIN)
 
 
 def test_why_a_message_was_refused_is_a_word_that_people_read() -> None:
@@ -113,7 +113,7 @@ def test_why_a_message_was_refused_is_a_word_that_people_read() -> None:
 @pytest.mark.parametrize(("starts", "poisonous"), [(0, False), (1, False), (2, True), (3, True)])
 def test_a_message_whose_process_died_has_three_chances(starts: int, poisonous: bool) -> None:
     desk = Desk(RULES, max_deliveries=3)
-    assert desk.is_poisonous_after(replace(ARRIVAL, starts=starts)) is poisonous
+    assert desk.is_poisonous_after(ARRIVAL._replace(starts=starts)) is poisonous
 
 
 def test_a_message_that_kills_its_process_each_time_starts_exactly_three_times() -> None:
@@ -122,7 +122,7 @@ def test_a_message_that_kills_its_process_each_time_starts_exactly_three_times()
     for start in (1, 2, 3):
         assert isinstance(desk.admit(arrival, NOTHING, NOW), Run)
         assert desk.is_poisonous_after(arrival) is (start == 3)
-        arrival = replace(arrival, starts=start)
+        arrival = arrival._replace(starts=start)
     assert desk.admit(arrival, NOTHING, NOW) == Refuse(Refusal.POISONOUS)
 
 
@@ -131,7 +131,7 @@ def test_a_message_that_kills_its_worker_each_time_is_stopped_one_delivery_later
     starts = 0
     ran = 1  # the first time nobody suspects it and nothing is counted
     while isinstance(
-        decision := desk.admit(replace(ARRIVAL, starts=starts, redelivered=True), NOTHING, NOW), Run
+        decision := desk.admit(ARRIVAL._replace(starts=starts, redelivered=True), NOTHING, NOW), Run
     ):
         assert decision.count_start
         starts += 1
@@ -200,8 +200,8 @@ def test_one_tasks_rate_is_not_anothers() -> None:
 
 def test_a_task_that_is_not_due_or_refused_pays_nothing() -> None:
     desk = Desk(RULES, max_deliveries=3)
-    desk.admit(replace(rated(0), due=NOW + 60), NOTHING, NOW)
-    desk.admit(replace(rated(1), starts=3), NOTHING, NOW)
+    desk.admit(rated(0)._replace(due=NOW + 60), NOTHING, NOW)
+    desk.admit(rated(1)._replace(starts=3), NOTHING, NOW)
     desk.admit(rated(2), revoked_ids("t2"), NOW)
     assert desk.admit(rated(3), NOTHING, NOW) == Run(RATED)
 
@@ -209,7 +209,7 @@ def test_a_task_that_is_not_due_or_refused_pays_nothing() -> None:
 def test_a_redelivered_task_keeps_to_its_rate_and_then_runs_alone() -> None:
     desk = Desk(RULES, max_deliveries=3)
     desk.admit(rated(0), NOTHING, NOW)
-    again = replace(rated(1), redelivered=True)
+    again = rated(1)._replace(redelivered=True)
     assert desk.admit(again, NOTHING, NOW) == Park(NOW + 1)
     assert desk.admit(again, NOTHING, NOW + 1) == Run(RATED, alone=True, count_start=True)
 
@@ -231,6 +231,7 @@ def test_what_was_promised_is_bounded() -> None:
             expires_at=st.sampled_from([0.0, NOW - 1, NOW + 50]),
             starts=st.integers(0, 4),
             redelivered=st.booleans(),
+            stamps=st.none(),
         ),
         max_size=20,
     )

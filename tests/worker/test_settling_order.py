@@ -15,7 +15,7 @@ from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker import settling
 from umbel.worker.context import Counters
 from umbel.worker.settings import Ending
-from umbel.worker.settling import BATCH_MAX, BATCH_MAX_BYTES, Settler
+from umbel.worker.settling import BATCH_MAX, Settler
 
 RESULT, SENT = result_of("SUCCESS"), [FOLLOW_UP]
 
@@ -366,19 +366,6 @@ def test_of_messages_that_were_sent_in_part_only_the_refused_are_buried() -> Non
         bench.settler.report((), [first, bad])
         await bench.settler.flush()
         assert bench.asked == [("bury", [Refused(bad, "full")])]
-
-    play(scenario)
-
-
-def test_large_verdicts_go_in_batches_of_a_bounded_size() -> None:
-    large = StoredResult("t", "SUCCESS", bytes(BATCH_MAX_BYTES // 2 + 1))
-
-    async def scenario(bench: Bench) -> None:
-        verdicts = [Ack(1, [large]), Ack(2, [large]), Ack(3), Ack(4, [large])]
-        for verdict in verdicts:
-            bench.settler.add(verdict)
-        await bench.settler.flush()
-        assert [one for _, one in bench.asked] == [verdicts[:1], verdicts[1:3], verdicts[3:]]
 
     play(scenario)
 

@@ -5,21 +5,21 @@ call through here and look at what came back. A pool calls through here what it 
 one child, too: what that raises must end nothing else.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
+ItemT = TypeVar("ItemT")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Returned(Generic[R]):
+class Returned(msgspec.Struct, Generic[R], frozen=True):
     value: R
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(msgspec.Struct, frozen=True):
     error: BaseException
 
 
@@ -31,6 +31,21 @@ def call_guarded(function: Callable[..., R], *args: Any, **kwargs: Any) -> Retur
         return Raised(error)
     except SystemExit as error:
         return Raised(error)
+
+
+def each_guarded(
+    function: Callable[[ItemT], R],
+    items: Iterable[ItemT],
+    faulty: Callable[[ItemT, BaseException], None],
+) -> list[R]:
+    """Call it with one item after the other; one for which it raises is given to `faulty`, with the error."""
+    returned: list[R] = []
+    for item in items:
+        try:
+            returned.append(function(item))
+        except (Exception, SystemExit) as error:
+            faulty(item, error)
+    return returned
 
 
 async def await_guarded(
@@ -76,7 +91,7 @@ def is_guarded(frame: FrameType | None, *, within: CodeType | None = None) -> bo
     while frame is not None and frame.f_code is not within:
         if frame.f_code in _GUARDS:
             # Not while the guard itself is at work: it would let the exception through.
-            return below is not None and below is not Raised.__init__.__code__
+            return below is not None
         below, frame = frame.f_code, frame.f_back
     return False
 

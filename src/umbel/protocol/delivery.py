@@ -13,7 +13,7 @@ worker down is stopped by the same limit, one delivery later.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from umbel.protocol.rate import TokenBucket
 from umbel.protocol.sensitive import Sensitive
@@ -35,8 +35,7 @@ class TaskRules:
         return self.soft_limit_s is not None or self.hard_limit_s is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A claimed message, as far as its fate depends on it. Instants are Unix seconds; 0 is never."""
 
     task: str

@@ -10,7 +10,7 @@ from time import time
 
 from umbel.brokers.interface import Ack, Delivery, Return, Started, Verdict
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
-from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.guard import each_guarded
 from umbel.protocol.delivery import Desk, Park, Refuse
 from umbel.protocol.revoked import RevokedTasks
 from umbel.wire.task import read_headers, to_v2
@@ -51,14 +51,8 @@ class Admission:
         now = time()
         if self._verification is not None:
             deliveries = await self._verification.genuine(deliveries, now)
-        admitted: list[Held] = []
-        for delivery in deliveries:
-            judged = call_guarded(self._judge, delivery, now)
-            if isinstance(judged, Raised):
-                self._endings.bury_faulty(delivery, judged.error)
-            elif judged.value is not None:
-                admitted.append(judged.value)
-        return await self._settled_first(admitted)
+        judged = each_guarded(lambda one: self._judge(one, now), deliveries, self._endings.bury_faulty)
+        return await self._settled_first([held for held in judged if held is not None])
 
     def _judge(self, delivery: Delivery, now: float) -> Held | None:
         """The message if it may run now; otherwise its verdict is on the way."""

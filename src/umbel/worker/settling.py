@@ -29,7 +29,6 @@ from umbel.worker.settings import Ending
 
 log = logging.getLogger("umbel.worker.settling")
 BATCH_MAX = 500
-BATCH_MAX_BYTES = 32 * 1024 * 1024
 
 
 class Settler:
@@ -137,7 +136,7 @@ class Settler:
             # From here to the slice nothing is awaited: what a verdict depends on was stored above.
             if not self._waiting:
                 break
-            batch = self._waiting[: 1 if self._singly else _fitting(self._waiting)]
+            batch = self._waiting[: 1 if self._singly else BATCH_MAX]
             await self._logged()
             sent = await self._with_results_stored(batch)
             settled = await self._settle(sent)
@@ -182,8 +181,10 @@ class Settler:
 
     def _keep_unknown(self, batch: Sequence[Verdict], settled: Settled) -> None:
         """The data was replaced, and nobody but this worker knows these: what they brought is kept."""
+        if not self._messages and not settled.unknown:
+            return
         for verdict in batch:
-            message = self._messages.pop(verdict.tag, None) if self._messages else None
+            message = self._messages.pop(verdict.tag, None)
             if verdict.tag not in settled.unknown:
                 continue
             match verdict:
@@ -269,20 +270,6 @@ class Settler:
         self.problem = f"results cannot be acknowledged: {error}"
         if failures == 1:
             log.error("cannot acknowledge results; will retry", extra={"why": str(error)})
-
-
-def _fitting(verdicts: Sequence[Verdict]) -> int:
-    """How many of them go to the broker together: by number, and by what they carry."""
-    size_bytes = 0
-    for count, verdict in enumerate(verdicts[:BATCH_MAX]):
-        if isinstance(verdict, Ack | Bury):
-            for result in verdict.results:
-                size_bytes += len(result.payload)
-            for follow_up in verdict.follow_ups:
-                size_bytes += len(follow_up.message.body)
-            if size_bytes > BATCH_MAX_BYTES and count:
-                return count
-    return min(len(verdicts), BATCH_MAX)
 
 
 def _places(error: BrokerRefused, parts: Sequence[object]) -> Sequence[int]:

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from umbel.brokers.interface import Delivery, Return, Spend
 from umbel.errors import BrokerError, WireError
-from umbel.pools.guard import Raised, call_guarded
-from umbel.protocol.trust import Doubt, Doubted, age_doubt, remembered_until
+from umbel.pools.guard import each_guarded
+from umbel.protocol.trust import Doubt, Doubted, Signed, age_doubt, remembered_until
 from umbel.wire.instant import parse_instant
 from umbel.wire.message import Message
 from umbel.wire.signing import Keyring
@@ -36,32 +36,27 @@ class Verification:
         self._accept_unsigned = frozenset(context.settings.accept_unsigned)
 
     async def genuine(self, deliveries: Sequence[Delivery], now: float) -> list[Delivery]:
-        passed: list[Delivery] = []
-        signatures: list[Spend] = []
-        for delivery in deliveries:
-            checked = call_guarded(self._check, delivery, now)
-            if isinstance(checked, Raised):
-                self._endings.bury_faulty(delivery, checked.error)
-            elif isinstance(checked.value, Doubted):
-                self._endings.distrust(delivery, checked.value)
-            else:
-                message, signature = checked.value
-                passed.append(replace(delivery, message=message))
-                signatures += signature
+        checked = each_guarded(lambda one: self._checked(one, now), deliveries, self._endings.bury_faulty)
+        passed = [delivery for delivery, _ in filter(None, checked)]
+        signatures = [signature for _, signature in filter(None, checked) if signature is not None]
         copies = await self._copies(signatures, passed)
         for delivery in passed:
             if delivery.tag in copies:
                 self._endings.distrust(delivery, _COPY)
         return [delivery for delivery in passed if delivery.tag not in copies]
 
-    def _check(self, delivery: Delivery, now: float) -> tuple[Message, list[Spend]] | Doubted:
+    def _checked(self, delivery: Delivery, now: float) -> tuple[Delivery, Spend | None] | None:
+        """The message as it was signed, and its signature; None: it is not believed."""
         proof, message = self._keyring.check_task(delivery.message, delivery.queue)
-        if isinstance(proof, Doubted):
-            return (message, []) if self._needs_no_signature(delivery.queue) else proof
+        if isinstance(proof, Doubted) and self._needs_no_signature(delivery.queue):
+            return delivery, None
         due = _due(message)
-        doubted = age_doubt(proof, due, now, self._window_s)
-        until = remembered_until(proof, due, self._window_s)
-        return doubted or (message, [Spend(delivery.tag, proof.mark, until)])
+        believed = age_doubt(proof, due, now, self._window_s) or proof if isinstance(proof, Signed) else proof
+        if isinstance(believed, Doubted):
+            self._endings.distrust(delivery, believed)
+            return None
+        until = remembered_until(believed, due, self._window_s)
+        return replace(delivery, message=message), Spend(delivery.tag, believed.mark, until)
 
     def _needs_no_signature(self, queue: str) -> bool:
         """A signature that does not fit counts as none there: Celery hands on those of earlier attempts."""

@@ -83,11 +83,12 @@ class RedisProducer:
     ) -> None:
         if args:
             connection.run(_PUBLISH, self._keys.prefix, *args)
-        if time.monotonic() > connection.declare_again_at:  # the server may have been emptied meanwhile
+        now = time.monotonic()
+        if now > connection.declare_again_at:  # the server may have been emptied meanwhile
             connection.declared.clear()
-            connection.declare_again_at = time.monotonic() + DECLARE_AGAIN_S
+            connection.declare_again_at = now + DECLARE_AGAIN_S
         new = {outgoing.queue for outgoing in batch} - connection.declared
-        declared = declare(self._keys, new)
+        declared = declare(self._keys, new) if new else []
         if commands or declared:
             replies = connection.exchange([*declared, *commands])
             try:

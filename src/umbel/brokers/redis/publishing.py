@@ -42,7 +42,7 @@ def portions(parts: Sequence[Outgoing | StoredResult], count_max: int) -> Iterat
 
 
 def check_weight(batch: Sequence[Outgoing]) -> None:
-    weight = sum(map(weight_of, batch))
+    weight = sum([len(one.message.body) + len(one.message.headers) for one in batch])
     if weight > BATCH_BYTES_MAX:
         queues = ", ".join(sorted({repr(one.queue) for one in batch})[:3])
         raise BrokerRefused(
@@ -61,7 +61,8 @@ def publication(
     is pushed in a transaction after one that only asks.
     """
     check_weight(batch)
-    is_plain = len({(one.queue, step_of(one.message.priority)) for one in batch}) == 1
+    places = {(one.queue, one.message.priority) for one in batch}
+    is_plain = len({(queue, step_of(priority)) for queue, priority in places}) == 1
     if is_plain and not any(one.not_before and one.queue in here for one in batch):
         return [], push(keys, batch)
     if len(batch) <= ARGUMENTS_MAX:

@@ -9,8 +9,8 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from random import random
 from typing import Any, TypeVar
 
@@ -38,6 +38,7 @@ class SocketConnection:
         self.declared: set[str] = set()
         """Queues that this connection has made known to the server."""
         self.declare_again_at = 0.0
+        self._waits_s = timeout_s
         try:
             self._socket = self._dial()
         except OSError as problem:
@@ -78,7 +79,7 @@ class SocketConnection:
             reply = self._reader.gets()
             if reply is not _NOTHING:
                 return reply
-            self._socket.settimeout(self._timeout_s if timeout_s is None else max(0.001, timeout_s))
+            self._wait_at_most(self._timeout_s if timeout_s is None else max(0.001, timeout_s))
             while (reply := self._reader.gets()) is _NOTHING:
                 data = self._socket.recv(_READ_BYTES)
                 if not data:
@@ -120,6 +121,11 @@ class SocketConnection:
             made.close()
             raise
 
+    def _wait_at_most(self, timeout_s: float) -> None:
+        if timeout_s != self._waits_s:  # the kernel is asked each time
+            self._socket.settimeout(timeout_s)
+            self._waits_s = timeout_s
+
     def _failed(self, problem: OSError) -> BrokerUnavailable:
         if not self._is_greeted:
             return unreachable(self.address, problem, self._timeout_s)
@@ -157,8 +163,7 @@ class SocketPool:
             began = time.monotonic()
             was_idle = bool(self._idle)
             try:
-                with self.connection() as connection:
-                    return work(connection)
+                return self._once(work)
             except AccessRefused:
                 raise
             except BrokerUnavailable:
@@ -181,16 +186,16 @@ class SocketPool:
     def run(self, script: Script, *args: Any) -> Any:
         return self.use(lambda connection: connection.run(script, *args))
 
-    @contextmanager
-    def connection(self) -> Iterator[SocketConnection]:
-        """One connection for the caller alone. It is reused only if the caller left in peace."""
-        made = self._take()
+    def _once(self, work: Callable[[SocketConnection], T]) -> T:
+        """On a connection for this work alone. It is reused only if the work ended in peace."""
+        connection = self._take()
         try:
-            yield made
+            done = work(connection)
         except BaseException:
-            made.close()
+            connection.close()
             raise
-        self._give_back(made)
+        self._give_back(connection)
+        return done
 
     def close(self) -> None:
         """Close what is idle; connections in use go when they come back."""

@@ -18,7 +18,7 @@ from umbel.errors import (
     BrokerError,
     PoolError,
 )
-from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.guard import Raised, call_guarded, each_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, Told
 from umbel.protocol.delivery import Desk, Refusal
 from umbel.protocol.retry import reconnect_wait_s
@@ -284,25 +284,22 @@ class Tasks(Step):
             for held in runnable:
                 self._endings.give_back(held, ran=False)
             return
-        jobs: list[Job] = []
-        for held in runnable:
-            self._held[held.number] = held
-            self.totals[held.headers.task] += 1
-            made = call_guarded(held.job)
-            if isinstance(made, Raised):
-                del self._held[held.number]
-                self._endings.bury_faulty(held.delivery, made.error, held)
-            else:
-                jobs.append(made.value)
-        self._pool.submit(jobs)
+        self._pool.submit(each_guarded(self._job, runnable, self._bury_faulty))
 
-    def _handle(
-        self, held: Held, handle: Callable[..., None], *args: Any, outcome: Outcome | None = None
-    ) -> None:
+    def _job(self, held: Held) -> Job:
+        job = held.job()
+        self._held[held.number] = held
+        self.totals[held.headers.task] += 1
+        return job
+
+    def _bury_faulty(self, held: Held, error: BaseException) -> None:
+        self._endings.bury_faulty(held.delivery, error, held)
+
+    def _handle(self, held: Held, handle: Callable[..., None], *args: Any) -> None:
         """Whatever goes wrong with one message ends that message alone (N1)."""
         happened = call_guarded(handle, held, *args)
         if isinstance(happened, Raised):
-            self._endings.bury_faulty(held.delivery, happened.error, held, outcome)
+            self._bury_faulty(held, happened.error)
 
     def _tell(self, held: Held, tell: Callable[..., None], *args: Any) -> None:
         """The same for what is only told of a task that runs: its end comes, with its own verdict."""
@@ -323,10 +320,16 @@ class Tasks(Step):
             self._tell(held, self._events.told, told)
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
-        for outcome in outcomes:
-            held = self._held.pop(outcome.number)
-            self._handle(held, self._endings.settle, outcome, outcome=outcome)
+        ended = [(self._held.pop(outcome.number), outcome) for outcome in outcomes]
+        each_guarded(self._settle, ended, self._bury_ended)
         self._room.set()
+
+    def _settle(self, ended: tuple[Held, Outcome]) -> None:
+        self._endings.settle(*ended)
+
+    def _bury_ended(self, ended: tuple[Held, Outcome], error: BaseException) -> None:
+        held, outcome = ended
+        self._endings.bury_faulty(held.delivery, error, held, outcome)
 
     def on_lost(self, lost: Sequence[LostJob]) -> None:
         for one in lost:
