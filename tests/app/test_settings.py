@@ -295,3 +295,27 @@ def test_making_an_app_touches_no_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_a_broker_is_handed_comes_from_the_settings() -> None:
     handed = Settings(broker="sqlite:////q.db", lease_s=3.0, event_log_max=7).for_broker()
     assert (handed.url, handed.lease_s, handed.event_log_max) == ("sqlite:////q.db", 3.0, 7)
+
+
+@pytest.mark.parametrize("keys", [["k:too short"], "k:secret that is long enough", [7]])
+def test_no_error_shows_a_signing_key(keys: object) -> None:
+    with pytest.raises(BadSetting) as raised:
+        assemble({"signing_keys": keys})
+    assert "'***'" in str(raised.value)
+    assert "short" not in str(raised.value)
+
+
+def test_keys_come_from_a_variable_and_are_shown_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMBEL_SIGNING_KEYS", "new:0123456789abcdef, old:fedcba9876543210")
+    settings = assemble({"broker": "redis://me:password@host/0"})
+    assert settings.keyring is not None
+    assert settings.keyring.ids == ("new", "old")
+    assert settings.shown()["signing_keys"] == ["new:***", "old:***"]
+    for secret in ("0123456789abcdef", "fedcba9876543210", "password"):
+        assert secret not in repr(settings)
+        assert secret not in repr(settings.for_broker().keyring)
+
+
+def test_a_window_longer_than_brokers_remember_is_refused() -> None:
+    with pytest.raises(BadSetting, match="at most"):
+        assemble({"signing_window_s": 8 * 86_400})
