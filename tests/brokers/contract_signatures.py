@@ -56,6 +56,19 @@ class SignaturesContract:
 
         run(scenario())
 
+    def test_a_copy_is_refused_in_a_broker_that_has_nothing_else(self, under_test: BrokerUnderTest) -> None:
+        """It may then be given the number, or the place, that its original had."""
+
+        async def scenario() -> None:
+            async with under_test.open(**STRICT) as broker:
+                for ending in (Ack, lambda tag: Bury(tag, "why"), lambda tag: Bury(tag, "copy")):
+                    await broker.publish(outgoing("a"))
+                    delivery = await take_one(broker)
+                    assert await is_copy(broker, delivery) is (ending is not Ack)
+                    await settle_all(broker, ending(delivery.tag))
+
+        run(scenario())
+
     def test_a_message_that_comes_back_is_no_copy(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open(**STRICT) as broker, under_test.open(**STRICT) as peer:

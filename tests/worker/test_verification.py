@@ -9,6 +9,8 @@ from msgspec.structs import replace
 from tests.worker.recorded import QUEUE, TAG, Recorded, delivery_of, message_of
 from umbel.brokers.interface import Bury, Delivery, Return
 from umbel.errors import BrokerUnavailable
+from umbel.protocol.delivery import TaskRules
+from umbel.protocol.trust import Signed
 from umbel.wire.message import Outgoing
 from umbel.wire.signing import Keyring
 
@@ -97,3 +99,14 @@ def test_without_keys_nobody_looks_at_signatures() -> None:
     assert admitted(recorded, delivery_of()) == 1
     assert admitted(recorded, signed()) == 1
     assert recorded.broker.spent == []
+
+
+def test_what_is_sent_again_after_its_early_ack_is_signed_anew() -> None:
+    recorded = Recorded(keyring=KEYRING, rules=TaskRules(acks_early=True))
+    recorded.sink._broker = recorded.context.broker
+    (held,) = asyncio.run(recorded.admission.admit([signed()]))
+    recorded.endings.give_back(held, ran=False)
+    (((), (again,)),) = ((tuple(results), tuple(sent)) for results, sent in recorded.sink.reports)
+    proofs = [KEYRING.check_task(one, QUEUE)[0] for one in (held.message, again.message)]
+    assert all(isinstance(proof, Signed) for proof in proofs)
+    assert proofs[0] != proofs[1]
