@@ -2,6 +2,7 @@
 
 import asyncio
 from time import time
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ KEYRING = Keyring([("k", b"s" * 32)])
 DAY_S = 86_400.0
 
 
-def signed(*, at: float | None = None, redelivered: bool = False, **options: object) -> Delivery:
+def signed(*, at: float | None = None, redelivered: bool = False, **options: Any) -> Delivery:
     outgoing = KEYRING.sign_task(Outgoing(QUEUE, message_of(**options)), time() if at is None else at)
     return delivery_of(outgoing.message, redelivered=redelivered)
 
