@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -46,7 +46,12 @@ class Cluster:
         return {f"UMBEL_{name.upper()}": str(value) for name, value in self._settings.items()}
 
     def start_worker(
-        self, name: str, *flags: str, wait: bool = True, **settings: object
+        self,
+        name: str,
+        *flags: str,
+        wait: bool = True,
+        prefix: Sequence[str] = (),
+        **settings: object,
     ) -> subprocess.Popen[bytes]:
         environment = {**os.environ, **self._environment()}
         environment |= {f"UMBEL_{key.upper()}": str(value) for key, value in settings.items()}
@@ -62,7 +67,7 @@ class Cluster:
         ]
         with self.log_file(name).open("ab") as log:
             process = subprocess.Popen(
-                [*command, *flags],
+                [*prefix, *command, *flags],
                 cwd=self.home,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -79,10 +84,12 @@ class Cluster:
             assert process.poll() is None, f"worker {name} ended: {self.log(name)}"
         return process
 
-    def umbel(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def umbel(
+        self, *arguments: str, check: bool = True, prefix: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command as a user would, in the cluster's directory."""
         done = subprocess.run(
-            [sys.executable, "-m", "umbel.cli.main", *arguments],
+            [*prefix, sys.executable, "-m", "umbel.cli.main", *arguments],
             cwd=self.home,
             env={**os.environ, **self._environment(), "UMBEL_APP": f"{self._tasks_file}:app"},
             stdin=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ UmbelError
 │   └── TooLarge               over a size, depth or number limit
 ├── BrokerError                the broker did not do what was asked
 │   ├── BrokerUnavailable      cannot be reached or opened: wait, then try everything again
+│   │   ├── BrokerSilent       gives no answer at all: check the network in between
 │   │   ├── AccessRefused      wrong user, password, database or file: trying again does not help
 │   │   └── BufferFull         too much is kept for a broker that is away
 │   ├── StorageFull            no room left; nothing was changed
@@ -120,6 +121,10 @@ class BrokerError(UmbelError):
 
 
 class BrokerUnavailable(BrokerError):
+    pass
+
+
+class BrokerSilent(BrokerUnavailable):
     pass
 
 

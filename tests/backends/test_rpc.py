@@ -212,7 +212,7 @@ def test_closing_leaves_no_thread_behind(broker_url: str) -> None:
     backend = open_rpc(broker_url)
     backend.wait(["a"], 0.01)
     backend.close()
-    assert threading.active_count() == before
+    wait_until(lambda: threading.active_count() == before, what="its thread to end")
 
 
 def test_what_is_no_result_map_is_passed_over(backend: RpcBackend, worker: Post) -> None:

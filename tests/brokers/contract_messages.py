@@ -42,6 +42,20 @@ class MessagesContract:
 
         run(scenario())
 
+    def test_a_message_that_is_sent_again_is_marked(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                again = [Outgoing(QUEUE, message("alone"), redelivered=True)]
+                await broker.publish(again)
+                both = [Outgoing(QUEUE, message("a")), Outgoing("other", message("b"), redelivered=True)]
+                await broker.publish(both)  # of several queues
+                await broker.publish([Outgoing(QUEUE, message("due"), time.time() - 1, redelivered=True)])
+                found = (await take(broker, limit=10, queues=[QUEUE, "other"])).deliveries
+                marks = {one.message.body: one.redelivered for one in found}
+                assert marks == {b"alone": True, b"a": False, b"b": True, b"due": True}
+
+        run(scenario())
+
     def test_what_was_published_is_there_for_whoever_comes_later(self, under_test: BrokerUnderTest) -> None:
         producer = under_test.producer()
         producer.publish(outgoing("a", "b"))

@@ -65,6 +65,22 @@ class OwnershipContract:
 
         run(scenario())
 
+    def test_a_claim_that_has_ended_is_told_from_one_that_stands(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with (
+                under_test.open(lease_s=SHORT_LEASE_S) as silent,
+                under_test.open(lease_s=SHORT_LEASE_S) as peer,
+            ):
+                await peer.publish(outgoing("a", "b"))
+                held = (await take(silent)).deliveries
+                tags = [delivery.tag for delivery in held]
+                assert await silent.ended(tags) == frozenset()
+                await lose(peer, held, holder=silent)
+                assert await silent.ended(tags) == frozenset(tags)
+                assert (await silent.settle([Ack(tag) for tag in tags])).conflicts == frozenset(tags)
+
+        run(scenario())
+
     def test_claiming_alone_brings_back_what_dead_owners_held(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with (
@@ -113,6 +129,24 @@ class OwnershipContract:
                 await lose(broker, [await take_one(broker)])
                 assert await broker.renew(OWNER) is False
                 assert await broker.renew(OWNER) is True
+
+        run(scenario())
+
+    def test_an_owner_learns_from_claiming_that_its_lease_had_ended(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open(lease_s=SHORT_LEASE_S) as broker:
+                await broker.renew(OWNER)
+                await broker.publish(outgoing("a"))
+                claim = await take(broker)
+                assert not claim.lease_ended
+                await lose(broker, claim.deliveries)
+                again = await take(broker)
+                assert again.lease_ended and texts(again.deliveries) == ["a"]
+                await settle_all(broker, Ack(again.deliveries[0].tag))
+                await broker.publish(outgoing("b"))
+                assert not (await take(broker)).lease_ended
 
         run(scenario())
 

@@ -46,6 +46,30 @@ async def acquired(broker: Broker, name: str, holder: str, *, ttl_s: float = LON
     return await eventually(granted, what=f"the lease {name}")
 
 
+def test_a_hold_ends_with_its_time_while_the_server_still_keeps_the_connection(amqp_url: str) -> None:
+    ttl_s = 4.2  # the server drops a connection with heartbeats for that after 8 to 12 s of silence
+    way = Way(shared_server().port)
+    far = amqp_url.replace(str(shared_server().port), str(way.port))
+    cut_off = BrokerUnderTest(BrokerSettings(far, connect_timeout_s=1.0), CAPABILITIES)
+    settings = BrokerSettings(amqp_url, connect_timeout_s=1.0)
+
+    async def scenario() -> None:
+        async with cut_off.open() as one, BrokerUnderTest(settings, CAPABILITIES).open() as other:
+            assert (await one.coordination.acquire_lease("beat", OWNER, ttl_s=ttl_s)).granted
+            accepted = way.accepted
+            way.silence()
+            busy = await other.coordination.acquire_lease("beat", PEER, ttl_s=ttl_s)
+            assert not busy.granted and busy.left_s < ttl_s / 10  # whoever follows asks again soon
+            await acquired(other, "beat", PEER, ttl_s=ttl_s)
+            way.resume()
+            await acquired(one, "another", OWNER, ttl_s=ttl_s)
+            assert way.accepted == accepted  # on the same connections
+            way.close()
+
+    run(scenario())
+    way.end()
+
+
 def test_a_holder_in_a_black_hole_has_given_up_before_another_can_take_its_lease(amqp_url: str) -> None:
     way = Way(shared_server().port)
     far = amqp_url.replace(str(shared_server().port), str(way.port))

@@ -173,6 +173,34 @@ def test_dead_letters_are_bounded_and_the_oldest_goes(
         assert db.execute("SELECT value FROM meta WHERE name = 'dead_letters_dropped'").fetchone() == (2,)
 
 
+def test_burying_takes_no_longer_when_there_are_many_dead_letters(
+    under_test: BrokerUnderTest, path: Path
+) -> None:
+    async def make_file() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a"))
+
+    run(make_file())
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    def steps_of_burying(db: sqlite3.Connection) -> int:
+        before = steps
+        dead_letters.bury(db, {1: "why"}, 0.0)
+        return steps - before
+
+    with closing(sqlite3.connect(path)) as db:
+        db.set_progress_handler(count, 1)
+        with_none = steps_of_burying(db)
+        columns = "queue, priority, starts, reason, buried_at, message"
+        copied = f"INSERT INTO dead_letters ({columns}) SELECT {columns} FROM dead_letters, json_each(?)"
+        db.execute(copied, (str([0] * 5000),))
+        assert steps_of_burying(db) < 2 * with_none
+
+
 def test_purging_goes_in_portions(under_test: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "PURGE_ROWS_MAX", 3)
 

@@ -31,6 +31,9 @@ FAR_S = 3600.0
 _PROPERTIES = ("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "expiration")
 
 
+Addressed = tuple[str, str, Case]
+"""An exchange, a routing key, and what is sent there."""
+
 _CONTENT = {"content_type": "application/json", "content_encoding": "utf-8"}
 
 
@@ -39,7 +42,7 @@ class Delivering(Protocol):
         """Into the queue, in this order."""
         ...
 
-    def broadcast(self, to: str, key: str, cases: Sequence[Case]) -> None: ...
+    def broadcast(self, cases: Sequence[Addressed]) -> None: ...
     def reply(self, key: str, cases: Sequence[Case]) -> None: ...
     def results(self, cases: Sequence[Case]) -> None:
         """Under the id that is the case's name."""
@@ -59,16 +62,16 @@ class _Sqlite:
         rows = [(QUEUE, 0, sqlite_row(case)) for case in cases]
         self._insert(self._broker, "INSERT INTO messages (queue, priority, message) VALUES (?, ?, ?)", rows)
 
-    def broadcast(self, to: str, key: str, cases: Sequence[Case]) -> None:
+    def broadcast(self, cases: Sequence[Addressed]) -> None:
         until = time.time() + FAR_S
-        rows = [(to, key, case.raw or case.body, case.headers, until) for case in cases]
+        rows = [(to, key, case.raw or case.body, case.headers, until) for to, key, case in cases]
         into = (
             "INSERT INTO broadcasts (exchange, routing_key, body, headers, expires_at) VALUES (?, ?, ?, ?, ?)"
         )
         self._insert(self._broker, into, rows)
 
     def reply(self, key: str, cases: Sequence[Case]) -> None:
-        self.broadcast(REPLIES, key, cases)
+        self.broadcast([(REPLIES, key, case) for case in cases])
 
     def results(self, cases: Sequence[Case]) -> None:
         rows = [(case.name, _status(case), case.raw, time.time() + FAR_S) for case in cases]
@@ -86,9 +89,13 @@ class _Redis:
     def tasks(self, cases: Sequence[Case]) -> None:
         self._ask([("LPUSH", QUEUE, redis_envelope(case)) for case in cases])
 
-    def broadcast(self, to: str, key: str, cases: Sequence[Case]) -> None:
-        channel = f"/0.{to}/{key}" if key else f"/0.{to}"
-        self._ask([("PUBLISH", channel, redis_envelope(case)) for case in cases])
+    def broadcast(self, cases: Sequence[Addressed]) -> None:
+        self._ask(
+            [
+                ("PUBLISH", f"/0.{to}/{key}" if key else f"/0.{to}", redis_envelope(case))
+                for to, key, case in cases
+            ]
+        )
 
     def reply(self, key: str, cases: Sequence[Case]) -> None:
         (bound,) = self._ask([("SMEMBERS", f"_kombu.binding.{REPLIES}")])
@@ -110,20 +117,18 @@ class _Amqp(_Sqlite):
     """Results are in a SQLite file here: see `tests/scenarios/places.py`."""
 
     def tasks(self, cases: Sequence[Case]) -> None:
-        self._publish("", QUEUE, cases)
+        with self._linked() as link:
+            link.call(Method.QUEUE_DECLARE, 0, QUEUE, False, True, False, False, False, {})
+            link.publish(encode_publish(1, "", QUEUE, amqp_properties(case), case.body) for case in cases)
 
-    def broadcast(self, to: str, key: str, cases: Sequence[Case]) -> None:
-        self._publish(to, key, cases)
+    def broadcast(self, cases: Sequence[Addressed]) -> None:
+        with self._linked() as link:
+            link.publish(
+                encode_publish(1, to, key, amqp_properties(case), case.body) for to, key, case in cases
+            )
 
-    def reply(self, key: str, cases: Sequence[Case]) -> None:
-        self._publish(REPLIES, key, cases)
-
-    def _publish(self, to: str, key: str, cases: Sequence[Case]) -> None:
-        link = BlockingLink(locations_from_url(self._broker)[0], timeout_s=10.0, name="corpus")
-        with closing(link):
-            if not to:
-                link.call(Method.QUEUE_DECLARE, 0, key, False, True, False, False, False, {})
-            link.publish(encode_publish(1, to, key, amqp_properties(case), case.body) for case in cases)
+    def _linked(self) -> closing[BlockingLink]:
+        return closing(BlockingLink(locations_from_url(self._broker)[0], timeout_s=10.0, name="corpus"))
 
 
 def sqlite_row(case: Case) -> bytes:

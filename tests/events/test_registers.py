@@ -64,11 +64,11 @@ def test_what_is_equal_in_all_of_it_is_in_the_order_of_its_digests() -> None:
 def test_a_register_keeps_the_latest_and_says_whether_it_changed() -> None:
     registers = Registers("t1")
     early, late = told("started", clock=1), told("started", clock=2)
-    assert put(registers, early) and registers.started == early and registers.repeats is None
-    assert not put(registers, early)  # delivered twice
+    assert put(registers, early) is True and registers.started == early and registers.repeats is None
+    assert put(registers, early) is False  # delivered twice
     assert registers.repeats is None
-    assert put(registers, late) and registers.started == late
-    assert not put(registers, early) and registers.started == late
+    assert put(registers, late) is True and registers.started == late
+    assert put(registers, early) is False and registers.started == late
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))

@@ -145,7 +145,7 @@ class _Change:
                 return self._chance.choice((0, 1, "true", [value]))
             case int():
                 return self._chance.choice(
-                    (-value, value + 1, value * 2**40, float(min(value, 2**60)), str(value))
+                    (-value, value + 1, value * 2**40, float(max(-(2**60), min(value, 2**60))), str(value))
                 )
             case float():
                 return self._chance.choice((-value, value * 1e200, str(value)))

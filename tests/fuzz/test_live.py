@@ -17,7 +17,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.corpus.case import Case, Kind, as_file
-from tests.corpus.delivering import EVENTS, REQUESTS, Delivering, delivering_to
+from tests.corpus.delivering import EVENTS, REQUESTS, Addressed, Delivering, delivering_to
 from tests.corpus.stranger import NODE, Stranger
 from tests.fuzz.mutator import Mutator
 from tests.scenarios.corpus_tasks import ledger_of
@@ -58,6 +58,7 @@ class Fuzzing:
         self._delivering = delivering
         self._stranger = stranger
         self._sent: set[str] = set()
+        self._missing: set[str] = set()  # those of them that did not run yet
         self._read = 0  # of the ledger, in bytes
         self._ran: Counter[str] = Counter()
         self._node = self._name_of_the_node()
@@ -89,7 +90,7 @@ class Fuzzing:
         self._send_neighbours()
         worker = self._cluster.workers["w1"]
         wait_until(
-            lambda: worker.poll() is not None or not self._missing(),
+            lambda: worker.poll() is not None or self._have_all_run(),
             deadline_s=60,
             what=f"neighbours to run, of {len(self._sent)}",
         )
@@ -100,18 +101,15 @@ class Fuzzing:
         )
 
     def _tell(self, cases: Sequence[Case]) -> None:
-        """Broadcast them, those of one routing key together."""
-        places: dict[tuple[str, str], list[Case]] = {}
+        addressed: list[Addressed] = []
         for case in cases:
             if case.kind == "event":
-                places.setdefault((EVENTS, case.to), []).append(case)
+                addressed.append((EVENTS, case.to, case))
             elif case.kind == "control" and not is_obeyed(case):
-                places.setdefault((REQUESTS, ""), []).append(case)
+                addressed.append((REQUESTS, "", case))
             elif case.kind == "envelope":
-                key = "worker.x" if case.to == EVENTS else ""
-                places.setdefault((case.to, key), []).append(case)
-        for (exchange, key), some in places.items():
-            self._delivering.broadcast(exchange, key, some)
+                addressed.append((case.to, "worker.x" if case.to == EVENTS else "", case))
+        self._delivering.broadcast(addressed)
 
     def _read_results(self, cases: Sequence[Case]) -> None:
         self._delivering.results(cases)
@@ -124,17 +122,22 @@ class Fuzzing:
     def _send_neighbours(self) -> None:
         neighbour = self._cluster.app.tasks["corpus_tasks.neighbour"]
         calls = [neighbour.s(str(self._cluster.home)) for _ in range(NEIGHBOURS // 2)]
-        self._sent |= {result.id for result in self._cluster.app.send_many(calls)}
+        sent = {result.id for result in self._cluster.app.send_many(calls)}
+        self._sent |= sent
+        self._missing |= sent
 
-    def _missing(self) -> int:
+    def _have_all_run(self) -> bool:
         ledger = ledger_of(str(self._cluster.home))
         if ledger.exists():
             with ledger.open("rb") as lines:
                 lines.seek(self._read)
                 new = lines.read()
-            self._read += len(new)
-            self._ran.update(new.decode().split())
-        return len(self._sent - self._ran.keys())
+            whole = new[: new.rfind(b"\n") + 1]  # a line across two pages of the file may be half there
+            self._read += len(whole)
+            ran = whole.decode().split()
+            self._ran.update(ran)
+            self._missing.difference_update(ran)
+        return not self._missing
 
     def _name_of_the_node(self) -> str:
         state = self._cluster.state_of("w1")

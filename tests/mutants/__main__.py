@@ -71,20 +71,9 @@ def _judge(
     # By name, so that a module's sample does not depend on which other modules are asked for.
     drawn = random.Random(f"{options.seed} {subject.path}").sample(open_ones, count)
     trials[0].prepare(subject)
-    idle: SimpleQueue[Trial] = SimpleQueue()
     for trial in trials:
         trial.take_over(trials[0])
-        idle.put(trial)
-
-    def fate_of(mutant: Mutant) -> Fate:
-        trial = idle.get()
-        try:
-            return trial.run(subject, mutant)
-        finally:
-            idle.put(trial)
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        fates = list(pool.map(fate_of, drawn))
+    fates = _fates(subject, trials, drawn)
     killed = sum(fate is not Fate.SURVIVED for fate in fates)
     late = sum(fate is Fate.TIMED_OUT for fate in fates)
     print(
@@ -99,6 +88,32 @@ def _judge(
             print(f"    - {mutant.before}\n    + {mutant.after}", flush=True)
     enough = count < JUDGED_MIN or _share(killed, count) >= KILLED_SHARE_MIN
     return killed, count, enough and not stale
+
+
+def _fates(subject: Subject, trials: list[Trial], mutants: list[Mutant]) -> list[Fate]:
+    idle: SimpleQueue[Trial] = SimpleQueue()
+    for trial in trials:
+        idle.put(trial)
+    # Scripts go in as many parts as there are trials, everything else one by one.
+    parts = [mutants[place :: len(trials)] for place in range(len(trials))]
+    is_script = subject.path.endswith(".lua")
+
+    def fates_of(part: list[Mutant]) -> list[Fate]:
+        trial = idle.get()
+        try:
+            return trial.run_scripts(subject, part) if is_script else [trial.run(subject, *part)]
+        finally:
+            idle.put(trial)
+
+    chosen = [part for part in parts if part] if is_script else [[one] for one in mutants]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(fates_of, chosen))
+    fate_by_text = {
+        one.text: fate
+        for part, fates in zip(chosen, found, strict=True)
+        for one, fate in zip(part, fates, strict=True)
+    }
+    return [fate_by_text[one.text] for one in mutants]
 
 
 def _share(killed: int, judged: int) -> float:

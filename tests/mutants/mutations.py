@@ -204,6 +204,7 @@ _REPLACED: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("return", r"(?<=^return ).+$", "nil"),
     ("return", r"(?<= return ).+(?= end$)|(?<= return ).+$", "nil"),
 )
+_TUNABLE = re.compile(r"\s*local [A-Z_]+ = [\d* ]+$")
 _STATEMENT = re.compile(r"\s*(?:redis\.call\(.*\)|[\w.\[\]#+ ]+ = (?!function\b).*|\w+\(.*\))$")
 
 
@@ -212,7 +213,7 @@ def lua_mutants(text: str) -> list[Mutant]:
     lines = text.splitlines()
     for number, line in enumerate(lines):
         code = line.partition("--")[0].rstrip()
-        for operator, new in _of_line(code):
+        for operator, new in () if _TUNABLE.match(code) else _of_line(code):
             if new != code:
                 changed = "\n".join([*lines[:number], new, *lines[number + 1 :], ""])
                 found.append(Mutant(operator, number + 1, code.strip(), new.strip(), changed))
@@ -228,5 +229,9 @@ def _of_line(code: str) -> Iterator[Change]:
         for place in re.finditer(pattern, bare):
             put = new if isinstance(new, str) else new(place)
             yield operator, code[: place.start()] + put + code[place.end() :]
-    if _STATEMENT.match(bare) and "local " not in bare and bare.count("(") == bare.count(")"):
+    if (
+        _STATEMENT.match(bare)
+        and not re.match(r"\s*(local|for)\b", bare)
+        and bare.count("(") == bare.count(")")
+    ):
         yield "deleted", ""

@@ -20,20 +20,30 @@ _SLOTS = (
     "protocol/test_slots_random.py",
 )
 _REDIS = (
+    "brokers/test_redis_settle.py",
     "brokers/test_redis_pages.py",
     "brokers/test_redis_refusals.py",
-    "brokers/test_redis.py",
+    "brokers/test_redis_cuts.py",
+    "brokers/test_redis_handing.py",
+    "brokers/test_redis_handing_faults.py",
+    "brokers/test_replaced.py",
     "brokers/test_redis_delayed.py",
+    "brokers/test_redis.py",
+)
+_SCRIPTS = tuple(
+    f"brokers/test_redis_scripts_{part}.py" for part in ("claims", "owners", "stores", "queues", "results")
+)
+_SETTLE = (
+    "brokers/test_redis_settle.py",
+    "brokers/test_redis_pages.py",
+    "brokers/test_redis_refusals.py",
     "brokers/test_redis_layout.py",
 )
-_REDIS_RESULTS = ("backends/test_redis.py", "brokers/test_redis.py")
-_REDIS_RPC = ("backends/test_rpc.py",)
-_REDIS_COORDINATION = ("brokers/test_redis.py", "brokers/test_redis_coordination.py")
 
 SUBJECTS = (
     Subject("protocol/delivery.py", ("protocol/test_delivery.py",)),
     Subject("worker/admission.py", ("worker/test_judging.py", "worker/test_admission.py")),
-    Subject("worker/endings.py", ("worker/test_endings.py",)),
+    Subject("worker/endings.py", ("worker/test_endings.py", "worker/test_endings_faults.py")),
     Subject("worker/settling.py", ("worker/test_settling_order.py", "worker/test_settling.py")),
     Subject("events/precedence.py", ("events/test_precedence.py",)),
     Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),
@@ -53,21 +63,30 @@ SUBJECTS = (
             "app/test_sensitive.py",
         ),
     ),
-    Subject("brokers/sqlite/claims.py", ("brokers/test_sqlite.py",)),
+    Subject(
+        "brokers/sqlite/claims.py",
+        ("brokers/test_sqlite_claims.py", "brokers/test_sqlite_rules.py", "brokers/test_sqlite.py"),
+    ),
     Subject("brokers/redis/claims.py", _REDIS),
-    Subject("brokers/amqp/claims.py", ("brokers/test_amqp.py",)),
+    Subject(
+        "brokers/amqp/claims.py",
+        ("brokers/test_amqp_claims.py", "brokers/test_amqp_deliveries.py", "brokers/test_amqp.py"),
+    ),
     *(
         Subject(f"brokers/redis/{name}.lua", guards)
         for guards, names in (
-            (_REDIS, ("claim", "settle", "marks", "owners", "adopt", "abandon", "depths", "publish")),
             (
-                _REDIS,
-                ("revoke", "event_log", "unique", "requeue", "refusals", "holding", "returning", "bury"),
+                (*_SCRIPTS, "brokers/test_redis_refusals.py"),
+                ("claim", "owners", "adopt", "abandon", "reconcile", "holding", "returning", "refusals"),
             ),
-            (("brokers/test_replaced.py",), ("reconcile",)),
-            (_REDIS_COORDINATION, ("coordination", "election", "lease")),
-            (_REDIS_RESULTS, ("results", "store", "chord")),
-            (_REDIS_RPC, ("askers",)),
+            ((*_SCRIPTS, *_SETTLE), ("marks",)),
+            (_SETTLE, ("settle",)),
+            (_SCRIPTS, ("depths", "publish", "bury", "requeue", "revoke", "event_log", "unique", "askers")),
+            ((*_SCRIPTS, "backends/test_redis.py"), ("results", "store", "chord")),
+            (
+                (*_SCRIPTS, "brokers/test_redis_coordination.py"),
+                ("coordination", "election", "lease"),
+            ),
         )
         for name in names
     ),

@@ -1,6 +1,6 @@
 """Survivors: mutants that no test can or need kill, and why, as `survivors.txt` says.
 
-Three lines each: the module and the operator, the changed line, the reason.
+Four lines each: the module and the operator, the line after a "-", the changed line after a "+", why.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.mutants.mutations import Mutant
 
 SURVIVORS = Path(__file__).parent / "survivors.txt"
-Place = tuple[str, str]  # the operator, the changed line
+Place = tuple[str, str, str]  # the operator, the line, the changed line
 Explained = Mapping[str, Mapping[Place, str]]  # by module
 
 
@@ -18,13 +18,14 @@ def read(file: Path) -> Explained:
     text = "\n".join(line for line in file.read_text().splitlines() if not line.startswith("#"))
     for stanza in text.strip().split("\n\n"):
         if stanza:
-            title, line, *why = (part.strip() for part in stanza.strip().splitlines())
+            title, before, after, *why = (part.strip() for part in stanza.strip().splitlines())
             module, operator = title.split(": ")
-            assert why, f"{title}: it says {line}, but not why that may survive"
-            found.setdefault(module, {})[operator, line] = " ".join(why)
+            assert before[0] == "-" and after[0] == "+", f"{title}: a line and a changed line are wanted"
+            assert why, f"{title}: it says {after}, but not why that may survive"
+            found.setdefault(module, {})[operator, before[1:].strip(), after[1:].strip()] = " ".join(why)
     return found
 
 
 def explained_by(known: Mapping[Place, str], mutant: Mutant) -> Place | None:
-    place = mutant.operator, mutant.after
+    place = mutant.operator, mutant.before, mutant.after
     return place if place in known else None

@@ -66,7 +66,10 @@ def test_a_mutant_differs_in_the_line_it_names() -> None:
 
 
 def test_lua_is_changed_outside_of_comments() -> None:
-    script = "-- if x == 1 then\nif redis.call('GET', k) == 'a' and not b then\n  n = n + 1\nend\nreturn n\n"
+    script = (
+        "-- if x == 1 then\nlocal LIMIT = 7 * 3600\nfor i = a, b do\n"
+        "if redis.call('GET', k) == 'a' and not b then\n  n = n + 1\nend\nreturn n\n"
+    )
     assert lines(lua_mutants(script)) == {
         ("constant", "if redis.call('', k) == 'a' and not b then"),
         ("constant", "if redis.call('GET', k) == '' and not b then"),
@@ -96,11 +99,25 @@ def test_what_is_explained_names_a_subject() -> None:
 
 def test_a_stanza_says_module_operator_line_and_why(tmp_path: Path) -> None:
     file = tmp_path / "survivors.txt"
-    file.write_text("# About it.\n\nworker/x.py: comparison\n    if a: b\n    because\n    so\n\n")
+    file.write_text(
+        "# About it.\n\nworker/x.py: comparison\n    - if a: c\n    + if a: b\n    because\n    so\n\n"
+    )
     known = read(file)["worker/x.py"]
-    assert known == {("comparison", "if a: b"): "because so"}
-    assert explained_by(known, Mutant("comparison", 1, "", "if a: b", "")) == ("comparison", "if a: b")
-    assert explained_by(known, Mutant("boolean", 1, "", "if a: b", "")) is None
+    place = ("comparison", "if a: c", "if a: b")
+    assert known == {place: "because so"}
+    assert explained_by(known, Mutant("comparison", 1, "if a: c", "if a: b", "")) == place
+    assert explained_by(known, Mutant("boolean", 1, "if a: c", "if a: b", "")) is None
+    assert explained_by(known, Mutant("comparison", 1, "if d", "if a: b", "")) is None
+
+
+def test_mutants_of_a_script_are_told_apart_by_one_run_of_its_guards(tmp_path: Path) -> None:
+    subject = Subject("brokers/redis/unique.lua", ("brokers/test_redis_scripts_stores.py",))
+    trial = Trial(tmp_path / "trial")
+    source = (ROOT / PACKAGE / subject.path).read_text()
+    texts = (f"{source}-- harmless\n", f"error('broken')\n{source}", f"-- harmless\n{source}")
+    mutants = [Mutant("none", 1, "", "", text) for text in texts]
+    assert trial.run_scripts(subject, mutants) == [Fate.SURVIVED, Fate.KILLED, Fate.SURVIVED]
+    assert (tmp_path / "trial" / PACKAGE / subject.path).read_text() == source
 
 
 def test_guards_kill_what_they_see_and_let_the_rest_survive(tmp_path: Path) -> None:

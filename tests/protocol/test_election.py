@@ -291,6 +291,22 @@ def test_a_cancelled_handler_reports_no_outcome() -> None:
     assert node.record.stage is Stage.WATCH
 
 
+def test_a_handler_that_stopped_because_it_was_cut_off_reports_no_outcome() -> None:
+    """The store may still have it as ours: it must be run again, and not be taken for done."""
+    node = acting(AGAIN)
+    stopped = HandlerEnded("e", 7, ok=False, outcome="stopped", stopped=True)
+    assert node.do(stopped, 10.0) == []
+    assert node.record.stage is Stage.WATCH
+    (claim,) = node.do(Tick(), 20.0)
+    assert isinstance(claim, CallClaim)
+
+
+def test_what_nobody_else_will_run_has_failed_when_it_stopped() -> None:
+    node = acting(ONCE)
+    stopped = HandlerEnded("e", 7, ok=False, outcome="stopped", stopped=True)
+    assert node.do(stopped, 10.0) == [CallFinish("e", KEY, ME, 7, "error: stopped")]
+
+
 def test_a_lost_lease_lets_finish_what_nobody_else_will_run() -> None:
     node = acting(ONCE)
     assert node.do(RenewReplied("e", 7, 4.0, ok=False), 4.1) == []

@@ -198,6 +198,18 @@ def test_who_heard_a_member_last_is_believed() -> None:
     assert asked.answers().silent == (Known("b@x", "alive", 1.0),)
 
 
+def test_a_node_that_the_others_have_given_up_is_named_and_not_waited_for() -> None:
+    """One of them was cut off itself, and has not judged."""
+    asked = Collection(deadline=1.0)
+    judged = (Known("a@x"), Known("b@x"), Known("c@x", "lost", 20.0))
+    cut_off = (Known("a@x", "alive", 0.5), Known("b@x"), Known("c@x", "alive", 19.9))
+    asked.take(Reply("a@x", 1, members=judged))
+    asked.take(Reply("b@x", 2, members=cut_off))
+    assert asked.is_complete()
+    answers = asked.answers()
+    assert (answers.silent, answers.lost) == ((), (Known("c@x", "lost", 20.0),))
+
+
 def test_an_answer_of_a_node_that_no_member_list_has_is_unknown() -> None:
     asked = Collection(deadline=1.0, expected=["a@x"])
     asked.take(Reply("z@x", 1))

@@ -5,8 +5,8 @@ import pytest
 from tests.protocol.test_slots import QUICK_S, Job, Outcome, jobs, make
 from umbel.protocol.machine import Tick
 from umbel.protocol.pace import Paces
-from umbel.protocol.slot_child import Child, State
-from umbel.protocol.slot_events import Dismiss, Kill, Retire, SignalSoftLimit, SlotSettings, Submit
+from umbel.protocol.slot_child import Child, State, least_useful
+from umbel.protocol.slot_events import Dismiss, Finished, Kill, Retire, SignalSoftLimit, SlotSettings, Submit
 from umbel.protocol.slot_starts import Starts
 from umbel.protocol.slot_wear import Wear
 
@@ -52,6 +52,25 @@ def test_an_idle_child_that_is_retired_and_does_not_leave_is_killed() -> None:
     assert slots.deadline == 4.0
     assert any(isinstance(effect, Kill) for effect in slots.step(Tick(), now=4.0))
     assert slots.step(Tick(), now=5.0) == []  # once
+
+
+def test_a_child_that_is_killed_is_not_killed_again() -> None:
+    slots = make()
+    slots.step(Submit(jobs(1)), now=1.0)
+    stray = Finished(0, [Outcome(99)])
+    kills = [sum(isinstance(one, Kill) for one in slots.step(stray, now=1.0)) for _ in range(2)]
+    assert kills == [1, 0]
+
+
+def test_a_pool_shrinks_by_those_that_do_not_work_yet_then_the_idle_then_the_busy() -> None:
+    states = (State.ABSENT, State.LEAVING, State.STARTING, State.READY, State.READY)
+    children = [Child[Job](number, state) for number, state in enumerate(states)]
+    busy: Child[Job] = Child(9, State.READY)
+    busy.add(list(jobs(1)))
+    ranked = [child.number for child in least_useful([busy, *children], 6)]
+    assert ranked == [0, 1, 2, 4, 3, 9]  # of equals the new one goes
+    assert [child.number for child in least_useful([busy, *children], 1)] == [0]
+    assert least_useful(children, 0) == least_useful(children, -1) == []
 
 
 def test_a_pool_waits_for_a_start_as_long_as_it_is_patient_since_it_had_a_child() -> None:

@@ -35,6 +35,14 @@ def work(self: Task[..., Any], directory: str, seconds: float) -> int:
 
 
 @app.task(bind=True)
+def waits_for_file(self: Task[..., Any], directory: str, name: str) -> None:
+    redelivered = int(self.request.delivery_info["redelivered"])
+    write_line(journal_of(directory), f"{self.request.id} {redelivered} {os.getpid()}")
+    while not (Path(directory) / name).exists():
+        Event().wait(0.01)
+
+
+@app.task(bind=True)
 def tidies_up(self: Task[..., Any], directory: str, how: str) -> str:
     """Runs until it is interrupted, and says so; what then becomes of it is up to the caller."""
     write_line(journal_of(directory), self.request.id)

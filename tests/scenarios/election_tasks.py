@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from umbel import App, ElectionContext
@@ -33,6 +34,16 @@ def write(action: dict[str, str], context: ElectionContext) -> str:
 @app.election_handler("fail")
 def fail(action: Any, context: ElectionContext) -> None:
     raise RuntimeError(f"cannot do {action}")
+
+
+@app.election_handler("cut", policy="at_least_once")
+def cut(action: dict[str, str], context: ElectionContext) -> str:
+    """The first run goes on until the election is not its own; the next one has nothing to wait for."""
+    note(action["journal"], f"{context.attempt} {context.term}")
+    while context.attempt == 1 and context.still_mine():
+        Event().wait(0.01)
+    note(action["journal"], f"{context.attempt} ended")
+    return "done"
 
 
 @app.election_handler("again", policy="at_least_once")

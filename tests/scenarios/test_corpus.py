@@ -100,11 +100,11 @@ class Trial:
         incarnation = str(self._stats()["incarnation"])
         words = {b"@NODE@": self._node.encode(), b"@INC@": incarnation.encode()}
         for case in corpus.of(self._broker, "event"):
-            self._delivering.broadcast(EVENTS, case.to, [corpus.changed(case, words)])
-        self._delivering.broadcast(REQUESTS, "", corpus.of(self._broker, "control"))
+            self._delivering.broadcast([(EVENTS, case.to, corpus.changed(case, words))])
+        self._delivering.broadcast([(REQUESTS, "", case) for case in corpus.of(self._broker, "control")])
         for case in corpus.of(self._broker, "envelope"):
             if case.to:
-                self._delivering.broadcast(case.to, "worker.x" if case.to == EVENTS else "", [case])
+                self._delivering.broadcast([(case.to, "worker.x" if case.to == EVENTS else "", case)])
 
     @property
     def _node(self) -> str:

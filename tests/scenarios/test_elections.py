@@ -16,6 +16,8 @@ import pytest
 from tests.cluster import Cluster
 from tests.scenarios.places import Place, place
 from tests.servers.rabbitmq import shared_server
+from tests.servers.redis import RedisServer
+from tests.servers.way import Way
 from tests.waiting import wait_until
 from umbel.app.app import App
 from umbel.brokers.registry import open_broker
@@ -214,6 +216,30 @@ def elect_by_classic_rules(here: Field, names: Sequence[str]) -> None:
     for name in names:
         here.report(name, 0.0)
     wait_until(lambda: set(names) <= set(here.lines()), deadline_s=60, what="every task to run")
+
+
+@pytest.mark.skipif(not SOAK, reason="it waits for a whole ttl; the machine's test does it in no time")
+def test_a_handler_that_stops_because_it_was_cut_off_is_followed_by_another_run(tmp_path: Path) -> None:
+    """The one worker is behind a black hole for a ttl. When it is back, the election is not done."""
+    redis = RedisServer(tmp_path)
+    redis.start()
+    way = Way(redis.port)
+    try:
+        with Cluster(tmp_path, TASKS_FILE, broker=redis.url, lease_s=2.0) as cluster:
+            cluster.start_worker("w", "-c", "1", broker=f"redis://127.0.0.1:{way.port}/0")
+            journal = tmp_path / "journal"
+            action = {"journal": str(journal)}
+            cluster.app.control.election("cut off", "cut", action, timeout=0)
+            wait_until(journal.exists, what="the first run")
+            way.silence()
+            wait_until(lambda: "1 ended" in journal.read_text(), deadline_s=30, what="it to stop")
+            way.resume()
+            outcome = cluster.app.control.election("cut off", "cut", action, timeout=60)
+            assert (outcome.state, outcome.attempt) == ("done", 2)
+            assert "2 ended" in journal.read_text()
+    finally:
+        way.close()
+        redis.stop()
 
 
 @pytest.mark.skipif(not SOAK, reason="it waits for a whole ttl; the simulator does it in no time")

@@ -12,8 +12,9 @@ FIRST_WORDS_MAX = 1000
 class Way:
     """Listens on a free port and forwards to the target until told otherwise."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, host: str = "127.0.0.1") -> None:
         self.port = free_ports(1)[0]
+        self._host = host
         self.accepted = 0  # connections, of all its time
         self._target_port = target_port
         self._flows = threading.Event()
@@ -25,7 +26,7 @@ class Way:
         self.open()
 
     def open(self) -> None:
-        listener = socket.create_server(("127.0.0.1", self.port))
+        listener = socket.create_server((self._host, self.port))
         self._listener = listener
         self._begin(lambda: self._accept(listener))
 
@@ -39,6 +40,14 @@ class Way:
     def silence(self) -> None:
         """Connections stay, and nothing gets through any more: a black hole."""
         self._flows.clear()
+
+    def hold(self) -> None:
+        """Every connection ends; new ones are taken, but nothing gets through until `resume`."""
+        self.silence()
+        self.cut()
+
+    def resume(self) -> None:
+        self._flows.set()
 
     def silence_all_but(self, marked: bytes) -> None:
         """A black hole, except for connections that said this in their first words."""

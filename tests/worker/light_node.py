@@ -49,7 +49,7 @@ class LightNode:
             chosen, Identity(self.name, pid, pid * 1000), self.broker, cast("Any", None), cast("Any", pool)
         )
         self.revoked = RevokedTasks()
-        tasks = cast("Any", SimpleNamespace(revoked=self.revoked, read_revokes=_nothing))
+        tasks = cast("Any", SimpleNamespace(revoked=self.revoked, revokes=SimpleNamespace(read=_nothing)))
         self.events = Events(self.context)
         self.heart = Heart(self.context, self.events)
         state = WorkerState(self.context, self.events, self.heart, tasks, lambda *_: None)

@@ -35,6 +35,7 @@ class Sink(Settler):
 
     def __init__(self) -> None:
         self.verdicts: list[Verdict] = []
+        self.kept: list[Outgoing | None] = []  # for the case that the broker has forgotten them
         self.reports: list[Report] = []
         self.released: list[tuple[str, str]] = []
         self.chords: list[Callable[[], Ending]] = []
@@ -42,6 +43,7 @@ class Sink(Settler):
 
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
         self.verdicts.append(verdict)
+        self.kept.append(message)
 
     def count_first(self, chord: Callable[[], Ending]) -> None:
         self.chords.append(chord)

@@ -24,6 +24,7 @@ from umbel.wire.message import Message, StoredResult
 from umbel.worker.admission import Admission
 from umbel.worker.context import Identity, WorkerContext
 from umbel.worker.endings import Endings
+from umbel.worker.outages import Outages
 from umbel.worker.settings import Ending, WorkerSettings
 from umbel.worker.settling import Settler
 from umbel.worker.steps.events import Events
@@ -91,7 +92,14 @@ def bench_on(broker: SqliteBroker, tmp_path: Path, rules: TaskRules) -> Bench:
     desk = Desk(settings.tasks, max_deliveries=3)
     events = TaskEvents(Events(context))
     settler = Settler(
-        broker, backend, context.counters, together=True, logged=events.logged, refused=nothing_refused
+        broker,
+        backend,
+        context.counters,
+        outages=Outages(),
+        store_outages=Outages("result store"),
+        together=True,
+        logged=events.logged,
+        refused=nothing_refused,
     )
     endings = Endings(context, desk, settler, events)
     admission = Admission(context, desk, RevokedTasks(), settler, endings, events)
@@ -173,6 +181,8 @@ def test_results_that_cannot_be_stored_keep_the_worker_from_taking_more(tmp_path
             bench.broker,
             backend,
             bench.context.counters,
+            outages=Outages(),
+            store_outages=Outages("result store"),
             together=True,
             logged=logged_at_once,
             refused=nothing_refused,

@@ -130,7 +130,7 @@ def test_what_the_task_gave_back_after_an_early_ack_is_sent_again() -> None:
     recorded.endings.settle(held, outcome("requeued"))
     before, (results, again) = recorded.sink.reports
     assert (recorded.sink.verdicts, before, results) == ([], ([], SENT), [])
-    assert again == [Outgoing(QUEUE, held.message, again[0].not_before)]
+    assert again == [Outgoing(QUEUE, held.message, again[0].not_before, redelivered=True)]
     assert again[0].not_before > time()
 
 
@@ -222,8 +222,9 @@ def test_what_the_stopping_worker_cut_off_returns_as_one_that_ran(run: str, char
 @pytest.mark.parametrize(("run", "charged"), [("late", True), ("counted", False)])
 def test_a_task_whose_process_died_returns_with_one_start_charged(run: str, charged: bool) -> None:
     """One that was counted before it ran is charged already."""
-    recorded, _ = after_loss(RUNS[run], lost(started=True, ran=True), starts=1)
+    recorded, held = after_loss(RUNS[run], lost(started=True, ran=True), starts=1)
     assert asked(recorded) == ([Return(TAG, charged, ran=True)], [])
+    assert recorded.sink.kept == [Outgoing(QUEUE, held.message, redelivered=True)]
     assert recorded.counted == {"lost": 1}
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from time import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from tests.worker.recorded import QUEUE, TAG, TASK, Recorded, delivery_of, message_of
 from umbel.brokers.interface import Ack, Bury, Delivery, Return, Started
 from umbel.errors import BrokerUnavailable
-from umbel.protocol.delivery import Run, TaskRules
+from umbel.pools.abilities import Abilities
+from umbel.protocol.delivery import Desk, Run, TaskRules
 from umbel.protocol.sensitive import Sensitive
 from umbel.worker.held import Held
 
@@ -115,6 +116,7 @@ def test_a_message_whose_limit_the_pool_cannot_enforce_is_buried(pool: str, runs
     buried = [one.reason for one in recorded.sink.verdicts if isinstance(one, Bury)]
     assert len(buried) == (0 if runs else 1)
     assert all("time limit" in reason for reason in buried)
+    assert not any(one.charged for one in recorded.sink.verdicts if isinstance(one, Bury))
     assert recorded.context.counters.buried == len(buried)
 
 
@@ -128,6 +130,36 @@ def test_of_two_limits_each_is_asked_of_the_pool() -> None:
     for options, runs in cases:
         recorded = Recorded(pool="threads")
         assert bool(admit(recorded, delivery_of(message_of(**options)))) is runs
+
+
+def test_a_soft_limit_is_asked_of_a_pool_that_has_none() -> None:
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({"soft_time_limit": 5.0}, False),
+        ({"time_limit": 5.0}, True),
+    ]
+    for options, runs in cases:
+        recorded = Recorded()
+        cast("Any", recorded.context.pool).abilities = Abilities(soft_limits="no clock")
+        assert bool(admit(recorded, delivery_of(message_of(**options)))) is runs
+
+
+def test_a_fault_in_judging_a_message_buries_it_and_its_neighbours_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judge = Desk.admit
+
+    def sometimes(desk: Desk, arrival: Any, *args: Any) -> Any:
+        if arrival.task == "bad":
+            raise LookupError("no such rule")
+        return judge(desk, arrival, *args)
+
+    monkeypatch.setattr(Desk, "admit", sometimes)
+    recorded = Recorded()
+    (held,) = admit(recorded, delivery_of(message_of(task="bad")), delivery_of())
+    assert held.headers.task == TASK
+    (verdict,) = recorded.sink.verdicts
+    assert isinstance(verdict, Bury) and "LookupError: no such rule" in verdict.reason
+    assert recorded.counted == {"received": 2, "faults": 1, "buried": 1}
 
 
 def test_a_message_of_a_task_with_secrets_hides_them() -> None:

@@ -14,6 +14,7 @@ from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.errors import BrokerUnavailable
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.worker.outages import Outages
 from umbel.worker.settling import Settler
 from umbel.worker.steps import events as events_step
 from umbel.worker.steps.events import BATCH_MAX, HEARTBEAT, Events
@@ -58,6 +59,8 @@ def test_what_ends_while_the_log_is_waited_for_waits_for_its_own_event(tmp_path:
             node.broker,
             backend,
             node.context.counters,
+            outages=Outages(),
+            store_outages=Outages("result store"),
             together=True,
             logged=until_logged,
             refused=nothing_refused,
@@ -150,6 +153,8 @@ def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path
             node.broker,
             backend,
             node.context.counters,
+            outages=Outages(),
+            store_outages=Outages("result store"),
             together=True,
             logged=logged,
             refused=nothing_refused,
@@ -161,11 +166,12 @@ def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path
         settler.add(Return("2"), returned)
         settler.add(Bury("3", "poison", results=[StoredResult("t3", "FAILURE", b"{}")]), dead)
         settler.add(Started("4"))
+        settler.add(Bury("5", "its message was not given"))
         await settler.flush()
         assert sorted(backend.read(["t1", "t3"])) == ["t1", "t3"]
         assert sorted(await node.broker.queues()) == ["back", "next"]
         assert buried == [Refused(dead, "poison")]
-        assert (node.context.counters.unknown, node.context.counters.conflicts) == (3, 0)
+        assert (node.context.counters.unknown, node.context.counters.conflicts) == (4, 0)
         assert settler.pending == 0
         backend.close()
 

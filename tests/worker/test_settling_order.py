@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 from tests.worker.recorded import FOLLOW_UP, result_of
-from umbel.brokers.interface import Ack, Bury, Refused, Return, Settled, Started, Verdict
+from umbel.brokers.interface import Ack, Bury, Refused, Return, Settled, Started, Tag, Verdict
 from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker import settling
 from umbel.worker.context import Counters
+from umbel.worker.outages import Outages
 from umbel.worker.settings import Ending
 from umbel.worker.settling import BATCH_MAX, Settler
 
@@ -42,6 +43,10 @@ class Recorder:
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         self._ask("settle", list(verdicts))
         return Settled(len(verdicts), self.conflicts, self.refused)
+
+    async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        self._ask("ended", list(tags))
+        return self.conflicts
 
     async def bury(self, refused: Sequence[Refused]) -> None:
         self._ask("bury", list(refused))
@@ -84,6 +89,8 @@ def play(scenario: Callable[[Bench], Coroutine[Any, Any, None]], *, together: bo
             cast("Any", recorder),
             cast("Any", SimpleNamespace(store=recorder.store)),
             counters,
+            outages=Outages(),
+            store_outages=Outages("result store"),
             together=together,
             logged=recorder.logged,
             refused=refused.extend,
@@ -125,7 +132,23 @@ def test_where_results_live_elsewhere_they_are_stored_before_their_acks() -> Non
         bench.settler.add(Return(3))
         await bench.settler.flush()
         bare = [Ack(1, (), SENT), Bury(2, "why", True, (), SENT), Return(3)]
-        assert bench.asked == [("store", [RESULT, RESULT]), ("settle", bare)]
+        assert bench.asked == [("ended", [1, 2]), ("store", [RESULT, RESULT]), ("settle", bare)]
+
+    play(scenario, together=False)
+
+
+def test_a_run_whose_claim_has_ended_stores_no_result() -> None:
+    """It is repeated elsewhere, and that run's result must not meet another."""
+    other = StoredResult("other", "SUCCESS", b"{}")
+
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.conflicts = frozenset({1})
+        bench.settler.add(Ack(1, [RESULT], SENT))
+        bench.settler.add(Ack(2, [other]))
+        await bench.settler.flush()
+        bare = [Ack(1, (), SENT), Ack(2)]
+        assert bench.asked == [("ended", [1, 2]), ("store", [other]), ("settle", bare)]
+        assert bench.counters.conflicts == 1
 
     play(scenario, together=False)
 
@@ -256,9 +279,9 @@ def test_what_cannot_be_stored_is_not_acknowledged() -> None:
         bench.settler.add(Ack(1, [RESULT]))
         with pytest.raises(BrokerUnavailable):
             await bench.settler.flush()
-        assert (bench.asked, bench.settler.pending, bench.settled) == ([], 1, [])
+        assert (bench.asked, bench.settler.pending, bench.settled) == ([("ended", [1])], 1, [])
         await bench.settler.flush()
-        assert bench.asked == [("store", [RESULT]), ("settle", [Ack(1)])]
+        assert bench.asked[1:] == [("ended", [1]), ("store", [RESULT]), ("settle", [Ack(1)])]
 
     play(scenario, together=False)
 
@@ -336,7 +359,7 @@ def test_refused_results_are_told_and_the_message_is_acknowledged() -> None:
         bench.settler.add(Ack(1, [RESULT, other]))
         await bench.settler.flush()
         assert bench.refused == [Refused(other, "too large")]
-        assert bench.asked == [("settle", [Ack(1)])]
+        assert bench.asked == [("ended", [1]), ("settle", [Ack(1)])]
 
     play(scenario, together=False)
 

@@ -6,7 +6,7 @@
     await app.control.aio.ping()                         the same, awaited
     app.control.ask("stats", timeout=2).silent           who should have answered and did not
 
-A question has one deadline, `timeout`, counted from when the broker is open; it is over earlier
+A question has one deadline, `timeout`, which covers connecting, sending and waiting; it is over earlier
 when every node has answered that was named or is known to be a member. Questions go out on a
 connection of their own, kept by one thread for the whole app and opened when first needed.
 """
@@ -26,6 +26,7 @@ from umbel.brokers.interface import Broadcast
 from umbel.brokers.registry import open_broker
 from umbel.control.client import UNANSWERED_TTL_S, make_request
 from umbel.control.state import REVOKE_RETENTION_S
+from umbel.errors import BrokerUnavailable
 from umbel.protocol.pidbox import Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
 from umbel.wire.revoke import Revoke
@@ -34,6 +35,7 @@ from umbel.wire.values import decode_json
 if TYPE_CHECKING:
     from umbel.app.app import App
 
+TIDY_S = 0.05  # whoever keeps the time ends by itself
 SLACK_S = 30.0  # the thread answers long before; a caller must not hang although it did not
 
 Replies = list[dict[str, Any]]
@@ -124,8 +126,14 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         line = self._open_line()
 
         async def hold() -> ElectionOutcome:
-            broker, asker = await line.opened()
-            return await hold_election(broker, asker, request, timeout)
+            began = time()
+            broker, asker = await line.opened(timeout or WAIT_S)
+            left_s = max(0.0, timeout - (time() - began)) if timeout > 0 else timeout
+            try:
+                async with asyncio.timeout(left_s + TIDY_S if timeout > 0 else None):
+                    return await hold_election(broker, asker, request, left_s)
+            except TimeoutError:
+                raise BrokerUnavailable(f"the broker did not answer within {timeout:g} s") from None
 
         return line.wait_for(hold(), timeout + SLACK_S)
 

@@ -53,7 +53,7 @@ class EagerBackend:
         while len(self._results) > RESULTS_MAX:
             self._results.popitem(last=False)
 
-    def read(self, task_ids: Iterable[str]) -> Mapping[str, StoredResult]:
+    def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
         return {one: self._results[one] for one in task_ids if one in self._results}
 
     def wait(self, task_ids: Iterable[str], timeout_s: float | None) -> Mapping[str, StoredResult]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from umbel.app.request import current_request
 from umbel.backends.interface import Backend
-from umbel.errors import JoinWouldBlock, RemoteError, ResultTimeout
+from umbel.errors import BrokerError, JoinWouldBlock, RemoteError, ResultTimeout
 from umbel.pools.guard import Returned, call_guarded
 from umbel.protocol.states import FAILURE, PENDING, READY_STATES, SUCCESS
 from umbel.wire.message import StoredResult
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _OURS = {described: kind for kind, described in CELERY_ERRORS.items()}
+STATE_S = 0.1
 
 
 class AsyncResult(Generic[R]):
@@ -129,10 +130,18 @@ class AsyncResult(Generic[R]):
     def _keep(self, found: Mapping[str, StoredResult], timeout: float | None) -> None:
         if self.id not in found:
             raise ResultTimeout(
-                f"no result of task {self.id} within {timeout} s (its state is {self.state}); "
+                f"no result of task {self.id} within {timeout} s (its state is {self._last_state()}); "
                 "is a worker consuming its queue?"
             )
         self._final = decode_result(found[self.id].payload)
+
+    def _last_state(self) -> str:
+        """For an error that is due: the store has a moment to say it."""
+        try:
+            found = self._backend.read([self.id], timeout_s=STATE_S).get(self.id)
+        except BrokerError:
+            return "unknown: the store of results does not answer"
+        return found.status if found else PENDING
 
     def _value(self, *, propagate: bool) -> R:
         assert self._final is not None

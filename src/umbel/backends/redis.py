@@ -28,6 +28,7 @@ from umbel.wire.message import Outgoing, StoredResult
 
 STORED_AT_ONCE = 1000
 READ_AT_ONCE = 5000
+LEAVE_S = 0.1
 LIVELY_S = 5.0  # a wait asks so often whether the server is still there
 
 _STORE = script("store")
@@ -73,9 +74,12 @@ class RedisBackend:
                 places=sorted(refused),
             )
 
-    def read(self, task_ids: Iterable[str]) -> Mapping[str, StoredResult]:
+    def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
         wanted = list(dict.fromkeys(task_ids))
-        return self._pool.use(lambda connection: self._read(connection, wanted)) if wanted else {}
+        if not wanted:
+            return {}
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        return self._pool.use(lambda connection: self._read(connection, wanted), deadline=deadline)
 
     def wait(self, task_ids: Iterable[str], timeout_s: float | None) -> Mapping[str, StoredResult]:
         """Block until one of the tasks has a final state, or the time-out; those that have one."""
@@ -83,7 +87,9 @@ class RedisBackend:
         if not wanted:
             return {}
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        return self._listening.use(lambda connection: self._listen(connection, wanted, deadline))
+        return self._listening.use(
+            lambda connection: self._listen(connection, wanted, deadline), deadline=deadline
+        )
 
     async def wait_async(
         self, task_ids: Iterable[str], timeout_s: float | None
@@ -134,7 +140,9 @@ class RedisBackend:
                 continue  # a result that came meanwhile is read below
         found = {
             task_id: result
-            for task_id, result in self.read(task_ids).items()
+            for task_id, result in self._pool.use(
+                lambda reader: self._read(reader, task_ids), deadline=deadline
+            ).items()
             if result.status in READY_STATES
         }
         while not found and (left_s := deadline - time.monotonic()) > 0:
@@ -142,10 +150,15 @@ class RedisBackend:
             if pushed is not None and pushed[0] == b"message" and pushed[1] in names:
                 told = decode_results([names[pushed[1]]], [pushed[2]])
                 found |= {task_id: one for task_id, one in told.items() if one.status in READY_STATES}
+        self._leave(connection)
+        return found
+
+    def _leave(self, connection: SocketConnection) -> None:
+        """Unsubscribe, so that the connection can be used again; at the end of the time it has a moment."""
+        connection.deadline = max(connection.deadline, time.monotonic() + LEAVE_S)
         connection.send([("UNSUBSCRIBE",)])
         while (reply := connection.read())[0] != b"unsubscribe" or reply[2] != 0:
             continue
-        return found
 
     def _next(self, connection: SocketConnection, left_s: float) -> list[Any] | None:
         """The next thing that the server says, if it does in time. A silent one must answer a ping."""

@@ -13,7 +13,7 @@ import msgspec
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.errors import AccessRefused, BrokerUnavailable
+from umbel.errors import AccessRefused, BrokerSilent, BrokerUnavailable
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.states import PENDING, READY_STATES
 from umbel.wire.message import StoredResult
@@ -63,20 +63,34 @@ class Listener:
         bell = asyncio.Event()
         self._bells[bell] = frozenset(keys)
         self._wanted.update(keys)
+        answered = False
         try:
-            while True:
-                bell.clear()
-                found = await self._look(task_ids, keys)
-                left_s = deadline - time.monotonic()
-                if found or left_s <= 0:
-                    return found
-                await _ring(bell, min(left_s, LIVELY_S))
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    bell.clear()
+                    found = await self._look(task_ids, keys, deadline)
+                    answered = True
+                    left_s = deadline - time.monotonic()
+                    if found or left_s <= 0:
+                        return found
+                    await _ring(bell, min(left_s, LIVELY_S))
+        except TimeoutError:
+            if not answered:
+                raise BrokerUnavailable(
+                    f"Redis at {self._link.address.shown} did not answer within {timeout_s:g} s"
+                ) from None
+            return {}
         finally:
             del self._bells[bell]
             self._leave(keys)
 
-    async def _look(self, task_ids: Sequence[str], keys: Sequence[str]) -> dict[str, StoredResult]:
-        """Subscribe, then read; for a bounded time again while the server cannot be reached."""
+    async def _look(
+        self, task_ids: Sequence[str], keys: Sequence[str], deadline: float
+    ) -> dict[str, StoredResult]:
+        """Subscribe, then read; for a bounded time again while the server cannot be reached.
+
+        A server that is silent is tried until the deadline, if there is one.
+        """
         ends, failures = time.monotonic() + self._timeout_s, 0
         while True:
             try:
@@ -85,9 +99,10 @@ class Listener:
                 (payloads,) = await self._link.reply_to(sent)
             except AccessRefused:
                 raise
-            except BrokerUnavailable:
+            except BrokerUnavailable as problem:
                 failures += 1
-                if time.monotonic() >= ends:
+                is_silent = isinstance(problem, BrokerSilent)
+                if time.monotonic() >= (deadline if is_silent and deadline < math.inf else ends):
                     raise
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
             else:

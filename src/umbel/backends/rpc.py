@@ -25,12 +25,13 @@ import msgspec
 
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import BrokerSettings, Refused
-from umbel.errors import BrokerError, NotSupported
+from umbel.errors import BrokerError, BrokerSilent, NotSupported
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.states import READY_STATES, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.values import UNREADABLE
 
+CONNECTING_S = 1.0
 RESULTS_MAX = 100_000  # kept in memory; past it the oldest is forgotten
 
 _backends: "WeakSet[RpcBackend]" = WeakSet()
@@ -113,7 +114,7 @@ class RpcBackend:
         if letters:
             self._post.send(letters)
 
-    def read(self, task_ids: Iterable[str]) -> Mapping[str, StoredResult]:
+    def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
         oldest = time.monotonic() - self._expires_s
         with self._changed:
             found = {task_id: self._results[task_id] for task_id in task_ids if task_id in self._results}
@@ -123,9 +124,12 @@ class RpcBackend:
         wanted = list(task_ids)
         if not wanted:
             return {}
-        self._receive()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if not self._receive(timeout_s):
+            return {}
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         with self._changed:
-            self._changed.wait_for(lambda: self._final(wanted), timeout_s)
+            self._changed.wait_for(lambda: self._final(wanted), left_s)
             return self._final(wanted)
 
     async def wait_async(
@@ -134,11 +138,13 @@ class RpcBackend:
         wanted = list(task_ids)
         if not wanted:
             return {}
-        await asyncio.to_thread(self._receive)
+        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        if not await asyncio.to_thread(self._receive, timeout_s):
+            return {}
         arrived = asyncio.Event()
         with self._told(arrived):
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout_at(deadline):
                     while not (found := self._final(wanted)):
                         arrived.clear()
                         await arrived.wait()
@@ -178,15 +184,25 @@ class RpcBackend:
             self._inherited = True
             receiver.abandon()
 
-    def _receive(self) -> None:
+    def _receive(self, timeout_s: float | None = None) -> bool:
+        """Listen; whether that has begun within the time. It goes on for whoever asks next."""
+        receiver = self._receiver or self._begin_receiving()
+        try:
+            return receiver.has_begun(timeout_s)
+        except BrokerError:
+            with self._changed:
+                if receiver.refused is not None and self._receiver is receiver:
+                    self._receiver = None
+            raise
+
+    def _begin_receiving(self) -> "_Receiver":
         with self._changed:
-            if self._receiver is not None:
-                return
-            if self._inherited:
-                self._address, self._inherited = str(uuid4()), False
-            receiver = _Receiver(self._post, self._address, self._on_results)
-            receiver.start()
-            self._receiver = receiver
+            if self._receiver is None:
+                if self._inherited:
+                    self._address, self._inherited = str(uuid4()), False
+                self._receiver = _Receiver(self._post, self._address, self._on_results)
+                self._receiver.start()
+            return self._receiver
 
     def _on_results(self, arrived: Sequence[tuple[str, bytes]]) -> None:
         results: list[StoredResult] = []
@@ -247,24 +263,72 @@ class _Receiver:
         self._take = take
         self._inbox: Inbox | None = None
         self._stopping = threading.Event()
+        self._told = threading.Condition()
+        self._is_listening = False
+        self._silent: BrokerError | None = None  # why the last try came to nothing
+        self.refused: BrokerError | None = None  # why there is no use in another
         self._thread = threading.Thread(target=self._run, name="umbel results", daemon=True)
 
     def start(self) -> None:
-        self._inbox = self._post.open(self._address)
+        """The thread opens the connection: a server that is silent would keep the caller waiting."""
         self._thread.start()
+
+    def has_begun(self, timeout_s: float | None) -> bool:
+        """Whether it listens within the time; raises why it does not, as far as that is known.
+
+        A server that is silent is tried again: who has no time-out waits for one try.
+        """
+        with self._told:
+            self._told.wait_for(
+                lambda: self._is_listening or self.refused or (timeout_s is None and self._silent), timeout_s
+            )
+            problem = self.refused or self._silent
+            if problem is not None and not self._is_listening:
+                raise problem
+            return self._is_listening
 
     def stop(self) -> None:
         self._stopping.set()
         if (inbox := self._inbox) is not None:
             inbox.interrupt()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is not threading.current_thread():
+            # One that is connected ends at once; one that waits for a silent server, by its time-out.
+            self._thread.join(None if self._is_listening else CONNECTING_S)
+
+    def _begin(self) -> bool:
+        while not self._stopping.is_set():
+            try:
+                self._inbox = self._post.open(self._address)
+            except BrokerSilent as error:
+                self._tell(silent=error)
+            except BrokerError as error:
+                self._tell(refused=error)
+                return False
+            else:
+                self._tell(is_listening=True)
+                return True
+        return False
+
+    def _tell(
+        self,
+        *,
+        is_listening: bool = False,
+        silent: BrokerError | None = None,
+        refused: BrokerError | None = None,
+    ) -> None:
+        with self._told:
+            self._is_listening, self._silent, self.refused = is_listening, silent, refused
+            self._told.notify_all()
 
     def abandon(self) -> None:
         if self._inbox is not None:
             self._inbox.close()
 
     def _run(self) -> None:
+        if not self._begin():
+            if self._inbox is not None:
+                self._inbox.close()
+            return
         failures = 0
         while not self._stopping.is_set():
             try:

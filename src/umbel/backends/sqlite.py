@@ -39,7 +39,7 @@ class SqliteBackend:
     def store(self, results: Sequence[StoredResult]) -> None:
         self._store.store_results(results)
 
-    def read(self, task_ids: Iterable[str]) -> Mapping[str, StoredResult]:
+    def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
         return self._store.read_results(task_ids)
 
     def wait(self, task_ids: Iterable[str], timeout_s: float | None) -> Mapping[str, StoredResult]:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from umbel.brokers.evidence import Evidence
+from umbel.brokers.links import Linked
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.revoke import Revoke
 from umbel.wire.signing import Keyring
@@ -190,6 +191,7 @@ class Claim:
     revokes: Sequence[Revoke]
     revoked_cursor: int
     returned: int = 0  # messages of dead owners that this claim gave back on the way
+    lease_ended: bool = False  # the owner's, since it last renewed it or claimed: others have what it held
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,7 @@ class Subscription(Protocol):
     def __aiter__(self) -> AsyncIterator[Broadcast]: ...
 
 
-class Broker(Protocol):
+class Broker(Linked, Protocol):
     """The asynchronous face, for one worker process (or one command of the CLI).
 
     `on_replaced` is called on the loop when the broker notices that its data was replaced. It has then
@@ -281,7 +283,7 @@ class Broker(Protocol):
         """Prolong the owner's lease, or begin one. False: there was none any more.
 
         A lease ends when somebody takes the messages of an owner whose time is over; an owner
-        that comes late but before that has lost nothing.
+        that comes late but before that has lost nothing. An owner that claims first learns of it then.
         """
         ...
 

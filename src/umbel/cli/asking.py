@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from umbel.cli import exits
-from umbel.cli.broker import ask_broker
+from umbel.cli.broker import ask_in_time
 from umbel.cli.options import app_option, broker_option, json_option, print_json, say, timeout_option
 
 if TYPE_CHECKING:
@@ -44,7 +44,12 @@ class Question:
 
     def ask(self, method: str, arguments: Mapping[str, Any] | None = None) -> "Answers":
         asked = arguments or {}
-        return ask_broker(self.app_name, lambda broker: ask_on(broker, self.to, method, asked), url=self.url)
+        return ask_in_time(
+            self.app_name,
+            lambda broker, left_s: ask_on(broker, self.to, method, asked, left_s),
+            self.to.timeout_s,
+            url=self.url,
+        )
 
     def tell(self, method: str, arguments: Mapping[str, Any]) -> None:
         from umbel.control.client import Asker
@@ -54,7 +59,12 @@ class Question:
             "pattern": self.to.pattern,
             "matcher": self.to.matcher,
         }
-        ask_broker(self.app_name, lambda broker: Asker(broker).tell(method, arguments, **whom), url=self.url)
+        ask_in_time(
+            self.app_name,
+            lambda broker, _: Asker(broker).tell(method, arguments, **whom),
+            self.to.timeout_s,
+            url=self.url,
+        )
 
     def show(self, answers: "Answers", print_answers: Callable[["Answers"], None], **more: Any) -> int:
         """Print the answers, as JSON with what else is known, or for people; the exit code."""
@@ -107,7 +117,9 @@ def whom(destination: str | None, glob: str | None, regex: str | None, timeout_s
     return Whom(names, glob or regex, "glob" if glob else "pcre" if regex else None, timeout_s)
 
 
-async def ask_on(broker: "Broker", to: Whom, method: str, arguments: Mapping[str, Any]) -> "Answers":
+async def ask_on(
+    broker: "Broker", to: Whom, method: str, arguments: Mapping[str, Any], left_s: float
+) -> "Answers":
     from umbel.control.client import Asker
 
     return await Asker(broker).ask(
@@ -116,7 +128,7 @@ async def ask_on(broker: "Broker", to: Whom, method: str, arguments: Mapping[str
         destination=to.destination,
         pattern=to.pattern,
         matcher=to.matcher,
-        timeout_s=to.timeout_s,
+        timeout_s=left_s,
     )
 
 
@@ -129,6 +141,8 @@ def judge(answers: "Answers") -> int:
         named = ", ".join(one.node for one in answers.silent)
         say(f"umbel: nobody answered{f': {named}' if named else ''}", err=True)
         return exits.NOBODY_ANSWERED
+    for one in answers.lost:
+        say(f"umbel: {_silence(one)}", err=True)
     if not answers.silent:
         return exits.OK
     count = len(answers.replies)
@@ -150,6 +164,7 @@ def as_data(answers: "Answers") -> dict[str, Any]:
         "silent": [
             {"node": one.node, "state": one.state, "silent_s": one.silent_s} for one in answers.silent
         ],
+        "lost": [{"node": one.node, "silent_s": one.silent_s} for one in answers.lost],
         "unknown": list(answers.unknown),
         "totals": dict(answers.totals),
     }

@@ -2,14 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from umbel.brokers.interface import Broker, BrokerSettings
+from umbel.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
     from umbel.wire.signing import Keyring
 
 T = TypeVar("T")
+SLACK_S = 0.05
 
 
 def ask_broker(
@@ -29,6 +33,41 @@ def ask_broker(
             await broker.close()
 
     return asyncio.run(ask())
+
+
+def ask_in_time(
+    app_name: str | None,
+    question: Callable[[Broker, float], Awaitable[T]],
+    timeout_s: float,
+    *,
+    url: str | None = None,
+) -> T:
+    """The same with a time-out that covers connecting; the question is told how much of it is left."""
+    from umbel.brokers.registry import open_broker
+
+    settings = BrokerSettings(url, keyring=_keyring()) if url else _settings_of(app_name)
+
+    async def ask() -> T:
+        ends = asyncio.get_running_loop().time() + timeout_s
+        broker = open_broker(replace(settings, connect_timeout_s=timeout_s))
+        try:
+            async with asyncio.timeout_at(ends + SLACK_S):  # who keeps the time ends by itself
+                await broker.open()
+                return await question(broker, max(0.0, ends - asyncio.get_running_loop().time()))
+        except TimeoutError:
+            raise BrokerUnavailable(f"the broker gave no answer within {timeout_s:g} s") from None
+        finally:
+            await _close(broker, ends)
+
+    return asyncio.run(ask())
+
+
+async def _close(broker: Broker, ends: float) -> None:
+    """A broker that is silent is not said goodbye to when the time is over."""
+    left_s = max(SLACK_S, ends - asyncio.get_running_loop().time())
+    with suppress(TimeoutError):
+        async with asyncio.timeout(left_s):
+            await broker.close()
 
 
 def _settings_of(app_name: str | None) -> BrokerSettings:

@@ -4,7 +4,7 @@ import click
 
 from umbel.brokers.interface import Broker
 from umbel.cli import exits
-from umbel.cli.broker import ask_broker
+from umbel.cli.broker import ask_in_time
 from umbel.cli.options import app_option, broker_option, json_option, print_json, print_table
 
 
@@ -17,8 +17,8 @@ def command(app_name: str | None, url: str | None, timeout_s: float, as_json: bo
     """Show the cluster's clock mark, from which nodes start, and each node's Lamport clock."""
     from umbel.control.client import Asker
 
-    async def ask(broker: Broker) -> tuple[int, dict[str, int]]:
-        answers = await Asker(broker).ask("clock", timeout_s=timeout_s)
+    async def ask(broker: Broker, left_s: float) -> tuple[int, dict[str, int]]:
+        answers = await Asker(broker).ask("clock", timeout_s=left_s)
         clocks = {
             node: said["clock"]
             for node, said in answers.replies.items()
@@ -26,7 +26,7 @@ def command(app_name: str | None, url: str | None, timeout_s: float, as_json: bo
         }
         return await broker.coordination.raise_clock(0), clocks
 
-    mark, clocks = ask_broker(app_name, ask, url=url)
+    mark, clocks = ask_in_time(app_name, ask, timeout_s, url=url)
     if as_json:
         print_json({"mark": mark, "nodes": clocks})
     else:

@@ -17,7 +17,7 @@ import click
 
 from umbel.brokers.interface import Broadcast, Broker
 from umbel.cli import exits
-from umbel.cli.broker import ask_broker
+from umbel.cli.broker import ask_broker, ask_in_time
 from umbel.cli.options import app_option, broker_option, json_option, print_json, print_table, say
 from umbel.control.client import Asker
 from umbel.errors import BrokerError, WireError
@@ -37,6 +37,7 @@ from umbel.protocol.gossip_events import (
     Probed,
     Suspected,
 )
+from umbel.protocol.opinions import HEARTBEAT_S, Opinion, is_better
 from umbel.wire.event import decode_events
 from umbel.wire.gossip import describe, read_worker_event
 from umbel.worker.driver import drive, fairly
@@ -62,7 +63,9 @@ def command(app_name: str | None, url: str | None, watch: bool, timeout_s: float
             ask_broker(app_name, lambda broker: Watch(broker, as_json=as_json).run(timeout_s), url=url)
         except KeyboardInterrupt:
             return exits.OK
-    rows = ask_broker(app_name, lambda broker: known_members(Asker(broker), timeout_s), url=url)
+    rows = ask_in_time(
+        app_name, lambda broker, left_s: known_members(Asker(broker), left_s), timeout_s, url=url
+    )
     if as_json:
         print_json(rows)
     elif rows:
@@ -82,11 +85,16 @@ async def known_members(asker: Asker, timeout_s: float) -> list[dict[str, Any]]:
     for view in told.replies.values():
         for row in view if isinstance(view, list) else ():
             known = rows.get(row["node"])
-            if known is None or row["silent_s"] < known["silent_s"]:  # whoever heard it last knows best
+            if known is None or is_better(_opinion(row), _opinion(known)):
                 rows[row["node"]] = row
-    for node in pinged.replies:
-        rows.setdefault(node, {"node": node, "state": "alive", "software": "unknown", "silent_s": 0.0})
+    for node in pinged.replies:  # whatever others think of it
+        row = rows.setdefault(node, {"node": node, "software": "unknown"})
+        rows[node] = row | {"state": "alive", "silent_s": 0.0, "reason": ""}
     return [rows[node] for node in sorted(rows)]
+
+
+def _opinion(row: dict[str, Any]) -> Opinion:
+    return Opinion(row["state"], row["silent_s"], row.get("incarnation", 0), row.get("freq_s", HEARTBEAT_S))
 
 
 class Watch:

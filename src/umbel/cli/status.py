@@ -6,14 +6,14 @@ import click
 
 from umbel.brokers.interface import Broker, Capabilities
 from umbel.cli import asking
-from umbel.cli.broker import ask_broker
+from umbel.cli.broker import ask_in_time
 from umbel.cli.options import duration, print_table
 from umbel.cli.phases import phase_text
 
 if TYPE_CHECKING:
     from umbel.protocol.pidbox import Answers
 
-COLUMNS = ("node", "state", "pool", "children", "running", "processed", "uptime", "clock")
+COLUMNS = ("node", "state", "pool", "children", "running", "processed", "reconnects", "uptime", "clock")
 # What a cluster does together, and the capability that it needs.
 FEATURES = {
     "remote control": "fanout",
@@ -33,7 +33,12 @@ def command(question: asking.Question) -> int:
 
     Exit code: 0 all that should have answered, 69 nobody, 75 not all.
     """
-    look = ask_broker(question.app_name, lambda broker: _look(broker, question.to), url=question.url)
+    look = ask_in_time(
+        question.app_name,
+        lambda broker, left_s: _look(broker, question.to, left_s),
+        question.to.timeout_s,
+        url=question.url,
+    )
     capabilities, answers = look
     features = _features(capabilities)
     if not question.as_json:
@@ -53,8 +58,8 @@ def _say_what_is_supported(features: dict[str, Any]) -> None:
             click.echo(f"umbel: {name} is off: {why}", err=True)
 
 
-async def _look(broker: Broker, to: asking.Whom) -> tuple[Capabilities, "Answers"]:
-    return broker.capabilities, await asking.ask_on(broker, to, "stats", {})
+async def _look(broker: Broker, to: asking.Whom, left_s: float) -> tuple[Capabilities, "Answers"]:
+    return broker.capabilities, await asking.ask_on(broker, to, "stats", {}, left_s)
 
 
 def _features(found: Capabilities) -> dict[str, Any]:
@@ -80,6 +85,7 @@ def _row(node: str, stats: Any) -> list[object]:
         pool.get("max-concurrency", ""),
         len(running) if isinstance(running, dict) else "",
         processed,
+        sum(ours["links"].values()) if "links" in ours else "",
         duration(stats.get("uptime", 0)),
         stats.get("clock", ""),
     ]

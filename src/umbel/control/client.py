@@ -7,7 +7,7 @@ once; the next ones wait for their turn, inside their own deadline.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -28,6 +28,7 @@ class Asker:
         self._broker = broker
         self._clock = 0
         self._turns = asyncio.Semaphore(ASKED_MAX)
+        self._ending: set[asyncio.Task[None]] = set()  # at most ASKED_MAX run, and as many tidy up
 
     async def ask(
         self,
@@ -58,28 +59,53 @@ class Asker:
             limit=limit,
             matches=lambda known: known.node != unless and is_for_member(request, known),
         )
-        sent = False
-        try:
-            async with (
-                asyncio.timeout_at(collection.deadline),
-                self._turns,
-                self._broker.subscribe(REPLY_EXCHANGE, [address.routing_key]) as replies,
-            ):
-                heard = await self._send(request, timeout_s)
-                sent = True
-                if heard is not None and request.destination is None and request.pattern is None:
-                    collection.heard_by(heard)
-                if not collection.is_complete():
-                    async for broadcast in replies:
-                        self._take(broadcast, request.ticket, collection)
-                        if collection.is_complete():
-                            break
-        except TimeoutError:
-            if not sent:
-                raise BrokerUnavailable(
-                    f"the request {method!r} could not be sent within {timeout_s:g} s; allow it more time"
-                ) from None
+        sent = asyncio.Event()
+        collecting = self._collect(request, address, collection, sent, timeout_s)
+        if not await self._within(timeout_s, collecting) and not sent.is_set():
+            raise BrokerUnavailable(
+                f"the request {method!r} could not be sent within {timeout_s:g} s; "
+                "is the broker reachable? Allow it more time"
+            )
         return collection.answers()
+
+    async def _within(self, timeout_s: float, collecting: Coroutine[Any, Any, None]) -> bool:
+        """Whether it was done in time. What tidies up behind it does not keep the caller waiting."""
+        task = asyncio.create_task(collecting)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        try:
+            await asyncio.wait([task], timeout=timeout_s)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.done():
+            await task
+            return True
+        task.cancel()
+        task.add_done_callback(_heed)
+        return False
+
+    async def _collect(
+        self,
+        request: Request,
+        address: ReplyTo,
+        collection: Collection,
+        sent: asyncio.Event,
+        timeout_s: float,
+    ) -> None:
+        async with (
+            self._turns,
+            self._broker.subscribe(REPLY_EXCHANGE, [address.routing_key]) as replies,
+        ):
+            heard = await self._send(request, timeout_s)
+            sent.set()
+            if heard is not None and request.destination is None and request.pattern is None:
+                collection.heard_by(heard)
+            if not collection.is_complete():
+                async for broadcast in replies:
+                    self._take(broadcast, request.ticket, collection)
+                    if collection.is_complete():
+                        break
 
     async def tell(
         self,
@@ -107,6 +133,12 @@ class Asker:
             return
         if reply.ticket in ("", ticket):
             collection.take(reply)
+
+
+def _heed(task: asyncio.Task[None]) -> None:
+    """What goes wrong while a question that is over tidies up concerns nobody."""
+    if not task.cancelled():
+        task.exception()
 
 
 def make_request(

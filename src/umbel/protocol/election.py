@@ -336,8 +336,9 @@ class Elections:
         return [CancelHandler(record.election_id, record.term, "lease lost")]
 
     def _handler_ended(self, record: Record, ended: HandlerEnded, now: Instant) -> list[Effect]:
-        if record.lost and record.request.policy is Policy.AT_LEAST_ONCE:
-            # It was told to stop: what it returned is no outcome, and its term is no longer used.
+        if (record.lost or ended.stopped) and record.request.policy is Policy.AT_LEAST_ONCE:
+            # It was told to stop: what it returned is no outcome, and its term is no longer used. The
+            # store may not know yet that its time is over: whoever asks after that runs it again.
             return self._watch(record, now, self._uniform(0.0, self._settings.ttl_s))
         record.ended = ended
         record.deadline_s = now.boot_s + FINISH_TTLS * self._settings.ttl_s

@@ -94,12 +94,16 @@ class FinishReplied(Value):
 
 
 class HandlerEnded(Value):
-    """The handler returned, or raised: then `ok` is false and `outcome` says what."""
+    """The handler returned, or raised: then `ok` is false and `outcome` says what.
+
+    `stopped`: the last thing it was told is that the election is not its own any more.
+    """
 
     election_id: str
     term: int
     ok: bool
     outcome: str = ""
+    stopped: bool = False
 
 
 class HolderLost(Value):

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
+from umbel.protocol.opinions import Opinion, is_better
 from umbel.protocol.trust import Doubt, Doubted, Heard, Proof, Signed
 
 EVERY_UMBEL_NODE = "@v2"
@@ -81,12 +82,16 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What came of a request. `silent`: nodes that should have answered and did not."""
+    """What came of a request. `silent`: nodes that should have answered and did not.
+
+    `lost`: those among the asked that the others have given up; nobody waited for them.
+    """
 
     replies: Mapping[str, Any]
     silent: tuple[Known, ...] = ()
     unknown: tuple[str, ...] = ()  # answered, although no member list has them
     totals: Mapping[str, int] = field(default_factory=dict)  # of lists that were too long to send whole
+    lost: tuple[Known, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +308,7 @@ class Collection:
             self._totals[reply.node] = reply.total
         for member in reply.members:
             known = self._members.get(member.node)
-            if known is None or member.silent_s < known.silent_s:  # whoever heard it last knows best
+            if known is None or is_better(_opinion(member), _opinion(known)):
                 self._members[member.node] = member
 
     def is_complete(self) -> bool:
@@ -323,7 +328,12 @@ class Collection:
             tuple(self._members.get(node, Known(node, "unknown")) for node in silent),
             tuple(unknown),
             dict(self._totals),
+            self._lost(),
         )
+
+    def _lost(self) -> tuple[Known, ...]:
+        found = (known for known in self._members.values() if known.state == "lost" and self._matches(known))
+        return tuple(sorted((one for one in found if one.node not in self.replies), key=lambda one: one.node))
 
     def _awaited(self) -> frozenset[str] | set[str]:
         if self._expected:
@@ -333,3 +343,7 @@ class Collection:
             for node, known in self._members.items()
             if known.state in ("alive", "suspect") and self._matches(known)
         }
+
+
+def _opinion(known: Known) -> Opinion:
+    return Opinion(known.state, known.silent_s)

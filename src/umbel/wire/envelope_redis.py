@@ -33,7 +33,9 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False):
     redelivered: bool
 
 
-def seal(message: Message, queue: str, delivery_tag: str, not_before: float = 0.0) -> bytes:
+def seal(
+    message: Message, queue: str, delivery_tag: str, not_before: float = 0.0, *, redelivered: bool = False
+) -> bytes:
     """The envelope of a task message for the list of its queue."""
     expiration = message.expiration_ms
     envelope = _encode(
@@ -46,7 +48,7 @@ def seal(message: Message, queue: str, delivery_tag: str, not_before: float = 0.
                 message.correlation_id,
                 message.reply_to,
                 PERSISTENT,
-                _DeliveryInfo("", queue),
+                _DeliveryInfo("", queue, redelivered or UNSET),
                 message.priority,
                 "base64",
                 delivery_tag,
@@ -54,6 +56,9 @@ def seal(message: Message, queue: str, delivery_tag: str, not_before: float = 0.
             ),
         )
     )
+    if redelivered:
+        due = b', "not_before": %.6f' % not_before if not_before else b""
+        return b'{"umbel": {"redelivered": true%b}, ' % due + envelope[1:]
     return envelope if not not_before else b'{"umbel": {"not_before": %.6f}, ' % not_before + envelope[1:]
 
 
@@ -114,6 +119,7 @@ def seal_broadcast(exchange: str, routing_key: str, body: bytes, headers: bytes,
 class _DeliveryInfo(msgspec.Struct, frozen=True, gc=False):
     exchange: str
     routing_key: str
+    redelivered: bool | UnsetType = UNSET
 
 
 class _Properties(msgspec.Struct, frozen=True, gc=False):

@@ -33,11 +33,15 @@ def unreadable(data: bytes) -> Message:
 
 
 class Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message and where it goes. `not_before` is Unix time; 0 means at once."""
+    """A message and where it goes. `not_before` is Unix time; 0 means at once.
+
+    `redelivered`: it is sent again, and may have run before.
+    """
 
     queue: str
     message: Message
     not_before: float = 0.0
+    redelivered: bool = False
 
 
 class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):

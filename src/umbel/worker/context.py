@@ -7,6 +7,7 @@ from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker
 from umbel.pools.interface import Pool
 from umbel.protocol.shutdown import Shutdown
+from umbel.worker.outages import Outages
 from umbel.worker.settings import WorkerSettings
 
 
@@ -38,6 +39,7 @@ class Counters:
     revoked: int = 0
     parked: int = 0
     buried: int = 0
+    adopted: int = 0  # messages redelivered to this worker while it still ran them
     repeated: int = 0  # runs of messages that may have run before
     lost: int = 0  # runs that ended with their process
     cut: int = 0  # runs that were cut off because the worker had to stop
@@ -81,6 +83,8 @@ class WorkerContext:
     backend: Backend
     pool: Pool
     counters: Counters = field(default_factory=Counters)
+    outages: Outages = field(default_factory=Outages)  # of the broker
+    store_outages: Outages = field(default_factory=lambda: Outages("result store"))
     queues: list[str] = field(default_factory=list)  # those consumed now; remote control changes them
     shutdown: Shutdown = field(default_factory=lambda: Shutdown(grace_s=30.0, soft_s=5.0))
 

@@ -241,7 +241,7 @@ class Endings:
             "a process died running a task: returned",
             extra=self._about(held, why=lost.reason),
         )
-        message = Outgoing(held.delivery.queue, held.message)
+        message = self._sent_again(held, ran=lost.ran)
         self._settler.add(Return(held.delivery.tag, charged=charged, ran=lost.ran), message)
 
     def _end(self, held: Held, error: Exception, status: str) -> None:
@@ -318,9 +318,14 @@ class Endings:
         return [replace(result, reply_to=reply_to) for result in results] if reply_to else ()
 
     def give_back(self, held: Held, *, ran: bool, not_before: float = 0.0) -> None:
-        message = Outgoing(held.delivery.queue, held.message, not_before)
+        message = self._sent_again(held, ran=ran, not_before=not_before)
         if held.run is not None and held.run.rules.acks_early:  # acknowledged already: sent anew
             self._settler.resend(message)
             return
         counted = held.run is not None and held.run.count_start
         self._settler.add(Return(held.delivery.tag, -1 if counted else 0, ran, not_before), message)
+
+    def _sent_again(self, held: Held, *, ran: bool, not_before: float = 0.0) -> Outgoing:
+        """The message, for the case that it is not in the broker any more and must be sent."""
+        delivery = held.delivery
+        return Outgoing(delivery.queue, held.message, not_before, ran or delivery.redelivered)

@@ -12,18 +12,22 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from time import time
 from typing import Any
 
 from umbel.brokers.interface import Broker
+from umbel.brokers.links import MAILBOX
 from umbel.control.panel import Command, Panel
 from umbel.control.state import ControlState
 from umbel.errors import BrokerError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.protocol.clock import LamportClock
+from umbel.protocol.outage import Closed, LinkChange
 from umbel.protocol.pidbox import Known, Mailbox
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.worker.mailbox import Happened, MailboxShell, awaited, in_thread
+from umbel.worker.outages import Outages
 
 log = logging.getLogger("umbel.worker.control")
 
@@ -45,7 +49,9 @@ class GreenMailbox:
         refusal_of: Callable[[str], str],
         changes: Callable[[str], bool],
         members: Callable[[], Sequence[Known]],
+        outages: Outages,
     ) -> None:
+        self._outages = outages
         self._node = node
         self._open_broker = open_broker
         self._panel = panel
@@ -127,8 +133,11 @@ class GreenMailbox:
 
     async def _listen(self) -> None:
         broker = self._open_broker()
+        broker.on_link = self._note_link
         await self._open(broker)
-        self._shell = MailboxShell(self._node, broker, self.mailbox, self._panel, self, lambda: self._known)
+        self._shell = MailboxShell(
+            self._node, broker, self.mailbox, self._panel, self, lambda: self._known, self._report
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._tell_when_open(self._shell))
@@ -144,8 +153,7 @@ class GreenMailbox:
                 await broker.open()
             except BrokerError as error:
                 failures += 1
-                if failures == 1:
-                    log.warning("the mailbox has no connection yet; trying on", extra={"why": str(error)})
+                self._report(error)
                 await asyncio.sleep(reconnect_wait_s(failures, 0.5))
             else:
                 return
@@ -154,6 +162,16 @@ class GreenMailbox:
         await shell.is_open.wait()
         if not self._opened.done():
             self._opened.set_result(None)
+
+    def _note_link(self, change: LinkChange) -> None:
+        """Of its own connection only what listens is told: the rest is restored when it is used."""
+        name = change.name if isinstance(change, Closed) else change.link
+        if name == MAILBOX:
+            call_guarded(self._main.call_soon_threadsafe, self._outages.link, change)
+
+    def _report(self, error: BrokerError | None) -> None:
+        report = partial(self._outages.report, MAILBOX, error)
+        call_guarded(self._main.call_soon_threadsafe, report)
 
     def forward(self) -> None:
         """Move the worker's clock, which its loop owns, before any handler runs there (P4)."""

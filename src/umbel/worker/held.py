@@ -59,6 +59,14 @@ class Held:
             (call.args, call.kwargs) if self.hides is None else self.hides.hide(call.args, call.kwargs, mask)
         )
 
+    def is_of(self, delivery: Delivery) -> bool:
+        """Whether the delivery brings this very message: a retry of the task has other headers."""
+        one, other = self.delivery, delivery
+        return one.queue == other.queue and (one.message.headers, one.message.body) == (
+            other.message.headers,
+            other.message.body,
+        )
+
     @property
     def limits(self) -> tuple[float | None, float | None]:
         """(hard, soft): the message's own, else the task's; 0 in a message is none, as Celery has it."""

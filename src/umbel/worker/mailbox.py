@@ -5,8 +5,9 @@ which they came; those that wait, and all that users wrote, beside it, so that a
 whatever the others do. Where they are carried out is for whoever makes the shell to say (`Runner`).
 
 In a flood requests are read in turns, so that the worker goes on. A `ping` is answered when it is read;
-other commands wait in a queue of WAITING_MAX, and are answered with an error when it is full. No more
-requests are read while as many replies wait as are kept: the flood waits at the broker, or in the
+other commands wait for their turn, and are answered with an error when WAITING_MAX of them wait. HANDLED_MAX
+of ours and as many of users are carried out beside it at a time; the next of its kind waits, others pass it.
+No more requests are read while as many replies wait as are kept: the flood waits at the broker, or in the
 subscription, which has a limit.
 
 A fault of the channel makes the mailbox anew, and the worker goes on (P5). What was sent while it
@@ -18,6 +19,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from random import random
 from time import monotonic, time
 from typing import Any, Protocol
@@ -48,6 +50,16 @@ MEMBERS_TOLD_BY = 3
 Happened = Returned[Any] | Raised
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A command that waits for its turn."""
+
+    request: Request
+    command: Command
+    arguments: dict[str, Any]
+    size_bytes: int
+
+
 class Runner(Protocol):
     """Carries commands out with the worker's state."""
 
@@ -67,8 +79,9 @@ class MailboxShell:
         panel: Panel,
         runner: Runner,
         members: Callable[[], Sequence[Known]],
+        report: Callable[[BrokerError | None], None],
     ) -> None:
-        self.resets = 0
+        self.resets = 0  # faults that ended the subscription; it restores lost links by itself
         self.replies_dropped = 0
         self.is_open = asyncio.Event()
         self._node = node
@@ -77,6 +90,7 @@ class MailboxShell:
         self._panel = panel
         self._runner = runner
         self._members = members
+        self._report = report  # whether the broker lets us listen
         self._replies: deque[tuple[Broadcast, float]] = deque()
         self._replies_bytes = 0
         self._has_room = asyncio.Event()
@@ -85,10 +99,11 @@ class MailboxShell:
         self._to_send = asyncio.Event()
         self._members_at = -MEMBERS_FRESH_S
         self._members_told: Sequence[Known] = ()
-        self._waiting: deque[tuple[Request, Command, dict[str, Any], int]] = deque()
-        self._waiting_bytes = 0
+        self._waiting: deque[Waiting] = deque()  # those that nobody has looked at yet
+        self._waiting_count = self._waiting_bytes = 0  # of all that are not being carried out yet
         self._to_do = asyncio.Event()
-        self._handling: set[asyncio.Task[None]] = set()
+        self._our_places = asyncio.Semaphore(HANDLED_MAX)
+        self._users_places = asyncio.Semaphore(HANDLED_MAX)  # theirs may hang
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -115,14 +130,14 @@ class MailboxShell:
                 async with self._broker.subscribe(REQUEST_EXCHANGE, [self._node]) as requests:
                     self.is_open.set()
                     failures = 0
+                    self._report(None)
                     async for broadcast in fairly(requests):
                         self._take(broadcast)
                         await self._has_room.wait()
             except BrokerError as error:
-                self.resets += 1
                 failures += 1
-                if failures == 1:
-                    log.warning("the mailbox is made anew", extra={"node": self._node, "why": str(error)})
+                self.resets += 1
+                self._report(error)
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
 
     def _take(self, broadcast: Broadcast) -> None:
@@ -152,37 +167,41 @@ class MailboxShell:
             self._answer(request, _error(bound.error))
         elif command.is_stateless and (happened := self._runner.at_once(command, bound.value)) is not None:
             self._finish(request, command, happened)
-        elif len(self._waiting) >= WAITING_MAX or self._waiting_bytes >= WAITING_MAX_BYTES:
+        elif self._waiting_count >= WAITING_MAX or self._waiting_bytes >= WAITING_MAX_BYTES:
             self._answer(request, {"error": BUSY})
         else:
-            self._waiting.append((request, command, bound.value, size_bytes))
+            self._waiting.append(Waiting(request, command, bound.value, size_bytes))
+            self._waiting_count += 1
             self._waiting_bytes += size_bytes
             self._to_do.set()
 
     async def _carry_out(self) -> None:
-        async for request, command, arguments in self._commands():
-            if (happened := self._runner.at_once(command, arguments)) is not None:
-                self._finish(request, command, happened)
-            elif len(self._handling) >= HANDLED_MAX:
-                self._answer(request, {"error": BUSY})
+        async for waiting in self._commands():
+            if (happened := self._runner.at_once(waiting.command, waiting.arguments)) is not None:
+                self._leave_line(waiting)
+                self._finish(waiting.request, waiting.command, happened)
             else:
                 assert self._group is not None
-                task = self._group.create_task(self._handle_beside(request, command, arguments))
-                self._handling.add(task)
-                task.add_done_callback(self._handling.discard)
+                self._group.create_task(self._handle_beside(waiting))
             await asyncio.sleep(0)  # reading goes first: a ping may be next
 
-    async def _commands(self) -> AsyncIterator[tuple[Request, Command, dict[str, Any]]]:
+    async def _commands(self) -> AsyncIterator[Waiting]:
         while True:
             while self._waiting:
-                request, command, arguments, size_bytes = self._waiting.popleft()
-                self._waiting_bytes -= size_bytes
-                yield request, command, arguments
+                yield self._waiting.popleft()
             self._to_do.clear()
             await self._to_do.wait()
 
-    async def _handle_beside(self, request: Request, command: Command, arguments: dict[str, Any]) -> None:
-        self._finish(request, command, await self._runner.beside(command, arguments))
+    async def _handle_beside(self, waiting: Waiting) -> None:
+        places = self._users_places if waiting.command.is_users else self._our_places
+        async with places:  # in the order in which they came
+            self._leave_line(waiting)
+            happened = await self._runner.beside(waiting.command, waiting.arguments)
+            self._finish(waiting.request, waiting.command, happened)
+
+    def _leave_line(self, waiting: Waiting) -> None:
+        self._waiting_count -= 1
+        self._waiting_bytes -= waiting.size_bytes
 
     def _finish(self, request: Request, command: Command, happened: Happened) -> None:
         if isinstance(happened, Raised):

@@ -25,9 +25,11 @@ from umbel.pools.guard import Raised, await_guarded
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
+from umbel.worker.outages import Outages
 from umbel.worker.settings import Ending
 
 log = logging.getLogger("umbel.worker.settling")
+PART = "settling"
 BATCH_MAX = 500
 
 
@@ -44,6 +46,8 @@ class Settler:
         backend: Backend,
         counters: Counters,
         *,
+        outages: Outages,
+        store_outages: Outages,
         together: bool,
         logged: Callable[[], Awaitable[None]],
         refused: Callable[[Sequence[Refused]], None],
@@ -52,6 +56,8 @@ class Settler:
         self._broker = broker
         self._backend = backend
         self._counters = counters
+        self._outages = outages
+        self._store_outages = store_outages
         self._together = together  # results ride with their acks
         self._logged = logged
         self._refused = refused
@@ -119,12 +125,11 @@ class Settler:
                 await self._settle_gathered()
             except BrokerError as error:
                 failures += 1
-                self._note_failure(failures, error)
+                self._note_failure(error)
                 self._gathered.set()
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
                 continue
-            if failures:
-                log.info("acknowledging results again", extra={"after_failures": failures})
+            self._outages.worked(PART)
             failures, self.problem = 0, ""
             if not self.pending and not self._uniques:
                 self._idle.set()
@@ -150,7 +155,7 @@ class Settler:
             if settled.conflicts:
                 self._counters.conflicts += len(settled.conflicts)
                 log.warning(
-                    "finished after the lease had ended: not applied, another worker has these messages",
+                    "finished after the claim had ended: outcome dropped; the message is redelivered",
                     extra={"count": len(settled.conflicts)},
                 )
             self._refused(settled.refused)
@@ -206,12 +211,14 @@ class Settler:
     async def _with_results_stored(self, batch: list[Verdict]) -> list[Verdict]:
         if self._together:
             return batch
-        results = [
-            result for verdict in batch if isinstance(verdict, Ack | Bury) for result in verdict.results
-        ]
-        if not results:
+        bringing = [verdict for verdict in batch if isinstance(verdict, Ack | Bury) and verdict.results]
+        if not bringing:
             return batch
-        await self._store(results)
+        # A run whose claim has ended is repeated elsewhere: its result must not stand in for that one's.
+        ended = await self._broker.ended([verdict.tag for verdict in bringing])
+        results = [result for verdict in bringing if verdict.tag not in ended for result in verdict.results]
+        if results:
+            await self._store(results)
         return [
             msgspec.structs.replace(verdict, results=()) if isinstance(verdict, Ack | Bury) else verdict
             for verdict in batch
@@ -222,6 +229,7 @@ class Settler:
             more = await await_guarded(asyncio.to_thread, self._chords[0])
             if isinstance(more, Raised):
                 if isinstance(more.error, BrokerUnavailable):
+                    self._store_outages.failed(PART, more.error)
                     raise more.error
                 log.error("cannot count a task in its chord", exc_info=more.error)
             else:
@@ -243,6 +251,10 @@ class Settler:
             await asyncio.to_thread(self._backend.store, results)
         except BrokerRefused as error:
             self._refused([Refused(results[place], str(error)) for place in _places(error, results)])
+        except BrokerError as error:
+            self._store_outages.failed(PART, error)
+            raise
+        self._store_outages.worked(PART)
 
     async def _publish(self, messages: Sequence[Outgoing]) -> None:
         try:
@@ -266,10 +278,10 @@ class Settler:
         self._idle.clear()
         self._gathered.set()
 
-    def _note_failure(self, failures: int, error: BrokerError) -> None:
+    def _note_failure(self, error: BrokerError) -> None:
         self.problem = f"results cannot be acknowledged: {error}"
-        if failures == 1:
-            log.error("cannot acknowledge results; will retry", extra={"why": str(error)})
+        if not self._store_outages.problem:
+            self._outages.failed(PART, error)
 
 
 def _places(error: BrokerRefused, parts: Sequence[object]) -> Sequence[int]:

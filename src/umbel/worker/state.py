@@ -11,6 +11,7 @@ from time import time
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from umbel.brokers.links import MAILBOX
 from umbel.control.panel import NO_ANSWER
 from umbel.control.state import ELECTION_REFUSED, REVOKE_RETENTION_S, Elect
 from umbel.errors import BrokerError, NotSupported
@@ -59,6 +60,7 @@ class WorkerState:
         self.elections: Elect | None = None  # set by the step that holds elections
         self.mingle: Mingle | None = None  # likewise
         self.replies_dropped: Callable[[], int] = lambda: 0
+        self.mailbox_resets: Callable[[], int] = lambda: 0
         self.requests_unreadable: Callable[[], int] = lambda: 0
         self.requests_distrusted: Callable[[], int] = lambda: 0
         self.gossip: Gossip | None = None
@@ -111,7 +113,7 @@ class WorkerState:
         record = [Revoke(one, now, now) for one in task_ids]
         record += [Revoke("", now, now, header) for header in headers]
         for one in record:
-            self._tasks.take_back(one)
+            self._tasks.revokes.take_back(one)
         if record and not is_recorded:
             await self._context.broker.revoke(record)
 
@@ -197,6 +199,8 @@ class WorkerState:
             "umbel": {
                 "incarnation": self._context.identity.incarnation,
                 "counters": self._context.counters.as_dict(),
+                "links": {**self._context.outages.reconnects, MAILBOX: self.mailbox_resets()},
+                "outage": self._context.outages.problem,
                 "replies_dropped": self.replies_dropped(),
                 "unreadable": {
                     "events": self.gossip.undecodable if self.gossip else 0,

@@ -69,15 +69,17 @@ class Worker:
         self._state.autoscaler = autoscaler = Autoscaler(self._context)
         self._control.members = self._state.known
         self._state.replies_dropped = lambda: self._control.replies_dropped
+        self._state.mailbox_resets = lambda: self._control.resets
         self._state.requests_unreadable = lambda: self._control.mailbox.malformed
         self._state.requests_distrusted = lambda: self._control.mailbox.distrusted
         connection = Connection(self._context)
 
         def replaced() -> None:
-            self._tasks.reread_revokes()
+            self._tasks.revokes.read_again()
             heart.come_online()  # the others may have lost sight of this node
 
         connection.on_replaced = replaced
+        connection.on_lease_ended = self._tasks.return_unstarted
         self._steps: list[Step] = [
             connection,
             RecorderStep(

@@ -42,6 +42,8 @@ from umbel.brokers.interface import (
     Tag,
     Verdict,
 )
+from umbel.brokers.links import unheard
+from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
 from umbel.wire.signing import Keyring
@@ -56,11 +58,13 @@ LOOK_EVERY_S = 0.05  # for messages in queues that nobody here consumes
 class AmqpBroker:
     def __init__(self, settings: BrokerSettings) -> None:
         self.on_replaced: Callable[[Replaced], None] = lambda _: None
+        self.on_link: Callable[[LinkChange], None] = unheard
         self._settings = settings
         self._sessions = Sessions(
             settings,
             name=f"{settings.connection_name} {os.getpid()}",
             on_replaced=self._tell_replaced,
+            on_link=self._tell_link,
         )
         self._coordination = AmqpCoordination(self._sessions, settings)
         self._event_log = EventLog(settings)
@@ -95,6 +99,10 @@ class AmqpBroker:
                     raise
                 log.info("waiting for RabbitMQ", extra={"why": str(error)})
             await asyncio.sleep(STARTING_PAUSE_S)
+
+    async def reconnect(self) -> None:
+        await self._sessions.get()
+        await self._coordination.reconnect()
 
     async def close(self) -> None:
         await self._coordination.close()
@@ -131,7 +139,8 @@ class AmqpBroker:
             claims.put_back(taken)
             raise
         deliveries = claims.deliver(owner, taken)
-        return Claim(deliveries, revokes.after(revoked_after, time()), revokes.cursor)
+        news = revokes.after(revoked_after, time())
+        return Claim(deliveries, news, revokes.cursor, lease_ended=not claims.renew(owner))
 
     def _usable(self, queues: Sequence[str]) -> Sequence[str]:
         """Those that were not refused a moment ago; all, if each was."""
@@ -155,7 +164,7 @@ class AmqpBroker:
             await asyncio.sleep(min(left_s, LOOK_EVERY_S))
 
     async def renew(self, owner: str) -> bool:
-        return (await self._sessions.get()).claims.touch(owner)
+        return (await self._sessions.get()).claims.renew(owner)
 
     async def return_lost(self) -> int:
         """What silent owners of this process held; RabbitMQ itself returns that of dead processes."""
@@ -170,6 +179,14 @@ class AmqpBroker:
     async def forget_owner(self, owner: str) -> int:
         session = self._sessions.alive
         return 0 if session is None else await session.claims.forget(owner)
+
+    async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        session = self._sessions.alive
+        if session is None:  # and with it all that was claimed
+            return frozenset(tags) - self._sessions.unknown
+        standing = session.claims.standing
+        gone = {tag for tag in tags if tag not in standing or not standing[tag].consumer.is_open}
+        return frozenset(gone) - self._sessions.unknown
 
     async def settle(self, batch: Sequence[Verdict]) -> Settled:
         session = await self._sessions.get()
@@ -218,6 +235,9 @@ class AmqpBroker:
 
     def _tell_replaced(self, replaced: Replaced) -> None:
         self.on_replaced(replaced)
+
+    def _tell_link(self, change: LinkChange) -> None:
+        self.on_link(change)
 
     # -- looking ---------------------------------------------------------------------------------
 

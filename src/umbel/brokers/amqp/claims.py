@@ -41,6 +41,7 @@ class Owner:
     def __init__(self, name: str, deadline: float) -> None:
         self.name = name
         self.deadline = deadline
+        self.is_new = True  # and was not told so
         self.consumers: dict[str, Consumer] = {}
         self.turn = 0
         self.lock = asyncio.Lock()
@@ -71,16 +72,22 @@ class Claims:
 
     # -- owners ----------------------------------------------------------------------------------
 
-    def touch(self, name: str) -> bool:
-        """The owner is alive; whether its lease stood."""
+    def touch(self, name: str) -> None:
+        """The owner is alive."""
         loop = asyncio.get_running_loop()
         owner = self._owners.get(name)
         if owner is not None:
             owner.deadline = loop.time() + self._lease_s
-            return True
+            return
         owner = self._owners[name] = Owner(name, loop.time() + self._lease_s)
         loop.call_at(owner.deadline, self._watch, owner)
-        return False
+
+    def renew(self, name: str) -> bool:
+        """The owner is alive; whether its lease stood. It is told once."""
+        self.touch(name)
+        owner = self._owners[name]
+        stood, owner.is_new = not owner.is_new, False
+        return stood
 
     async def forget(self, name: str) -> int:
         owner = self._owners.pop(name, None)

@@ -18,7 +18,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import time
 from weakref import WeakValueDictionary
 
@@ -27,7 +27,7 @@ from msgspec.structs import replace as replace_fact
 from umbel.brokers.amqp import outbox, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.facts import change, tell
-from umbel.brokers.amqp.holds import Holds, boot_time, heartbeat_for, is_held
+from umbel.brokers.amqp.holds import Holds, Own, heartbeat_for, is_held
 from umbel.brokers.amqp.records import ElectionFact, LeaseFact
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.interface import BrokerSettings
@@ -46,25 +46,8 @@ from umbel.protocol.coordination import (
 )
 from umbel.wire.message import Outgoing
 
+ASK_AGAIN_SHARE = 0.02  # of a time to live
 WRITES_MAX = 5  # of one change; each but the last found that somebody else was faster
-
-
-@dataclass(slots=True)
-class Own:
-    """What this process holds: under which term, and until when on its own clock."""
-
-    holds: Holds
-    holder: str
-    term: int
-    ttl_s: float
-    deadline: float = 0.0
-
-    @property
-    def left_s(self) -> float:
-        return self.deadline - boot_time()
-
-    def prolong(self, proven_at: float) -> None:
-        self.deadline = proven_at + min(self.ttl_s, self.holds.proof_s)
 
 
 class AmqpCoordination:
@@ -79,6 +62,9 @@ class AmqpCoordination:
     async def close(self) -> None:
         for holds in self._holds.values():
             await holds.close()
+
+    async def reconnect(self) -> None:
+        await asyncio.gather(*(holds.reconnect() for holds in self._holds.values()))
 
     async def sweep(self) -> None:
         session = await self._current()
@@ -101,7 +87,7 @@ class AmqpCoordination:
                 return self._lease_reply(session, name, own, granted=True)
             async with self._taken(what, ttl_s, session) as hold:
                 if hold is None:
-                    return await self.read_lease(name)
+                    return _busy(session.views.facts.leases.get(name), ttl_s)
                 term = 0
                 for _ in range(WRITES_MAX):
                     known = session.views.facts.leases.get(name)
@@ -321,9 +307,10 @@ class AmqpCoordination:
         holds = self._holds.get(heartbeat_s)
         if holds is None:
             name = f"umbel {os.getpid()} holds {heartbeat_s}"
-            holds = Holds(timeout_s=self._timeout_s, heartbeat_s=heartbeat_s, name=name)
-            self._holds[heartbeat_s] = holds
-        taken_at = await holds.take(what, session.link.location)
+            holds = self._holds[heartbeat_s] = Holds(
+                self._timeout_s, heartbeat_s, name, self._sessions.on_link
+            )
+        taken_at = await holds.take(what, ttl_s, session.link.location)
         if taken_at is None:
             yield None
             return
@@ -350,12 +337,12 @@ class AmqpCoordination:
 
     async def _renew(self, what: str, own: Own, ttl_s: float | None = None) -> bool:
         try:
-            proven_at = await own.holds.prove()
+            proven_at = await own.holds.prolong(what)
         except BrokerUnavailable:  # its connection has ended, and the hold with it
             return False
         if self._valid(what) is not own:
             return False
-        own.ttl_s = own.ttl_s if ttl_s is None else ttl_s
+        own.ttl_s = min(own.ttl_s, ttl_s or own.ttl_s)  # the server lets go after that of the first time
         own.prolong(proven_at)
         return True
 
@@ -389,6 +376,13 @@ class AmqpCoordination:
     def _lease_reply(self, session: Session, name: str, own: Own, *, granted: bool) -> LeaseReply:
         known = session.views.facts.leases.get(name)  # unless the stream was deleted meanwhile
         return LeaseReply(granted, own.holder, own.term, own.left_s, b"" if known is None else known.data)
+
+
+def _busy(known: LeaseFact | None, ttl_s: float) -> LeaseReply:
+    """RabbitMQ does not say for how long another has it: ask again soon, so that it is not free for long."""
+    if known is None:
+        return protocol.NO_LEASE
+    return LeaseReply(False, known.holder, known.term, ASK_AGAIN_SHARE * ttl_s, known.data)
 
 
 def _now() -> Instant:

@@ -4,15 +4,19 @@ RabbitMQ lets one connection at a time have an exclusive queue of a name and rem
 connection ends, for whatever reason. Holds have a connection of their own, so that a channel full
 of messages never delays its heartbeats.
 
-A holder that is cut off without being told must have given up before the server lets go. The
-server waits for two to three heartbeats after it last heard of a connection; so whoever holds for
-`ttl_s` at a time does so on a connection whose two heartbeats are at least that, and counts
-from the sending of a question that the server has answered. What stands between the two and ends the
-connection towards the server only, defeats that.
+A hold also ends when it was not declared again for its time to live (`x-expires`), by the server's clock:
+the server keeps the connection of a holder that was cut off for two to three heartbeats, and others need
+not wait for that. The holder must have given up before. It counts from the sending of a declaration that the
+server has answered, and has a connection whose two heartbeats are at least the time to live. What stands
+between the two and ends the connection towards the server only, defeats that.
+
+A passive declaration would prolong another's hold, unless it asks for no answer (`is_held`).
 """
 
 import asyncio
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.frames import Method, encode_method
@@ -21,8 +25,11 @@ from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.evidence import Evidence
-from umbel.errors import BrokerUnavailable
+from umbel.brokers.links import unheard
+from umbel.errors import BrokerError, BrokerUnavailable
+from umbel.protocol.outage import LinkChange, LinkLost, LinkRestored
 
+HOLDS = "leases"  # how the link is called
 HEARTBEATS_S = (1, 2, 4, 8, 16, 32, 60)
 
 
@@ -37,16 +44,23 @@ def boot_time() -> float:
 
 
 class Holds:
-    def __init__(self, *, timeout_s: float, heartbeat_s: int, name: str) -> None:
+    def __init__(
+        self, timeout_s: float, heartbeat_s: int, name: str, on_link: Callable[[LinkChange], None] = unheard
+    ) -> None:
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
         self._name = name
+        self._on_link = on_link
+        self._is_lost = self._is_closed = False
+        self._location: Location | None = None
         self._link: Link | None = None
         # Holds are given up on one channel, which nothing that is refused closes; and taken on others,
         # when it has answered that what was given up before is gone.
         self._channel: Channel | None = None
+        self._renewals: Channel | None = None  # holds are prolonged on one more
+        self._prolonging = asyncio.Lock()
         self._lock = asyncio.Lock()
-        self._held: set[str] = set()
+        self._held: dict[str, topology.Queue] = {}
         self._taking: set[asyncio.Future[float | None]] = set()
 
     @property
@@ -57,15 +71,31 @@ class Holds:
     def has(self, what: str) -> bool:
         return what in self._held and self._link is not None and self._link.error is None
 
-    async def prove(self) -> float:
-        """Ask the server anything; the boot time from which on it has heard of us."""
-        if self._channel is None:
+    async def prolong(self, what: str) -> float:
+        """Declare it again; the boot time from which on it is ours for another time to live."""
+        queue = self._held.get(what)
+        if queue is None or self._link is None:
             raise BrokerUnavailable("nothing is held")
+        async with self._prolonging:  # one at a time: a refusal ends the channel
+            if self._renewals is None or self._renewals.error is not None:
+                self._renewals = await self._link.channel()
+            sent_at = boot_time()
+            try:
+                for method, fields in queue.calls():
+                    await self._renewals.call(method, *fields)
+            except ChannelClosed as refused:  # it had ended, and another was faster
+                self._held.pop(what, None)
+                raise BrokerUnavailable(f"the hold {what!r} is lost: {refused.text}") from None
+        return sent_at
+
+    async def _barrier(self) -> float:
+        """The server has done what was asked of it before; the boot time of asking."""
+        assert self._channel is not None
         sent_at = boot_time()
         await self._channel.call(Method.BASIC_QOS, 0, 0, False)
         return sent_at
 
-    async def take(self, what: str, location: Location) -> float | None:
+    async def take(self, what: str, ttl_s: float, location: Location) -> float | None:
         """The boot time from which on it is ours; None if it is somebody else's.
 
         Not for two at once with the same name. Who is cancelled meanwhile leaves nothing held: what
@@ -73,7 +103,7 @@ class Holds:
         """
         wanted = asyncio.Event()
         wanted.set()
-        taking = asyncio.ensure_future(self._take(what, location, wanted))
+        taking = asyncio.ensure_future(self._take(topology.hold_queue(what, ttl_s), what, location, wanted))
         self._taking.add(taking)
         taking.add_done_callback(self._taking.discard)
         try:
@@ -84,20 +114,22 @@ class Holds:
                 self.drop(what)
             raise
 
-    async def _take(self, what: str, location: Location, wanted: asyncio.Event) -> float | None:
+    async def _take(
+        self, queue: topology.Queue, what: str, location: Location, wanted: asyncio.Event
+    ) -> float | None:
         async with self._lock:
             link = await self._open(location)
-            sent_at = await self.prove()
+            sent_at = await self._barrier()
             channel = await link.channel()
             try:
-                for method, fields in topology.hold_queue(what).calls():
+                for method, fields in queue.calls():
                     await channel.call(method, *fields)
             except ChannelClosed as refused:
                 if refused.code != ChannelClosed.LOCKED:
                     raise
                 return None
             await channel.close()
-            self._held.add(what)
+            self._held[what] = queue
             if not wanted.is_set():
                 self.drop(what)
             return sent_at
@@ -108,16 +140,23 @@ class Holds:
             name = topology.hold_queue(what).name
             delete = encode_method(self._channel.number, Method.QUEUE_DELETE, 0, name, False, False, True)
             self._channel.send(delete)
-        self._held.discard(what)
+        self._held.pop(what, None)
 
     async def drop_now(self, what: str) -> None:
         """Give it up; when this returns, anybody can take it."""
         held = self.has(what)
         self.drop(what)
         if held:
-            await self.prove()
+            await self._barrier()
+
+    async def reconnect(self) -> None:
+        """If it was lost: whoever held something tries to take it again."""
+        if self._is_lost and self._location is not None:
+            async with self._lock:
+                await self._open(self._location)
 
     async def close(self) -> None:
+        self._is_closed = True
         self._held.clear()
         if self._link is not None:
             await self._link.close()
@@ -128,17 +167,47 @@ class Holds:
             self._link = await open_link(
                 location, timeout_s=self._timeout_s, heartbeat_s=self._heartbeat_s, name=self._name
             )
+            self._location, self._link.on_end = location, self._note_ended
+            if self._is_lost:
+                self._is_lost = False
+                self._on_link(LinkRestored(HOLDS))
         if self._channel is None or self._channel.error is not None:
             self._channel = await self._link.channel()
         return self._link
+
+    def _note_ended(self, error: BrokerError) -> None:
+        """A connection on which nothing was held is nobody's loss."""
+        if self._held and not self._is_closed:
+            self._is_lost = True
+            self._on_link(LinkLost(HOLDS, str(error)))
+
+
+@dataclass(slots=True)
+class Own:
+    """What this process holds: under which term, and until when on its own clock."""
+
+    holds: Holds
+    holder: str
+    term: int
+    ttl_s: float
+    deadline: float = 0.0
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - boot_time()
+
+    def prolong(self, proven_at: float) -> None:
+        self.deadline = proven_at + min(self.ttl_s, self.holds.proof_s)
 
 
 async def is_held(session: Session, what: str) -> bool:
     """Whether anybody's connection has it; asked on a connection that has none."""
     channel = await session.link.channel()
-    method, fields = topology.passive(topology.hold_queue(what).name)
+    name = topology.hold_queue(what).name
+    flags = (True, False, False, False, True)  # passive, and without an answer
+    channel.send(encode_method(channel.number, Method.QUEUE_DECLARE, 0, name, *flags, {}))
     try:
-        await channel.call(method, *fields)
+        await channel.call(Method.BASIC_QOS, 0, 0, False)
     except ChannelClosed as refused:
         if refused.code not in (ChannelClosed.LOCKED, ChannelClosed.NOT_FOUND):
             raise

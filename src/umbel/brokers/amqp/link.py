@@ -40,6 +40,7 @@ class Link(asyncio.BufferedProtocol):
         self.error: BrokerError | None = None
         self.blocked = ""  # why the server takes no messages now, in its words
         self.ended = asyncio.Event()
+        self.on_end: Callable[[BrokerError], None] = _drop
         self._handshake = handshake
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reader = FrameReader()
@@ -181,6 +182,7 @@ class Link(asyncio.BufferedProtocol):
             channel.fail(error)
         self._channels.clear()
         self.ended.set()
+        self.on_end(error)
 
 
 class Confirmation:

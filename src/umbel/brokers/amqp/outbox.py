@@ -58,7 +58,7 @@ def task(outgoing: Outgoing, now: float, *, ran: bool = False) -> Post:
 
 
 def tasks(batch: Sequence[Outgoing], now: float) -> list[Post]:
-    return [task(outgoing, now) for outgoing in batch]
+    return [task(outgoing, now, ran=outgoing.redelivered) for outgoing in batch]
 
 
 def dead_letter(queue: str, message: Message, reason: str, starts: int, now: float) -> Post:

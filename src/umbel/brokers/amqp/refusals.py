@@ -10,7 +10,7 @@ person can act on: a wrong password does not become right by waiting.
 
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.tls import tls_refusal
-from umbel.errors import AccessRefused, BrokerError, BrokerRefused, BrokerUnavailable
+from umbel.errors import AccessRefused, BrokerError, BrokerRefused, BrokerSilent, BrokerUnavailable
 
 _ACCESS_REFUSED, _NOT_ALLOWED = 403, 530
 _FORCED, _RESOURCE_ERROR, _INTERNAL_ERROR = 320, 506, 541
@@ -82,10 +82,12 @@ def unreachable(location: Location, error: BaseException) -> BrokerUnavailable:
     """A connection that could not be opened."""
     where = f"cannot reach RabbitMQ at {location}"
     if isinstance(error, TimeoutError):
-        why = "no answer within the connect time-out; is it running, and are host and port right?"
-    elif location.tls and (refused := tls_refusal(where, error)) is not None:
+        return BrokerSilent(
+            f"{where}: no answer within the connect time-out; is it running, and are host and port right?"
+        )
+    if location.tls and (refused := tls_refusal(where, error)) is not None:
         return refused
-    elif isinstance(error, ConnectionRefusedError):
+    if isinstance(error, ConnectionRefusedError):
         why = "connection refused; is it running, and are host and port right?"
     elif isinstance(error, ConnectionResetError):
         why = "it ended the connection; is this its AMQP port? One for TLS is reached with amqps://"

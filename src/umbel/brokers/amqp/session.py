@@ -29,7 +29,9 @@ from umbel.brokers.amqp.records import (
 from umbel.brokers.amqp.refusals import ChannelClosed, QueueRefused
 from umbel.brokers.amqp.streams import Followed, Tails
 from umbel.brokers.interface import BrokerSettings, Replaced, Tag
-from umbel.errors import BrokerRefused, BrokerUnavailable
+from umbel.brokers.links import MAIN, unheard
+from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
+from umbel.protocol.outage import LinkChange, LinkLost, LinkRestored
 
 log = logging.getLogger("umbel.brokers.amqp")
 PROBES_AT_ONCE = 8
@@ -187,7 +189,9 @@ class Sessions:
         settings: BrokerSettings,
         name: str,
         on_replaced: Callable[[Replaced], None] = lambda _: None,
+        on_link: Callable[[LinkChange], None] = unheard,
     ) -> None:
+        self.on_link = on_link
         self.unknown: set[Tag] = set()  # claims that went with their queue, and are not settled
         self._on_replaced = on_replaced
         self.views = Views(remembers_signatures=settings.remembers_signatures)
@@ -197,7 +201,7 @@ class Sessions:
         self._turns = cycle(self.locations)
         self._session: Session | None = None
         self._opening = asyncio.Lock()
-        self._closed = False
+        self._closed = self._is_lost = False
         self._channel_limits = True
 
     @property
@@ -216,8 +220,20 @@ class Sessions:
                 if session is not None and _LIMIT_REFUSED in str(session.link.error):
                     self._channel_limits = False
                 self._session = await self._open()
+                self._note_opened(self._session.link)
             assert self._session is not None
             return self._session
+
+    def _note_opened(self, link: Link) -> None:
+        link.on_end = self._note_ended
+        if self._is_lost:
+            self._is_lost = False
+            self.on_link(LinkRestored(MAIN))
+
+    def _note_ended(self, error: BrokerError) -> None:
+        if not self._closed:
+            self._is_lost = True
+            self.on_link(LinkLost(MAIN, str(error), ends_claims=True))
 
     def _deleted(self, queue: str, claimed: set[Tag]) -> None:
         self.unknown |= claimed

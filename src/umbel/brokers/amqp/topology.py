@@ -210,5 +210,11 @@ def event_unbinding() -> list[Call]:
     return [(Method.QUEUE_UNBIND, (0, EVENTS, EVENT_EXCHANGE, "#", {}))]
 
 
-def hold_queue(what: str) -> Queue:
-    return Queue(f"umbel.hold.{what}", durable=False, exclusive=True)
+def hold_queue(what: str, ttl_s: float = 0.0) -> Queue:
+    """It goes with its connection, and when it was not declared again for `ttl_s`."""
+    return Queue(
+        f"umbel.hold.{what}",
+        durable=False,
+        exclusive=True,
+        arguments={"x-expires": max(1, round(ttl_s * 1000))},
+    )

@@ -30,6 +30,7 @@ from umbel.brokers.interface import (
     Tag,
     Verdict,
 )
+from umbel.brokers.links import MAIN, unheard
 from umbel.brokers.redis import dead_letters, event_log
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.answers import AnswerQueue, is_direct
@@ -42,6 +43,7 @@ from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.redis.revokes import revokes_to_record
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.subscription import RedisSubscription, broadcast
+from umbel.protocol.outage import LinkChange
 from umbel.urls import without_password
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import Outgoing
@@ -70,6 +72,7 @@ _PUBLISH, _DEPTHS, _REVOKE = script("publish"), script("depths"), script("revoke
 class RedisBroker:
     def __init__(self, settings: BrokerSettings) -> None:
         self.on_replaced: Callable[[Replaced], None] = lambda _: None
+        self.on_link: Callable[[LinkChange], None] = unheard
         self._settings = settings
         addresses = parse_addresses(settings.url, settings.connection_name)
         timeout_s = settings.connect_timeout_s
@@ -79,9 +82,17 @@ class RedisBroker:
             connect_timeout_s=timeout_s,
             reply_timeout_s=timeout_s,
             on_connect=self._greet,
+            name=MAIN,
+            on_link=self._tell_link,
         )
         self._addresses = addresses
-        self._coordination_link = Link(addresses, connect_timeout_s=timeout_s, reply_timeout_s=timeout_s)
+        self._coordination_link = Link(
+            addresses,
+            connect_timeout_s=timeout_s,
+            reply_timeout_s=timeout_s,
+            name="coordination",
+            on_link=self._tell_link,
+        )
         self._coordination = RedisCoordination(self._coordination_link, self._keys)
         self._declared: set[str] = set()
         self._claims = Claims(
@@ -91,6 +102,7 @@ class RedisBroker:
             addresses,
             declare=self._declare,
             on_replaced=self._begin_again,
+            on_link=self._tell_link,
         )
 
     @property
@@ -112,6 +124,12 @@ class RedisBroker:
 
     async def open(self) -> None:
         await self._link.connect()
+
+    async def reconnect(self) -> None:
+        await self._link.connect()
+        if self._coordination_link.is_lost:
+            await self._coordination_link.connect()
+        await self._claims.reconnect()
 
     async def close(self) -> None:
         self._link.close()
@@ -151,6 +169,9 @@ class RedisBroker:
 
     async def forget_owner(self, owner: str) -> int:
         return await self._claims.forget_owner(owner)
+
+    async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        return await self._claims.ended(tags)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         return await self._claims.settle(verdicts)
@@ -208,7 +229,7 @@ class RedisBroker:
         if is_direct(exchange):
             subscription = AnswerQueue(*where, timeout_s=timeout_s, tidy_on=self._link)
         else:
-            subscription = RedisSubscription(*where, timeout_s=timeout_s)
+            subscription = RedisSubscription(*where, timeout_s=timeout_s, on_link=self._tell_link)
         await subscription.enter()
         try:
             yield subscription
@@ -262,6 +283,9 @@ class RedisBroker:
     async def _greet(self) -> None:
         """On every new connection: it may be to a server that has forgotten everything."""
         self._declared.clear()
+
+    def _tell_link(self, change: LinkChange) -> None:
+        self.on_link(change)
 
     def _begin_again(self, replaced: Replaced) -> None:
         self._declared.clear()

@@ -37,6 +37,7 @@ from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.verdicts import in_calls, settlement, ttl_ms_of
 from umbel.brokers.redis.waiting import Watch
 from umbel.errors import BrokerError
+from umbel.protocol.outage import LinkChange
 from umbel.wire.revoke import Revoke
 from umbel.wire.values import UNREADABLE
 
@@ -66,6 +67,7 @@ class Claims:
         *,
         declare: Callable[[Sequence[str]], Awaitable[None]],
         on_replaced: Callable[[Replaced], None],
+        on_link: Callable[[LinkChange], None],
     ) -> None:
         self.consumed: frozenset[str] = frozenset()  # the queues of the last claim
         self._link = link
@@ -80,6 +82,7 @@ class Claims:
             timeout_s=settings.connect_timeout_s,
             unblock=self._unblock,
             claims_at=lambda: link.address,
+            on_link=on_link,
         )
         self._holding = Holding(keys)
         self._adoptions = Adoptions(link, keys, self._holding, lease_s=settings.lease_s)
@@ -91,6 +94,9 @@ class Claims:
         self._sweep_askers_at = 0.0
         self._marks: dict[Tag, str] = {}  # of the signatures that held messages have used
         self._passed_over: dict[str, str] = {}  # queues that cannot be taken from, and why
+
+    async def reconnect(self) -> None:
+        await self._watch.reconnect()
 
     def close(self) -> None:
         self._watch.close()
@@ -125,10 +131,12 @@ class Claims:
             raise
         epoch, now_s, cursor, revokes, _, broken, *taken = reply
         self._note_passed_over(broken)
+        lease_ended = self._holding.has_ended(owner, epoch)
         deliveries = self._holding.take_in(owner, ticket, epoch, taken)
         if deliveries:
             self._last_queue = deliveries[-1].queue
-        return Claim(deliveries, _standing(revokes, float(now_s)), int(float(cursor)), returned)
+        news = _standing(revokes, float(now_s))
+        return Claim(deliveries, news, int(float(cursor)), returned, lease_ended=lease_ended)
 
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str) -> None:
         await self._watch.wait(queues, timeout_s, owner=owner)
@@ -151,7 +159,7 @@ class Claims:
                 self._compared_on = -1
                 await self._compare(owner, is_replaced=bool(is_replaced))
                 self._compared_on = generation
-        return bool(stood or is_replaced)
+        return bool(is_replaced or (stood and not is_lost))
 
     async def _compare(self, owner: str, *, is_replaced: bool) -> None:
         """A server that was restarted may have lost the last writes, or been given a backup's data."""
@@ -203,6 +211,17 @@ class Claims:
         until = time.monotonic() + UNPARK_MAX_S
         while await self._owners("unpark", owner) and time.monotonic() < until:
             continue
+
+    async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        await self._adoptions.finish()
+        holds, gone = self._holding.holds_of(tags)
+        for hold in holds:
+            epoch = await self._link.call("HGET", self._keys.inflight(hold.owner), "epoch")
+            if epoch != hold.epoch:
+                gone += holds[hold]
+        if gone:
+            await self._notice_replaced()
+        return self._holding.without_unknown(gone)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         await self._adoptions.finish()

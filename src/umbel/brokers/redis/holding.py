@@ -70,6 +70,11 @@ class Holding:
         self._under_way.discard(ticket)
         self.lost_tickets.setdefault(owner, set()).add(ticket)
 
+    def has_ended(self, owner: str, epoch: bytes | None) -> bool:
+        """Whether what the owner held before a claim is held no more, by the epoch that it was told."""
+        hold = self._holds.get(owner)
+        return hold is not None and epoch is not None and hold.epoch != epoch
+
     def take_in(self, owner: str, ticket: str, epoch: bytes, taken: Sequence[Any]) -> list[Delivery]:
         """The messages of a claim's reply: list, first place, envelopes, list, ..."""
         self._under_way.discard(ticket)
@@ -150,6 +155,18 @@ class Holding:
         self._unknown -= unknown
         self._lost -= ended
         return frozenset(unknown)
+
+    def holds_of(self, tags: Iterable[Tag]) -> tuple[dict[Hold, list[Tag]], list[Tag]]:
+        """The tags by their holds, and those that are not held any more."""
+        found: dict[Hold, list[Tag]] = {}
+        gone: list[Tag] = []
+        for tag in tags:
+            hold = self._held.get(tag)
+            (gone if hold is None else found.setdefault(hold, [])).append(tag)
+        return found, gone
+
+    def without_unknown(self, ended: Iterable[Tag]) -> frozenset[Tag]:
+        return frozenset(ended) - self._unknown
 
     def judge(self, verdicts: Iterable[Verdict]) -> tuple[list[Group], set[Tag]]:
         """Sort verdicts into groups to be settled together, and those on claims not held here.

@@ -100,6 +100,9 @@ class Keys:
     def delayed(self, queue: str) -> str:
         return f"{self.prefix}umbel.delayed.{queue}"
 
+    def inflight(self, owner: str) -> str:
+        return f"{self.prefix}umbel.inflight.{owner}"
+
     def handed(self, owner: str) -> str:
         return f"{self.prefix}umbel.handed.{owner}"
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import hiredis
 
+from umbel.brokers.links import unheard
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.replies import (
     ServerRefused,
@@ -27,14 +28,18 @@ from umbel.brokers.redis.replies import (
     unreachable,
 )
 from umbel.brokers.redis.scripts import Script
-from umbel.errors import BrokerUnavailable
+from umbel.errors import BrokerSilent, BrokerUnavailable
+from umbel.protocol.outage import Closed, LinkChange, LinkLost, LinkRestored
 
 Command = Sequence[Any]
 _pack = hiredis.pack_command
 
 
 class Link:
-    """`on_push` gets what the server sends unasked; `on_lost` is called when a connection ends."""
+    """`on_push` gets what the server sends unasked; `on_lost` is called when a connection ends.
+
+    A link with a `name` tells `on_link` when a connection that was in use is lost, and when it is restored.
+    """
 
     def __init__(
         self,
@@ -46,7 +51,12 @@ class Link:
         on_push: Callable[[list[Any]], None] | None = None,
         on_connect: Callable[[], Awaitable[None]] | None = None,
         on_lost: Callable[[], None] | None = None,
+        name: str = "",
+        on_link: Callable[[LinkChange], None] = unheard,
     ) -> None:
+        self._name = name
+        self._on_link = on_link
+        self.is_lost = False
         self._addresses = addresses
         self._turn = 0
         self._connect_timeout_s = connect_timeout_s
@@ -126,7 +136,7 @@ class Link:
         try:
             return await sent
         except TimeoutError:
-            raise BrokerUnavailable(
+            raise BrokerSilent(
                 f"Redis at {self.address.shown} did not answer within {self._reply_timeout_s:g} s; "
                 "check the network and the load of the server"
             ) from None
@@ -134,9 +144,23 @@ class Link:
             raise self._lost() from None
 
     def close(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-        self._wire, self._is_ready = None, False
+        if self.is_lost:
+            self.is_lost = False
+            self._on_link(Closed(self._name))
+        self._end_wire()
+
+    def _end_wire(self) -> None:
+        wire, self._wire, self._is_ready = self._wire, None, False
+        if wire is not None:
+            wire.close()
+
+    def _note_ended(self, *, is_late: bool) -> None:
+        if self._on_lost is not None:
+            self._on_lost()
+        if self._name and self._is_ready and not self.is_lost:
+            self.is_lost = True
+            why = f"it did not answer within {self._reply_timeout_s:g} s" if is_late else "it was closed"
+            self._on_link(LinkLost(self._name, f"the connection to Redis at {self.address.shown}: {why}"))
 
     def _lost(self) -> BrokerUnavailable:
         return BrokerUnavailable(
@@ -147,7 +171,7 @@ class Link:
         """Try each address once, beginning with the one whose turn it is."""
         problem: BrokerUnavailable | None = None
         for _ in self._addresses:
-            self.close()
+            self._end_wire()
             try:
                 await self._connect_to(self.address)
                 return
@@ -156,7 +180,7 @@ class Link:
                 self._turn += 1
             finally:
                 if not self._is_ready:
-                    self.close()
+                    self._end_wire()
         assert problem is not None
         raise problem
 
@@ -173,12 +197,15 @@ class Link:
         if self._on_connect is not None:
             await self._on_connect()
         self._is_ready = True
+        if self.is_lost:
+            self.is_lost = False
+            self._on_link(LinkRestored(self._name))
 
     async def _dial(self, address: Address) -> "_Wire":
         loop = asyncio.get_running_loop()
 
         def make() -> _Wire:
-            return _Wire(self._on_push, self._on_lost, self._reply_timeout_s)
+            return _Wire(self._on_push, self._note_ended, self._reply_timeout_s)
 
         if address.path:
             return (await loop.create_unix_connection(make, address.path))[1]
@@ -196,7 +223,7 @@ class _Wire(asyncio.Protocol):
     def __init__(
         self,
         on_push: Callable[[list[Any]], None] | None,
-        on_lost: Callable[[], None] | None,
+        on_lost: Callable[..., None],
         reply_timeout_s: float,
     ) -> None:
         self.is_closed = False
@@ -251,8 +278,7 @@ class _Wire(asyncio.Protocol):
                 batch.replies.set_exception(problem("the connection was given up"))
                 batch.replies.exception()  # whoever was cancelled meanwhile does not fetch it
         self._batches.clear()
-        if self._on_lost is not None:
-            self._on_lost()
+        self._on_lost(is_late=is_late)
 
     def _check(self) -> None:
         self._timer = None

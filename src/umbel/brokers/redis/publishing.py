@@ -86,7 +86,7 @@ def push(keys: Keys, batch: Sequence[Outgoing]) -> list[Command]:
         if place is None:
             place = lists.setdefault(keys.list_of(queue, message.priority), [])
             places[queue, message.priority] = place
-        place.append(seal(message, queue, tag, outgoing.not_before))
+        place.append(seal(message, queue, tag, outgoing.not_before, redelivered=outgoing.redelivered))
     commands: list[Command] = [
         ("LPUSH", key, *envelopes[first : first + ARGUMENTS_MAX])
         for key, envelopes in lists.items()
@@ -107,7 +107,8 @@ def parkable(keys: Keys, batch: Iterable[Outgoing], here: Container[str]) -> lis
         queue, due = outgoing.queue, outgoing.not_before
         key = keys.list_of(queue, outgoing.message.priority)
         is_parked = due and queue in here
-        envelope = seal(outgoing.message, queue, tag, 0.0 if is_parked else due)
+        not_before = 0.0 if is_parked else due
+        envelope = seal(outgoing.message, queue, tag, not_before, redelivered=outgoing.redelivered)
         args += (key, f"{due if is_parked else 0.0:.6f}", f"{tag}:p:{key}", envelope)
     return args
 

@@ -6,7 +6,14 @@ import hiredis
 
 from umbel.brokers.redis.address import Address
 from umbel.brokers.tls import tls_refusal
-from umbel.errors import AccessRefused, BrokerError, BrokerRefused, BrokerUnavailable, StorageFull
+from umbel.errors import (
+    AccessRefused,
+    BrokerError,
+    BrokerRefused,
+    BrokerSilent,
+    BrokerUnavailable,
+    StorageFull,
+)
 
 NO_SCRIPT = "NOSCRIPT"
 REFUSED = "REFUSED "  # how the scripts begin what they say themselves
@@ -69,9 +76,7 @@ def unreachable(address: Address, problem: OSError, timeout_s: float) -> BrokerU
     where = f"cannot reach Redis at {address.shown}"
     if isinstance(problem, TimeoutError):
         tls = ", and whether it speaks TLS there" if address.tls else ""
-        return BrokerUnavailable(
-            f"{where}: no answer within {timeout_s:g} s; check host, port and firewall{tls}"
-        )
+        return BrokerSilent(f"{where}: no answer within {timeout_s:g} s; check host, port and firewall{tls}")
     if isinstance(problem, ConnectionRefusedError):
         return BrokerUnavailable(f"{where}: connection refused; is it running, and are host and port right?")
     if isinstance(problem, FileNotFoundError):

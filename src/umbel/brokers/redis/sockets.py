@@ -5,6 +5,7 @@ read; one that failed in between is closed, never reused. A forked child sees th
 process and leaves its parent's connections alone.
 """
 
+import math
 import os
 import socket
 import time
@@ -19,26 +20,31 @@ import hiredis
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.replies import checked, handshake, is_missing_script, not_redis, unreachable
 from umbel.brokers.redis.scripts import Script
-from umbel.errors import AccessRefused, BrokerUnavailable
+from umbel.errors import AccessRefused, BrokerSilent, BrokerUnavailable
 from umbel.protocol.retry import reconnect_wait_s
 
 T = TypeVar("T")
 IDLE_MAX = 16
+CONNECT_MIN_S = 0.09
 _READ_BYTES = 65536
 _NOTHING: Any = object()
 _pack = hiredis.pack_command
 
 
 class SocketConnection:
-    def __init__(self, address: Address, *, timeout_s: float) -> None:
+    """`deadline`, by the monotonic clock, ends whatever is under way; without one a reply has `timeout_s`."""
+
+    def __init__(self, address: Address, *, timeout_s: float, deadline: float = math.inf) -> None:
         self.address = address
+        # Who asks for less than this again and again would never be connected.
+        self.deadline = max(deadline, time.monotonic() + CONNECT_MIN_S)
         self._timeout_s = timeout_s
         self._is_greeted = False
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self.declared: set[str] = set()
         """Queues that this connection has made known to the server."""
         self.declare_again_at = 0.0
-        self._waits_s = timeout_s
+        self._waits_s = 0.0  # as the socket has it; dialling may have had less time than that
         try:
             self._socket = self._dial()
         except OSError as problem:
@@ -49,6 +55,7 @@ class SocketConnection:
             self.close()
             raise
         self._is_greeted = True
+        self.deadline = deadline
 
     def call(self, *command: Any) -> Any:
         return self.call_all([command])[0]
@@ -69,6 +76,7 @@ class SocketConnection:
 
     def send(self, commands: Sequence[Sequence[Any]]) -> None:
         try:
+            self._wait_at_most(self._left_s())
             self._socket.sendall(b"".join([_pack(tuple(command)) for command in commands]))
         except OSError as problem:
             raise self._failed(problem) from None
@@ -79,7 +87,7 @@ class SocketConnection:
             reply = self._reader.gets()
             if reply is not _NOTHING:
                 return reply
-            self._wait_at_most(self._timeout_s if timeout_s is None else max(0.001, timeout_s))
+            self._wait_at_most(self._left_s() if timeout_s is None else max(0.001, timeout_s))
             while (reply := self._reader.gets()) is _NOTHING:
                 data = self._socket.recv(_READ_BYTES)
                 if not data:
@@ -109,9 +117,9 @@ class SocketConnection:
         if address.path:
             made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         else:
-            made = socket.create_connection((address.host, address.port), self._timeout_s)
+            made = socket.create_connection((address.host, address.port), self._left_s())
         try:
-            made.settimeout(self._timeout_s)
+            made.settimeout(self._left_s())
             if address.path:
                 made.connect(address.path)
                 return made
@@ -120,6 +128,11 @@ class SocketConnection:
         except OSError:
             made.close()
             raise
+
+    def _left_s(self) -> float:
+        if self.deadline == math.inf:
+            return self._timeout_s
+        return max(0.001, min(self._timeout_s, self.deadline - time.monotonic()))
 
     def _wait_at_most(self, timeout_s: float) -> None:
         if timeout_s != self._waits_s:  # the kernel is asked each time
@@ -130,7 +143,7 @@ class SocketConnection:
         if not self._is_greeted:
             return unreachable(self.address, problem, self._timeout_s)
         if isinstance(problem, TimeoutError):
-            return BrokerUnavailable(
+            return BrokerSilent(
                 f"Redis at {self.address.shown} did not answer within {self._timeout_s:g} s; "
                 "check the network and the load of the server"
             )
@@ -149,13 +162,20 @@ class SocketPool:
         self._idle: deque[SocketConnection] = deque(maxlen=IDLE_MAX)
         self._process = os.getpid()
 
-    def use(self, work: Callable[[SocketConnection], T], *, patience_s: float | None = None) -> T:
+    def use(
+        self,
+        work: Callable[[SocketConnection], T],
+        *,
+        patience_s: float | None = None,
+        deadline: float = math.inf,
+    ) -> T:
         """Do the work on a connection, again on a new one if it fails, for a bounded time.
 
         Work that failed after it was sent may have been done, and is then done twice. Work that
         went well for long, as waiting does, has the whole time again when its connection breaks.
         A connection that ended while it was idle says nothing about the server, so the work is
-        begun anew at once.
+        begun anew at once. A `deadline` covers all of it: a server that is silent is tried until then,
+        one that refuses only for the bounded time.
         """
         ends, failures = 0.0, 0
         patience_s = self._timeout_s if patience_s is None else patience_s
@@ -163,11 +183,13 @@ class SocketPool:
             began = time.monotonic()
             was_idle = bool(self._idle)
             try:
-                return self._once(work)
+                return self._once(work, deadline)
             except AccessRefused:
                 raise
-            except BrokerUnavailable:
+            except BrokerUnavailable as problem:
                 now = time.monotonic()
+                if now >= deadline:
+                    raise
                 if now - began > 2 * self._timeout_s:
                     ends, failures = now + patience_s, 0
                 elif was_idle and not failures and now - began < self._timeout_s:
@@ -179,16 +201,19 @@ class SocketPool:
                 self._turn += 1
                 self.close()  # what was idle meanwhile has most likely ended too
                 wait_s = reconnect_wait_s(failures, random(), first_s=0.02, most_s=0.5)
-                if failures >= len(self._addresses) and now + wait_s >= ends:
+                is_silent = isinstance(problem, BrokerSilent) and deadline < math.inf
+                is_over = failures >= len(self._addresses) and now + wait_s >= ends
+                if is_over and not is_silent:
                     raise
-                time.sleep(wait_s)
+                time.sleep(min(wait_s, deadline - now))
 
     def run(self, script: Script, *args: Any) -> Any:
         return self.use(lambda connection: connection.run(script, *args))
 
-    def _once(self, work: Callable[[SocketConnection], T]) -> T:
+    def _once(self, work: Callable[[SocketConnection], T], deadline: float) -> T:
         """On a connection for this work alone. It is reused only if the work ended in peace."""
-        connection = self._take()
+        connection = self._take(deadline)
+        connection.deadline = deadline
         try:
             done = work(connection)
         except BaseException:
@@ -203,7 +228,7 @@ class SocketPool:
             while self._idle:
                 self._idle.pop().close()
 
-    def _take(self) -> SocketConnection:
+    def _take(self, deadline: float) -> SocketConnection:
         if self._process != os.getpid():
             parents, self._idle, self._process = self._idle, deque(maxlen=IDLE_MAX), os.getpid()
             for one in parents:
@@ -213,9 +238,10 @@ class SocketPool:
         except IndexError:
             pass
         address = self._addresses[self._turn % len(self._addresses)]
-        return SocketConnection(address, timeout_s=self._timeout_s)
+        return SocketConnection(address, timeout_s=self._timeout_s, deadline=deadline)
 
     def _give_back(self, connection: SocketConnection) -> None:
+        connection.deadline = math.inf
         if self._process == os.getpid() and len(self._idle) < IDLE_MAX:
             self._idle.append(connection)
         else:

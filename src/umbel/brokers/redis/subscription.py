@@ -14,17 +14,19 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from random import random
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
+from umbel.brokers.links import link_of, unheard
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.answers import answer, is_direct
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import fan_out
 from umbel.errors import BrokerError
+from umbel.protocol.outage import LinkChange
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.control import patterns_on
 from umbel.wire.envelope_redis import unseal
@@ -59,6 +61,7 @@ class RedisSubscription:
         patterns: Sequence[str],
         *,
         timeout_s: float,
+        on_link: Callable[[LinkChange], None] = unheard,
     ) -> None:
         self._keys = keys
         self._exchange = exchange
@@ -78,6 +81,8 @@ class RedisSubscription:
             on_push=self._take,
             on_connect=self._subscribe,
             on_lost=self._arrived.set,
+            name=link_of(exchange),
+            on_link=on_link,
         )
 
     async def enter(self) -> None:

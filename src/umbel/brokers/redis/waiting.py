@@ -23,6 +23,7 @@ from umbel.brokers.redis.handing import Handed
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.replies import checked, is_wrong_type
+from umbel.protocol.outage import LinkChange
 
 POLL_S = 0.25
 UNBLOCK_AGAIN_S = 0.005
@@ -41,6 +42,7 @@ class Watch:
         timeout_s: float,
         unblock: Callable[[int], asyncio.Future[list[Any]] | None],
         claims_at: Callable[[], Address],
+        on_link: Callable[[LinkChange], None],
     ) -> None:
         self._keys = keys
         self._unblock = unblock
@@ -62,6 +64,8 @@ class Watch:
             on_push=self._changed,
             on_connect=self._track,
             on_lost=self._lost,
+            name="waiting",
+            on_link=on_link,
         )
 
     async def wait(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
@@ -121,6 +125,10 @@ class Watch:
     def leave(self) -> None:
         """End the wait: whoever waits is to look again at what it waits for."""
         self._ring()
+
+    async def reconnect(self) -> None:
+        if self._link.is_lost:
+            await self._link.connect()
 
     def close(self) -> None:
         self._link.close()

@@ -25,6 +25,7 @@ from umbel.brokers.interface import (
     Tag,
     Verdict,
 )
+from umbel.brokers.links import unheard
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.coordination_client import SqliteCoordination
 from umbel.brokers.sqlite.store import Store
@@ -32,6 +33,7 @@ from umbel.brokers.sqlite.subscription import SqliteSubscription
 from umbel.brokers.sqlite.thread import StoreThread
 from umbel.brokers.sqlite.wakeup import AsyncBell
 from umbel.errors import BrokerError
+from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
 from umbel.wire.signing import Keyring
@@ -54,6 +56,7 @@ KEEP_ALIVES_PER_LEASE = 3
 class SqliteBroker:
     def __init__(self, settings: BrokerSettings) -> None:
         self.on_replaced: Callable[[Replaced], None] = lambda _: None
+        self.on_link: Callable[[LinkChange], None] = unheard  # a file has no link that could be lost
         self._settings = settings
         self._store = Store(settings)
         self._cluster = ClusterStore(self._store)
@@ -89,6 +92,9 @@ class SqliteBroker:
         self._store.on_replaced = tell
         await self._thread.call(self._store.open)
         self._messages_bell, self._topics_bell = AsyncBell(), AsyncBell()
+
+    async def reconnect(self) -> None:
+        """Nothing to do: each operation opens the file that is there."""
 
     async def close(self) -> None:
         for bell in (self._messages_bell, self._topics_bell):
@@ -133,6 +139,9 @@ class SqliteBroker:
 
     async def forget_owner(self, owner: str) -> int:
         return await self._thread.call(self._store.forget_owner, owner)
+
+    async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        return await self._thread.call(self._store.ended, tags)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         return await self._thread.call(self._store.settle, verdicts)

@@ -4,7 +4,7 @@ At the limit the oldest makes room, and `dead_letters_dropped` in `meta` counts 
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from umbel.brokers.interface import DeadLetter
 from umbel.brokers.sqlite import messages, meta, rows
@@ -16,12 +16,12 @@ DEAD_LETTERS_MAX = 100_000
 DROPPED = "dead_letters_dropped"
 
 
-def bury(db: sqlite3.Connection, number: int, reason: str, now_s: float) -> None:
-    """Copy a message to the dead letters; the caller removes it from its queue."""
-    db.execute(
+def bury(db: sqlite3.Connection, reasons: Mapping[int, str], now_s: float) -> None:
+    """Copy messages to the dead letters, each with its reason; the caller removes them from their queues."""
+    db.executemany(
         """INSERT INTO dead_letters (queue, priority, starts, reason, buried_at, message)
            SELECT queue, priority, starts, ?, ?, message FROM messages WHERE id = ?""",
-        (reason, now_s, number),
+        [(reason, now_s, number) for number, reason in reasons.items()],
     )
     _make_room(db)
 
@@ -59,7 +59,10 @@ def requeue(
 
 def _make_room(db: sqlite3.Connection) -> None:
     # Letters are requeued from the middle too, so the span of ids is only the most there can be.
-    low, high = db.execute("SELECT min(id), max(id) FROM dead_letters").fetchone()
+    # Each is asked for by itself: for both in one question SQLite reads the whole table.
+    low, high = db.execute(
+        "SELECT (SELECT min(id) FROM dead_letters), (SELECT max(id) FROM dead_letters)"
+    ).fetchone()
     if low is None or high - low < DEAD_LETTERS_MAX:
         return
     excess = db.execute("SELECT count(*) FROM dead_letters").fetchone()[0] - DEAD_LETTERS_MAX

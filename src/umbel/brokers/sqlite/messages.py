@@ -61,6 +61,8 @@ def insert(db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float) -> s
     # SQLite gives each row the highest id so far and one more, and nobody else writes meanwhile.
     last = rows.insert(db, "messages (queue, priority, message)", new)
     first = last - len(new) + 1
+    again = [number for number, one in enumerate(batch, first) if one.redelivered]
+    mark(db, again, starts=0, redelivered=True)
     if some_wait:
         _insert_slips(db, batch, new, first, now_s)
     elif many_unfiled(first, last):

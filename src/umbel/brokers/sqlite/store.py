@@ -81,7 +81,7 @@ class Store:
             raise BrokerRefused(f"not sent to {queues}: {refusals.reason(error)}") from error
 
     def _publish(self, batch: Sequence[Outgoing]) -> None:
-        if len(batch) == 1 and not batch[0].not_before:
+        if len(batch) == 1 and not batch[0].not_before and not batch[0].redelivered:
             self._append(batch[0])
             return
         with self.database.write(durable=True) as db:
@@ -111,7 +111,7 @@ class Store:
         self._holding.owners.add(owner)
         with self.database.write(makes_room=True) as db:
             now = self.clock.now()
-            claims.lease(db, owner, now.boot_s + self.settings.lease_s)
+            stood = claims.lease(db, owner, now.boot_s + self.settings.lease_s)
             if self._time_for_lost(now.boot_s):
                 returned, back = claims.return_lost(db, now.boot_s)
                 awake = waiters.addresses(db, map(waiters.queue, back))
@@ -126,7 +126,7 @@ class Store:
         self._holding.take(owner, deliveries)
         self._look_first = len(deliveries) < limit
         self.poke(awake)
-        return Claim(deliveries, news, cursor, returned)
+        return Claim(deliveries, news, cursor, returned, lease_ended=not stood)
 
     def watch_queues(self, queues: Sequence[str], address: bytes | None) -> float | None:
         """Register for news of the queues: the seconds until one may have a message, if known."""
@@ -172,6 +172,11 @@ class Store:
         self._holding.marks |= {one.tag: one.mark for one in batch if one.tag not in copies}
         return copies
 
+    def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
+        with self.database.read() as db:
+            standing = verdicts.standing_claims(db, tags)
+        return frozenset(tags) - standing.keys() - self._holding.unknown
+
     def settle(self, batch: Sequence[Verdict]) -> Settled:
         try:
             return self._settle(batch, part_by_part=False)
@@ -182,7 +187,7 @@ class Store:
         refused: list[Refused] = []
         with self.database.write() as db:
             now_s = self.clock.wall_s()
-            judged = verdicts.judge(batch, verdicts.standing_claims(db, batch))
+            judged = verdicts.judge(batch, verdicts.standing_claims(db, [verdict.tag for verdict in batch]))
             grown = verdicts.apply(db, judged, now_s)
             if self._holding.marks:
                 signatures.end(db, self._holding.marks_ended(batch, judged.conflicts))

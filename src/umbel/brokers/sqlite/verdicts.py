@@ -59,12 +59,12 @@ def judge(verdicts: Sequence[Verdict], standing: dict[Tag, int]) -> Judgement:
     return judged
 
 
-def standing_claims(db: sqlite3.Connection, verdicts: Sequence[Verdict]) -> dict[Tag, int]:
-    """The claims that stand among those the verdicts name, and the ids of their messages."""
+def standing_claims(db: sqlite3.Connection, tags: Sequence[Tag]) -> dict[Tag, int]:
+    """Those of these claims that stand, and the ids of their messages."""
     ids, tickets = db.execute(
         """SELECT json_group_array(id), json_group_array(ticket) FROM claimed
            WHERE id IN (SELECT value FROM json_each(?))""",
-        (rows.pack(messages.number_of(verdict.tag) for verdict in verdicts),),
+        (rows.pack(messages.number_of(tag) for tag in tags),),
     ).fetchone()
     return {
         messages.tag(ticket, number): number
@@ -87,8 +87,9 @@ def apply(db: sqlite3.Connection, judged: Judgement, now_s: float) -> set[str]:
             grown |= messages.park(db, number, verdict.not_before)
     for number, burial in judged.buried:
         messages.mark(db, [number], starts=int(burial.charged), redelivered=False)
-        dead_letters.bury(db, number, burial.reason, now_s)
         judged.finished.append(number)
+    if judged.buried:
+        dead_letters.bury(db, {number: burial.reason for number, burial in judged.buried}, now_s)
     if judged.finished:
         messages.remove(db, judged.finished)
     return grown

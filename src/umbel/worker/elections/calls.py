@@ -2,7 +2,7 @@
 
 The machine asks again by its own timer when an answer is late. A call that is still under way is
 not made twice: its answer, late as it is, serves as well, and a store that is merely slow is not
-buried. A broker that is away costs lines in the log, and nothing else.
+buried. Failed calls are counted; that the broker is away is said by `worker/outages.py`.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class StoreCalls:
         except (BrokerError, TimeoutError) as error:
             self.failed += 1
             why = str(error) or f"no answer within {self._timeout_s:g} s"
-            log.warning("the store of elections does not answer; retrying", extra={"why": why})
+            log.debug("the store of elections does not answer; retrying", extra={"why": why})
             return None
 
     async def close(self) -> None:

@@ -19,6 +19,7 @@ from umbel.wire.values import decode_json
 from umbel.worker.run_directory import boot_time_s
 
 HANDLERS_MAX = 32
+STOPPED = "stopped: the election was not its own any more"
 
 
 class ElectionContext:
@@ -37,6 +38,7 @@ class ElectionContext:
         self.term = order.term
         self.attempt = order.attempt
         self.cancelled = ""  # why, once it is
+        self.stopped = False  # what it was told last
         self._deadline_s = order.deadline_s
 
     def deadline(self) -> float:
@@ -44,7 +46,9 @@ class ElectionContext:
         return self._deadline_s
 
     def still_mine(self) -> bool:
-        return not self.cancelled and boot_time_s() < self._deadline_s
+        """Whether to go on. A handler that returns after a no has stopped: another run is to follow."""
+        self.stopped = bool(self.cancelled) or boot_time_s() >= self._deadline_s
+        return not self.stopped
 
     def prolong(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -103,9 +107,11 @@ class HandlerThreads:
         self._threads -= 1
         del self._running[context.election_id, context.term]
         self._start_waiting()
-        ok = isinstance(happened, Returned)
+        ok = isinstance(happened, Returned) and not context.stopped
         outcome = _shown(happened.value) if isinstance(happened, Returned) else brief(happened.error)
-        self._ended(HandlerEnded(context.election_id, context.term, ok, outcome))
+        if isinstance(happened, Returned) and context.stopped:
+            outcome = STOPPED
+        self._ended(HandlerEnded(context.election_id, context.term, ok, outcome, context.stopped))
 
 
 def _call(handler: Handler, action: bytes, context: ElectionContext) -> Any:

@@ -138,10 +138,11 @@ class StoreElections:
         self._inbox.put_nowait(event)
 
     def _handler_ended(self, ended: HandlerEnded) -> None:
-        if not ended.ok:
+        if ended.stopped:
+            log.warning("an election's handler stopped: cut off from the store", extra=_about(ended))
+        elif not ended.ok:
             self._counters.election_handlers_failed += 1
-            fields = {"election": ended.election_id, "why": ended.outcome}
-            log.error("an election's handler failed", extra=fields)
+            log.error("an election's handler failed", extra=_about(ended) | {"why": ended.outcome})
         self._inbox.put_nowait(ended)
 
     # -- what goes out ---------------------------------------------------------------------------
@@ -211,3 +212,7 @@ class StoreElections:
 
     def _publish_classic(self, event_type: str, fields: dict[str, Any]) -> None:
         self._events.tell(event_type, **fields)
+
+
+def _about(ended: HandlerEnded) -> dict[str, Any]:
+    return {"election": ended.election_id, "term": ended.term}

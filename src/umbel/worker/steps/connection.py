@@ -3,7 +3,7 @@
 The lease is renewed four times per lease, so three renewals may fail before messages are lost to
 others, and one that comes late is not taken for an outage of the server. While the broker cannot
 be reached the worker tries on, waiting longer each time; it says so once when it begins and once
-when it ends.
+when it ends (`outages.py`). Links that are lost are restored at once, also those nobody uses just now.
 
 A broker whose data was replaced (emptied, deleted, restored from a backup) is said once, with how many
 messages only this worker knows of. They run on, and what they bring is kept (`settling.py`).
@@ -17,6 +17,7 @@ from time import time
 
 from umbel.brokers.interface import Replaced
 from umbel.errors import BrokerError
+from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
@@ -44,16 +45,23 @@ class Connection(Step):
         self.problem = ""  # why the lease cannot be renewed now
         self.replaced: tuple[float, Replaced] | None = None  # the last time, and what was found
         self.on_replaced: Callable[[], None] = lambda: None
+        self.on_lease_ended: Callable[[], None] = lambda: None
+        self._relink = asyncio.Event()
         self._broker.on_replaced = self._note_replaced
+        self._broker.on_link = self._note_link
 
     async def start(self) -> None:
         await self._broker.open()
         self._opened = True
         await self._broker.renew(self._owner)
         lease_s = self._context.settings.lease_s
-        self.run_in_background(self._repeat(self._renew, every_s=lease_s / RENEWALS_PER_LEASE))
-        self.run_in_background(self._repeat(self._return_lost, every_s=lease_s / LOST_CHECKS_PER_LEASE))
-        self.run_in_background(self._repeat(self._broker.sweep, every_s=SWEEP_EVERY_S))
+        self.run_in_background(self._reconnect_on())
+        for part, work, every_s in (
+            ("lease", self._renew, lease_s / RENEWALS_PER_LEASE),
+            ("lost messages", self._return_lost, lease_s / LOST_CHECKS_PER_LEASE),
+            ("sweep", self._broker.sweep, SWEEP_EVERY_S),
+        ):
+            self.run_in_background(self._repeat(part, work, every_s=every_s))
 
     async def stop(self) -> None:
         await self.end_background()
@@ -75,6 +83,29 @@ class Connection(Step):
         log.error(REPLACED_TEXT, extra={"unknown": replaced.unknown, "what": replaced.what})
         self.on_replaced()
 
+    def _note_link(self, change: LinkChange) -> None:
+        self._context.outages.link(change)
+        if isinstance(change, LinkLost):
+            self._relink.set()
+
+    async def _reconnect_on(self) -> None:
+        """Restore what was lost at once, and not when somebody next has use for it."""
+        outages = self._context.outages
+        while True:
+            await self._relink.wait()
+            self._relink.clear()
+            failures = 0
+            while not outages.is_linked:
+                try:
+                    await self._broker.reconnect()
+                except BrokerError as error:
+                    failures += 1
+                    outages.failed(self.name, error)
+                    await asyncio.sleep(reconnect_wait_s(failures, random()))
+                else:
+                    break
+            outages.worked(self.name)
+
     async def _renew(self) -> None:
         try:
             stood = await self._broker.renew(self._owner)
@@ -83,25 +114,23 @@ class Connection(Step):
             raise
         self.problem = ""
         if not stood:
-            log.warning("the lease had ended: what this worker held may run elsewhere too")
+            self.on_lease_ended()
 
     async def _return_lost(self) -> None:
         returned = await self._broker.return_lost()
         if returned:
             log.warning(RETURNED_TEXT, extra={"count": returned})
 
-    async def _repeat(self, work: Callable[[], Awaitable[object]], *, every_s: float) -> None:
-        failures = 0
+    async def _repeat(self, part: str, work: Callable[[], Awaitable[object]], *, every_s: float) -> None:
+        failures, outages = 0, self._context.outages
         while True:
             wait_s = every_s if not failures else min(every_s, reconnect_wait_s(failures, random()))
             await asyncio.sleep(wait_s)
             try:
                 await work()
             except BrokerError as error:
-                if not failures:
-                    log.error("the broker fails; trying on", extra={"why": str(error)})
+                outages.failed(part, error)
                 failures += 1
             else:
-                if failures:
-                    log.info("the broker answers again", extra={"after_failures": failures})
+                outages.worked(part)
                 failures = 0

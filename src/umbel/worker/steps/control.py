@@ -8,9 +8,11 @@ its own. The step stops after the tasks have: a worker that drains still answers
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import time
 from typing import Any
 
+from umbel.brokers.links import MAILBOX
 from umbel.control.client import Asker
 from umbel.control.commands import builtin_panel
 from umbel.control.panel import Command, Panel, refusal
@@ -52,7 +54,7 @@ class Control(Step):
     def resets(self) -> int:
         """How often the mailbox was made anew."""
         shape = self._green or self._shell
-        return 0 if shape is None else shape.resets
+        return self._context.outages.reconnects[MAILBOX] + (0 if shape is None else shape.resets)
 
     @property
     def replies_dropped(self) -> int:
@@ -112,7 +114,13 @@ class Control(Step):
 
     def _start_shared(self) -> Callable[[], Any]:
         shell = self._shell = MailboxShell(
-            self._node, self._context.broker, self.mailbox, self.panel, self, self._known
+            self._node,
+            self._context.broker,
+            self.mailbox,
+            self.panel,
+            self,
+            self._known,
+            partial(self._context.outages.report, self.name),
         )
         self.run_in_background(shell.run())
         return shell.is_open.wait
@@ -129,6 +137,7 @@ class Control(Step):
             refusal_of=self._refusal_of,
             changes=self._changes,
             members=self._known,
+            outages=self._context.outages,
         )
         self.mailbox = green.mailbox
         self.run_in_background(green.run())

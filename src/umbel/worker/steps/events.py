@@ -10,7 +10,6 @@ for long when it cannot be written (`logged`).
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from time import time
 from typing import Any
@@ -50,7 +49,6 @@ class Events(Step):
         self._told = 0  # how many were ever queued, and the place in that count up to which all are logged
         self._logged = 0
         self._log_grew = asyncio.Event()
-        self._recovered: list[Callable[[], None]] = []
         self._sending = asyncio.Lock()
         self._stamper = EventStamper(
             hostname=context.identity.node,
@@ -135,10 +133,6 @@ class Events(Step):
         except TimeoutError:
             log.warning("the event log is slow: outcomes are settled before it has them")
 
-    def on_recovery(self, callback: Callable[[], None]) -> None:
-        """Be called when the broker takes events again, after it did not."""
-        self._recovered.append(callback)
-
     async def _send_on(self) -> None:
         while True:
             await self._arrived.wait()
@@ -146,14 +140,10 @@ class Events(Step):
             try:
                 async with self._sending:
                     await self._send_waiting()
-                if self._failing:
-                    log.info("events are sent again")
-                    for callback in self._recovered:
-                        callback()
+                self._context.outages.worked(self.name)
                 self._failing = False
             except BrokerError as error:
-                if not self._failing:
-                    log.error("events cannot be sent; keeping them", extra={"why": str(error)})
+                self._context.outages.failed(self.name, error)
                 self._failing = True
                 self._log_grew.set()
                 self._drop_old_beats()

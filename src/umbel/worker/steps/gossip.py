@@ -15,6 +15,7 @@ from time import time
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
+from umbel.brokers.links import EVENTS
 from umbel.errors import BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
 from umbel.protocol.gossip import Membership
@@ -45,6 +46,7 @@ from umbel.protocol.gossip_events import (
     TellView,
 )
 from umbel.protocol.gossip_mode import ANSWERERS, GossipMode, is_among_lowest, mode_for, patterns_for
+from umbel.protocol.outage import LinkChange, LinkLost, LinkRestored
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.event import decode_events
 from umbel.wire.gossip import (
@@ -149,6 +151,7 @@ class Gossip(Step):
             log.warning("gossip is off: transport %s has no fan-out", capabilities.transport)
             return
         self._heart.on_lag = self.strained
+        self._context.outages.on_link(self._note_link)
         self.run_in_background(drive(self._machine, self._inbox, self._perform))
         self._listen_anew()
         self.run_in_background(self._review())
@@ -212,34 +215,41 @@ class Gossip(Step):
         """Listen to what is to be heard now; what was heard until now goes on for a moment."""
         assert self._group is not None
         before = [ear for ear in self._ears if not ear.done()]
-        hears_beats = self.mode is GossipMode.FULL or self._seat.observes
         patterns = patterns_for(self.mode, observer=self._seat.observes)
         ear = self._group.create_task(
-            self._listen(patterns, before, hears_beats=hears_beats), name="umbel-gossip-listens"
+            self._listen(patterns, before, self._observing()), name="umbel-gossip-listens"
         )
         self._ears = [*before, ear]
 
     async def _listen(
-        self, patterns: Sequence[str], before: Sequence[asyncio.Task[None]], *, hears_beats: bool
+        self, patterns: Sequence[str], before: Sequence[asyncio.Task[None]], observing: Observe
     ) -> None:
         failures = 0
         while True:
             try:
                 async with self._context.broker.subscribe(EVENT_EXCHANGE, patterns) as subscription:
-                    if failures:
-                        log.info("hearing the others again", extra={"after_failures": failures})
+                    self._context.outages.worked(self.name)
                     for ear in before:
                         ear.cancel()
                     failures, before = 0, ()
-                    self._tell(Observe(hears_beats, tells=hears_beats and self.mode is GossipMode.OBSERVED))
+                    self._tell(observing)
                     async for broadcast in fairly(subscription):
                         await self._take(broadcast)
             except BrokerError as error:
-                if not failures:
-                    log.warning("cannot hear the others; trying on", extra={"why": str(error)})
-                    self.strained("broker reconnected")
+                self._context.outages.failed(self.name, error)
                 failures += 1
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
+
+    def _note_link(self, change: LinkChange) -> None:
+        """Who hears nobody judges nobody."""
+        if isinstance(change, LinkLost) and change.link == EVENTS:
+            self._tell(Observe(False))
+        elif isinstance(change, LinkRestored) and change.link == EVENTS:
+            self._tell(self._observing())
+
+    def _observing(self) -> Observe:
+        hears_beats = self.mode is GossipMode.FULL or self._seat.observes
+        return Observe(hears_beats, tells=hears_beats and self.mode is GossipMode.OBSERVED)
 
     async def _take(self, broadcast: Broadcast) -> None:
         try:

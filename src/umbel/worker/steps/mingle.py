@@ -8,14 +8,17 @@ which Redis counts. What Celery's nodes know to be revoked goes into the record,
 the nodes that are down.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from time import time
 from typing import Any
 
+from umbel.brokers.links import MAILBOX, MAIN
 from umbel.errors import BrokerError
 from umbel.protocol import mingle
 from umbel.protocol.gossip_events import Introduced
+from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.wire.gossip import read_introduction
 from umbel.wire.revoke import Revoke
 from umbel.worker.bootsteps import Step
@@ -29,6 +32,8 @@ log = logging.getLogger("umbel.worker.mingle")
 ONLY_OURS = frozenset({"sqlite"})  # brokers that Celery cannot use
 RECORDED_S = 7 * 86_400.0
 BACKGROUND_WAIT_S = 1.0
+RELINK_S = 5.0  # so long the links that were lost are waited for
+TRIES_MAX = 3
 
 
 class Mingle(Step):
@@ -42,7 +47,8 @@ class Mingle(Step):
         self._control = control
         self._tasks = tasks
         self._revoked = tasks.revoked
-        self._saying = False
+        self._is_due = False  # something may have been missed since the last hello
+        self._saying = asyncio.Lock()
         self.cut_off: Callable[[str], None] = lambda _: None
         self.introduce: Callable[[Introduced], None] = lambda _: None
         self.members: Callable[[], list[list[Any]]] = list
@@ -55,24 +61,57 @@ class Mingle(Step):
         if not capabilities.fanout:
             log.warning("mingle is off: transport %s has no fan-out", capabilities.transport)
             return
-        self._events.on_recovery(self._say_again)
-        self._tasks.on_return = self._say_again
-        await self._tasks.read_revokes()
+        outages = self._context.outages
+        outages.on_begin(lambda: self.cut_off("broker reconnected"))
+        outages.on_link(self._note_link)
+        outages.on_end(self._say_again)
+        self._tasks.catch_up = self._catch_up
+        await self._tasks.revokes.read()
         if capabilities.transport in ONLY_OURS:
-            self.run_in_background(self._say_hello(BACKGROUND_WAIT_S))
+            self.run_in_background(self._begin(BACKGROUND_WAIT_S))
         else:
-            await self._say_hello(self._context.settings.mingle_wait_s)
+            await self._begin(self._context.settings.mingle_wait_s)
+
+    async def _begin(self, wait_s: float) -> None:
+        async with self._saying:
+            if not await self._say_hello(wait_s):
+                log.warning("nobody could be said hello to at the start")
 
     # -- asking ----------------------------------------------------------------------------------
 
-    def _say_again(self) -> None:
-        """What was said while this node was cut off is missed: ask for it."""
-        self.cut_off("broker reconnected")
-        if not self._saying:
-            self.run_in_background(self._say_hello(BACKGROUND_WAIT_S))
+    def _note_link(self, change: LinkChange) -> None:
+        if isinstance(change, LinkLost) and change.link in (MAIN, MAILBOX):
+            self._is_due = True
 
-    async def _say_hello(self, wait_s: float) -> None:
-        self._saying = True
+    def _say_again(self) -> None:
+        """The outage is over. What was said while this node was cut off is missed: ask for it."""
+        if self._context.broker.capabilities.transport in ONLY_OURS:  # it knows no links
+            self._is_due = True
+        self.run_in_background(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """After a lost link, and before any task is taken: hear what was revoked meanwhile."""
+        if not self._is_due:
+            return
+        async with self._saying:
+            for _ in range(TRIES_MAX):
+                if not self._is_due:
+                    break
+                await self._relinked()
+                self._is_due = False
+                if not await self._say_hello(self._context.settings.mingle_wait_s):
+                    self._is_due = True
+        self._tasks.drop_revoked()
+
+    async def _relinked(self) -> None:
+        """The mailbox must listen before the question is asked, or a revoke could fall in between."""
+        try:
+            async with asyncio.timeout(RELINK_S):
+                await self._context.outages.linked()
+        except TimeoutError:
+            log.warning("not all links are restored; saying hello without them")
+
+    async def _say_hello(self, wait_s: float) -> bool:
         node = self._context.identity.node
         try:
             said = mingle.hello(node, self._revoked, time())
@@ -83,11 +122,11 @@ class Mingle(Step):
                 if isinstance(reply, Mapping):
                     await self._take_in(peer, reply)
                     self._introduce(reply.get("members"))
-            log.info("mingled", extra={"peers": len(others), "clock": self._events.clock.value})
         except BrokerError as error:
-            log.warning("cannot say hello to the others", extra={"why": str(error)})
-        finally:
-            self._saying = False
+            log.debug("cannot say hello to the others", extra={"why": str(error)})
+            return False
+        log.info("mingled", extra={"peers": len(others), "clock": self._events.clock.value})
+        return True
 
     def _introduce(self, members: object) -> None:
         """Whom a peer that answered knows. Nobody is introduced by a hello: anyone can say one."""

@@ -132,7 +132,7 @@ class Scheduler(Step):
                     SCHEDULER_LEASE, self._keeper.holder, term, batch, data=encode_marks(send.marks)
                 )
         except (BrokerError, TimeoutError) as error:
-            log.warning("cannot send periodic tasks now", extra={"why": str(error) or "no answer in time"})
+            log.debug("cannot send periodic tasks now", extra={"why": str(error) or "no answer in time"})
             return Unsure()
         if not done:
             return Follow()

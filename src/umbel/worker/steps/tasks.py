@@ -8,12 +8,11 @@ start stays with the broker for the others. `admission.py` says which messages m
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from random import random
-from time import time
 from typing import Any
 
-from umbel.brokers.interface import Claim, Delivery, Refused
+from umbel.brokers.interface import Delivery, Refused
 from umbel.errors import (
     BrokerError,
     PoolError,
@@ -21,14 +20,16 @@ from umbel.errors import (
 from umbel.pools.guard import Raised, call_guarded, each_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, Told
 from umbel.protocol.delivery import Desk, Refusal
+from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.protocol.revoked import RevokedTasks
-from umbel.wire.revoke import Revoke
 from umbel.worker.admission import Admission
+from umbel.worker.adoption import Adoption
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.endings import Endings
 from umbel.worker.held import Held
+from umbel.worker.revoke_record import RevokeRecord
 from umbel.worker.scheduled import Scheduled
 from umbel.worker.settling import Settler
 from umbel.worker.steps.connection import RETURNED_TEXT
@@ -60,8 +61,8 @@ class Tasks(Step):
         self._desk = Desk(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
         self.revoked = RevokedTasks()
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
-        self.on_return: Callable[[], None] = lambda: None  # the broker was away and is there again
-        self._revoked_cursor = 0
+        self.catch_up: Callable[[], Awaitable[None]] = _nothing_missed  # before anything is taken
+        self.revokes = RevokeRecord(context, self.revoked)
         self._held: dict[int, Held] = {}
         self._room = asyncio.Event()
         self._stopping = False
@@ -74,12 +75,15 @@ class Tasks(Step):
             context.broker,
             context.backend,
             context.counters,
+            outages=context.outages,
+            store_outages=context.store_outages,
             together=together,
             logged=events.logged,
             refused=self._end_refused,
             settled=self._room.set,
         )
         self._endings = Endings(context, self._desk, self._settler, events)
+        self._adoption = Adoption(context)
         self._admission = Admission(context, self._desk, self.revoked, self._settler, self._endings, events)
 
     @property
@@ -97,6 +101,7 @@ class Tasks(Step):
         return bool(self._settler.problem)
 
     async def start(self) -> None:
+        self._context.outages.on_link(self._note_link)
         self.run_in_background(self._settler.run())
         self.run_in_background(self._consume())
         self.run_in_background(self._fail_with_the_pool())
@@ -174,19 +179,41 @@ class Tasks(Step):
                 self._handle(held, self._endings.refuse, Refusal.REVOKED)
             else:
                 keep.append(job)
+        self._put_back(keep)
+
+    def return_unstarted(self) -> None:
+        """The lease had ended, and others have what was held: what has not started must not start here too.
+
+        What was claimed since goes back to its queue.
+        """
+        for held in self._withdraw_claimed():
+            self._endings.give_back(held, ran=False)
+        if self.running:
+            fields = {"count": self.running}
+            log.warning("the lease had ended: tasks that run here may run elsewhere too", extra=fields)
+
+    def _withdraw_claimed(self) -> list[Held]:
+        """What has not started, but for what was acknowledged early: that is nobody else's."""
+        withdrawn: list[Held] = []
+        keep: list[Job] = []
+        for job in self._pool.withdraw() if self._background else ():
+            held = self._held[job.number]
+            if held.run is not None and held.run.rules.acks_early:
+                keep.append(job)
+            else:
+                withdrawn.append(self._held.pop(job.number))
+        self._put_back(keep)
+        return withdrawn
+
+    def _put_back(self, jobs: Sequence[Job]) -> None:
+        """Jobs that were withdrawn and may start go to the pool again."""
         if not self._stopping:
-            self._pool.submit(keep)
+            if jobs:
+                self._pool.submit(jobs)
             self._room.set()
             return
-        for job in keep:
+        for job in jobs:
             self._endings.give_back(self._held.pop(job.number), ran=False)
-
-    def take_back(self, revoke: Revoke) -> None:
-        """Forget a revoke, by the record or by a command."""
-        if revoke.header:
-            self.revoked.take_back_header(revoke.header)
-        else:
-            self.revoked.take_back(revoke.task_id, time())
 
     def _is_revoked(self, held: Held) -> bool:
         return self.revoked.covers(held.headers.id, held.headers.stamps)
@@ -194,20 +221,17 @@ class Tasks(Step):
     # -- from the broker -------------------------------------------------------------------------
 
     async def _consume(self) -> None:
-        failures = 0
+        failures, outages = 0, self._context.outages
         while not self._stopping:
             try:
                 await self._take_some()
             except BrokerError as error:
                 failures += 1
-                if failures == 1:
-                    log.error("cannot take messages; trying on", extra={"why": str(error)})
+                outages.failed(self.name, error)
                 self._claim_problem = f"messages cannot be taken: {error}"
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
                 continue
-            if failures:
-                log.info("taking messages again", extra={"after_failures": failures})
-                self.on_return()
+            outages.worked(self.name)
             failures, self._claim_problem = 0, ""
         await self._leave_queues()
 
@@ -235,13 +259,16 @@ class Tasks(Step):
         if not queues:
             await self._nothing_to_consume()
             return
-        read = self._revoked_cursor
+        read = self.revokes.cursor
         claim = await self._broker.claim(owner, queues, room, revoked_after=read)
-        self._learn_revokes(claim, after=read)
+        if claim.lease_ended:
+            self.return_unstarted()
+        self.revokes.learn(claim, after=read)
         if claim.returned:
             log.warning(RETURNED_TEXT, extra={"count": claim.returned})
+        await self.catch_up()
         if claim.deliveries:
-            await self._take_in(claim.deliveries)
+            await self._take_in(await self._adoption.rest(claim.deliveries, self._held))
         else:
             await self._broker.wait_ready(queues, IDLE_WAIT_S, owner=owner)
 
@@ -254,29 +281,10 @@ class Tasks(Step):
         except TimeoutError:
             return
 
-    async def read_revokes(self) -> None:
-        """Read the whole record of revokes, and take nothing."""
-        read = -1
-        while read != self._revoked_cursor:
-            read = self._revoked_cursor
-            owner, queues = self._context.identity.owner, self._context.settings.queues
-            self._learn_revokes(await self._broker.claim(owner, queues, 0, revoked_after=read), after=read)
-
-    def reread_revokes(self) -> None:
-        """The record is another one, with cursors of its own. What was revoked stays revoked here."""
-        self._revoked_cursor = 0
-
-    def _learn_revokes(self, claim: Claim, *, after: int) -> None:
-        for revoke in claim.revokes:
-            if revoke.takes_back:
-                self.take_back(revoke)
-            elif revoke.task_id:
-                self.revoked.add(revoke.task_id, revoke.expires_at, revoke.recorded_at)
-            elif revoke.header:
-                self.revoked.add_header(revoke.header, revoke.expires_at)
-        if self._revoked_cursor == after:  # else the record was replaced meanwhile
-            self._revoked_cursor = claim.revoked_cursor
-        self.revoked.expire(time())
+    def _note_link(self, change: LinkChange) -> None:
+        """What was claimed on that link and has not started is for whoever gets it next, us among them."""
+        if isinstance(change, LinkLost) and change.ends_claims:
+            self._withdraw_claimed()
 
     async def _take_in(self, deliveries: Sequence[Delivery]) -> None:
         runnable = await self._admission.admit(deliveries)
@@ -366,3 +374,7 @@ class Tasks(Step):
                 await (self._settler.flush() if is_cancelled else self._settler.drained())
         except (TimeoutError, BrokerError):
             log.error("could not settle in time", extra={"count": self._settler.pending})
+
+
+async def _nothing_missed() -> None:
+    """Nobody listens to the others here."""

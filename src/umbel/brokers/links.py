@@ -1,0 +1,41 @@
+"""Links: how a broker tells of its connections, and of claims that ended with one.
+
+A worker must know of every connection that was lost and made again, however short that was: what was
+broadcast meanwhile is missed, and on RabbitMQ what was claimed on it is the server's again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from umbel.events.stamp import EVENT_EXCHANGE
+from umbel.protocol.outage import LinkChange
+from umbel.wire.control import REQUEST_EXCHANGE
+
+MAIN, MAILBOX, EVENTS = "main", "mailbox", "events"
+_SUBSCRIPTIONS = {REQUEST_EXCHANGE: MAILBOX, EVENT_EXCHANGE: EVENTS}
+
+
+class Linked(Protocol):
+    """`on_link` is called on the loop for each link that is lost, restored, or lost and given up."""
+
+    on_link: Callable[[LinkChange], None]
+
+    async def reconnect(self) -> None:
+        """Try once to restore the links that were lost; subscriptions restore themselves."""
+        ...
+
+    async def ended(self, tags: Sequence[str | int]) -> frozenset[str | int]:
+        """Those of these claims that have ended: a verdict on them would not be applied.
+
+        Where the data was replaced, claims are unknown and have not ended (`Settled.unknown`).
+        """
+        ...
+
+
+def link_of(exchange: str) -> str:
+    """How the link of a subscription is called; empty for those that serve one question."""
+    return _SUBSCRIPTIONS.get(exchange, "")
+
+
+def unheard(change: LinkChange) -> None:
+    """Nobody wants to know."""

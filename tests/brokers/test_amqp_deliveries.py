@@ -1,0 +1,214 @@
+"""What an AMQP worker makes of deliveries: marks of having run, consumers that end, waiting."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from tests.brokers.amqp_worker import ADA, BOB, LEASE_S, Worker, run, skip
+from tests.brokers.under_test import eventually
+from umbel.brokers.amqp import claims as claims_module
+from umbel.brokers.amqp.consumer import Arrived
+from umbel.brokers.amqp.envelope import NO_MARK, Mark
+from umbel.brokers.amqp.frames import Method
+from umbel.brokers.amqp.refusals import ChannelClosed
+from umbel.errors import BrokerUnavailable
+from umbel.wire.message import Message
+
+# -- what is delivered -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("by_server", "ran", "starts", "unrun", "wanted"),
+    [
+        (False, False, 5, False, (0, False)),  # the first time: nobody is asked
+        (True, False, 0, False, (0, True)),
+        (True, False, 0, True, (0, False)),  # only its worker knows that it has not run
+        (True, False, 2, True, (2, True)),
+        (False, True, 0, True, (0, True)),
+        (False, True, 3, False, (3, True)),
+    ],
+)
+def test_a_delivery_says_whether_it_may_have_run(
+    by_server: bool, ran: bool, starts: int, unrun: bool, wanted: tuple[int, bool]
+) -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        await worker.take("a", 1)
+        worker.starts["a", "id"] = starts
+        if unrun:
+            worker.claims.remember_unrun("id")
+        arrived = Arrived(Message(b"{}", b"", correlation_id="id"), 7, by_server, Mark(ran=ran))
+        (delivery,) = worker.claims.deliver(ADA, [(worker.consumer("a"), arrived)])
+        assert (delivery.starts, delivery.redelivered, delivery.queue) == (*wanted, "a")
+        claimed = worker.claims.standing[delivery.tag]
+        assert (claimed.owner, claimed.delivery_tag, claimed.starts) == (ADA, 7, wanted[0])
+        (again,) = worker.claims.deliver(ADA, [(worker.consumer("a"), arrived)])
+        assert again.tag != delivery.tag
+        assert again.redelivered == (by_server or ran)  # what was remembered holds for once
+
+    run(scenario())
+
+
+def test_only_what_was_never_redelivered_is_noted_as_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims_module, "UNRUN_MAX", 2)
+
+    async def scenario() -> None:
+        worker = Worker()
+        await worker.take("a", 1)
+        consumer, claims = worker.consumer("a"), worker.claims
+
+        def deliver(text: str, *, redelivered: bool) -> object:
+            arrived = Arrived(Message(b"{}", b"", correlation_id=text), 7, redelivered, NO_MARK)
+            (delivery,) = claims.deliver(ADA, [(consumer, arrived)])
+            return delivery.tag, delivery.redelivered
+
+        for text, redelivered in (("new", False), ("old", True), ("", False)):
+            tag, _ = cast(tuple[str, bool], deliver(text, redelivered=redelivered))
+            claims.note_unrun(claims.standing[tag])
+        assert [cast(Any, deliver(text, redelivered=True))[1] for text in ("new", "old", "")] == [
+            False,
+            True,
+            True,
+        ]
+        for text in ("one", "two", "three"):
+            claims.remember_unrun(text)
+        assert [cast(Any, deliver(text, redelivered=True))[1] for text in ("one", "two", "three")] == [
+            True,  # the oldest makes room
+            False,
+            False,
+        ]
+
+    run(scenario())
+
+
+# -- consumers that end, pause and wait ------------------------------------------------------------------
+
+
+def test_a_queue_that_was_deleted_is_told_with_the_claims_on_it() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        worker.server.put("a", "a0", "a1")
+        worker.server.put("b", "b0")
+        await worker.take("ab", 3)
+        of_a = {tag for tag, one in worker.claims.standing.items() if one.consumer.queue == "a"}
+        worker.server.consumed["a"].end(ChannelClosed(ChannelClosed.NOT_FOUND, "no queue"))
+        assert worker.deleted == [("a", of_a)] and len(of_a) == 2
+        assert len(worker.claims.standing) == 1
+
+    run(scenario())
+
+
+def test_a_consumer_that_ended_is_begun_anew_and_its_claims_are_forgotten() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        worker.server.put("a", "a0")
+        worker.server.put("b", "b0")
+        await worker.take("ab", 2)
+        worker.server.consumed["a"].end(ChannelClosed(ChannelClosed.PRECONDITION, "acknowledgement"))
+        assert [one.queue for one in worker.claims.consumers()] == ["b"]
+        assert len(worker.claims.standing) == 2
+        worker.server.put("a", "a1")
+        assert await worker.take("ab", 2) == ["a1"]
+        assert sorted(one.delivery.message.body for one in worker.claims.standing.values()) == [b"a1", b"b0"]
+        assert len(worker.server.channels) == 3  # that of b stays
+
+    run(scenario())
+
+
+def test_who_leaves_a_queue_is_handed_nothing_more() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        await worker.take("ab", 2)
+        await worker.claims.leave(ADA, "a")
+        cancelled = [Method.BASIC_CANCEL in channel.methods for channel in worker.server.channels]
+        assert cancelled == [True, False]
+        await worker.claims.leave(ADA, "nowhere")
+        await worker.claims.leave(BOB, "a")
+        worker.server.consumed["b"].end(BrokerUnavailable("gone"))
+        await worker.claims.leave(ADA, "b")
+        assert Method.BASIC_CANCEL not in worker.server.channels[1].methods
+
+    run(scenario())
+
+
+def test_a_claim_would_be_served_from_here_when_something_arrived_and_nothing_is_early() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        arrived = worker.claims.has_arrived
+        assert not arrived(ADA, ["a"])
+        await worker.take("ab", 1)
+        assert not arrived(ADA, ["a", "b"])
+        await worker.consumer("a").want(5)
+        worker.server.put("a", "a0")
+        worker.server.consumed["a"].hand_over()
+        assert arrived(ADA, ["a", "b"]) and arrived(ADA, ["a"])
+        assert not arrived(ADA, ["b"])
+        assert not arrived(ADA, ["a", "never consumed"])
+        assert not arrived(BOB, ["a"])
+        await worker.consumer("b").want(5)
+        worker.server.put("b", "later", mark=Mark(due=4e9))
+        worker.server.consumed["b"].hand_over()
+        assert not arrived(ADA, ["a", "b"]) and arrived(ADA, ["a"])
+        worker.server.consumed["a"].end(BrokerUnavailable("gone"))
+        assert not arrived(ADA, ["a"])
+
+    run(scenario())
+
+
+def test_arrivals_are_noticed_in_the_queues_that_are_consumed() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        assert not worker.claims.watches(["a"])
+        await worker.take("ab", 1)
+        assert worker.claims.watches(["a"]) and worker.claims.watches(["a", "b"])
+        assert not worker.claims.watches(["a", "c"])
+        worker.server.consumed["a"].end(BrokerUnavailable("gone"))
+        assert not worker.claims.watches(["a"])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("news", ["message", "early", "end", "link"])
+def test_who_waits_is_woken_by_news_of_its_queues(news: str) -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        server = worker.server
+        await worker.take("ab", 1)
+        await worker.consumer("a").want(5)
+        await worker.consumer("b").want(5)
+        waiting = asyncio.ensure_future(worker.claims.wait(["a", "never consumed"], LEASE_S))
+        server.put("b", "b0")
+        server.consumed["b"].hand_over()
+        await skip(0)
+        assert not waiting.done()
+        match news:
+            case "message" | "early":
+                server.put("a", "a0", mark=Mark(due=4e9) if news == "early" else NO_MARK)
+                server.consumed["a"].hand_over()
+            case "end":
+                server.consumed["a"].end(BrokerUnavailable("gone"))
+            case "link":
+                server.error = BrokerUnavailable("gone")
+                server.consumed["b"].on_end(server.error)
+
+        async def is_woken() -> bool:
+            return waiting.done()
+
+        await eventually(is_woken, what="the end of the wait")
+        await worker.claims.wait(["a"], LEASE_S)  # what is here does not wait
+
+    run(scenario())
+
+
+def test_a_wait_ends_with_its_time() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        await worker.take("a", 1)
+        waiting = asyncio.ensure_future(worker.claims.wait(["a"], 50.0))
+        await skip(49.0)
+        assert not waiting.done()
+        await skip(2.0)
+        await waiting
+
+    run(scenario())

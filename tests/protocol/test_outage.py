@@ -1,0 +1,80 @@
+from umbel.protocol.machine import Tick
+from umbel.protocol.outage import (
+    Began,
+    CallFailed,
+    CallWorked,
+    Closed,
+    Ended,
+    LinkLost,
+    LinkRestored,
+    Outage,
+)
+
+SETTLE_S = 5.0
+
+
+def test_a_link_that_is_closed_and_made_again_at_once_is_told_at_once() -> None:
+    outage = Outage(settle_s=SETTLE_S)
+    assert outage.step(LinkLost("main", "closed"), 10.0) == [Began("main", "closed")]
+    assert outage.began is not None
+    assert outage.step(LinkRestored("main"), 10.5) == [Ended(0.5, (("main", 1),), 0)]
+    assert outage.reconnects == {"main": 1}
+    assert outage.is_linked
+
+
+def test_what_else_fails_meanwhile_is_the_same_outage() -> None:
+    outage = Outage(settle_s=SETTLE_S)
+    assert outage.step(CallFailed("tasks", "no answer"), 0.0) == [Began("tasks", "no answer")]
+    for event in (CallFailed("tasks", "again"), LinkLost("main", "late"), LinkLost("mailbox", "late")):
+        assert outage.step(event, 0.1) == []
+    assert outage.step(LinkRestored("main"), 0.2) == []
+    assert outage.step(LinkRestored("mailbox"), 0.3) == []
+    assert outage.is_failing("tasks")
+    assert outage.step(CallWorked("tasks"), 0.4) == [Ended(0.4, (("mailbox", 1), ("main", 1)), 2)]
+
+
+def test_the_end_of_a_long_one_is_told_when_it_has_been_quiet() -> None:
+    outage = Outage(settle_s=SETTLE_S)
+    outage.step(LinkLost("main", "late"), 0.0)
+    assert outage.step(LinkRestored("main"), 20.0) == []
+    assert _due(outage) == 25.0
+    assert outage.step(LinkLost("events", "late"), 22.0) == []  # it found out when all was well again
+    assert _due(outage) is None
+    assert outage.step(LinkRestored("events"), 23.0) == []
+    assert outage.step(Tick(), 27.9) == []
+    assert outage.step(Tick(), 28.0) == [Ended(23.0, (("events", 1), ("main", 1)), 0)]
+    assert _due(outage) is None and outage.began is None
+
+
+def test_of_two_links_with_one_name_both_must_be_there() -> None:
+    outage = Outage(settle_s=SETTLE_S)
+    outage.step(LinkLost("events", "x"), 0.0)
+    outage.step(LinkLost("events", "x"), 0.0)
+    assert outage.step(LinkRestored("events"), 0.1) == []
+    assert outage.step(Closed("events"), 0.2) == [Ended(0.2, (("events", 1),), 0)]
+
+
+def test_a_part_that_stops_calling_does_not_keep_the_outage_going() -> None:
+    outage = Outage(settle_s=SETTLE_S)
+    outage.step(CallFailed("gossip", "x"), 0.0)
+    assert outage.step(Closed("gossip"), 0.1) == [Ended(0.1, (), 1)]
+
+
+def test_each_outage_counts_for_itself() -> None:
+    outage = Outage(settle_s=SETTLE_S)
+    for at in (0.0, 10.0):
+        outage.step(LinkLost("main", "x"), at)
+        outage.step(CallFailed("tasks", "x"), at)
+        outage.step(CallWorked("tasks"), at)
+        assert outage.step(LinkRestored("main"), at + 0.5) == [Ended(0.5, (("main", 1),), 1)]
+    assert outage.reconnects == {"main": 2}
+
+
+def test_good_news_without_an_outage_is_none() -> None:
+    outage = Outage(settle_s=SETTLE_S)
+    for event in (CallWorked("tasks"), Closed("gossip"), Tick()):
+        assert outage.step(event, 0.0) == []
+
+
+def _due(outage: Outage) -> float | None:
+    return outage.deadline

@@ -1,0 +1,160 @@
+"""What becomes of a message that meets a fault of ours, and of what a broker or a store refuses."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from tests.worker.recorded import (
+    FOLLOW_UP,
+    QUEUE,
+    TAG,
+    Recorded,
+    delivery_of,
+    held_of,
+    message_of,
+    result_of,
+)
+from tests.worker.test_endings import EARLY, LATE, SENT, asked, kinds, lost, outcome
+from umbel.brokers.interface import Bury, Refused
+from umbel.pools.interface import Outcome
+from umbel.protocol.delivery import Refusal
+from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.worker.endings import Endings
+from umbel.worker.settings import Ending
+from umbel.worker.steps.events import Events
+from umbel.worker.task_events import TaskEvents
+
+SUCCESS, FAILURE = result_of("SUCCESS"), result_of("FAILURE")
+
+
+def ending_with(recorded: Recorded, make: Any) -> Endings:
+    """The same, where the app ends tasks like this."""
+    object.__setattr__(recorded.context.settings, "end_without_running", make)
+    return Endings(recorded.context, recorded.desk, recorded.sink, TaskEvents(Events(recorded.context)))
+
+
+FAULT = LookupError("no such thing")
+
+
+def test_a_message_that_meets_a_fault_is_buried_with_the_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody has opened it, so nothing is known of its task."""
+    recorded = Recorded()
+    recorded.endings.bury_faulty(delivery_of(), FAULT)
+    (verdict,) = recorded.sink.verdicts
+    assert isinstance(verdict, Bury) and verdict == Bury(TAG, verdict.reason)
+    assert verdict.reason.startswith("fault of the worker: LookupError: no such thing\n")
+    assert (recorded.counted, recorded.ended) == ({"faults": 1, "buried": 1}, [])
+    (entry,) = caplog.records
+    assert (vars(entry)["task_id"], entry.exc_info and entry.exc_info[1]) == ("t", FAULT)
+    assert "dead letters" in entry.message
+
+
+@pytest.mark.parametrize(
+    ("ended", "results"), [(None, [FAILURE]), (outcome("success"), [SUCCESS])], ids=["running", "ended"]
+)
+def test_a_task_that_meets_a_fault_has_failed_unless_it_has_ended(
+    ended: Outcome | None, results: list[StoredResult]
+) -> None:
+    recorded, held = Recorded(), held_of(LATE, unique="k")
+    recorded.endings.bury_faulty(held.delivery, FAULT, held, ended)
+    (verdict,) = recorded.sink.verdicts
+    assert isinstance(verdict, Bury) and verdict == Bury(TAG, verdict.reason, False, results, SENT)
+    why = "UmbelError: fault of the worker: LookupError: no such thing"
+    assert recorded.ended == ([] if ended else [(why, "FAILURE")])
+    assert recorded.sink.released == [("k", "t")]
+    assert recorded.counted == {"faults": 1, "buried": 1}
+
+
+@pytest.mark.parametrize(
+    ("ended", "results"), [(None, [FAILURE]), (outcome("success"), [SUCCESS])], ids=["running", "ended"]
+)
+def test_after_an_early_ack_a_fault_is_only_reported(
+    ended: Outcome | None, results: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded, held = Recorded(), held_of(EARLY)
+    recorded.endings.bury_faulty(held.delivery, FAULT, held, ended)
+    assert asked(recorded) == ([], [(results, SENT)])
+    assert recorded.counted == {"faults": 1}
+    assert "dead letters" not in caplog.messages[0]
+
+
+def test_a_task_that_cannot_even_fail_is_buried_without_a_result() -> None:
+    def broken(*_: object) -> Any:
+        raise OSError("no")
+
+    recorded, held = Recorded(), held_of(LATE)
+    ending_with(recorded, broken).bury_faulty(held.delivery, FAULT, held)
+    (verdict,) = recorded.sink.verdicts
+    assert isinstance(verdict, Bury) and not verdict.results and not verdict.follow_ups
+
+
+def test_a_job_that_met_a_fault_in_the_pool_is_not_tried_again() -> None:
+    recorded = Recorded()
+    recorded.endings.lose(held_of(LATE), lost(started=True, ran=True, fault="no frame"), stopping=True)
+    assert asked(recorded) == ([Bury(TAG, "no frame", False, [FAILURE], SENT)], [])
+    assert recorded.ended == [("PoolError: no frame", "FAILURE")]
+    assert recorded.counted == {"lost": 1, "faults": 1, "buried": 1}
+    assert kinds(recorded) == ["task-failed"]
+
+
+def test_a_job_that_met_a_fault_in_the_pool_after_an_early_ack_has_failed() -> None:
+    recorded = Recorded()
+    recorded.endings.lose(held_of(EARLY), lost(started=True, ran=False, fault="no frame"), stopping=False)
+    assert asked(recorded) == ([], [([FAILURE], SENT)])
+    assert recorded.counted == {"faults": 1, "failed": 1}
+
+
+def test_the_part_of_a_chord_that_ends_without_running_is_counted_first() -> None:
+    def chord() -> Ending:
+        return Ending()
+
+    for counted in (chord, None):
+        recorded = Recorded()
+        endings = ending_with(recorded, lambda *_, one=counted: Ending([FAILURE], [], one))
+        endings.refuse(held_of(None), Refusal.EXPIRED)
+        assert recorded.sink.chords == ([chord] if counted else [])
+
+
+def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure() -> None:
+    recorded = Recorded()
+    refused = StoredResult("id", "SUCCESS", b"{}", reply_to="asker")
+    recorded.endings.end_refused([Refused(refused, "too large"), Refused(FAILURE, "too large")])
+    ((results, sent),) = recorded.sink.reports
+    (told,) = results
+    assert (told.task_id, told.status, told.reply_to, sent) == ("id", "FAILURE", "asker", [])
+    assert "ended as SUCCESS" in str(json.loads(told.payload)["result"])
+    assert recorded.counted == {"refused": 2}
+
+
+def test_a_message_that_its_queue_refused_has_failed_to_those_who_wait_for_it() -> None:
+    recorded = Recorded()
+    sent = Outgoing("next", message_of())
+    recorded.endings.end_refused([Refused(sent, "not a list")])
+    assert recorded.ended == [("BrokerRefused: it was not taken by the queue 'next': not a list", "FAILURE")]
+    assert asked(recorded) == ([], [([FAILURE], SENT)])
+    assert kinds(recorded) == ["task-failed"]
+    unreadable = Outgoing(QUEUE, Message(b"", b"no message"))
+    recorded.endings.end_refused([Refused(unreadable, "not a list"), Refused(FOLLOW_UP, "not a list")])
+    assert recorded.counted == {"refused": 3} and len(recorded.ended) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "level", "traced"),
+    [
+        ("success", {}, logging.DEBUG, False),
+        ("failure", {"traceback": "Traceback"}, logging.ERROR, True),
+        ("failure", {}, logging.ERROR, False),
+        ("retry", {"traceback": "Traceback"}, logging.INFO, False),
+    ],
+)
+def test_the_log_says_how_a_task_ended(
+    caplog: pytest.LogCaptureFixture, kind: str, fields: dict[str, str], level: int, traced: bool
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    Recorded().endings.settle(held_of(LATE), outcome(kind, **fields))
+    (entry,) = caplog.records
+    about = vars(entry)
+    assert (entry.levelno, "traceback" in about) == (level, traced)
+    assert (about["task"], about["task_id"]) == ("t.task", "t")
