@@ -14,6 +14,7 @@ from umbel.protocol.delivery import TaskRules
 from umbel.protocol.trust import Signed
 from umbel.wire.message import Outgoing
 from umbel.wire.signing import Keyring
+from umbel.worker.held import Held
 
 KEYRING = Keyring([("k", b"s" * 32)])
 DAY_S = 86_400.0
@@ -25,7 +26,14 @@ def signed(*, at: float | None = None, redelivered: bool = False, **options: Any
 
 
 def admitted(recorded: Recorded, delivery: Delivery) -> int:
-    return len(asyncio.run(recorded.admission.admit([delivery])))
+    return len(take_in(recorded, delivery))
+
+
+def take_in(recorded: Recorded, delivery: Delivery) -> list[Held]:
+    async def verified_first() -> list[Held]:
+        return await recorded.admission.admit(await recorded.admission.verified([delivery]))
+
+    return asyncio.run(verified_first())
 
 
 def buried(recorded: Recorded) -> str:
@@ -105,7 +113,7 @@ def test_without_keys_nobody_looks_at_signatures() -> None:
 def test_what_is_sent_again_after_its_early_ack_is_signed_anew() -> None:
     recorded = Recorded(keyring=KEYRING, rules=TaskRules(acks_early=True))
     recorded.sink._broker = recorded.context.broker
-    (held,) = asyncio.run(recorded.admission.admit([signed()]))
+    (held,) = take_in(recorded, signed())
     recorded.endings.give_back(held, ran=False)
     (((), (again,)),) = ((tuple(results), tuple(sent)) for results, sent in recorded.sink.reports)
     proofs = [KEYRING.check_task(one, QUEUE)[0] for one in (held.message, again.message)]

@@ -47,10 +47,14 @@ class Admission:
         keyring = context.broker.keyring
         self._verification = None if keyring is None else Verification(keyring, context, settler, endings)
 
+    async def verified(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Those that come from somebody who may send: nothing else is looked at."""
+        if self._verification is None:
+            return deliveries
+        return await self._verification.genuine(deliveries, time())
+
     async def admit(self, deliveries: Sequence[Delivery]) -> list[Held]:
         now = time()
-        if self._verification is not None:
-            deliveries = await self._verification.genuine(deliveries, now)
         judged = each_guarded(lambda one: self._judge(one, now), deliveries, self._endings.bury_faulty)
         return await self._settled_first([held for held in judged if held is not None])
 
