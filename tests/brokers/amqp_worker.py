@@ -141,5 +141,7 @@ async def skip(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, Loop)
     loop.skipped_s += seconds
-    for _ in range(3):
-        await asyncio.sleep(0)
+    for _ in range(3):  # what is due now has its turn, and what that wakes
+        turn = asyncio.Event()
+        loop.call_soon(turn.set)
+        await turn.wait()

@@ -185,3 +185,13 @@ def test_a_revoke_or_a_cursor_that_cannot_be_read_stops_no_claim(
             assert [one.task_id for one in claim.revokes] == ["u"]
 
     run(scenario())
+
+
+def test_an_owner_that_was_forgotten_does_not_take_the_data_for_replaced(on_redis: BrokerUnderTest) -> None:
+    async def scenario() -> None:
+        async with on_redis.open() as broker:
+            assert [await broker.renew(OWNER) for _ in range(3)] == [False, True, True]
+            await broker.forget_owner(OWNER)
+            assert await broker.renew(OWNER) is False
+
+    run(scenario())

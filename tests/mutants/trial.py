@@ -91,7 +91,8 @@ class Trial:
             forked.SCRIPT: str(self._home / PACKAGE / subject.path),
             forked.LIMIT_S: str(self.limit_s),
         }
-        if self._run(subject, (len(mutants) + 1) * self.limit_s, forked.__name__, variables) is Fate.KILLED:
+        plugin = ("-p", forked.__name__)
+        if self._run(subject, (len(mutants) + 1) * self.limit_s, plugin, variables) is Fate.KILLED:
             raise CannotJudge(f"the guards of {subject.path} cannot be run: {self._output}")
         said = [directory / f"{place}.status" for place in range(len(mutants))]
         fates = [_FATES[file.read_text() if file.exists() else "None"] for file in said]
@@ -119,7 +120,7 @@ class Trial:
         self,
         subject: Subject,
         limit_s: float,
-        plugin: str = killers.__name__,
+        more: Sequence[str] = (),
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> Fate:
         guards = [str(ROOT / "tests" / guard) for guard in subject.guards]
@@ -133,8 +134,7 @@ class Trial:
             "no:cacheprovider",
             "-p",
             killers.__name__,
-            "-p",
-            plugin,
+            *more,
             "--hypothesis-seed=1",
             "--hypothesis-profile=mutants",
         ]
