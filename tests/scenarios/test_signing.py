@@ -142,10 +142,10 @@ def test_nothing_runs_that_was_forged_copied_cut_or_put_together(cluster: Cluste
     assert runs(cluster) == wanted
     assert counted(cluster, *DOUBTS) == counted(cluster, "buried") == BAD
     assert all(counted(cluster, doubt) for doubt in ("unsigned", "forged", "replayed"))
-    # The dead letters say why; giving them all back runs none of them.
-    reasons = {one["reason"].partition(":")[0] for one in cluster.umbel_json("dlq", "ls", "--limit", "1000")}
-    assert reasons <= {"unsigned", "forged", "replayed"}
-    cluster.umbel("dlq", "requeue", "--all")
+    # The dead letters say why; giving them back runs none of them.
+    letters = cluster.umbel_json("dlq", "ls", "--limit", "1000")
+    assert {one["reason"].partition(":")[0] for one in letters} <= {"unsigned", "forged", "replayed"}
+    cluster.umbel("dlq", "requeue", *(str(one["id"]) for one in letters[:200]))
     wait_until(lambda: counted(cluster, "buried") > BAD, deadline_s=ENOUGH_S, what="the first to come back")
     assert cluster.app.tasks["signed_tasks.note"].delay(str(cluster.home), "last").get(timeout=60) == "last"
     assert runs(cluster) == sorted([*wanted, "last"])
