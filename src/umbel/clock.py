@@ -5,7 +5,8 @@ worker corrects it (`worker/steps/cluster_clock.py`), and hands the correction t
 Stamps of events and results stay those of the wall clock.
 """
 
-from time import time
+from collections.abc import Callable
+from time import monotonic, time
 
 _offset_s = 0.0
 
@@ -13,6 +14,12 @@ _offset_s = 0.0
 def cluster_now() -> float:
     """Unix time."""
     return time() + _offset_s
+
+
+def this_moment() -> Callable[[], float]:
+    """When it was asked for, in the cluster's time as it is known later."""
+    began = monotonic()
+    return lambda: cluster_now() - (monotonic() - began)
 
 
 def offset_s() -> float:

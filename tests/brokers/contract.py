@@ -15,6 +15,7 @@ from tests.brokers.contract_sharing import (
     LeadershipContract,
     RevokesContract,
 )
+from tests.brokers.contract_signatures import SignaturesContract
 from tests.brokers.contract_unique import UniqueContract
 from tests.brokers.contract_verdicts import OwnershipContract, VerdictsContract
 
@@ -30,6 +31,7 @@ class LoopContract(
     LeadershipContract,
     MarksContract,
     UniqueContract,
+    SignaturesContract,
     ControlContract,
 ):
     """Every promise that is kept on one event loop."""

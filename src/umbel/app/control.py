@@ -174,7 +174,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
     def _tell(self, request: Request) -> None:
         """What nobody answers needs no connection of its own."""
         self._clock += 1
-        headers, body = encode_request(request, self._clock)
+        headers, body = encode_request(request, self._clock, self._the_app().settings.keyring, cluster_now())
         self._the_app().producer.broadcast(
             [Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=UNANSWERED_TTL_S
         )

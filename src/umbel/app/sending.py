@@ -31,6 +31,7 @@ from umbel.wire.limits import HEADER_TEXT_MAX_CHARS, TASK_MAX_CHARS
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.options import is_task_name
 from umbel.wire.show import brief
+from umbel.wire.signing import Keyring
 from umbel.wire.task import (
     Embed,
     SignatureMap,
@@ -78,6 +79,7 @@ class Standing(msgspec.Struct, frozen=True):
     sends_results: bool
     headers: TaskHeaders  # without those that differ from call to call
     template: CallTemplate | None  # None: another serializer than JSON
+    keyring: Keyring | None  # what its messages are signed with
 
 
 def prepare(
@@ -120,6 +122,8 @@ def prepare(
             task_id, args, kwargs, origin=origin(), priority=standing.priority
         )
         outgoing = Outgoing(standing.queue, message)
+    if standing.keyring is not None:
+        outgoing = standing.keyring.sign_task(outgoing, cluster_now())
     check_size(outgoing.message, standing.settings.message_max_bytes, task)
     return Prepared(task, task_id, outgoing, bool(ignores_result))
 
@@ -241,6 +245,7 @@ def _standing(app: Sender, task: str, own: TaskOptions) -> Standing:
         sends_results=sends_results(settings.backend),
         headers=headers,
         template=CallTemplate(headers, text_max=_text_max(settings)) if serializer == "json" else None,
+        keyring=settings.keyring,
     )
     return made
 

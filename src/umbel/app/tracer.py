@@ -218,9 +218,8 @@ class _Run:
             if error.when is not None:  # self.retry() has judged it
                 return self._retried(task, call, request, error, error.when)
             if policy.exhausted(request.retries):
-                spent = MaxRetriesExceeded(
-                    f"{task.name}[{request.id}] was tried again {request.retries} times"
-                )
+                text = f"{task.name}[{request.id}] was tried again {request.retries} times"
+                spent = MaxRetriesExceeded(text)
                 spent.__cause__ = error
                 return self.failed(task, call, request, error.exc or spent)
             due = cluster_now() + policy.wait_s(request.retries, random())
@@ -249,7 +248,8 @@ class _Run:
         cause = error.exc or error if isinstance(error, Retry) else error
         follow_up = error.again if isinstance(error, Retry) else None
         if follow_up is None:
-            follow_up = next_attempt(self._job.message, call, request, due=due, queue=self._job.queue)
+            keyring, queue = self._app.settings.keyring, self._job.queue
+            follow_up = next_attempt(self._job.message, call, request, due=due, queue=queue, keyring=keyring)
         text = self._text(cause)
         if self._app.signals.task_retry:
             self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)

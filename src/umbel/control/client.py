@@ -125,7 +125,7 @@ class Asker:
 
     async def _send(self, request: Request, ttl_s: float) -> int | None:
         self._clock += 1
-        headers, body = encode_request(request, self._clock)
+        headers, body = encode_request(request, self._clock, self._broker.keyring, cluster_now())
         return await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=ttl_s)
 
     def _take(self, broadcast: Broadcast, ticket: str, collection: Collection) -> None:

@@ -143,7 +143,8 @@ class MailboxShell:
 
     def _take(self, broadcast: Broadcast) -> None:
         try:
-            event: Request | Malformed = decode_request(broadcast.headers, broadcast.body)
+            keyring = self._broker.keyring
+            event: Request | Malformed = decode_request(broadcast.headers, broadcast.body, keyring)
         except WireError as error:
             event = Malformed(str(error))
         for effect in self._mailbox.step(event, cluster_now()):

@@ -63,6 +63,7 @@ class WorkerState:
         self.replies_dropped: Callable[[], int] = lambda: 0
         self.mailbox_resets: Callable[[], int] = lambda: 0
         self.requests_unreadable: Callable[[], int] = lambda: 0
+        self.requests_distrusted: Callable[[], int] = lambda: 0
         self.gossip: Gossip | None = None
         self.autoscaler: Autoscaler | None = None
         self.steps: Mapping[str, Sequence[str]] = {}  # in starting order, each with what it requires
@@ -211,6 +212,7 @@ class WorkerState:
                     "events": self.gossip.undecodable if self.gossip else 0,
                     "requests": self.requests_unreadable(),
                 },
+                "requests_distrusted": self.requests_distrusted(),
                 "grants_unproven": self._context.broker.coordination.unproven,
                 "stopping": self._context.shutdown.describe(asyncio.get_running_loop().time()),
                 "steps": dict(self.steps),

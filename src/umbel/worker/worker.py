@@ -76,6 +76,7 @@ class Worker:
         self._state.replies_dropped = lambda: self._control.replies_dropped
         self._state.mailbox_resets = lambda: self._control.resets
         self._state.requests_unreadable = lambda: self._control.mailbox.malformed
+        self._state.requests_distrusted = lambda: self._control.mailbox.distrusted
         connection = Connection(self._context)
 
         def replaced() -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
-from umbel.brokers.amqp import dead_letters, envelope, holds, outbox, topology, verdicts
+from umbel.brokers.amqp import dead_letters, envelope, holds, outbox, signatures, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.coordination import AmqpCoordination
@@ -22,6 +22,7 @@ from umbel.brokers.amqp.records import encode_record
 from umbel.brokers.amqp.refusals import BrokerStarting, ChannelClosed, QueueRefused
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.amqp.subscription import AmqpSubscription
+from umbel.brokers.evidence import Evidence
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
     Broadcast,
@@ -32,11 +33,11 @@ from umbel.brokers.interface import (
     Delivery,
     Depth,
     EventLogState,
-    Evidence,
     LoggedEvent,
     Refused,
     Replaced,
     Settled,
+    Spend,
     Subscription,
     Tag,
     Verdict,
@@ -46,6 +47,7 @@ from umbel.clock import cluster_now
 from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
+from umbel.wire.signing import Keyring
 
 log = logging.getLogger("umbel.brokers.amqp")
 STARTING_S = 30.0
@@ -76,6 +78,10 @@ class AmqpBroker:
     @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
+
+    @property
+    def keyring(self) -> Keyring | None:
+        return self._settings.keyring
 
     @property
     def coordination(self) -> AmqpCoordination:
@@ -189,6 +195,8 @@ class AmqpBroker:
         judged = verdicts.judge(batch, claims.standing, cluster_now())
         if judged.posts or judged.unwritten:
             await verdicts.post(session, judged, cluster_now())
+        if self._settings.remembers_signatures:
+            await signatures.end(session, batch, frozenset(judged.finished))
         gone = verdicts.apply(judged, claims)
         for owner in judged.owners:
             claims.touch(owner)
@@ -203,6 +211,9 @@ class AmqpBroker:
             tuple(judged.refused),
             unknown=frozenset(unknown),
         )
+
+    async def spend(self, used: Sequence[Spend]) -> frozenset[Tag]:
+        return await signatures.spend(await self._sessions.get(), used)
 
     async def bury(self, refused: Sequence[Refused]) -> None:
         await verdicts.bury(await self._sessions.get(), refused, cluster_now())
@@ -263,7 +274,7 @@ class AmqpBroker:
         return await dead_letters.dead_letters(await self._sessions.get(), limit)
 
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
-        return await dead_letters.requeue(await self._sessions.get(), letter_ids, cluster_now())
+        return await dead_letters.requeue(await self._sessions.get(), letter_ids, cluster_now(), self.keyring)
 
     # -- what a cluster shares -------------------------------------------------------------------
 
@@ -344,6 +355,7 @@ class AmqpBroker:
     async def sweep(self) -> None:
         session = await self._sessions.get()
         session.views.revokes.sweep(cluster_now())
+        session.views.signatures.sweep(cluster_now())
         await self._coordination.sweep()
 
 

@@ -24,6 +24,7 @@ from umbel.brokers.amqp.consumer import Consumer
 from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.records import Start, encode_record
 from umbel.brokers.amqp.session import Session
+from umbel.brokers.amqp.signatures import freed
 from umbel.brokers.interface import Ack, Bury, Refused, Return, Started, Tag, Verdict
 from umbel.brokers.refusals import log_refused
 from umbel.clock import cluster_now
@@ -192,6 +193,7 @@ def _return(judged: Judgement, verdict: Return, claimed: Claimed, count: int, no
         judged.returned.append((verdict.tag, verdict))
         return
     delivery = claimed.delivery
+    judged.posts += freed(claimed)
     ran = any((verdict.ran, verdict.charged, delivery.redelivered, count))
     parked = Outgoing(delivery.queue, delivery.message, verdict.not_before)
     _add(judged, verdict.tag, parked, outbox.task, now, ran=ran)

@@ -19,6 +19,7 @@ from umbel.brokers.sqlite import (
     messages,
     results,
     revokes,
+    signatures,
     uniques,
     waiters,
 )
@@ -261,6 +262,7 @@ class ClusterStore:
         self._repeat(lambda db: fanout.sweep(db, now.boot_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: revokes.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: uniques.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
+        self._repeat(lambda db: signatures.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         with self._database.write() as db:
             fanout.sweep_subscriptions(db, now.boot_s)
             marks.sweep(db, now.boot_s)

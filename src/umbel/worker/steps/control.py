@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from umbel.brokers.links import MAILBOX
+from umbel.clock import this_moment
 from umbel.control.client import Asker
 from umbel.control.commands import builtin_panel
 from umbel.control.panel import Command, Panel, refusal
@@ -42,7 +43,9 @@ class Control(Step):
         self.panel: Panel = builtin_panel()
         self.panel.include(context.settings.control_commands)
         self.members: Callable[[], Sequence[Known]] = tuple  # set by whoever knows the members
-        self.mailbox = Mailbox(self._node, clock, refusal_of=self._refusal_of)
+        self.mailbox = Mailbox(
+            self._node, clock, refusal_of=self._refusal_of, changes=self._changes, since=this_moment()
+        )
         self._shell: MailboxShell | None = None
         self._green: GreenMailbox | None = None
         self._asker = Asker(context.broker)
@@ -139,6 +142,7 @@ class Control(Step):
             self.panel,
             self._state,
             refusal_of=self._refusal_of,
+            changes=self._changes,
             members=self._known,
             outages=self._context.outages,
         )
@@ -152,6 +156,10 @@ class Control(Step):
 
     def _refusal_of(self, method: str) -> str:
         return refusal(self.panel, method, self._context.settings.control_allow)
+
+    def _changes(self, method: str) -> bool:
+        command = self.panel.find(method)
+        return command is not None and command.changes
 
     # -- commands, on the worker's loop --------------------------------------------------------------
 
