@@ -39,7 +39,7 @@ def test_a_clock_far_ahead_is_told() -> None:
 
 
 def test_a_request_is_heard_once() -> None:
-    heard = Heard(0.0)
+    heard = Heard(lambda: 0.0)
     assert heard.doubt(signed(), NOW) is None
     again = heard.doubt(signed(), NOW + 1)
     assert again is not None
@@ -48,7 +48,7 @@ def test_a_request_is_heard_once() -> None:
 
 
 def test_a_copy_is_never_both_fresh_and_forgotten() -> None:
-    heard = Heard(0.0)
+    heard = Heard(lambda: 0.0)
     ahead = signed(NOW + REQUEST_WINDOW_S)
     assert heard.doubt(ahead, NOW) is None
     for later in (1.0, REQUEST_WINDOW_S, 2 * REQUEST_WINDOW_S):
@@ -57,13 +57,13 @@ def test_a_copy_is_never_both_fresh_and_forgotten() -> None:
 
 
 def test_a_node_that_started_since_does_not_obey_what_it_may_have_obeyed_before() -> None:
-    doubted = Heard(NOW).doubt(signed(NOW - 1), NOW + 1)
+    doubted = Heard(lambda: NOW).doubt(signed(NOW - 1), NOW + 1)
     assert doubted is not None
     assert doubted.doubt is Doubt.STALE
 
 
 def test_an_old_request_is_refused_and_the_memory_has_a_limit() -> None:
-    heard = Heard(0.0)
+    heard = Heard(lambda: 0.0)
     assert heard.doubt(signed(), NOW + REQUEST_WINDOW_S + 1) is not None
     for number in range(HEARD_MAX):
         assert heard.doubt(signed(mark=str(number)), NOW) is None
