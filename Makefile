@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test soak mutants sim bench lock docs format clean
+.PHONY: help setup demo check test versions soak mutants sim bench lock docs format clean
 
 BIN := .venv/bin
 CODE := src tests scripts/reference.py $(if $(wildcard benchmarks/*.py),benchmarks)
@@ -27,7 +27,13 @@ test: check ## check, then every test, with the scenarios at reduced counts
 	@scripts/setup servers
 	@scripts/setup browser
 	@scripts/setup interop
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile --durations 10 $(ARGS)
+
+versions: setup ## the tests on every Python that is found, 3.11 to 3.14 (ARGS=tests/brokers for some)
+	@scripts/setup servers
+	@scripts/setup browser
+	@scripts/setup interop
+	@scripts/versions $(ARGS)
 
 soak: check ## the same scenarios at full counts, and a few mutants of each module
 	@scripts/setup servers
@@ -68,5 +74,5 @@ lock: setup ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade for 
 	@$(LOCK) --group interop55 -o requirements/interop55.txt
 
 clean: ## remove what the targets made
-	@rm -rf .venv .venv-bench .venv-celery .venv-celery55 build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-bench .venv-celery .venv-celery55 .venv-3.* .venv-pyodide build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -29,6 +29,7 @@ from benchmarks._throughput.contenders import (
     TASKIQ,
     UMBEL,
     UMBEL_EVENTS,
+    UMBEL_SIGNED,
     Contender,
 )
 from benchmarks._throughput.servers import RABBITMQ, REDIS, SERVERS, Server, stop_servers
@@ -116,12 +117,13 @@ NOTES = (
     "Peers run as their documentation says for short tasks: large prefetch (celery, dramatiq), coroutines",
     "and uvloop (taskiq), workers that do not fork (rq), no results; hiredis is there for all.",
     "_events: the same worker with -E, which sends an event at every step of a task.",
+    "umbel_signed: the same with 'signing_keys', so every message is signed, verified and used once.",
 )
 
 BENCHMARK = Benchmark(
     name="throughput",
     question="no-op tasks, two children, Redis and RabbitMQ",
-    contenders=(UMBEL, UMBEL_EVENTS, CELERY, CELERY_EVENTS, DRAMATIQ, TASKIQ, HUEY, RQ, SAQ),
+    contenders=(UMBEL, UMBEL_EVENTS, UMBEL_SIGNED, CELERY, CELERY_EVENTS, DRAMATIQ, TASKIQ, HUEY, RQ, SAQ),
     stages={server.title: on(server) for server in (REDIS, RABBITMQ)},
     measures=[one for server in SERVERS for one in measures_of(server)],
     targets=TARGETS,

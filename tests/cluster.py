@@ -27,7 +27,9 @@ class Cluster:
         self.run_directory = Path(str(settings.get("run_dir", home / "run")))
         self._tasks_file = tasks_file
         embedded = f"sqlite:///{home / 'queue.db'}"
-        self._settings = {"broker": embedded, "run_dir": self.run_directory, **settings}
+        # Most users have no uvloop; tests/scenarios/test_loops.py is about those who have.
+        plain = {"worker_loop": "asyncio"}
+        self._settings = {"broker": embedded, "run_dir": self.run_directory, **plain, **settings}
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.app = self._load_app()
 

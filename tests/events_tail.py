@@ -9,16 +9,23 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.waiting import wait_until
+from umbel.cli.events import LISTENING
 
 
 class EventsTail:
     def __init__(self, home: Path, broker: str, *arguments: str) -> None:
         self._file = home / "events.jsonl"
+        self._errors = home / "events.err"
         command = [sys.executable, "-m", "umbel.cli.main", "events", "--json", "-b", broker]
-        with self._file.open("wb") as out:
+        with self._file.open("wb") as out, self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [*command, *arguments], cwd=home, stdin=subprocess.DEVNULL, stdout=out
+                [*command, *arguments], cwd=home, stdin=subprocess.DEVNULL, stdout=out, stderr=errors
             )
+        wait_until(self._listens, deadline_s=60.0, what="umbel events to listen")
+
+    def _listens(self) -> bool:
+        assert self._process.poll() is None, self._errors.read_text()
+        return LISTENING in self._errors.read_text()
 
     def seen(self) -> list[dict[str, Any]]:
         lines = self._file.read_text().splitlines(keepends=True)

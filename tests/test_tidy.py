@@ -24,7 +24,13 @@ BANNED_NAMES = {"utils", "helpers", "common", "base", "manager"}
 # The guards around what users wrote: their tasks and hooks, and the reprs of their values.
 MAY_CATCH_EVERYTHING = {"src/umbel/pools/guard.py", "src/umbel/wire/foreign.py"}
 # Tests wait with tests/waiting.py; these are tasks of green pools, and how they wait is the point.
-MAY_SLEEP = {"tests/scenarios/green_tasks.py", "tests/scenarios/greenlet_tasks.py"}
+MAY_SLEEP = {
+    "tests/waiting.py",
+    "tests/scenarios/green_tasks.py",
+    "tests/scenarios/greenlet_tasks.py",
+}
+
+NEW_IN_PYTHON = {"annotationlib"}  # standard library that an older Python does not name
 
 # What the pure packages may import beside the standard library and umbel itself.
 PURE = {"protocol": set[str](), "events": {"msgspec"}, "wire": {"msgspec"}}
@@ -110,7 +116,7 @@ def libraries_in_pure_code(source: Source) -> Iterator[Finding]:
     package = source.path.removeprefix("src/umbel/").split("/")[0]
     if package not in PURE:
         return
-    known = sys.stdlib_module_names | {"umbel"} | PURE[package]
+    known = sys.stdlib_module_names | NEW_IN_PYTHON | {"umbel"} | PURE[package]
     for node in ast.walk(source.tree):
         match node:
             case ast.Import(names=names):

@@ -4,7 +4,6 @@ A sleep is too long on a quick machine and too short on a slow one. Waiting for 
 about ends as soon as it is true, and says what did not happen when the deadline passes.
 """
 
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,7 +20,6 @@ def wait_until(condition: Callable[[], T | None], *, deadline_s: float = 10.0, w
     in between does not fail a test whose wish came true meanwhile.
     """
     __tracebackhide__ = True
-    pause = threading.Event()
     ends = time.monotonic() + deadline_s
     while True:
         is_last = time.monotonic() >= ends
@@ -30,4 +28,4 @@ def wait_until(condition: Callable[[], T | None], *, deadline_s: float = 10.0, w
             return value
         if is_last:
             raise AssertionError(f"waited {deadline_s:g} s in vain for {what}; last seen: {value!r}")
-        pause.wait(POLL_S)
+        time.sleep(POLL_S)  # not Event.wait: what a signal raises in that one breaks its lock

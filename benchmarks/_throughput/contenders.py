@@ -175,6 +175,12 @@ UMBEL_EVENTS = Contender(
     counted_by=_UMBELS,
     drains_only=True,
 )
+UMBEL_SIGNED = replace(
+    UMBEL,
+    name="umbel_signed",
+    shares={REDIS.name: 0.6, RABBITMQ.name: 0.1},
+    variables={"UMBEL_SIGNING_KEYS": "bench:thirty-two characters of secret"},
+)
 CELERY = Contender(
     name="celery",
     module=f"{_SIDES}.celery_side",

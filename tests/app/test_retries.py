@@ -159,7 +159,7 @@ def test_named_exceptions_too_are_retried_only_so_often(app: App) -> None:
 
 
 def test_backoff_doubles_the_wait_up_to_its_ceiling(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.app.tracer.time", lambda: 1000.0)
+    monkeypatch.setattr("umbel.app.tracer.cluster_now", lambda: 1000.0)
     seen = watch_retries(app)
 
     @app.task(
@@ -178,7 +178,7 @@ def test_backoff_doubles_the_wait_up_to_its_ceiling(app: App, monkeypatch: pytes
 
 
 def test_the_wait_and_the_moment_can_be_named(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.app.task.time", lambda: 1000.0)
+    monkeypatch.setattr("umbel.app.task.cluster_now", lambda: 1000.0)
     seen = watch_retries(app)
 
     @app.task(bind=True, default_retry_delay=7)
@@ -195,7 +195,7 @@ def test_the_wait_and_the_moment_can_be_named(app: App, monkeypatch: pytest.Monk
 def test_a_retry_raised_by_hand_keeps_to_the_tasks_limit_and_delay(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umbel.app.tracer.time", lambda: 1000.0)
+    monkeypatch.setattr("umbel.app.tracer.cluster_now", lambda: 1000.0)
     seen = watch_retries(app)
 
     @app.task(max_retries=2, default_retry_delay=30)

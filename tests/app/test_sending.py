@@ -24,7 +24,7 @@ NOW = 1_750_000_000.25  # 2025-06-15T15:06:40.250000+00:00
 
 @pytest.fixture(autouse=True)
 def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.app.sending.time", lambda: NOW)
+    monkeypatch.setattr("umbel.app.sending.cluster_now", lambda: NOW)
 
 
 def prepared(app: App, *args: Any, sender: Request | None = None, **options: Any) -> Prepared:

@@ -319,3 +319,27 @@ def test_settings_are_printed_without_passwords(tmp_path: Path) -> None:
 def test_a_lake_that_its_owner_cannot_use_is_refused(mode: str) -> None:
     with pytest.raises(BadSetting, match="must be octal"):
         App("shop", lake_mode=mode)
+
+
+@pytest.mark.parametrize("keys", [["k:too short"], "k:secret that is long enough", [7]])
+def test_no_error_shows_a_signing_key(keys: object) -> None:
+    with pytest.raises(BadSetting) as raised:
+        assemble({"signing_keys": keys})
+    assert "'***'" in str(raised.value)
+    assert "short" not in str(raised.value)
+
+
+def test_keys_come_from_a_variable_and_are_shown_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMBEL_SIGNING_KEYS", "new:0123456789abcdef, old:fedcba9876543210")
+    settings = assemble({"broker": "redis://me:password@host/0"})
+    assert settings.keyring is not None
+    assert settings.keyring.ids == ("new", "old")
+    assert settings.shown()["signing_keys"] == ["new:***", "old:***"]
+    for secret in ("0123456789abcdef", "fedcba9876543210", "password"):
+        assert secret not in repr(settings)
+        assert secret not in repr(settings.for_broker().keyring)
+
+
+def test_a_window_longer_than_brokers_remember_is_refused() -> None:
+    with pytest.raises(BadSetting, match="at most"):
+        assemble({"signing_window_s": 8 * 86_400})

@@ -15,11 +15,12 @@ from tests.brokers.contract_sharing import (
     LeadershipContract,
     RevokesContract,
 )
+from tests.brokers.contract_signatures import SignaturesContract
 from tests.brokers.contract_unique import UniqueContract
 from tests.brokers.contract_verdicts import OwnershipContract, VerdictsContract
 
 
-class BrokerContract(
+class LoopContract(
     MessagesContract,
     OwnershipContract,
     VerdictsContract,
@@ -30,7 +31,11 @@ class BrokerContract(
     LeadershipContract,
     MarksContract,
     UniqueContract,
+    SignaturesContract,
     ControlContract,
-    ProcessesContract,
 ):
+    """Every promise that is kept on one event loop."""
+
+
+class BrokerContract(LoopContract, ProcessesContract):
     """Every promise."""

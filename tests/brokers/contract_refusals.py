@@ -1,6 +1,7 @@
 """What every broker promises about things it says no to (N2): they end alone."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def refusing_queue(under_test: BrokerUnderTest) -> str:
     url = under_test.settings.url
     match under_test.capabilities.transport:
         case "sqlite":
-            with sqlite3.connect(Path(url.removeprefix("sqlite:///"))) as db:
+            with closing(sqlite3.connect(Path(url.removeprefix("sqlite:///")))) as db, db:
                 db.execute(
                     "CREATE TRIGGER no BEFORE INSERT ON messages WHEN NEW.queue = 'closed'"
                     " BEGIN SELECT RAISE(ABORT, 'closed for repairs'); END"

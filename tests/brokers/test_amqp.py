@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.brokers.contract import BrokerContract
+from tests.brokers.contract import BrokerContract, LoopContract
 from tests.brokers.under_test import BrokerUnderTest
 from tests.servers.rabbitmq import amqp_url
 from umbel.brokers.amqp.capabilities import CAPABILITIES
@@ -20,3 +20,8 @@ def under_test(amqp_url: str) -> Iterator[BrokerUnderTest]:
 
 class TestAmqp(BrokerContract):
     """RabbitMQ keeps the promises, or says why not."""
+
+
+@pytest.mark.usefixtures("on_uvloop")
+class TestAmqpOnUvloop(LoopContract):
+    """On the event loop that `umbel[all]` brings, too."""

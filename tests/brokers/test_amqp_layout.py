@@ -24,7 +24,8 @@ from umbel.brokers.amqp.frames import Incoming, Method, encode_publish
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.table import Properties, Table, decode_properties, encode_properties
-from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Delivery, Evidence
+from umbel.brokers.evidence import Evidence
+from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Delivery
 from umbel.errors import BrokerError
 from umbel.wire.message import Message, Outgoing
 

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.brokers.contract import BrokerContract
+from tests.brokers.contract import BrokerContract, LoopContract
 from tests.brokers.under_test import BrokerUnderTest
 
 
@@ -11,3 +11,8 @@ def under_test(on_redis: BrokerUnderTest) -> BrokerUnderTest:
 
 class TestRedis(BrokerContract):
     """Redis keeps every promise."""
+
+
+@pytest.mark.usefixtures("on_uvloop")
+class TestRedisOnUvloop(LoopContract):
+    """On the event loop that `umbel[all]` brings, too."""

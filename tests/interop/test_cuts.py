@@ -18,6 +18,7 @@ from tests.waiting import wait_until
 
 CUTS = 20 if os.environ.get("UMBEL_SOAK") else 2
 CONNECT_S = {"shorter": 20.0, "longer": 0.5}  # the connect time-out, which a cut is shorter or longer than
+pytestmark = pytest.mark.timeout(600)
 BEGAN, ENDED = "broker unavailable; retrying", "broker available again"
 
 

@@ -84,7 +84,8 @@ class Recorder:
 
 
 def settings(*quirks: str, concurrency: int = 2, **fields: Any) -> PoolSettings:
-    return PoolSettings(host=spec(*quirks), node="tester@here", concurrency=concurrency, **fields)
+    chosen = {"loop": "asyncio", **fields}
+    return PoolSettings(host=spec(*quirks), node="tester@here", concurrency=concurrency, **chosen)
 
 
 @asynccontextmanager

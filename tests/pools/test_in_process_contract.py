@@ -1,5 +1,10 @@
 """The contract on the pools that have no children."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
 from tests.pools.contract import PoolContract
 
 
@@ -13,3 +18,9 @@ class TestThreads(PoolContract):
 
 class TestAsyncio(PoolContract):
     name = "asyncio"
+
+
+@pytest.mark.usefixtures("on_uvloop")
+class TestAsyncioOnUvloop(PoolContract):
+    name = "asyncio"
+    options: Mapping[str, Any] = {"loop": "uvloop"}

@@ -1,6 +1,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from tests.pools.contract import PoolContract
 
 
@@ -13,3 +15,8 @@ class TestPreforkAfresh(PoolContract):
 
     name = "prefork"
     options: Mapping[str, Any] = {"child_start": "spawn"}
+
+
+@pytest.mark.usefixtures("on_uvloop")
+class TestPreforkOnUvloop(PoolContract):
+    name = "prefork"

@@ -27,6 +27,7 @@ from umbel.protocol.pidbox import (
     is_meant,
     pattern_problem,
 )
+from umbel.protocol.trust import Doubt, Doubted, Signed
 
 NODE = "w1@east"
 NOW = 1_800_000_000.0
@@ -254,3 +255,37 @@ def test_only_members_that_are_meant_are_waited_for() -> None:
     asked.take(Reply("a@x", 1, members=(ours, theirs)))
     assert asked.is_complete()
     assert is_for_member(replace(PING, pattern="cel*", matcher="glob"), theirs)
+
+
+def signed_mailbox() -> Mailbox:
+    return Mailbox(
+        "w@h",
+        LamportClock(),
+        refusal_of=lambda _: "",
+        changes=lambda method: method != "ping",
+        since=lambda: NOW,
+    )
+
+
+def test_a_command_that_changes_something_must_be_signed() -> None:
+    mailbox = signed_mailbox()
+    unsigned = Doubted(Doubt.UNSIGNED, "why")
+    (effect,) = mailbox.step(Request("shutdown", proof=unsigned), NOW)
+    assert effect == Refused(Request("shutdown", proof=unsigned), "unsigned: why")
+    assert isinstance(mailbox.step(Request("ping", proof=unsigned), NOW)[0], Handle)
+    assert isinstance(mailbox.step(Request("shutdown", proof=Signed("k", NOW, "m")), NOW)[0], Handle)
+    assert mailbox.distrusted == 1
+
+
+def test_a_wrong_signature_is_refused_even_where_none_is_needed() -> None:
+    (effect,) = signed_mailbox().step(Request("ping", proof=Doubted(Doubt.FORGED, "why")), NOW)
+    assert isinstance(effect, Refused)
+
+
+def test_a_copy_of_a_signed_command_is_passed_over_and_burns_no_ticket() -> None:
+    mailbox = signed_mailbox()
+    first, copy = (Request("shutdown", ticket=ticket, proof=Signed("k", NOW, "m")) for ticket in ("a", "b"))
+    assert isinstance(mailbox.step(first, NOW)[0], Handle)
+    assert isinstance(mailbox.step(copy, NOW)[0], PassedOver)
+    other = Request("shutdown", ticket="b", proof=Signed("k", NOW, "n"))
+    assert isinstance(mailbox.step(other, NOW)[0], Handle)

@@ -27,6 +27,11 @@ async def nap(directory: str, seconds: float) -> str:
 
 
 @app.task
+async def loop_module() -> str:
+    return type(asyncio.get_running_loop()).__module__
+
+
+@app.task
 async def stay(directory: str, gate: str) -> str:
     task_id = _note(directory)
     await _comes(gate)

@@ -123,3 +123,4 @@ def test_the_events_command_says_when_nothing_was_heard(tmp_path: Path) -> None:
     with Cluster(tmp_path, TASKS_FILE) as cluster:
         done = cluster.umbel("events", "--timeout", "0.1", check=False)
         assert (done.returncode, done.stdout) == (3, "")
+        assert "listening for events" in done.stderr

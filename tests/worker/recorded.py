@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from umbel import App
 from umbel.app.send_options import SendOptions
-from umbel.brokers.interface import Delivery, Settled, Verdict
+from umbel.brokers.interface import Delivery, Settled, Spend, Verdict
 from umbel.pools.abilities import ABILITIES
 from umbel.protocol.delivery import Desk, Run, TaskRules
 from umbel.protocol.revoked import RevokedTasks
 from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.wire.signing import Keyring
 from umbel.wire.task import read_headers
 from umbel.worker.admission import Admission
 from umbel.worker.context import Identity, WorkerContext
@@ -38,6 +39,7 @@ class Sink(Settler):
         self.reports: list[Report] = []
         self.released: list[tuple[str, str]] = []
         self.chords: list[Callable[[], Ending]] = []
+        self._broker = cast("Any", SettlingBroker())
 
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
         self.verdicts.append(verdict)
@@ -62,6 +64,15 @@ class SettlingBroker:
     conflicts: frozenset[int | str] = frozenset()
     error: Exception | None = None
     capabilities: Any = field(default_factory=lambda: SimpleNamespace(unique=True))
+    keyring: Any = None
+    spent: list[Spend] = field(default_factory=list)
+    copies: frozenset[int | str] = frozenset()
+
+    async def spend(self, signatures: Sequence[Spend]) -> frozenset[int | str]:
+        if self.error is not None:
+            raise self.error
+        self.spent += signatures
+        return self.copies
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         if self.error is not None:
@@ -77,6 +88,7 @@ class Recorded:
         rules: TaskRules | None = None,
         results: str = "redis://127.0.0.1/0",
         pool: str = "prefork",
+        keyring: Keyring | None = None,
         **settings: Any,
     ) -> None:
         self.ended: list[tuple[str, str]] = []  # what was to end without running: (error, status)
@@ -89,7 +101,7 @@ class Recorded:
             send_task_events=True,
             **settings,
         )
-        self.broker, self.sink = SettlingBroker(), Sink()
+        self.broker, self.sink = SettlingBroker(keyring=keyring), Sink()
         backend, abilities = SimpleNamespace(url=results), SimpleNamespace(abilities=ABILITIES[pool])
         self.context = WorkerContext(
             chosen,

@@ -3,6 +3,9 @@
 import asyncio
 import errno
 import os
+import threading
+from contextlib import closing
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -80,6 +83,43 @@ def test_a_full_disk_leaves_the_former_file_whole(tmp_path: Path, monkeypatch: p
 def test_an_incarnation_grows_although_the_wall_clock_was_set_back(saved: int, now: int) -> None:
     assert next_incarnation(SavedState("a@x", 0, saved), now) == max(saved + 1, now)
     assert next_incarnation(None, now) == now
+
+
+def test_the_last_save_waits_for_one_that_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_store, "SAVE_EVERY_S", 0.001)
+    saves, entered, gate, busy = count(1), threading.Event(), threading.Event(), threading.Lock()
+    overlaps: list[int] = []
+
+    def save_slowly(path: Path, state: SavedState) -> None:
+        number = next(saves)
+        if not busy.acquire(blocking=False):
+            overlaps.append(number)
+            return
+        with closing(SimpleNamespace(close=busy.release)):
+            if number == 2:  # the first one after the start
+                entered.set()
+                gate.wait(20)
+
+    monkeypatch.setattr(state_store, "save", save_slowly)
+    context = SimpleNamespace(
+        identity=Identity("a@x", 1, 9),
+        settings=SimpleNamespace(run_directory=tmp_path),
+        broker=SimpleNamespace(url="sqlite:///q.db"),
+    )
+    store = StateStore(cast("Any", context), cast("Any", SimpleNamespace(clock=LamportClock(5))), None)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            store.adopt(group)
+            await store.start()
+            await asyncio.to_thread(entered.wait, 20)
+            stopping = group.create_task(store.stop())
+            await asyncio.wait({stopping}, timeout=0.2)  # ends early only if it does not wait
+            gate.set()
+
+    asyncio.run(scenario())
+    assert overlaps == []
+    assert next(saves) == 4  # at the start, in between, at the end
 
 
 def test_a_save_that_fails_is_reported_once_and_never_stops_the_worker(

@@ -30,6 +30,7 @@ class Recorder:
     failures: list[str] = field(default_factory=list)  # what is asked for so often is away
     refuses: Callable[[str, Any], Exception | None] = lambda what, value: None
     refused: Sequence[Refused] = ()
+    keyring: None = None
 
     def _ask(self, what: str, value: Any) -> None:
         if what in self.failures:

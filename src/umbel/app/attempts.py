@@ -5,6 +5,7 @@ arguments or options, the call is sent anew with all that its message said, and 
 """
 
 from collections.abc import Mapping, Sequence
+from time import time
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -14,17 +15,26 @@ from umbel.app.request import Request
 from umbel.app.send_options import SendOptions
 from umbel.wire.call import encode_headers
 from umbel.wire.message import Message, Outgoing
+from umbel.wire.signing import Keyring
 from umbel.wire.task import TaskCall, format_instant
 
 if TYPE_CHECKING:
     from umbel.app.app import App
 
 
-def next_attempt(message: Message, call: TaskCall, request: Request, *, due: float, queue: str) -> Outgoing:
+def next_attempt(
+    message: Message,
+    call: TaskCall,
+    request: Request,
+    *,
+    due: float,
+    queue: str,
+    keyring: Keyring | None = None,
+) -> Outgoing:
     """The same call once more: same id, one retry further. A task without a parent becomes its own,
     as Celery has it.
 
-    Only the headers change; the body goes on as the bytes it came as.
+    Only the headers change, and with them the signature; the body goes on as the bytes it came as.
     """
     headers = msgspec.structs.replace(
         call.headers,
@@ -32,9 +42,11 @@ def next_attempt(message: Message, call: TaskCall, request: Request, *, due: flo
         eta=format_instant(due),
         parent_id=request.parent_id or request.id,
         redelivered=msgspec.UNSET,  # the new message has not been delivered yet
+        umbel_signature=msgspec.UNSET,
     )
     again = msgspec.structs.replace(message, headers=encode_headers(headers, call.extra))
-    return Outgoing(queue, again, due)
+    outgoing = Outgoing(queue, again, due)
+    return outgoing if keyring is None else keyring.sign_task(outgoing, time())
 
 
 def changed_attempt(

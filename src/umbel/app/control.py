@@ -15,7 +15,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Sequence
-from time import time
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -24,6 +24,7 @@ from umbel.app.elections import WAIT_S, ElectionOutcome, hold_election, make_ele
 from umbel.app.line import Line
 from umbel.brokers.interface import Broadcast
 from umbel.brokers.registry import open_broker
+from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, make_request
 from umbel.control.state import REVOKE_RETENTION_S
 from umbel.errors import BrokerUnavailable
@@ -130,9 +131,9 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         line = self._open_line()
 
         async def hold() -> ElectionOutcome:
-            began = time()
+            began = monotonic()
             broker, asker = await line.opened(timeout or WAIT_S)
-            left_s = max(0.0, timeout - (time() - began)) if timeout > 0 else timeout
+            left_s = max(0.0, timeout - (monotonic() - began)) if timeout > 0 else timeout
             try:
                 async with asyncio.timeout(left_s + TIDY_S if timeout > 0 else None):
                     return await hold_election(broker, asker, request, left_s)
@@ -173,13 +174,13 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
     def _tell(self, request: Request) -> None:
         """What nobody answers needs no connection of its own."""
         self._clock += 1
-        headers, body = encode_request(request, self._clock)
+        headers, body = encode_request(request, self._clock, self._the_app().settings.keyring, cluster_now())
         self._the_app().producer.broadcast(
             [Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=UNANSWERED_TTL_S
         )
 
     def _record(self, task_ids: Sequence[str], *, retention_s: float = REVOKE_RETENTION_S) -> None:
-        now = time()
+        now = cluster_now()
         expires_at = now + retention_s
         self._the_app().producer.revoke([Revoke(one, now, expires_at) for one in task_ids])
 

@@ -39,6 +39,7 @@ def choose_pool(
         logfile=logs.logfile,
         log_json=logs.log_json,
         child_start=settings.worker_child_start,
+        loop=settings.worker_loop,
         start_timeout_s=settings.worker_start_timeout_s,
         start_attempts=settings.worker_start_attempts,
         max_tasks_per_child=settings.worker_max_tasks_per_child,

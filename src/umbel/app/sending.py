@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from os import getpid
-from time import time
 from typing import Any, Protocol
 
 import msgspec
@@ -25,12 +24,14 @@ from umbel.app.send_options import SendOptions, check_options
 from umbel.app.settings import Settings
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
+from umbel.clock import cluster_now
 from umbel.errors import TooLarge
 from umbel.wire.instant import LATEST_S
 from umbel.wire.limits import HEADER_TEXT_MAX_CHARS, TASK_MAX_CHARS
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.options import is_task_name
 from umbel.wire.show import brief
+from umbel.wire.signing import Keyring
 from umbel.wire.task import (
     Embed,
     SignatureMap,
@@ -78,6 +79,7 @@ class Standing(msgspec.Struct, frozen=True):
     sends_results: bool
     headers: TaskHeaders  # without those that differ from call to call
     template: CallTemplate | None  # None: another serializer than JSON
+    keyring: Keyring | None  # what its messages are signed with
 
 
 def prepare(
@@ -120,6 +122,8 @@ def prepare(
             task_id, args, kwargs, origin=origin(), priority=standing.priority
         )
         outgoing = Outgoing(standing.queue, message)
+    if standing.keyring is not None:
+        outgoing = standing.keyring.sign_task(outgoing, cluster_now())
     check_size(outgoing.message, standing.settings.message_max_bytes, task)
     return Prepared(task, task_id, outgoing, bool(ignores_result))
 
@@ -241,6 +245,7 @@ def _standing(app: Sender, task: str, own: TaskOptions) -> Standing:
         sends_results=sends_results(settings.backend),
         headers=headers,
         template=CallTemplate(headers, text_max=_text_max(settings)) if serializer == "json" else None,
+        keyring=settings.keyring,
     )
     return made
 
@@ -317,7 +322,7 @@ def instant(value: datetime | str | float) -> float:
 
 def _due(options: SendOptions) -> tuple[float, str | None]:
     if "countdown" in options and options["countdown"] is not None:
-        due = time() + options["countdown"]
+        due = cluster_now() + options["countdown"]
     elif options.get("eta") is not None:
         due = instant(options["eta"])
     else:
@@ -329,7 +334,7 @@ def _expiry(options: SendOptions) -> tuple[str | None, int | None]:
     expires = options.get("expires")
     if expires is None:
         return None, None
-    now = time()
+    now = cluster_now()
     # A number is "seconds from now", as Celery has it; a moment is a moment.
     at = now + expires if isinstance(expires, int | float) else instant(expires)
     return format_instant(at), max(0, int((at - now) * 1000))

@@ -18,8 +18,10 @@ import msgspec
 from umbel.app.sizes import size_bytes
 from umbel.brokers.interface import BrokerSettings
 from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
+from umbel.protocol.trust import SIGNING_WINDOW_MAX_S
 from umbel.urls import without_password
 from umbel.wire.limits import TIME_LIMIT_MAX_S
+from umbel.wire.signing import Keyring, key_problem, keyring_of, shown_keys
 
 ENVIRONMENT_PREFIX = "UMBEL_"
 # Read by commands, not by the app: they say where to look, not how to behave.
@@ -52,12 +54,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     message_max_bytes: int = 16 * 1024 * 1024
     publish_timeout_s: float = 4.0  # while the broker is away a sender waits so long; 0: not at all
     publish_buffer_max: int = 1000  # messages that a running task may keep meanwhile
+    signing_keys: tuple[str, ...] = ()  # ID:SECRET; the first signs, all verify
+    signing_window_s: float = 86_400.0  # a signed task may wait so long; each signature is known for so long
+    accept_unsigned: tuple[str, ...] = ()  # queues whose messages need no signature; "*": all
 
     result_expires_s: float = 86_400.0
     result_extended: bool = False
 
     worker_concurrency: int | None = None  # None: the number of cores
     worker_pool: Literal["prefork", "solo", "threads", "asyncio", "gevent"] = "prefork"
+    worker_loop: Literal["auto", "asyncio", "uvloop"] = "auto"  # auto: uvloop's where it is installed
     worker_gevent_children: int = 1  # processes that share the greenlets
     worker_queues: tuple[str, ...] = ()  # (): the default queue
     worker_prefetch_max: int = 1000
@@ -109,7 +115,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def shown(self) -> dict[str, Any]:
         """Every setting as it may be told to others: plain values, no passwords."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain | {name: without_password(plain[name]) for name in ("broker", "backend")}
+        plain |= {name: without_password(plain[name]) for name in ("broker", "backend")}
+        return plain | {"signing_keys": shown_keys(self.signing_keys)}
+
+    @property
+    def keyring(self) -> Keyring | None:
+        return keyring_of(self.signing_keys)
 
     def changed(self) -> frozenset[str]:
         """Those that are not at their defaults."""
@@ -125,6 +136,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             event_log_max=self.event_log_max,
             event_log_retention_s=self.event_log_retention_s,
             storage_max_bytes=self.storage_max_bytes,
+            keyring=self.keyring,
         )
 
 
@@ -139,6 +151,7 @@ _AT_LEAST: Mapping[str, float] = {
     "message_max_bytes": 1024,
     "publish_timeout_s": 0,
     "publish_buffer_max": 0,
+    "signing_window_s": 1,
     "connect_timeout_s": 0.01,
     "broker_connection_wait_s": 0,
     "lease_s": 0.1,
@@ -161,8 +174,11 @@ _AT_LEAST: Mapping[str, float] = {
     "task_time_limit_s": 0.001,
     "task_soft_time_limit_s": 0.001,
 }
+_SECRET = frozenset({"signing_keys"})  # their values are in no error
+HIDDEN = "***"
 _SIZES = frozenset({"worker_max_memory_per_child", "worker_max_memory_hard"})
 _AT_MOST: Mapping[str, float] = {
+    "signing_window_s": SIGNING_WINDOW_MAX_S,
     "task_default_priority": 9,
     "task_time_limit_s": TIME_LIMIT_MAX_S,
     "task_soft_time_limit_s": TIME_LIMIT_MAX_S,
@@ -206,10 +222,13 @@ def _checked(values: Mapping[str, Any], *, source: str, strict: bool = True) -> 
 def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     if name not in _TYPES:
         raise UnknownSetting(name, _TYPES, source=source)
+    told = HIDDEN if name in _SECRET else value
     try:
         converted = msgspec.convert(value, _TYPES[name], strict=strict)
     except msgspec.ValidationError as error:
-        raise BadSetting(name, value, _wanted(name, value) or str(error), source=source) from None
+        raise BadSetting(name, told, _wanted(name, value) or str(error), source=source) from None
+    if name == "signing_keys" and (problem := key_problem(converted)):
+        raise BadSetting(name, told, problem, source=source)
     if name in _SIZES:
         size_bytes(name, converted, source=source)
     if name == "worker_autoscale" and converted is not None and not 1 <= converted[1] <= converted[0]:
@@ -281,7 +300,8 @@ def _parsed(name: str, text: str, source: str) -> Any:
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise BadSetting(name, text, f"not JSON ({error})", source=source) from None
+            told = HIDDEN if name in _SECRET else text
+            raise BadSetting(name, told, f"not JSON ({error})", source=source) from None
     if str(_TYPES.get(name)).startswith("tuple"):
         return [part.strip() for part in text.split(",") if part.strip()]
     return text

@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
 from random import random
-from time import time
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -33,6 +32,7 @@ from umbel.app.results import AsyncResult
 from umbel.app.secrecy import sensitive_of
 from umbel.app.send_options import SendOptions, check_options
 from umbel.app.sending import instant
+from umbel.clock import cluster_now
 from umbel.errors import ConfigurationError, MaxRetriesExceeded, Retry
 from umbel.wire.result import encode_state
 
@@ -136,7 +136,9 @@ class Task(Generic[P, R]):
         if eta is not None:
             due = instant(eta)
         else:
-            due = time() + (policy.wait_s(request.retries, random()) if countdown is None else countdown)
+            due = cluster_now() + (
+                policy.wait_s(request.retries, random()) if countdown is None else countdown
+            )
         again = None
         if options or args is not None or kwargs is not None:
             self.check_arguments(

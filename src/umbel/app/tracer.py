@@ -22,6 +22,7 @@ from umbel.app.follow_ups import after_failure, after_success, keeps_result, ste
 from umbel.app.publishing import patiently
 from umbel.app.request import Request, Running, request_of
 from umbel.app.tracebacks import traceback_text
+from umbel.clock import cluster_now, correct
 from umbel.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -94,6 +95,8 @@ class Tracer:
 
     def _open(self, job: Job) -> "_Opened | Outcome":
         """The call and everything that is known about it; or how a message ends that is none."""
+        if not self._is_eager:
+            correct(job.clock_offset_s)
         run = _Run(self._app, job)
         try:
             call = decode_task(job.message, accept=self._app.settings.accept_content)
@@ -215,12 +218,11 @@ class _Run:
             if error.when is not None:  # self.retry() has judged it
                 return self._retried(task, call, request, error, error.when)
             if policy.exhausted(request.retries):
-                spent = MaxRetriesExceeded(
-                    f"{task.name}[{request.id}] was tried again {request.retries} times"
-                )
+                text = f"{task.name}[{request.id}] was tried again {request.retries} times"
+                spent = MaxRetriesExceeded(text)
                 spent.__cause__ = error
                 return self.failed(task, call, request, error.exc or spent)
-            due = time() + policy.wait_s(request.retries, random())
+            due = cluster_now() + policy.wait_s(request.retries, random())
             return self._retried(task, call, request, error, due)
         if isinstance(error, WorkerStopping):
             return self._outcome("requeued", summary="the worker stops")
@@ -236,7 +238,7 @@ class _Run:
             said = leaving(reason)
             return replace(ended, kind="rejected", summary=said) if ended.kind == "failure" else ended
         if isinstance(error, task.options.autoretry_for) and not policy.exhausted(request.retries):
-            due = time() + policy.wait_s(request.retries, random())
+            due = cluster_now() + policy.wait_s(request.retries, random())
             return self._retried(task, call, request, error, due)
         return self.failed(task, call, request, error)
 
@@ -246,7 +248,8 @@ class _Run:
         cause = error.exc or error if isinstance(error, Retry) else error
         follow_up = error.again if isinstance(error, Retry) else None
         if follow_up is None:
-            follow_up = next_attempt(self._job.message, call, request, due=due, queue=self._job.queue)
+            keyring, queue = self._app.settings.keyring, self._job.queue
+            follow_up = next_attempt(self._job.message, call, request, due=due, queue=queue, keyring=keyring)
         text = self._text(cause)
         if self._app.signals.task_retry:
             self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)

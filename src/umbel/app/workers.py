@@ -48,7 +48,7 @@ def make_worker(
     """A worker for the app. Must be called on the event loop it will run on."""
     app = found.app
     name = node_name(node)
-    of_broker = settings.for_broker()
+    of_broker = replace(settings.for_broker(), remembers_signatures=settings.keyring is not None)
     tasks = task_rules(app, settings)
     queues = settings.worker_queues or (settings.task_default_queue,)
     logs, served = ChildLogs(loglevel, logfile, log_json), tasks_for(app, tasks, queues)
@@ -64,6 +64,8 @@ def make_worker(
         prefetch_max=settings.worker_prefetch_max,
         max_deliveries=settings.task_max_deliveries,
         message_max_bytes=settings.message_max_bytes,
+        signing_window_s=settings.signing_window_s,
+        accept_unsigned=settings.accept_unsigned,
         heartbeat_interval_s=settings.heartbeat_interval_s,
         without_heartbeat=settings.without_heartbeat,
         without_mingle=settings.without_mingle,

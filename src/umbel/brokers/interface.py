@@ -28,15 +28,16 @@ Wall-clock instants are Unix seconds, durations are seconds.
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from umbel.brokers.evidence import Evidence
 from umbel.brokers.links import Linked
 from umbel.brokers.transport import Capabilities as Capabilities  # noqa: PLC0414 (others find it here)
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.revoke import Revoke
+from umbel.wire.signing import Keyring
 
 if TYPE_CHECKING:  # clients and running tasks have no use for it
     from umbel.brokers.coordination import CoordinationStore
@@ -63,6 +64,8 @@ class BrokerSettings:
     storage_max_bytes: int | None = None
     key_prefix: str = ""
     connection_name: str = "umbel"  # by which the server lists its connections
+    keyring: Keyring | None = None  # who speaks over this broker signs with it
+    remembers_signatures: bool = False  # a worker's: it asks `spend`
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
@@ -116,6 +119,14 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 
 
 Verdict = Ack | Return | Bury | Started
+
+
+class Spend(msgspec.Struct, frozen=True, gc=False):
+    """The signature of a claimed message, by its mark, and until when a copy of it could pass as fresh."""
+
+    tag: Tag
+    mark: str
+    expires_at: float
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
@@ -209,21 +220,6 @@ class EventLogState:
     lost: int
 
 
-class Evidence(Enum):
-    """What the broker knows of a node that others do not hear."""
-
-    ALIVE = "alive"  # its mark or its connection stands
-    GONE = "gone"  # that run of it has ended, for certain
-    UNKNOWN = "unknown"  # no mark of it: it is silent, or it never makes any, as Celery's nodes
-
-
-def judge_mark(found: int, incarnation: int) -> Evidence:
-    """What a mark says of a run of its node. Incarnations grow, so a newer one ends the older."""
-    if not found or found < incarnation:
-        return Evidence.UNKNOWN
-    return Evidence.ALIVE if incarnation in (0, found) else Evidence.GONE
-
-
 class Subscription(Protocol):
     """What was broadcast since the subscription was entered, in order. Lossy only by TTL."""
 
@@ -243,6 +239,8 @@ class Broker(Linked, Protocol):
     def url(self) -> str: ...
     @property
     def capabilities(self) -> Capabilities: ...
+    @property
+    def keyring(self) -> Keyring | None: ...
     @property
     def coordination(self) -> "CoordinationStore": ...
 
@@ -291,6 +289,14 @@ class Broker(Linked, Protocol):
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled: ...
 
+    async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
+        """Use the signatures of these claimed messages; the tags of those that are copies.
+
+        A message that was returned, or whose claimer died, is no copy. `Ack` and `Bury` leave the signature
+        used, in the same step where `Capabilities.atomic_settle` says so.
+        """
+        ...
+
     async def queues(self) -> Mapping[str, Depth]: ...
     async def peek(self, queue: str, limit: int) -> Sequence[Delivery]: ...
     async def purge(self, queue: str) -> int: ...
@@ -300,7 +306,7 @@ class Broker(Linked, Protocol):
         ...
 
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
-        """Give dead letters back to their queues with their starts counted from zero."""
+        """Give dead letters back to their queues, starts counted from zero, genuine ones signed anew."""
         ...
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
@@ -324,6 +330,10 @@ class Broker(Linked, Protocol):
 
     async def revoke(self, revokes: Sequence[Revoke]) -> None:
         """Record that these tasks must not start; RevokesFull when the record is at its limit."""
+        ...
+
+    async def store_time(self) -> float | None:
+        """Unix time by the store's own clock; None where it has none that all nodes share."""
         ...
 
     async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:

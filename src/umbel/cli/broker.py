@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from umbel.brokers.interface import Broker, BrokerSettings
 from umbel.errors import BrokerUnavailable
+
+if TYPE_CHECKING:
+    from umbel.wire.signing import Keyring
 
 T = TypeVar("T")
 SLACK_S = 0.05
@@ -19,7 +22,7 @@ def ask_broker(
     """Ask the broker at the address, or that of the app, which need not be loaded where one is given."""
     from umbel.brokers.registry import open_broker
 
-    settings = BrokerSettings(url) if url else _settings_of(app_name)
+    settings = BrokerSettings(url, keyring=_keyring()) if url else _settings_of(app_name)
 
     async def ask() -> T:
         broker = open_broker(settings)
@@ -42,7 +45,7 @@ def ask_in_time(
     """The same with a time-out that covers connecting; the question is told how much of it is left."""
     from umbel.brokers.registry import open_broker
 
-    settings = BrokerSettings(url) if url else _settings_of(app_name)
+    settings = BrokerSettings(url, keyring=_keyring()) if url else _settings_of(app_name)
 
     async def ask() -> T:
         ends = asyncio.get_running_loop().time() + timeout_s
@@ -71,3 +74,10 @@ def _settings_of(app_name: str | None) -> BrokerSettings:
     from umbel.app.loading import find_app
 
     return find_app(app_name).app.settings.for_broker()
+
+
+def _keyring() -> "Keyring | None":
+    """The keys of the environment or the project, where no app is loaded."""
+    from umbel.app.settings import assemble
+
+    return assemble({}).keyring

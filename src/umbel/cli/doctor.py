@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from umbel.cli.options import app_option, json_option, print_json, print_table, 
 from umbel.errors import NoApp, UmbelError
 from umbel.urls import without_password
 from umbel.worker.run_directory import default_run_directory, read_states
+
+if TYPE_CHECKING:
+    from umbel.app.settings import Settings
 
 SQLITE_LEAST = (3, 35, 0)  # UPDATE ... RETURNING
 OPTIONAL = {  # package: (extra that brings it, what it is for)
@@ -122,6 +126,7 @@ def _app(app_name: str | None) -> Iterator[Finding]:
         yield Finding("app", "FAIL" if _must_load(app_name, error) else "note", str(error))
         return
     yield Finding("app", "ok" if app.tasks else "note", f"{app.name}: {len(app.tasks)} tasks")
+    yield _signing(app.settings)
     try:
         depths = ask_broker(app_name, lambda broker: broker.queues())
         letters = ask_broker(app_name, lambda broker: broker.dead_letters(1))
@@ -138,3 +143,15 @@ def _must_load(app_name: str | None, error: UmbelError) -> bool:
     """That no app is here is worth a note; one that was named or cannot be imported is a failure."""
     was_named = bool(app_name or os.environ.get("UMBEL_APP"))
     return was_named or not isinstance(error, NoApp)
+
+
+def _signing(settings: "Settings") -> Finding:
+    """What is open to whoever can write to the broker."""
+    if settings.keyring is None:
+        open_to_all = "whoever can write to the broker can run every task and command; set 'signing_keys'"
+        return Finding("signing", "note", open_to_all)
+    keys = f"keys {', '.join(settings.keyring.ids)}; the first one signs"
+    if not settings.accept_unsigned:
+        return Finding("signing", "ok", keys)
+    queues = ", ".join(settings.accept_unsigned)
+    return Finding("signing", "note", f"{keys}; 'accept_unsigned' takes anything from the queues {queues}")

@@ -27,6 +27,7 @@ from umbel.wire.event import decode_events, group_of
 from umbel.wire.show import brief
 
 INBOX_MAX = 1000
+LISTENING = "umbel: listening for events"  # what is told from now on is heard
 ENVELOPE = ("type", "hostname", "pid", "clock", "timestamp", "utcoffset", "inc", "seq", "uuid")
 GLOB = frozenset("*?[")
 
@@ -112,6 +113,7 @@ class Tail:
         mark = await broker.coordination.raise_clock(0)
         self._receiver = EventReceiver(LamportClock(mark), decode_events)
         async with broker.subscribe(EVENT_EXCHANGE, self._wanted.patterns()) as subscription:
+            click.echo(LISTENING, err=True)
             if enable:
                 from umbel.control.client import Asker
 

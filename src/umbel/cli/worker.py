@@ -121,7 +121,7 @@ def command(
         )
         await worker.run()
 
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory(settings.worker_loop)) as runner:
         runner.run(run())
     return exits.OK
 

@@ -8,11 +8,11 @@ once; the next ones wait for their turn, inside their own deadline.
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from time import time
 from typing import Any
 from uuid import uuid4
 
 from umbel.brokers.interface import Broadcast, Broker
+from umbel.clock import cluster_now
 from umbel.errors import BrokerUnavailable, ConfigurationError, WireError
 from umbel.protocol.pidbox import Answers, Collection, ReplyTo, Request, is_for_member, pattern_problem
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE, decode_reply, encode_request
@@ -41,17 +41,20 @@ class Asker:
         timeout_s: float = 1.0,
         limit: int | None = None,
         unless: str = "",
+        expires: bool = True,
     ) -> Answers:
         """Ask and collect until the deadline, or until everyone who should has answered.
 
         That is: every node of `destination`, or `limit` nodes, or all members, where the answers
         tell who they are, or as many as heard it, where the broker counts them. Of the
-        members, the node `unless` is not waited for: one that starts knows of itself alone.
+        members, the node `unless` is not waited for: one that starts knows of itself alone. A request
+        that does not expire is also answered to a node whose clock is behind.
         """
         loop = asyncio.get_running_loop()
         address = ReplyTo(REPLY_EXCHANGE, str(uuid4()))
+        expires_at = cluster_now() + timeout_s if expires else 0.0
         request = make_request(
-            method, arguments, destination, pattern, matcher, str(uuid4()), address, time() + timeout_s
+            method, arguments, destination, pattern, matcher, str(uuid4()), address, expires_at
         )
         collection = Collection(
             deadline=loop.time() + timeout_s,
@@ -122,7 +125,7 @@ class Asker:
 
     async def _send(self, request: Request, ttl_s: float) -> int | None:
         self._clock += 1
-        headers, body = encode_request(request, self._clock)
+        headers, body = encode_request(request, self._clock, self._broker.keyring, cluster_now())
         return await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=ttl_s)
 
     def _take(self, broadcast: Broadcast, ticket: str, collection: Collection) -> None:

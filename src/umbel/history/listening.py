@@ -97,7 +97,8 @@ class Listening:
 
     async def _ask(self, destination: Sequence[str] | None) -> None:
         named = None if destination is None else tuple(name[:NODE_BYTES_MAX] for name in destination)
-        headers, body = encode_request(Request("enable_events", {}, named), 0)
+        request = Request("enable_events", {}, named)
+        headers, body = encode_request(request, 0, self._broker.keyring, time())
         await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=REQUEST_TTL_S)
 
     async def _listen(self) -> None:

@@ -97,7 +97,7 @@ class AsyncioPool:
         self._host, runner = await start_host(self._settings, self._reports.add, on_loop=True)
         self._runner = cast(AsyncRunner, runner)
         self._crew = Crew(self.name, runner, self._reports.add)
-        self._lane = Lane(self._runner, self._reports.add)
+        self._lane = Lane(self._runner, self._reports.add, self._settings.loop)
         self._watch = self._loop.call_later(_WATCH_S, self._look)
         self._listener.on_child("started", {"child": 0, "pid": os.getpid()})
 
@@ -326,7 +326,7 @@ class AsyncioPool:
             self._replace(lane, "the loop it ran on came to an end")
 
     def _replace(self, lane: Lane, reason: str) -> None:
-        self._lane = Lane(self._runner, self._reports.add)
+        self._lane = Lane(self._runner, self._reports.add, self._settings.loop)
         lane.tell(End())  # if its loop ever turns again
         stuck = [number for number, running in self._running.items() if running.lane is lane]
         self._lose(

@@ -29,7 +29,10 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hard_limit_s: float | None = None
     alone: bool = False
     redelivered: bool = False
+    clock_offset_s: float = 0.0  # by how much the worker corrects the wall clock: see `umbel/clock.py`
 
+
+LoopChoice = Literal["auto", "asyncio", "uvloop"]
 
 OutcomeKind = Literal["success", "failure", "retry", "ignored", "rejected", "requeued", "cancelled"]
 
@@ -135,6 +138,7 @@ class PoolSettings:
     logfile: str | None = None
     log_json: bool = False
     child_start: Literal["auto", "fork", "spawn"] = "auto"
+    loop: LoopChoice = "auto"  # on which coroutines run
     green: bool = False  # children are patched by gevent
     green_children: int = 1
     start_timeout_s: float = 60.0

@@ -23,7 +23,7 @@ from typing import Any, assert_never, cast
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.crew import Began, Broke, Ended
 from umbel.pools.guard import Raised, await_guarded, await_to_the_end
-from umbel.pools.interface import AsyncRunner, Job
+from umbel.pools.interface import AsyncRunner, Job, LoopChoice
 from umbel.pools.loops import loop_factory
 from umbel.pools.reports import Reports
 
@@ -91,9 +91,10 @@ Report = Began | Ended | Broke | Cancelled | LaneEnded
 
 
 class Lane:
-    def __init__(self, runner: AsyncRunner, report: Callable[[Report], None]) -> None:
+    def __init__(self, runner: AsyncRunner, report: Callable[[Report], None], loop: LoopChoice) -> None:
         self.sign_at = time.monotonic()  # when the loop last showed that it turns
         self._runner = runner
+        self._loop_choice = loop
         self._report = report
         self._tasks: dict[int, tuple[asyncio.Task[None], _Interruptible]] = {}
         self._started = threading.Event()
@@ -127,7 +128,7 @@ class Lane:
         try:
             with (
                 contextlib.suppress(asyncio.CancelledError),
-                asyncio.Runner(loop_factory=loop_factory()) as runner,
+                asyncio.Runner(loop_factory=loop_factory(self._loop_choice)) as runner,
             ):
                 runner.run(self._serve())
         finally:

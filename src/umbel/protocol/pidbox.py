@@ -8,6 +8,9 @@ At most once: a request that wants replies carries a ticket, and a ticket is car
 last TICKETS_MAX tickets are remembered; a copy that comes later than so many others would run
 again. A request without a ticket cannot be told from its copy.
 
+Where a node has keys, what changes something must be signed (`trust.py`), and this is looked at before
+anything else is. Who only looks needs no signature, but a wrong one is refused.
+
 A caller has one deadline for everything. It is done earlier when every node that it waits for has
 answered: those it named, or those that the first answers say are members.
 """
@@ -20,6 +23,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from umbel.protocol.opinions import Opinion, is_better
+from umbel.protocol.trust import Doubt, Doubted, Heard, Proof, Signed
 
 EVERY_UMBEL_NODE = "@v2"
 """A destination that every node of ours takes as its own name, and no Celery node does."""
@@ -49,6 +53,7 @@ class Request:
     ticket: str = ""
     reply_to: ReplyTo | None = None
     expires_at: float = 0.0
+    proof: Proof | None = None  # None: this node has no keys, and compared no signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +134,27 @@ class Forwarding(Protocol):
 
 
 class Mailbox:
-    """`refusal_of(method)` says why this node does not obey a command; "" means that it does."""
+    """`refusal_of(method)` says why this node does not obey a command; "" means that it does.
 
-    def __init__(self, node: str, clock: Forwarding, *, refusal_of: Callable[[str], str]) -> None:
-        self.received = self.malformed = self.refused = self.repeated = self.handled = 0
+    `changes(method)`: whether the command changes something. Where signatures are compared it must then be
+    signed, and not before `since`, which moves when the clock is corrected.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        clock: Forwarding,
+        *,
+        refusal_of: Callable[[str], str],
+        changes: Callable[[str], bool] = lambda _: True,
+        since: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.received = self.malformed = self.refused = self.repeated = self.handled = self.distrusted = 0
         self._node = node
         self._clock = clock
         self._refusal_of = refusal_of
+        self._changes = changes
+        self._heard = Heard(since)
         self._tickets: OrderedDict[str, None] = OrderedDict()
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -151,6 +170,10 @@ class Mailbox:
         problem = "" if event.destination is not None else pattern_problem(event.pattern, event.matcher)
         if not problem and not is_meant(event, self._node):
             return [PassedOver("for other nodes")]
+        if (doubted := self._doubt(event, now)) is not None:
+            self.distrusted += 1
+            copied = doubted.doubt is Doubt.REPLAYED  # whoever sent it first has its answer
+            return [PassedOver(doubted.reason) if copied else Refused(event, doubted.reason)]
         if event.ticket and not self._is_new(event.ticket):
             self.repeated += 1
             return [PassedOver(f"the ticket {event.ticket} was carried out before")]
@@ -160,6 +183,14 @@ class Mailbox:
             return [Refused(event, problem)]
         self.handled += 1
         return [Handle(event)]
+
+    def _doubt(self, request: Request, now: float) -> Doubted | None:
+        proof = request.proof
+        if isinstance(proof, Signed):
+            return self._heard.doubt(proof, now) if self._changes(request.method) else None
+        if proof is None or (proof.doubt is Doubt.UNSIGNED and not self._changes(request.method)):
+            return None
+        return proof
 
     def _is_new(self, ticket: str) -> bool:
         if ticket in self._tickets:

@@ -13,13 +13,17 @@ It knows fields and their defaults, nothing else of dataclasses: no factories, n
 fields; and msgspec, which reads and writes dataclasses, does not know it.
 """
 
+import sys
 from typing import Any, ClassVar, NoReturn, Self, dataclass_transform
+
+if sys.version_info >= (3, 14):
+    import annotationlib
 
 
 @dataclass_transform(frozen_default=True)
 class _ValueType(type):
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> "_ValueType":
-        fields = tuple(namespace["__annotations__"]) if bases and "__annotations__" in namespace else ()
+        fields = _field_names(namespace) if bases else ()
         namespace["_defaults"] = {field: namespace.pop(field) for field in fields if field in namespace}
         namespace["__slots__"] = namespace["__match_args__"] = fields
         return super().__new__(cls, name, bases, namespace)
@@ -58,6 +62,14 @@ class Value(metaclass=_ValueType):
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return type(self), tuple(getattr(self, field) for field in self.__match_args__)
+
+
+def _field_names(namespace: dict[str, Any]) -> tuple[str, ...]:
+    """From Python 3.14 on a class body leaves a function that gives its annotations, not the annotations."""
+    if sys.version_info >= (3, 14) and "__annotations__" not in namespace:
+        annotate = annotationlib.get_annotate_from_class_namespace(namespace)
+        return () if annotate is None else tuple(annotate(annotationlib.Format.VALUE))
+    return tuple(namespace.get("__annotations__", ()))
 
 
 def _compiled_init(kind: type[Value]) -> Any:

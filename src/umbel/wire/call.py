@@ -36,8 +36,8 @@ class TaskHeaders(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     The types say what each may be; `read_headers` adds what types cannot say. A time limit of 0 is
     none, as Celery has it.
 
-    `compression` and `redelivered` are about one copy of a message, not about the call:
-    `encode_task` does not take them over.
+    `compression`, `redelivered` and `umbel_signature` are about one copy of a message, not about the
+    call: `encode_task` does not take them over.
     """
 
     lang: str = "py"
@@ -62,6 +62,7 @@ class TaskHeaders(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     compression: str | msgspec.UnsetType | None = msgspec.UNSET
     redelivered: bool | msgspec.UnsetType | None = msgspec.UNSET
     umbel_unique: Name | msgspec.UnsetType | None = msgspec.UNSET  # ours: the key that a unique task holds
+    umbel_signature: str | msgspec.UnsetType | None = msgspec.UNSET  # ours: see `signing.py`
 
 
 class Embed(msgspec.Struct):

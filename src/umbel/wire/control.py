@@ -13,6 +13,7 @@ from umbel.errors import BadMessage, TooLarge
 from umbel.protocol.pidbox import Known, Reply, ReplyTo, Request
 from umbel.wire.limits import Limits, Name
 from umbel.wire.show import brief
+from umbel.wire.signing import Keyring
 from umbel.wire.values import decode_json, decode_json_as, encode_json
 
 REQUEST_EXCHANGE, REPLY_EXCHANGE = "celery.pidbox", "reply.celery.pidbox"
@@ -28,8 +29,10 @@ def patterns_on(exchange: str, patterns: Sequence[str]) -> Sequence[str]:
     return ("#",) if exchange == REQUEST_EXCHANGE else patterns
 
 
-def encode_request(request: Request, clock: int) -> tuple[bytes, bytes]:
-    """The headers and the body."""
+def encode_request(
+    request: Request, clock: int, keyring: Keyring | None = None, now: float = 0.0
+) -> tuple[bytes, bytes]:
+    """The headers and the body; with keys, signed at this moment."""
     body: dict[str, Any] = {
         "method": request.method,
         "arguments": dict(request.arguments),
@@ -43,12 +46,13 @@ def encode_request(request: Request, clock: int) -> tuple[bytes, bytes]:
             "ticket": request.ticket,
             "reply_to": {"exchange": to.exchange, "routing_key": to.routing_key},
         }
-    headers = {"clock": clock, "expires": request.expires_at}
-    return encode_json(headers, root="headers"), encode_json(body, root="request", limits=REQUEST_LIMITS)
+    headers = encode_json({"clock": clock, "expires": request.expires_at}, root="headers")
+    encoded = encode_json(body, root="request", limits=REQUEST_LIMITS)
+    return headers if keyring is None else keyring.sign_request(headers, encoded, now), encoded
 
 
-def decode_request(headers: bytes, body: bytes) -> Request:
-    """Raises WireError, and nothing else, whatever the bytes are."""
+def decode_request(headers: bytes, body: bytes, keyring: Keyring | None = None) -> Request:
+    """Raises WireError, and nothing else, whatever the bytes are. With keys, its signature is compared."""
     found = decode_json_as(_REQUEST, body, what="the control request", limits=REQUEST_LIMITS)
     said = decode_json_as(_REQUEST_HEADERS, headers, what="the request's headers", limits=REQUEST_LIMITS)
     destination = found.destination
@@ -62,6 +66,7 @@ def decode_request(headers: bytes, body: bytes) -> Request:
         found.ticket or "",
         None if reply_to is None else _address(reply_to),
         said.expires or 0.0,
+        None if keyring is None else keyring.check_request(headers, body),
     )
 
 

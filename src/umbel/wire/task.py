@@ -48,6 +48,9 @@ __all__ = [
 ]
 
 
+_NONE = msgspec.UNSET
+
+
 def encode_task(
     call: TaskCall,
     *,
@@ -69,8 +72,8 @@ def encode_task(
         from umbel.wire.compression import compress  # three libraries that few messages need
 
         mime, body = compress(body, compression)
-    if headers.compression is not mime or headers.redelivered is not msgspec.UNSET:
-        headers = msgspec.structs.replace(headers, compression=mime, redelivered=msgspec.UNSET)
+    if (headers.compression, headers.redelivered, headers.umbel_signature) != (mime, _NONE, _NONE):
+        headers = msgspec.structs.replace(headers, compression=mime, redelivered=_NONE, umbel_signature=_NONE)
     return Message(
         encode_headers(headers, call.extra),
         body,

@@ -1,14 +1,14 @@
 """Admission: which delivered messages may run here now; for all others the verdict is on its way.
 
-The shell around `protocol/delivery.py`. A message is opened, judged, and, where it must be known
-before its task runs, acknowledged early or counted as started.
+The shell around `protocol/delivery.py`. A message is verified where there are keys, opened, judged, and,
+where it must be known before its task runs, acknowledged early or counted as started.
 """
 
 from collections.abc import Sequence
 from itertools import count
-from time import time
 
 from umbel.brokers.interface import Ack, Delivery, Return, Started, Verdict
+from umbel.clock import cluster_now
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
 from umbel.pools.guard import each_guarded
 from umbel.protocol.delivery import Desk, Park, Refuse
@@ -20,6 +20,7 @@ from umbel.worker.held import Held, arrival_of
 from umbel.worker.scheduled import Scheduled
 from umbel.worker.settling import Settler
 from umbel.worker.task_events import TaskEvents
+from umbel.worker.verification import Verification
 
 
 class Admission:
@@ -43,9 +44,17 @@ class Admission:
         self._endings = endings
         self._events = events
         self._numbers = count(1)
+        keyring = context.broker.keyring
+        self._verification = None if keyring is None else Verification(keyring, context, settler, endings)
+
+    async def verified(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Those that come from somebody who may send: nothing else is looked at."""
+        if self._verification is None:
+            return deliveries
+        return await self._verification.genuine(deliveries, cluster_now())
 
     async def admit(self, deliveries: Sequence[Delivery]) -> list[Held]:
-        now = time()
+        now = cluster_now()
         judged = each_guarded(lambda one: self._judge(one, now), deliveries, self._endings.bury_faulty)
         return await self._settled_first([held for held in judged if held is not None])
 

@@ -45,6 +45,10 @@ class Counters:
     cut: int = 0  # runs that were cut off because the worker had to stop
     conflicts: int = 0  # settled after the claim had ended: not applied
     refused: int = 0  # results and messages that the broker or the store refused
+    unsigned: int = 0  # messages without a signature where one is needed: buried, as the next three
+    forged: int = 0  # whose signature does not fit
+    stale: int = 0  # signed too long ago
+    replayed: int = 0  # copies of a signed message
     faults: int = 0  # messages that met a fault of our own, and were buried with its traceback
     store_replaced: int = 0  # how often the broker's data was found to be other data
     unknown: int = 0  # ended after that: their results are stored, what they sent is sent

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from umbel.backends.registry import sends_results
 from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return
+from umbel.clock import cluster_now
 from umbel.errors import (
     BadMessage,
     BrokerRefused,
@@ -29,6 +30,7 @@ from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery import Desk, Refusal
 from umbel.protocol.states import FAILURE, REVOKED
+from umbel.protocol.trust import Doubted
 from umbel.text import leaving
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.result import encode_failure, exception_map
@@ -85,6 +87,17 @@ class Endings:
         reason = _reason(f"{kind}: {error}")
         self._settler.add(Bury(delivery.tag, reason), Outgoing(delivery.queue, delivery.message))
         log.error("%s: buried", kind, extra={"queue": delivery.queue, "why": reason})
+
+    def distrust(self, delivery: Delivery, doubted: Doubted) -> None:
+        """Somebody sent it who may not, or sent it twice: nothing of it is believed."""
+        name = doubted.doubt.value
+        setattr(self._counters, name, getattr(self._counters, name) + 1)
+        self._counters.buried += 1
+        reason = _reason(doubted.reason)
+        self._settler.add(Bury(delivery.tag, reason), Outgoing(delivery.queue, delivery.message))
+        log.error(
+            "%s message; moved to the dead letters", name, extra={"queue": delivery.queue, "why": reason}
+        )
 
     def bury_faulty(
         self,
@@ -162,7 +175,7 @@ class Endings:
         if outcome.kind == "requeued":
             self._settler.report((), outcome.follow_ups)
             pause_s = 0.0 if self._shutdown.is_stopping else REQUEUE_PAUSE_S
-            self.give_back(held, ran=True, not_before=time() + pause_s)
+            self.give_back(held, ran=True, not_before=cluster_now() + pause_s)
         elif held.run.rules.acks_early:
             self._settler.report(results, outcome.follow_ups)
         elif outcome.kind == "rejected":
@@ -308,7 +321,7 @@ class Endings:
     def give_back(self, held: Held, *, ran: bool, not_before: float = 0.0) -> None:
         message = self._sent_again(held, ran=ran, not_before=not_before)
         if held.run is not None and held.run.rules.acks_early:  # acknowledged already: sent anew
-            self._settler.report((), [message])
+            self._settler.resend(message)
             return
         counted = held.run is not None and held.run.count_start
         self._settler.add(Return(held.delivery.tag, -1 if counted else 0, ran, not_before), message)

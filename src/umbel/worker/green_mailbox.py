@@ -17,6 +17,7 @@ from typing import Any
 
 from umbel.brokers.interface import Broker
 from umbel.brokers.links import MAILBOX
+from umbel.clock import this_moment
 from umbel.control.panel import Command, Panel
 from umbel.control.state import ControlState
 from umbel.errors import BrokerError
@@ -46,6 +47,7 @@ class GreenMailbox:
         state: ControlState,
         *,
         refusal_of: Callable[[str], str],
+        changes: Callable[[str], bool],
         members: Callable[[], Sequence[Known]],
         outages: Outages,
     ) -> None:
@@ -58,7 +60,7 @@ class GreenMailbox:
         self._known: Sequence[Known] = ()
         self._main = asyncio.get_running_loop()
         self._clock = clock
-        self.mailbox = Mailbox(node, self, refusal_of=refusal_of)
+        self.mailbox = Mailbox(node, self, refusal_of=refusal_of, changes=changes, since=this_moment())
         self._shell: MailboxShell | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shutdown: asyncio.Event | None = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from umbel.brokers.interface import Delivery
+from umbel.clock import offset_s
 from umbel.errors import WireError
 from umbel.pools.interface import Job
 from umbel.protocol.delivery import Arrival, Run
@@ -88,6 +89,7 @@ class Held:
             hard,
             self.run.alone or hard is not None or soft is not None,
             self.delivery.redelivered,
+            offset_s(),
         )
 
 

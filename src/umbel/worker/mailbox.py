@@ -25,6 +25,7 @@ from time import monotonic, time
 from typing import Any, Protocol
 
 from umbel.brokers.interface import Broadcast, Broker
+from umbel.clock import cluster_now
 from umbel.control.panel import NO_ANSWER, Command, Panel
 from umbel.control.state import ControlState
 from umbel.errors import BrokerError, BrokerRefused, WireError
@@ -142,10 +143,11 @@ class MailboxShell:
 
     def _take(self, broadcast: Broadcast) -> None:
         try:
-            event: Request | Malformed = decode_request(broadcast.headers, broadcast.body)
+            keyring = self._broker.keyring
+            event: Request | Malformed = decode_request(broadcast.headers, broadcast.body, keyring)
         except WireError as error:
             event = Malformed(str(error))
-        for effect in self._mailbox.step(event, time()):
+        for effect in self._mailbox.step(event, cluster_now()):
             match effect:
                 case Handle(request):
                     self._handle(request, len(broadcast.body))

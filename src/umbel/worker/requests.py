@@ -7,9 +7,9 @@ brings. Otherwise, and for large bodies, the texts that the sender put into the 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import inf
-from time import time
 from typing import Any
 
+from umbel.clock import cluster_now
 from umbel.protocol.revoked import RevokedTasks
 from umbel.protocol.sensitive import MASK
 from umbel.worker.context import WorkerContext
@@ -41,7 +41,7 @@ class Requests:
         ]
 
     def scheduled(self) -> list[dict[str, Any]]:
-        self._tasks.scheduled.expire(time())
+        self._tasks.scheduled.expire(cluster_now())
         return [
             {
                 "eta": datetime.fromtimestamp(due, UTC).isoformat(),
@@ -53,7 +53,7 @@ class Requests:
 
     def find(self, task_ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
         wanted, running = frozenset(task_ids), self._running()
-        self._tasks.scheduled.expire(time())
+        self._tasks.scheduled.expire(cluster_now())
         found = {
             held.headers.id: ("scheduled", self._map(held))
             for _, held in self._tasks.scheduled

@@ -1,8 +1,7 @@
 """RevokeRecord: what this worker has read of the broker's record of revokes, and learned from it."""
 
-from time import time
-
 from umbel.brokers.interface import Claim
+from umbel.clock import cluster_now
 from umbel.protocol.revoked import RevokedTasks
 from umbel.wire.revoke import Revoke
 from umbel.worker.context import WorkerContext
@@ -39,11 +38,11 @@ class RevokeRecord:
                 self._revoked.add_header(revoke.header, revoke.expires_at)
         if self.cursor == after:  # else the record was replaced meanwhile
             self.cursor = claim.revoked_cursor
-        self._revoked.expire(time())
+        self._revoked.expire(cluster_now())
 
     def take_back(self, revoke: Revoke) -> None:
         """Forget a revoke, by the record or by a command."""
         if revoke.header:
             self._revoked.take_back_header(revoke.header)
         else:
-            self._revoked.take_back(revoke.task_id, time())
+            self._revoked.take_back(revoke.task_id, cluster_now())

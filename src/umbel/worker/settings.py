@@ -56,6 +56,8 @@ class WorkerSettings:
     prefetch_max: int = 1000
     max_deliveries: int = 3
     message_max_bytes: int = 16 * 1024 * 1024
+    signing_window_s: float = 86_400.0
+    accept_unsigned: tuple[str, ...] = ()  # queues; "*": all
     heartbeat_interval_s: float = 2.0
     without_heartbeat: bool = False
     without_mingle: bool = False

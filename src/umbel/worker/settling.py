@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from random import random
+from time import time
 
 import msgspec
 
@@ -92,6 +93,11 @@ class Settler:
             self._results += results
             self._follow_ups += follow_ups
             self._wake()
+
+    def resend(self, message: Outgoing) -> None:
+        """Send a message once more that has ended for the broker, and so has used its signature."""
+        keyring = self._broker.keyring
+        self.report((), [message if keyring is None else keyring.renewed(message, time())])
 
     def count_first(self, chord: Callable[[], Ending]) -> None:
         """Count a task in its chord before anything that is added from now on is settled."""
@@ -194,7 +200,7 @@ class Settler:
                         self._dead.append(Refused(message, verdict.reason))
                 case Return() if message is not None:
                     self._counters.unknown += 1
-                    self.report((), [message])
+                    self.resend(message)
 
     async def _release_gathered(self) -> None:
         if self._uniques:

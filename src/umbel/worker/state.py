@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from umbel.brokers.links import MAILBOX
+from umbel.clock import cluster_now
 from umbel.control.panel import NO_ANSWER
 from umbel.control.state import ELECTION_REFUSED, REVOKE_RETENTION_S, Elect
 from umbel.errors import BrokerError, NotSupported
@@ -62,6 +63,7 @@ class WorkerState:
         self.replies_dropped: Callable[[], int] = lambda: 0
         self.mailbox_resets: Callable[[], int] = lambda: 0
         self.requests_unreadable: Callable[[], int] = lambda: 0
+        self.requests_distrusted: Callable[[], int] = lambda: 0
         self.gossip: Gossip | None = None
         self.autoscaler: Autoscaler | None = None
         self.steps: Mapping[str, Sequence[str]] = {}  # in starting order, each with what it requires
@@ -93,12 +95,12 @@ class WorkerState:
     # -- the cluster -----------------------------------------------------------------------------
 
     def revoked_ids(self) -> Sequence[str]:
-        return [task_id for task_id, _ in self._tasks.revoked.told(time())]
+        return [task_id for task_id, _ in self._tasks.revoked.told(cluster_now())]
 
     async def revoke(
         self, task_ids: Sequence[str], *, headers: Sequence[str] = (), is_recorded: bool
     ) -> None:
-        now = time()
+        now = cluster_now()
         expires_at = now + REVOKE_RETENTION_S
         for task_id in task_ids:  # here at once, although the record may take a moment
             self._tasks.revoked.add(task_id, expires_at, now)
@@ -113,7 +115,7 @@ class WorkerState:
     async def unrevoke(
         self, task_ids: Sequence[str], *, headers: Sequence[str] = (), is_recorded: bool
     ) -> None:
-        now = time()
+        now = cluster_now()
         record = [Revoke(one, now, now) for one in task_ids]
         record += [Revoke("", now, now, header) for header in headers]
         for one in record:
@@ -151,7 +153,7 @@ class WorkerState:
         A node that has just started has not heard from everyone, and callers would not wait for
         those that it leaves out.
         """
-        now = time()
+        now = cluster_now()
         if self.gossip is None or self.uptime_s < SETTLED_BEATS * self._context.settings.heartbeat_interval_s:
             return ()
         return [
@@ -210,6 +212,7 @@ class WorkerState:
                     "events": self.gossip.undecodable if self.gossip else 0,
                     "requests": self.requests_unreadable(),
                 },
+                "requests_distrusted": self.requests_distrusted(),
                 "grants_unproven": self._context.broker.coordination.unproven,
                 "stopping": self._context.shutdown.describe(asyncio.get_running_loop().time()),
                 "steps": dict(self.steps),

@@ -26,6 +26,7 @@ from umbel.worker.settings import WorkerSettings
 from umbel.worker.stack_dump import stacks_on_signal
 from umbel.worker.state import WorkerState
 from umbel.worker.steps.autoscaler import Autoscaler
+from umbel.worker.steps.cluster_clock import ClusterClock
 from umbel.worker.steps.connection import Connection
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.elections import ElectionsStep
@@ -75,6 +76,7 @@ class Worker:
         self._state.replies_dropped = lambda: self._control.replies_dropped
         self._state.mailbox_resets = lambda: self._control.resets
         self._state.requests_unreadable = lambda: self._control.mailbox.malformed
+        self._state.requests_distrusted = lambda: self._control.mailbox.distrusted
         connection = Connection(self._context)
 
         def replaced() -> None:
@@ -85,6 +87,7 @@ class Worker:
         connection.on_lease_ended = self._tasks.return_unstarted
         self._steps: list[Step] = [
             connection,
+            ClusterClock(self._context, mingle, gossip, self._tasks),  # before anything is judged by time
             RecorderStep(
                 self._context
             ),  # early, so that it stops late: what others tell at the end is recorded

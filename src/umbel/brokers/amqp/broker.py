@@ -10,9 +10,9 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from time import monotonic, time
+from time import monotonic
 
-from umbel.brokers.amqp import dead_letters, envelope, holds, outbox, topology, verdicts
+from umbel.brokers.amqp import dead_letters, envelope, holds, outbox, signatures, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.coordination import AmqpCoordination
@@ -22,6 +22,7 @@ from umbel.brokers.amqp.records import encode_record
 from umbel.brokers.amqp.refusals import BrokerStarting, ChannelClosed, QueueRefused
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.amqp.subscription import AmqpSubscription
+from umbel.brokers.evidence import Evidence
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
     Broadcast,
@@ -32,19 +33,21 @@ from umbel.brokers.interface import (
     Delivery,
     Depth,
     EventLogState,
-    Evidence,
     LoggedEvent,
     Refused,
     Replaced,
     Settled,
+    Spend,
     Subscription,
     Tag,
     Verdict,
 )
 from umbel.brokers.links import unheard
+from umbel.clock import cluster_now
 from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
+from umbel.wire.signing import Keyring
 
 log = logging.getLogger("umbel.brokers.amqp")
 STARTING_S = 30.0
@@ -77,6 +80,10 @@ class AmqpBroker:
         return CAPABILITIES
 
     @property
+    def keyring(self) -> Keyring | None:
+        return self._settings.keyring
+
+    @property
     def coordination(self) -> AmqpCoordination:
         return self._coordination
 
@@ -104,7 +111,7 @@ class AmqpBroker:
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         session = await self._sessions.get()
-        await session.send(outbox.tasks(batch, time()))
+        await session.send(outbox.tasks(batch, cluster_now()))
 
     # -- claiming --------------------------------------------------------------------------------
 
@@ -133,7 +140,7 @@ class AmqpBroker:
             claims.put_back(taken)
             raise
         deliveries = claims.deliver(owner, taken)
-        news = revokes.after(revoked_after, time())
+        news = revokes.after(revoked_after, cluster_now())
         return Claim(deliveries, news, revokes.cursor, lease_ended=not claims.renew(owner))
 
     def _usable(self, queues: Sequence[str]) -> Sequence[str]:
@@ -185,9 +192,11 @@ class AmqpBroker:
     async def settle(self, batch: Sequence[Verdict]) -> Settled:
         session = await self._sessions.get()
         claims = session.claims
-        judged = verdicts.judge(batch, claims.standing, time())
+        judged = verdicts.judge(batch, claims.standing, cluster_now())
         if judged.posts or judged.unwritten:
-            await verdicts.post(session, judged, time())
+            await verdicts.post(session, judged, cluster_now())
+        if self._settings.remembers_signatures:
+            await signatures.end(session, batch, frozenset(judged.finished))
         gone = verdicts.apply(judged, claims)
         for owner in judged.owners:
             claims.touch(owner)
@@ -203,8 +212,11 @@ class AmqpBroker:
             unknown=frozenset(unknown),
         )
 
+    async def spend(self, used: Sequence[Spend]) -> frozenset[Tag]:
+        return await signatures.spend(await self._sessions.get(), used)
+
     async def bury(self, refused: Sequence[Refused]) -> None:
-        await verdicts.bury(await self._sessions.get(), refused, time())
+        await verdicts.bury(await self._sessions.get(), refused, cluster_now())
 
     async def _park_early(self, session: Session, claims: Claims) -> None:
         """What arrived before it was due goes on to the next step of the ladder."""
@@ -212,7 +224,7 @@ class AmqpBroker:
             parked, consumer.early = consumer.early, []
             early = [Outgoing(consumer.queue, one.message, one.mark.due) for one in parked]
             posts = [
-                outbox.task(outgoing, time(), ran=one.mark.ran or one.redelivered)
+                outbox.task(outgoing, cluster_now(), ran=one.mark.ran or one.redelivered)
                 for outgoing, one in zip(early, parked, strict=True)
             ]
             try:
@@ -262,7 +274,7 @@ class AmqpBroker:
         return await dead_letters.dead_letters(await self._sessions.get(), limit)
 
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
-        return await dead_letters.requeue(await self._sessions.get(), letter_ids, time())
+        return await dead_letters.requeue(await self._sessions.get(), letter_ids, cluster_now(), self.keyring)
 
     # -- what a cluster shares -------------------------------------------------------------------
 
@@ -299,6 +311,9 @@ class AmqpBroker:
         finally:
             await subscription.leave()
 
+    async def store_time(self) -> None:
+        """None: the nodes' clocks are all there are."""
+
     async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
         """Nothing to do: the mailbox that a node listens on goes with its connection."""
 
@@ -308,7 +323,7 @@ class AmqpBroker:
     async def revoke(self, revokes: Sequence[Revoke]) -> None:
         session = await self._sessions.get()
         await session.catch_up()
-        session.views.revokes.check_room(revokes, self._settings.revokes_max, time())
+        session.views.revokes.check_room(revokes, self._settings.revokes_max, cluster_now())
         await session.publisher.send([outbox.entry(topology.REVOKES, encode_record(one)) for one in revokes])
 
     async def register_recorder(self, name: str) -> int:
@@ -339,7 +354,8 @@ class AmqpBroker:
 
     async def sweep(self) -> None:
         session = await self._sessions.get()
-        session.views.revokes.sweep(time())
+        session.views.revokes.sweep(cluster_now())
+        session.views.signatures.sweep(cluster_now())
         await self._coordination.sweep()
 
 

@@ -33,6 +33,8 @@ class Claimed(msgspec.Struct):
     delivery_tag: int
     delivery: Delivery
     starts: int
+    is_again: bool  # by RabbitMQ's word: somebody had it before
+    mark: str = ""  # of the signature that it has used
 
 
 class Owner:
@@ -177,7 +179,9 @@ class Claims:
                 redelivered = starts > 0 or arrived.mark.ran or not unrun
             tag = next(_tags)
             delivery = Delivery(tag, consumer.queue, message, starts, redelivered)
-            standing[tag] = Claimed(name, consumer, arrived.delivery_tag, delivery, starts)
+            standing[tag] = Claimed(
+                name, consumer, arrived.delivery_tag, delivery, starts, arrived.redelivered
+            )
             deliveries.append(delivery)
         return deliveries
 

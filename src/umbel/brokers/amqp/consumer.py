@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from time import time
 
 import msgspec
 
@@ -23,6 +22,7 @@ from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_metho
 from umbel.brokers.amqp.layouts import Layouts
 from umbel.brokers.amqp.link import Channel, Link
 from umbel.brokers.amqp.refusals import ChannelClosed
+from umbel.clock import cluster_now
 from umbel.errors import BrokerError
 from umbel.wire.message import Message
 
@@ -213,7 +213,7 @@ class Consumer:
         self._outstanding[tag] = None
         message, mark = self._layouts.read(incoming)
         arrived = Arrived(message, tag, redelivered, mark)
-        if mark.due and (wait_s := mark.due - time()) > 0:
+        if mark.due and (wait_s := mark.due - cluster_now()) > 0:
             if wait_s > HOLD_S:
                 self.early.append(arrived)
                 self._on_arrival()

@@ -31,6 +31,7 @@ from umbel.brokers.amqp.holds import Holds, Own, heartbeat_for, is_held
 from umbel.brokers.amqp.records import ElectionFact, LeaseFact
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.interface import BrokerSettings
+from umbel.clock import cluster_now
 from umbel.errors import BrokerUnavailable, NotSupported
 from umbel.protocol import coordination as protocol
 from umbel.protocol.coordination import (
@@ -68,7 +69,7 @@ class AmqpCoordination:
 
     async def sweep(self) -> None:
         session = await self._current()
-        session.views.facts.sweep(time())
+        session.views.facts.sweep(cluster_now())
         fading = session.views.facts.fading()
         if fading:
             await tell(session, *fading, timeout_s=self._timeout_s)
@@ -138,7 +139,7 @@ class AmqpCoordination:
         if not self._leads(session, name, holder, term):
             return False
         if batch:
-            await verdicts.send_or_bury(session, outbox.tasks(batch, time()), batch)
+            await verdicts.send_or_bury(session, outbox.tasks(batch, cluster_now()), batch)
         return True
 
     async def _change_lease(

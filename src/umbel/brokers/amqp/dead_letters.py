@@ -15,7 +15,9 @@ from umbel.brokers.amqp.records import Start, encode_record
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.amqp.table import decode_properties
 from umbel.brokers.interface import DEAD_LETTER_PEEK_MAX, DeadLetter, Delivery
+from umbel.protocol.trust import is_replayed
 from umbel.wire.message import Outgoing
+from umbel.wire.signing import Keyring
 
 _PAGE = 100
 
@@ -70,7 +72,9 @@ async def dead_letters(session: Session, limit: int) -> list[DeadLetter]:
     return letters
 
 
-async def requeue(session: Session, letter_ids: Sequence[int | str], now: float) -> int:
+async def requeue(
+    session: Session, letter_ids: Sequence[int | str], now: float, keyring: Keyring | None = None
+) -> int:
     """Publish the letters to their queues, then acknowledge them here; the rest goes back."""
     if topology.DEAD not in await session.counts([topology.DEAD]):
         return 0
@@ -80,11 +84,14 @@ async def requeue(session: Session, letter_ids: Sequence[int | str], now: float)
         letter = _letter(incoming)
         if letter.letter_id not in wanted:
             continue
+        outgoing = Outgoing(letter.queue, letter.message)
+        if keyring is not None and not is_replayed(letter.reason):
+            outgoing = keyring.renewed(outgoing, now)
         fresh = Start(letter.queue, letter.message.correlation_id, 0)
         await session.send(
             [
                 outbox.entry(topology.STARTS, encode_record(fresh)),
-                outbox.task(Outgoing(letter.queue, letter.message), now),
+                outbox.task(outgoing, now),
             ]
         )
         channel.send(encode_ack(channel.number, incoming.fields[0]))

@@ -24,7 +24,7 @@ from umbel.brokers.amqp.link import Channel, Link, open_link
 from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.session import Session
-from umbel.brokers.interface import Evidence
+from umbel.brokers.evidence import Evidence
 from umbel.brokers.links import unheard
 from umbel.errors import BrokerError, BrokerUnavailable
 from umbel.protocol.outage import LinkChange, LinkLost, LinkRestored

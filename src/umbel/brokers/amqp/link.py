@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from umbel.brokers.amqp.frames import (
     HEARTBEAT_FRAME,
@@ -101,9 +101,8 @@ class Link(asyncio.BufferedProtocol):
     # -- asyncio.BufferedProtocol ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(PROTOCOL_HEADER)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self._transport.write(PROTOCOL_HEADER)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._received

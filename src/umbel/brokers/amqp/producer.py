@@ -24,6 +24,7 @@ from umbel.brokers.amqp.refusals import FULL, BrokerStarting, ChannelClosed, clo
 from umbel.brokers.amqp.streams import OFFSET, PREFETCH, Followed, offset_of
 from umbel.brokers.amqp.topology import Exchange, Queue
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
+from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused, BrokerUnavailable, NotSupported, RevokesFull
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
@@ -58,7 +59,7 @@ class AmqpProducer:
         raise NotSupported(CAPABILITIES.reasons["unique"])
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
-        posts = outbox.tasks(batch, time())
+        posts = outbox.tasks(batch, cluster_now())
         with self._ready() as link:
             self._send(link, posts)
 
@@ -67,7 +68,7 @@ class AmqpProducer:
             self._follow(link, topology.REVOKES, self._revokes)
             view = self._revokes.view
             assert isinstance(view, RevokeView)
-            view.check_room(revokes, self._settings.revokes_max, time())
+            view.check_room(revokes, self._settings.revokes_max, cluster_now())
             self._send(link, [outbox.entry(topology.REVOKES, encode_record(one)) for one in revokes])
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:

@@ -22,6 +22,8 @@ log = logging.getLogger("umbel.brokers.amqp")
 RecordT = TypeVar("RecordT")
 
 STARTS_MAX = 100_000
+USED_MAX = 1_000_000
+ENDED, FREE = "ended", "free"
 TELL_AGAIN_AFTER = 5_000  # entries of the facts; the stream keeps many times as many
 
 
@@ -113,6 +115,49 @@ class StartsView:
 
     def count(self, queue: str, message: str) -> int:
         return self._starts.get((queue, message), 0)
+
+
+class Use(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """By whom a signature is used: a name for one attempt, or ENDED, or FREE."""
+
+    mark: str
+    user: str
+    expires_at: float = 0.0
+
+
+class SignaturesView:
+    """Who was the first to use each signature. Past USED_MAX the oldest is forgotten."""
+
+    def __init__(self) -> None:
+        self.attempts: dict[str, dict[str, bool]] = {}  # by user, while its entries are read: who was first
+        self._used: dict[str, Use] = {}
+
+    def apply(self, offset: int, body: bytes) -> None:
+        use = _decoded(_use_decoder, body)
+        if use is None:
+            return
+        known = self._used.get(use.mark)
+        if (attempt := self.attempts.get(use.user)) is not None:
+            attempt[use.mark] = known is None
+        if use.user == FREE:
+            if known is not None and known.user != ENDED:
+                del self._used[use.mark]
+        elif known is None:
+            self._used[use.mark] = use
+            if len(self._used) > USED_MAX:
+                del self._used[next(iter(self._used))]
+        elif use.user == ENDED:
+            self._used[use.mark] = Use(use.mark, ENDED, known.expires_at)
+
+    def begin_anew(self) -> None:
+        """What was used stays used."""
+
+    def user(self, mark: str) -> str | None:
+        used = self._used.get(mark)
+        return None if used is None else used.user
+
+    def sweep(self, now: float) -> None:
+        self._used = {mark: use for mark, use in self._used.items() if use.expires_at > now}
 
 
 class ClockView:
@@ -305,5 +350,6 @@ def _decoded(decoder: msgspec.json.Decoder[RecordT], body: bytes) -> RecordT | N
 
 _revoke_decoder = msgspec.json.Decoder(Revoke)
 _start_decoder = msgspec.json.Decoder(Start)
+_use_decoder = msgspec.json.Decoder(Use)
 _fact_decoder: msgspec.json.Decoder[Fact] = msgspec.json.Decoder(Fact)
 encode_record = msgspec.json.Encoder().encode

@@ -22,6 +22,7 @@ from umbel.brokers.amqp.records import (
     FactsView,
     QueueFact,
     RevokeView,
+    SignaturesView,
     StartsView,
     encode_record,
 )
@@ -42,18 +43,20 @@ _LIMIT_REFUSED = "global qos"
 class Views:
     """What this broker has read from the streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, remembers_signatures: bool = False) -> None:
         self.revokes, self.starts, self.facts, self.clock = (
             RevokeView(),
             StartsView(),
             FactsView(),
             ClockView(),
         )
+        self.signatures = SignaturesView()
         self.followed: Mapping[str, Followed] = {
             topology.REVOKES: Followed(self.revokes),
             topology.STARTS: Followed(self.starts),
             topology.FACTS: Followed(self.facts),
             topology.CLOCK: Followed(self.clock),
+            **({topology.SIGNATURES: Followed(self.signatures)} if remembers_signatures else {}),
         }
 
 
@@ -191,7 +194,7 @@ class Sessions:
         self.on_link = on_link
         self.unknown: set[Tag] = set()  # claims that went with their queue, and are not settled
         self._on_replaced = on_replaced
-        self.views = Views()
+        self.views = Views(remembers_signatures=settings.remembers_signatures)
         self.locations = locations_from_url(settings.url)
         self._settings = settings
         self._name = name

@@ -12,6 +12,7 @@ closes the channel of whoever differs. What is ours begins with `umbel.` and Cel
     umbel.dead                 dead letters
     umbel.revokes              stream: the durable record of revoked tasks
     umbel.starts               stream: starts counted against suspect messages
+    umbel.signatures           stream: signatures that were used, where messages are signed
     umbel.facts                stream: queues, recorders, leases and elections
     umbel.clock                stream: the clock mark; short, because only the highest counts
     umbel.events               stream: the durable event log, written while a recorder is registered;
@@ -27,11 +28,13 @@ from typing import Any
 
 from umbel.brokers.amqp.frames import Method
 from umbel.brokers.interface import BrokerSettings
+from umbel.protocol.trust import SIGNING_WINDOW_MAX_S
 
 DEAD = "umbel.dead"
-REVOKES, STARTS, FACTS, CLOCK, EVENTS = (
+REVOKES, STARTS, SIGNATURES, FACTS, CLOCK, EVENTS = (
     "umbel.revokes",
     "umbel.starts",
+    "umbel.signatures",
     "umbel.facts",
     "umbel.clock",
     "umbel.events",
@@ -178,7 +181,9 @@ def streams(settings: BrokerSettings) -> list[Queue]:
     Facts and the clock mark have no age: they are told again before they fall off the end.
     """
     age_s = settings.revoke_retention_s
+    signatures = [stream(SIGNATURES, max_bytes=_LARGE_BYTES, max_age_s=SIGNING_WINDOW_MAX_S)]
     return [
+        *(signatures if settings.remembers_signatures else ()),
         stream(REVOKES, max_bytes=_LARGE_BYTES, max_age_s=age_s),
         stream(STARTS, max_bytes=_LARGE_BYTES, max_age_s=age_s),
         stream_of_facts(),

@@ -16,7 +16,6 @@ and a message without an id is never counted.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import time
 from typing import assert_never
 
 from umbel.brokers.amqp import outbox, topology
@@ -25,8 +24,10 @@ from umbel.brokers.amqp.consumer import Consumer
 from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.records import Start, encode_record
 from umbel.brokers.amqp.session import Session
+from umbel.brokers.amqp.signatures import freed
 from umbel.brokers.interface import Ack, Bury, Refused, Return, Started, Tag, Verdict
 from umbel.brokers.refusals import log_refused
+from umbel.clock import cluster_now
 from umbel.errors import WireError
 from umbel.wire.message import Outgoing, StoredResult
 
@@ -137,7 +138,7 @@ async def send_or_bury(session: Session, posts: Sequence[Post], messages: Sequen
     refused = await session.try_send(posts)
     parts = [Refused(messages[place], why) for place, why in refused.items()]
     log_refused(parts)
-    await bury(session, parts, time())
+    await bury(session, parts, cluster_now())
 
 
 async def bury(session: Session, refused: Sequence[Refused], now: float) -> list[bool]:
@@ -192,6 +193,7 @@ def _return(judged: Judgement, verdict: Return, claimed: Claimed, count: int, no
         judged.returned.append((verdict.tag, verdict))
         return
     delivery = claimed.delivery
+    judged.posts += freed(claimed)
     ran = any((verdict.ran, verdict.charged, delivery.redelivered, count))
     parked = Outgoing(delivery.queue, delivery.message, verdict.not_before)
     _add(judged, verdict.tag, parked, outbox.task, now, ran=ran)

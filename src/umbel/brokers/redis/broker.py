@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from umbel.brokers.evidence import Evidence, judge_mark
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
     Broadcast,
@@ -20,15 +21,14 @@ from umbel.brokers.interface import (
     Delivery,
     Depth,
     EventLogState,
-    Evidence,
     LoggedEvent,
     Refused,
     Replaced,
     Settled,
+    Spend,
     Subscription,
     Tag,
     Verdict,
-    judge_mark,
 )
 from umbel.brokers.links import MAIN, unheard
 from umbel.brokers.redis import dead_letters, event_log
@@ -48,6 +48,7 @@ from umbel.urls import without_password
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
+from umbel.wire.signing import Keyring
 
 CAPABILITIES = Capabilities(
     transport="redis",
@@ -114,6 +115,10 @@ class RedisBroker:
         return CAPABILITIES
 
     @property
+    def keyring(self) -> Keyring | None:
+        return self._settings.keyring
+
+    @property
     def coordination(self) -> RedisCoordination:
         return self._coordination
 
@@ -171,6 +176,9 @@ class RedisBroker:
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         return await self._claims.settle(verdicts)
 
+    async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
+        return await self._claims.spend(signatures)
+
     # -- looking into queues ---------------------------------------------------------------------
 
     async def queues(self) -> Mapping[str, Depth]:
@@ -203,7 +211,7 @@ class RedisBroker:
         return await dead_letters.read(self._link, self._keys, limit)
 
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
-        return await dead_letters.requeue(self._link, self._keys, letter_ids)
+        return await dead_letters.requeue(self._link, self._keys, letter_ids, self.keyring)
 
     async def bury(self, refused: Sequence[Refused]) -> None:
         await dead_letters.bury(self._link, self._keys, refused)
@@ -229,6 +237,10 @@ class RedisBroker:
             yield subscription
         finally:
             await subscription.leave()
+
+    async def store_time(self) -> float:
+        seconds, microseconds = await self._link.call("TIME")
+        return int(seconds) + int(microseconds) / 1e6
 
     async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
         await self._link.call("SET", self._keys.mark(node), incarnation, "PX", max(1, round(ttl_s * 1000)))

@@ -14,7 +14,19 @@ from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import BrokerSettings, Claim, Refused, Replaced, Settled, Tag, Verdict
+from umbel.brokers.interface import (
+    Ack,
+    BrokerSettings,
+    Bury,
+    Claim,
+    Refused,
+    Replaced,
+    Settled,
+    Spend,
+    Started,
+    Tag,
+    Verdict,
+)
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.answers import ASKER_LIFE_S, sweep_askers
 from umbel.brokers.redis.handing import Adoptions
@@ -36,6 +48,7 @@ UNPARK_MAX_S = 5.0
 log = logging.getLogger("umbel.brokers.redis")
 _CLAIM, _SETTLE = script("claim"), script("settle")
 _ABANDON, _OWNERS, _RECONCILE = script("abandon"), script("owners"), script("reconcile")
+_SPEND = script("spend")
 _revoke = msgspec.json.Decoder(Revoke).decode
 
 
@@ -79,6 +92,7 @@ class Claims:
         self._last_queue = ""  # had the last turn in the last claim
         self._lost_checked_at = 0.0
         self._sweep_askers_at = 0.0
+        self._marks: dict[Tag, str] = {}  # of the signatures that held messages have used
         self._passed_over: dict[str, str] = {}  # queues that cannot be taken from, and why
 
     async def reconnect(self) -> None:
@@ -185,6 +199,7 @@ class Claims:
         self._unblock(self._watch.client_id)  # or the server might hand it something after that
         count = await self._owners("forget", owner)
         self._holding.forget(owner)
+        self._marks.clear()
         self._renewals.pop(owner, None)
         await self._unpark(owner)
         return count
@@ -237,7 +252,33 @@ class Claims:
         unknown = self._holding.take_unknown(conflicts)
         return Settled(applied, frozenset[Tag](conflicts - unknown), tuple(refused), unknown=unknown)
 
+    async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
+        await self._adoptions.finish()
+        now, args, asked = time.time(), list[Any](), list[Spend]()
+        for one in signatures:
+            if (owner := self._holding.owner_of(one.tag)) is not None:  # else its verdict is a conflict
+                args += (one.mark, owner, one.tag, max(1, round((one.expires_at - now) * 1000)))
+                asked.append(one)
+        copies = frozenset(
+            asked[place].tag for place in await self._link.run(_SPEND, self._keys.prefix, *args)
+        )
+        self._marks |= {one.tag: one.mark for one in asked if one.tag not in copies}
+        return copies
+
     # -- the parts of it -------------------------------------------------------------------------
+
+    def _ending_marks(self, verdicts: Sequence[Verdict]) -> list[Any]:
+        ended = [
+            self._keys.signature(self._marks[one.tag])
+            for one in verdicts
+            if isinstance(one, Ack | Bury) and one.tag in self._marks
+        ]
+        return [len(ended), *ended]
+
+    def _forget_marks(self, verdicts: Sequence[Verdict]) -> None:
+        for one in verdicts if self._marks else ():
+            if not isinstance(one, Started):
+                self._marks.pop(one.tag, None)
 
     async def _owners(self, verb: str, owner: str) -> int:
         count: int = await self._link.run(_OWNERS, verb, self._keys.prefix, self._lease_s, owner)
@@ -248,11 +289,14 @@ class Claims:
         calls, too_large = in_calls(group.verdicts)
         for verdicts in calls:
             made = settlement(self._keys, verdicts, self._ttl_ms, self.consumed)
+            if self._marks:
+                made.arguments += self._ending_marks(verdicts)
             reply = await self._link.run(
                 _SETTLE, self._keys.prefix, hold.owner, hold.epoch, check, *made.arguments
             )
             if not reply:
                 return False
+            self._forget_marks(verdicts)
             if isinstance(reply, list):
                 refused += made.refused(self._keys, reply)
         refused += too_large

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import isfinite
+from time import time
 from typing import Any
 
 from umbel.brokers.interface import DeadLetter, Refused
@@ -11,8 +12,10 @@ from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, delivery_tags, push,
 from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.redis.scripts import script
 from umbel.errors import BrokerRefused
+from umbel.protocol.trust import is_replayed
 from umbel.wire.envelope_redis import seal, unseal
 from umbel.wire.message import Outgoing
+from umbel.wire.signing import Keyring
 
 _BURY, _REQUEUE = script("bury"), script("requeue")
 
@@ -23,7 +26,9 @@ async def read(link: Link, keys: Keys, limit: int) -> list[DeadLetter]:
     return [_letter(keys, letter_id, fields) for letter_id, fields in found]
 
 
-async def requeue(link: Link, keys: Keys, letter_ids: Sequence[int | str]) -> int:
+async def requeue(
+    link: Link, keys: Keys, letter_ids: Sequence[int | str], keyring: Keyring | None = None
+) -> int:
     """Send the letters as new messages; how many there were.
 
     One by one, each in one step that does nothing when somebody else requeued the letter meanwhile, so
@@ -39,7 +44,10 @@ async def requeue(link: Link, keys: Keys, letter_ids: Sequence[int | str]) -> in
         if not letter.queue:
             problems[place] = f"nothing says which queue dead letter {letter_id} came from"
             continue
-        ((_, key, envelope),) = push(keys, [Outgoing(letter.queue, letter.message)])
+        outgoing = Outgoing(letter.queue, letter.message)
+        if keyring is not None and not is_replayed(letter.reason):
+            outgoing = keyring.renewed(outgoing, time())
+        ((_, key, envelope),) = push(keys, [outgoing])
         if not letter.message.headers:  # no envelope that can be read: it goes back as it is
             envelope = letter.message.body
         try:

@@ -108,6 +108,10 @@ class Holding:
         queue = self._keys.queue_of(list_key)
         return Delivery(tag, queue, opened.message, opened.starts, opened.redelivered), hold.epoch
 
+    def owner_of(self, tag: Tag) -> str | None:
+        hold = self._held.get(tag)
+        return None if hold is None else hold.owner
+
     def lose(self, tag: Tag) -> None:
         """Others have it, or the server has forgotten it."""
         self._held.pop(tag, None)

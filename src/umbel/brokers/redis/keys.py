@@ -42,6 +42,7 @@ Ours, which Celery does not know:
     umbel.revokes.cursor         string  the last cursor given
     umbel.askers.<exchange>      zset    binding of a reply queue -> until when its asker is believed
     umbel.unique.<key>           string  the id of the unique task that holds the key; gone with its time
+    umbel.signature.<mark>       string  owner NL field of the claim whose message used it; "": that has ended
     umbel.recorders              hash    recorder -> offset it has acknowledged
     umbel.events                 stream  the event log; the ids are "<offset>-0": at, key, body
     umbel.events.offset          string  the last offset given
@@ -107,6 +108,9 @@ class Keys:
 
     def mark(self, node: str) -> str:
         return f"{self.prefix}{{coord}}:m:{node}"
+
+    def signature(self, mark: str) -> str:
+        return f"{self.prefix}umbel.signature.{mark}"
 
     def result(self, task_id: str) -> str:
         return f"{self.prefix}celery-task-meta-{task_id}"

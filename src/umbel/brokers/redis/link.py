@@ -13,7 +13,7 @@ several has its turn.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import hiredis
 
@@ -238,8 +238,7 @@ class _Wire(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
 
     def send(
         self, commands: Sequence[Command], *, before: Sequence[Command] = ()

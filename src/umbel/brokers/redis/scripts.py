@@ -28,6 +28,7 @@ _PARTS = {
     "chord": ("marks", "chord"),
     "askers": ("askers",),
     "unique": ("unique",),
+    "spend": ("spend",),
     "election": ("coordination", "election"),
     "lease": ("marks", "coordination", "lease"),
 }

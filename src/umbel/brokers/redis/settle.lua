@@ -1,7 +1,8 @@
 -- End a group of claims of one owner, all of them or none.
 -- ARGV: prefix, owner, epoch, check (1: ask for each field), then sections, each with its count first:
 --   fields that are done; results (after their TTL in ms): key, payload; pushes: list, TTL in ms ("": of
---   messages), count, envelopes; delayed: list, due, field, envelope; others: verb, field, starts to count, text.
+--   messages), count, envelopes; delayed: list, due, field, envelope; others: verb, field, starts to count, text;
+--   keys of the signatures whose messages end (this section may be missing).
 -- Reply: 0 the claims no longer stand; 1 applied; 2 a field is gone although the epoch stands, so an
 -- earlier call whose reply was lost has applied it; or, applied except for what the server refused: section,
 -- place in it from 0, why, envelope of a claimed message, ...
@@ -54,6 +55,10 @@ if ARGV[4] == '1' then
       return 2
     end
   end
+end
+
+for i = first_other + 4 * others + 1, #ARGV do -- one that is not remembered any more stays so
+  try('SET', ARGV[i], '', 'XX', 'KEEPTTL')
 end
 
 local refused = {}

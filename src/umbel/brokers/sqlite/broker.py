@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from umbel.brokers.evidence import Evidence, judge_mark
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
     Broadcast,
@@ -14,16 +15,15 @@ from umbel.brokers.interface import (
     Delivery,
     Depth,
     EventLogState,
-    Evidence,
     LoggedEvent,
     Refused,
     Replaced,
     Return,
     Settled,
+    Spend,
     Subscription,
     Tag,
     Verdict,
-    judge_mark,
 )
 from umbel.brokers.links import unheard
 from umbel.brokers.sqlite.cluster_store import ClusterStore
@@ -36,6 +36,7 @@ from umbel.errors import BrokerError
 from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
+from umbel.wire.signing import Keyring
 
 CAPABILITIES = Capabilities(
     transport="sqlite",
@@ -73,6 +74,10 @@ class SqliteBroker:
     @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
+
+    @property
+    def keyring(self) -> Keyring | None:
+        return self._settings.keyring
 
     @property
     def coordination(self) -> SqliteCoordination:
@@ -141,6 +146,9 @@ class SqliteBroker:
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
         return await self._thread.call(self._store.settle, verdicts)
 
+    async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
+        return await self._thread.call(self._store.spend, signatures)
+
     async def bury(self, refused: Sequence[Refused]) -> None:
         await self._thread.call(self._store.bury, refused)
 
@@ -183,6 +191,9 @@ class SqliteBroker:
             # Failing here would hide why the listener leaves, a cancellation above all.
             with suppress(BrokerError):
                 await subscription.leave()
+
+    async def store_time(self) -> None:
+        """None: the nodes' clocks are all there are."""
 
     async def mark_alive(self, node: str, incarnation: int, *, ttl_s: float) -> None:
         await self._thread.call(self._cluster.mark_alive, node, incarnation, ttl_s)

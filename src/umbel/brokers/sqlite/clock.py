@@ -1,4 +1,4 @@
-"""The store's clocks: one for leases that never jumps, the wall clock for everything dated.
+"""The store's clocks: one for leases that never jumps, the cluster's time for everything dated.
 
 All processes on the file share one kernel, so they share CLOCK_BOOTTIME, which counts suspended
 time too. It starts anew at every boot; the store keeps the kernel's boot id beside its leases,
@@ -8,6 +8,7 @@ and leases of another boot have ended, as all their holders have.
 import time
 from pathlib import Path
 
+from umbel import clock
 from umbel.protocol.coordination import Instant
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -21,7 +22,7 @@ class Clock:
         self.boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else _WALL
 
     def wall_s(self) -> float:
-        return time.time()
+        return clock.cluster_now()
 
     def now(self) -> Instant:
         wall_s = self.wall_s()

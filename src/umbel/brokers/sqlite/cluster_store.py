@@ -19,6 +19,7 @@ from umbel.brokers.sqlite import (
     messages,
     results,
     revokes,
+    signatures,
     uniques,
     waiters,
 )
@@ -53,7 +54,7 @@ class ClusterStore:
         if not heard:
             return
         with self._database.write() as db:
-            fanout.send(db, heard, now.wall_s, ttl_s)
+            fanout.send(db, heard, now.boot_s, ttl_s)
             awake = waiters.addresses(db, {waiters.topic(broadcast.exchange) for broadcast in heard})
         self._store.poke(awake)
 
@@ -83,7 +84,7 @@ class ClusterStore:
 
     def heard_since(self, exchange: str, after: int, limit: int) -> tuple[Sequence[Broadcast], int]:
         with self._database.read() as db:
-            return fanout.read(db, exchange, after, limit, self._clock.now().wall_s)
+            return fanout.read(db, exchange, after, limit, self._clock.now().boot_s)
 
     # -- marks -----------------------------------------------------------------------------------
 
@@ -258,9 +259,10 @@ class ClusterStore:
         self._repeat(lambda db: chords.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: event_log.sweep(db, older_than, SWEEP_ROWS_MAX))
         self._repeat(lambda db: coordination.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
-        self._repeat(lambda db: fanout.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
+        self._repeat(lambda db: fanout.sweep(db, now.boot_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: revokes.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: uniques.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
+        self._repeat(lambda db: signatures.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         with self._database.write() as db:
             fanout.sweep_subscriptions(db, now.boot_s)
             marks.sweep(db, now.boot_s)

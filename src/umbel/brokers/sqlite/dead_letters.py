@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from umbel.brokers.interface import DeadLetter
 from umbel.brokers.sqlite import messages, meta, rows
+from umbel.protocol.trust import is_replayed
 from umbel.wire.message import Outgoing
+from umbel.wire.signing import Keyring
 
 DEAD_LETTERS_MAX = 100_000
 DROPPED = "dead_letters_dropped"
@@ -36,15 +38,22 @@ def read(db: sqlite3.Connection, limit: int) -> list[DeadLetter]:
     ]
 
 
-def requeue(db: sqlite3.Connection, letter_ids: Sequence[int | str], now_s: float) -> tuple[int, set[str]]:
+def requeue(
+    db: sqlite3.Connection, letter_ids: Sequence[int | str], now_s: float, keyring: Keyring | None
+) -> tuple[int, set[str]]:
     """Send the letters as new messages: how many there were, and their queues."""
     packed = rows.pack(map(int, letter_ids))
     letters = db.execute(
         """DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))
-           RETURNING id, queue, message""",
+           RETURNING id, queue, message, reason""",
         (packed,),
     ).fetchall()
-    batch = [Outgoing(queue, messages.decode(message)) for _, queue, message in sorted(letters)]
+    batch: list[Outgoing] = []
+    for _, queue, message, reason in sorted(letters):
+        outgoing = Outgoing(queue, messages.decode(message))
+        if keyring is not None and not is_replayed(reason):
+            outgoing = keyring.renewed(outgoing, now_s)
+        batch.append(outgoing)
     return len(batch), messages.insert(db, batch, now_s)
 
 

@@ -40,17 +40,17 @@ def heard(db: sqlite3.Connection, batch: Sequence[Broadcast], now_boot_s: float)
     return [broadcast for broadcast in batch if broadcast.exchange in exchanges]
 
 
-def send(db: sqlite3.Connection, batch: Sequence[Broadcast], now_s: float, ttl_s: float) -> None:
-    new = [(item.exchange, item.routing_key, item.body, item.headers, now_s + ttl_s) for item in batch]
+def send(db: sqlite3.Connection, batch: Sequence[Broadcast], now_boot_s: float, ttl_s: float) -> None:
+    new = [(item.exchange, item.routing_key, item.body, item.headers, now_boot_s + ttl_s) for item in batch]
     rows.insert(db, "broadcasts (exchange, routing_key, body, headers, expires_at)", new)
-    sweep(db, now_s, SWEEP_MAX)
+    sweep(db, now_boot_s, SWEEP_MAX)
     db.execute(
         "DELETE FROM broadcasts WHERE offset <= (SELECT max(offset) FROM broadcasts) - ?", (BROADCASTS_MAX,)
     )
 
 
 def read(
-    db: sqlite3.Connection, exchange: str, after: int, limit: int, now_s: float
+    db: sqlite3.Connection, exchange: str, after: int, limit: int, now_boot_s: float
 ) -> tuple[list[Broadcast], int]:
     """Broadcasts after an offset, and the offset to go on from."""
     found = db.execute(
@@ -60,14 +60,14 @@ def read(
     ).fetchall()
     if not found:
         return [], after
-    return [Broadcast(*row[1:5]) for row in found if row[5] > now_s], found[-1][0]
+    return [Broadcast(*row[1:5]) for row in found if row[5] > now_boot_s], found[-1][0]
 
 
-def sweep(db: sqlite3.Connection, now_s: float, limit: int) -> int:
+def sweep(db: sqlite3.Connection, now_boot_s: float, limit: int) -> int:
     return db.execute(
         """DELETE FROM broadcasts WHERE offset IN (
              SELECT offset FROM broadcasts WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)""",
-        (now_s, limit),
+        (now_boot_s, limit),
     ).rowcount
 
 

@@ -5,9 +5,9 @@ by an older copy, that may also hold claims of ours that were settled long ago, 
 """
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from umbel.brokers.interface import Delivery, Started, Tag, Verdict
+from umbel.brokers.interface import Ack, Bury, Delivery, Started, Tag, Verdict
 from umbel.brokers.sqlite import claims, messages
 
 
@@ -15,6 +15,7 @@ class Holding:
     def __init__(self) -> None:
         self.owners: set[str] = set()
         self.unknown: set[Tag] = set()  # claimed in a file that is gone, and not settled
+        self.marks: dict[Tag, str] = {}  # of the signatures that held messages have used
         self._held: dict[Tag, str] = {}
 
     def take(self, owner: str, deliveries: Iterable[Delivery]) -> None:
@@ -26,14 +27,22 @@ class Holding:
         ended = [verdict.tag for verdict in verdicts if not isinstance(verdict, Started)]
         for tag in ended:
             self._held.pop(tag, None)
+            if self.marks:
+                self.marks.pop(tag, None)
         if not self.unknown:
             return frozenset()
         gone = self.unknown.intersection(ended)
         self.unknown -= gone
         return frozenset(gone)
 
+    def marks_ended(self, verdicts: Iterable[Verdict], conflicts: Container[Tag]) -> list[str]:
+        """The signatures of the messages that these verdicts end."""
+        tags = (one.tag for one in verdicts if isinstance(one, Ack | Bury) and one.tag not in conflicts)
+        return [self.marks[tag] for tag in tags if tag in self.marks]
+
     def forget(self, owner: str) -> None:
         self.owners.discard(owner)
+        self.marks.clear()
         self._held = {tag: holder for tag, holder in self._held.items() if holder != owner}
 
     def reconcile(self, db: sqlite3.Connection, expires_at: float) -> None:

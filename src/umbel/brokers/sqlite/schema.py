@@ -129,7 +129,14 @@ CREATE TABLE uniques (
 CREATE INDEX uniques_by_expiry ON uniques (expires_at);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES)
+_SIGNATURES = """
+CREATE TABLE signatures (
+    mark TEXT PRIMARY KEY, message_id INTEGER NOT NULL, expires_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX signatures_by_expiry ON signatures (expires_at);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:

@@ -19,6 +19,7 @@ from umbel.brokers.interface import (
     Refused,
     Replaced,
     Settled,
+    Spend,
     Tag,
     Verdict,
 )
@@ -30,6 +31,7 @@ from umbel.brokers.sqlite import (
     refusals,
     results,
     revokes,
+    signatures,
     verdicts,
     waiters,
 )
@@ -164,6 +166,12 @@ class Store:
         self.poke(awake)
         return count
 
+    def spend(self, batch: Sequence[Spend]) -> frozenset[Tag]:
+        with self.database.write() as db:
+            copies = signatures.spend(db, batch)
+        self._holding.marks |= {one.tag: one.mark for one in batch if one.tag not in copies}
+        return copies
+
     def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
         with self.database.read() as db:
             standing = verdicts.standing_claims(db, tags)
@@ -181,6 +189,8 @@ class Store:
             now_s = self.clock.wall_s()
             judged = verdicts.judge(batch, verdicts.standing_claims(db, [verdict.tag for verdict in batch]))
             grown = verdicts.apply(db, judged, now_s)
+            if self._holding.marks:
+                signatures.end(db, self._holding.marks_ended(batch, judged.conflicts))
             if part_by_part:
                 refused = self._put_results(db, judged.results, now_s)
                 sent, unsent = messages.insert_or_bury(db, judged.follow_ups, now_s)
@@ -258,7 +268,8 @@ class Store:
 
     def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
         with self.database.write(durable=True) as db:
-            count, queues = dead_letters.requeue(db, letter_ids, self.clock.wall_s())
+            keyring = self.settings.keyring
+            count, queues = dead_letters.requeue(db, letter_ids, self.clock.wall_s(), keyring)
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self.poke(awake)
         return count
@@ -292,7 +303,7 @@ class Store:
         if meta.text(db, meta.BOOT_ID) != self.clock.boot_id:
             meta.put(db, meta.BOOT_ID, self.clock.boot_id)
             claims.return_lost(db, float("inf"))
-            for table in ("waiters", "subscriptions", "marks"):
+            for table in ("waiters", "subscriptions", "marks", "broadcasts"):
                 db.execute(f"DELETE FROM {table}")
             for table in ("elections", "leases"):
                 db.execute(f"UPDATE {table} SET expires_at = 0")

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from umbel.brokers.links import MAILBOX
+from umbel.clock import this_moment
 from umbel.control.client import Asker
 from umbel.control.commands import builtin_panel
 from umbel.control.panel import Command, Panel, refusal
@@ -42,7 +43,9 @@ class Control(Step):
         self.panel: Panel = builtin_panel()
         self.panel.include(context.settings.control_commands)
         self.members: Callable[[], Sequence[Known]] = tuple  # set by whoever knows the members
-        self.mailbox = Mailbox(self._node, clock, refusal_of=self._refusal_of)
+        self.mailbox = Mailbox(
+            self._node, clock, refusal_of=self._refusal_of, changes=self._changes, since=this_moment()
+        )
         self._shell: MailboxShell | None = None
         self._green: GreenMailbox | None = None
         self._asker = Asker(context.broker)
@@ -67,13 +70,20 @@ class Control(Step):
         timeout_s: float = 1.0,
         limit: int | None = None,
         unless: str = "",
+        expires: bool = True,
     ) -> Answers:
         """Ask other nodes, on this worker's own connection; possible once the broker is open.
 
         The replies, by node, hold our own too where the request reached us. Raises BrokerError.
         """
         return await self._asker.ask(
-            method, arguments, destination=destination, timeout_s=timeout_s, limit=limit, unless=unless
+            method,
+            arguments,
+            destination=destination,
+            timeout_s=timeout_s,
+            limit=limit,
+            unless=unless,
+            expires=expires,
         )
 
     async def tell(
@@ -132,6 +142,7 @@ class Control(Step):
             self.panel,
             self._state,
             refusal_of=self._refusal_of,
+            changes=self._changes,
             members=self._known,
             outages=self._context.outages,
         )
@@ -145,6 +156,10 @@ class Control(Step):
 
     def _refusal_of(self, method: str) -> str:
         return refusal(self.panel, method, self._context.settings.control_allow)
+
+    def _changes(self, method: str) -> bool:
+        command = self.panel.find(method)
+        return command is not None and command.changes
 
     # -- commands, on the worker's loop --------------------------------------------------------------
 

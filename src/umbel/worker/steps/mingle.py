@@ -15,6 +15,7 @@ from time import time
 from typing import Any
 
 from umbel.brokers.links import MAILBOX, MAIN
+from umbel.clock import cluster_now
 from umbel.errors import BrokerError
 from umbel.protocol import mingle
 from umbel.protocol.gossip_events import Introduced
@@ -52,6 +53,7 @@ class Mingle(Step):
         self.cut_off: Callable[[str], None] = lambda _: None
         self.introduce: Callable[[Introduced], None] = lambda _: None
         self.members: Callable[[], list[list[Any]]] = list
+        self.told_time: Callable[[object, object], None] = lambda _node, _at_s: None
 
     async def start(self) -> None:
         capabilities = self._context.broker.capabilities
@@ -113,12 +115,13 @@ class Mingle(Step):
     async def _say_hello(self, wait_s: float) -> bool:
         node = self._context.identity.node
         try:
-            said = mingle.hello(node, self._revoked, time())
-            answers = await self._control.ask("hello", said, timeout_s=wait_s, unless=node)
+            said = mingle.hello(node, self._revoked, cluster_now())
+            answers = await self._control.ask("hello", said, timeout_s=wait_s, unless=node, expires=False)
             others = {peer: reply for peer, reply in answers.replies.items() if peer != node}
             mingle.adjust_clock(self._events.clock, others)
             for peer, reply in others.items():
                 if isinstance(reply, Mapping):
+                    self.told_time(peer, reply.get("timestamp"))
                     await self._take_in(peer, reply)
                     self._introduce(reply.get("members"))
         except BrokerError as error:
@@ -140,10 +143,11 @@ class Mingle(Step):
         """The reply to another node's hello; what it says is taken in (S2)."""
         await self._take_in(str(said.get("from_node")), said)
         members = self.members() if said.get("cver") == mingle.VERSION else []
-        return mingle.answer(self._revoked, self._events.clock, members, time())
+        told = mingle.answer(self._revoked, self._events.clock, members, cluster_now())
+        return told | {"timestamp": time()}  # of the wall clock, as it is: one voice among those who vote
 
     async def _take_in(self, peer: str, said: Mapping[str, Any]) -> None:
-        now = time()
+        now = cluster_now()
         learned = mingle.take_in(said, self._revoked, now)
         if learned.bad:
             log.warning("entries of a hello cannot be read", extra={"peer": peer, "count": learned.bad})

@@ -1,7 +1,8 @@
 """StateStore: saves the node's clock and identity, so that a restart goes on from there.
 
 Saved at the start, every few seconds and at the end. A save that fails is reported once, and the
-worker runs on with the file it saved before.
+worker runs on with the file it saved before. One save at a time: a thread that saves goes on although
+nobody waits for it any more, so the last save waits for it.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ class StateStore(Step):
         self._events = events
         self._saved = saved
         self._failing = False
+        self._saving: asyncio.Future[None] | None = None
         identity = context.identity
         self._path: Path = saved_file(context.settings.run_directory, identity.node, context.broker.url)
 
@@ -39,6 +41,8 @@ class StateStore(Step):
 
     async def stop(self) -> None:
         await self.end_background()
+        if self._saving is not None:
+            await asyncio.gather(self._saving, return_exceptions=True)
         await self._save()
 
     async def _save_on(self) -> None:
@@ -50,7 +54,8 @@ class StateStore(Step):
         identity = self._context.identity
         state = SavedState(identity.node, self._events.clock.value, identity.incarnation)
         try:
-            await asyncio.to_thread(save, self._path, state)
+            self._saving = asyncio.ensure_future(asyncio.to_thread(save, self._path, state))
+            await asyncio.shield(self._saving)
         except OSError as error:
             if not self._failing:
                 fields = {"file": str(self._path), "why": str(error)}

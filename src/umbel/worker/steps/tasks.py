@@ -268,7 +268,8 @@ class Tasks(Step):
             log.warning(RETURNED_TEXT, extra={"count": claim.returned})
         await self.catch_up()
         if claim.deliveries:
-            await self._take_in(await self._adoption.rest(claim.deliveries, self._held))
+            deliveries = await self._admission.verified(claim.deliveries)
+            await self._take_in(await self._adoption.rest(deliveries, self._held))
         else:
             await self._broker.wait_ready(queues, IDLE_WAIT_S, owner=owner)
 

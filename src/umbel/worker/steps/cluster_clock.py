@@ -1,0 +1,111 @@
+"""ClusterClock: keeps this process's idea of the cluster's time; the shell around `protocol/cluster_time.py`.
+
+The store's clock is read at the start and every STORE_EVERY_S; the others' come with their heartbeats and
+with their answers to this node's hello. No task and no message costs a question.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from umbel import clock
+from umbel.errors import BrokerError
+from umbel.protocol.cluster_time import OWN, ClusterTime, Judged
+from umbel.worker.bootsteps import Step
+from umbel.worker.context import WorkerContext
+from umbel.worker.driver import instant
+from umbel.worker.steps.gossip import Gossip
+from umbel.worker.steps.mingle import Mingle
+from umbel.worker.steps.tasks import Tasks
+
+log = logging.getLogger("umbel.worker.clock")
+
+JUDGE_EVERY_S = 1.0
+STORE_EVERY_S = 30.0
+SETTLED_S = 10.0  # after the start: who was not heard by then is not there
+TOO_FEW = "too few clocks to compare with; trusting this machine's clock"
+DIFFERENT = "two wall clocks differ; trusting this machine's clock"
+TELLING = ("worker-online", "worker-heartbeat")
+
+
+class ClusterClock(Step):
+    name = "cluster_clock"
+    requires = ("connection",)
+
+    def __init__(self, context: WorkerContext, mingle: Mingle, gossip: Gossip, tasks: Tasks) -> None:
+        super().__init__()
+        self._context = context
+        self._machine = ClusterTime()
+        self._judged = Judged(0.0, "", 1)
+        self._said = ""
+        self._tasks = tasks
+        mingle.told_time = self._answered
+        for event_type in TELLING:
+            gossip.listen(event_type, self._heard)
+
+    async def start(self) -> None:
+        await self._read_store()
+        self._judge()
+        self.run_in_background(self._keep())
+
+    async def stop(self) -> None:
+        await self.end_background()
+        clock.correct(0.0)
+
+    def _answered(self, node: object, at_s: object) -> None:
+        """Judged at once: the first task is taken after the hello."""
+        self._hear(node, at_s)
+        self._judge()
+
+    def _heard(self, event: dict[str, Any]) -> None:
+        self._hear(event.get("hostname"), event.get("timestamp"))
+
+    def _hear(self, node: object, at_s: object) -> None:
+        if not isinstance(node, str) or node == self._context.identity.node:
+            return
+        if isinstance(at_s, int | float) and not isinstance(at_s, bool) and 0 < at_s < 1e12:
+            self._machine.hear_peer(node, float(at_s), instant())
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        began = read_at = loop.time()
+        while True:
+            await asyncio.sleep(JUDGE_EVERY_S)
+            if loop.time() - read_at >= STORE_EVERY_S:
+                read_at = loop.time()
+                await self._read_store()
+            self._judge()
+            if loop.time() - began >= SETTLED_S:
+                self._say_alone()
+
+    async def _read_store(self) -> None:
+        try:
+            before = instant()
+            at_s = await self._context.broker.store_time()
+            if at_s is not None:
+                way_s = instant().boot_s - before.boot_s
+                self._machine.hear_store(at_s + way_s / 2, instant())
+        except BrokerError as error:
+            log.debug("cannot read the store's clock", extra={"why": str(error)})
+
+    def _judge(self) -> None:
+        judged, before = self._machine.judge(instant()), self._judged
+        self._judged = judged
+        clock.correct(judged.offset_s)
+        fields = self._context.log_fields(by=judged.source, voices=judged.voices)
+        if judged.stepped_s:
+            log.warning("the wall clock was set", extra=fields | {"seconds": round(judged.stepped_s, 1)})
+        if judged.offset_s and not before.offset_s:
+            wrong_s = round(-judged.offset_s, 1)
+            log.warning("wall clock is wrong; using the cluster's time", extra=fields | {"ahead_s": wrong_s})
+            self._tasks.revokes.read_again()  # some may have been taken for expired
+        elif before.offset_s and not judged.offset_s:
+            log.info("the wall clock is right again", extra=fields)
+
+    def _say_alone(self) -> None:
+        alone = self._judged.source == OWN
+        said = (DIFFERENT if self._judged.disagreeing else TOO_FEW) if alone else ""
+        if said and said != self._said:
+            level = logging.WARNING if self._judged.disagreeing else logging.INFO
+            log.log(level, said, extra=self._context.log_fields(voices=self._judged.voices))
+        self._said = said
