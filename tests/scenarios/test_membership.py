@@ -104,6 +104,22 @@ def test_who_stops_leaves_and_who_dies_is_suspect_and_then_lost_once(broker: str
         assert "a receiver of a signal raised" in cluster.log("w1")
 
 
+def test_lost_nodes_are_looked_for_as_often_as_gossip_interval_s_says(tmp_path: Path) -> None:
+    """S5: a worker that looks once in thirty years has not found yet what the other found."""
+    with cluster_on("sqlite", tmp_path, heartbeat_interval_s=0.3, mingle_wait_s=0.3) as cluster:
+        cluster.start_worker("patient", "-c", "1", "-l", "INFO", gossip_interval_s=1e9)
+        cluster.start_worker("often", "-c", "1", "-l", "INFO", gossip_interval_s=0.5)
+        cluster.start_worker("killed", "-c", "1")
+        wait_until(
+            lambda: all(cluster.log(name).count("node joined") == 2 for name in ("patient", "often")),
+            what="all to meet",
+        )
+        cluster.kill_worker("killed")
+        wait_until(lambda: "node lost" in cluster.log("often"), deadline_s=30.0, what="it to be lost")
+        assert "node lost" not in cluster.log("patient")
+        assert "node is silent" not in cluster.log("patient")
+
+
 @pytest.mark.parametrize("broker", BROKERS if SOAK else ["redis"])
 def test_a_worker_that_stands_still_for_three_seconds_is_not_lost(broker: str, tmp_path: Path) -> None:
     """Must-show 4, with the intervals that are the default."""
