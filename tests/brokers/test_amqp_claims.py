@@ -34,8 +34,36 @@ def test_several_queues_take_turns_by_priority_up_to_the_limit() -> None:
         worker.server.put("a", "a0", "a1", "a2")
         worker.server.put("b", "b0")
         worker.server.put("b", "b9", priority=9)
-        assert await worker.take("ab", 4) == ["b9", "b0", "a0", "a1"]
+        assert await worker.take("ab", 4) == ["b9", "a0", "b0", "a1"]
         assert await worker.take("ab", 4) == ["a2"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_claims_on_queues_that_were_all_handed_over_go_round(limit: int) -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        assert await worker.take("abc", 9) == []
+        for queue in "abc":
+            worker.server.put(queue, *(f"{queue}{number}" for number in range(4)))
+            worker.server.consumed[queue].hand_over()
+        taken = [text for _ in range(12 // limit) for text in await worker.take("abc", limit)]
+        assert taken == [f"{queue}{number}" for number in range(4) for queue in "abc"]
+
+    run(scenario())
+
+
+def test_a_queue_that_had_nothing_does_not_cost_another_its_turn() -> None:
+    async def scenario() -> None:
+        worker = Worker()
+        assert await worker.take("abc", 9) == []
+        worker.server.put("a", "a0", "a1", "a2")
+        worker.server.put("c", "c0", "c1", "c2")
+        for queue in "ac":
+            worker.server.consumed[queue].hand_over()
+        taken = [text for _ in range(6) for text in await worker.take("abc", 1)]
+        assert taken == ["a0", "c0", "a1", "c1", "a2", "c2"]
 
     run(scenario())
 

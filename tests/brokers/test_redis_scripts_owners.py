@@ -149,9 +149,16 @@ def test_what_was_handed_to_one_that_does_not_claim_it_goes_back_unmarked(script
     scripts.hand(ADA, "q", '{"a": 1}', '{"b": 1}')
     scripts.hand(BOB, "q", "bob's")
     assert scripts.owners("unhand", ADA) == 2
-    assert set(scripts.waiting("q")) == {b'{"a": 1}', b'{"b": 1}'}
+    assert scripts.waiting("q") == [b'{"a": 1}', b'{"b": 1}']
     assert scripts.waiting(f"umbel.handed.{BOB}") == [b"bob's"]
     assert scripts.owners("unhand", "nobody") == 0
+
+
+def test_what_was_handed_over_goes_back_in_its_order_before_what_waits(scripts: Scripts) -> None:
+    scripts.ask("LPUSH", "q", "waits")
+    scripts.hand(ADA, "q", "first", "second", "third")
+    assert scripts.owners("unhand", ADA) == 3
+    assert scripts.waiting("q") == [b"first", b"second", b"third", b"waits"]
 
 
 def test_a_list_of_handed_messages_without_a_queue_is_left_alone(scripts: Scripts) -> None:

@@ -28,7 +28,7 @@ from tests.brokers.under_test import (
     texts,
 )
 from tests.waiting import wait_until
-from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery, Return, Started
+from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery, Refused, Return, Started
 from umbel.brokers.sqlite import dead_letters, revokes, store, wakeup
 from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.claims import Heap, share
@@ -166,6 +166,22 @@ def test_dead_letters_are_bounded_and_the_oldest_goes(
                 await broker.publish(outgoing(text))
                 (delivery,) = (await take(broker)).deliveries
                 await broker.settle([Bury(delivery.tag, "why")])
+            return [letter.message.body for letter in await broker.dead_letters()]
+
+    assert run(scenario()) == [b"e", b"d", b"c"]
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT value FROM meta WHERE name = 'dead_letters_dropped'").fetchone() == (2,)
+
+
+def test_refused_messages_are_dead_letters_within_the_same_limit(
+    under_test: BrokerUnderTest, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "DEAD_LETTERS_MAX", 3)
+
+    async def scenario() -> list[bytes]:
+        async with under_test.open() as broker:
+            await broker.bury([Refused(one, "no queue takes it") for one in outgoing(*"abcd")])
+            await broker.bury([Refused(one, "no queue takes it") for one in outgoing("e")])
             return [letter.message.body for letter in await broker.dead_letters()]
 
     assert run(scenario()) == [b"e", b"d", b"c"]

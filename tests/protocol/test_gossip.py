@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +38,7 @@ from umbel.protocol.gossip_events import (
     Viewed,
 )
 from umbel.protocol.machine import Tick
-from umbel.protocol.members import LATE_MAX_S
+from umbel.protocol.members import LATE_MAX_S, Looks
 from umbel.protocol.newcomers import ASKED_PER_S, KEPT_S, NEWCOMERS_MAX
 from umbel.protocol.views import SETTLED_S, UNNAMED_MAX_S, VIEW_MAX
 
@@ -56,9 +57,23 @@ class Observer:
     `trusting`: its broker knows every newcomer, and says so at once.
     """
 
-    def __init__(self, *, observing: bool = True, members_max: int = 100, trusting: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        observing: bool = True,
+        members_max: int = 100,
+        trusting: bool = True,
+        interval_s: float = 0.0,
+        phase: float = 0.0,
+    ) -> None:
         self._trusting = trusting
-        self.machine = Membership(*ME, lambda low, high: low, observing=observing, members_max=members_max)
+        self.machine = Membership(
+            *ME,
+            lambda low, high: low + phase * (high - low),
+            observing=observing,
+            interval_s=interval_s,
+            members_max=members_max,
+        )
         self.now = 1000.0
         self.effects: list[Effect] = []
 
@@ -409,6 +424,71 @@ def test_health_that_recovers_does_not_look_like_having_slept(observer: Observer
     assert (observer.machine.health.level, observer.count(Suspected)) == (1, 1)
 
 
+def test_with_an_interval_silence_is_found_at_the_next_look() -> None:
+    """S5: missed heartbeats, found by a periodic check; without an interval suspect at 4 s, lost at 16."""
+    observer = Observer(interval_s=5.0)
+    observer.take(A)
+    assert observer.at(4.9).state() is ALIVE
+    assert observer.at(5.0).state() is SUSPECT
+    assert observer.at(19.9).state() is SUSPECT
+    assert observer.at(20.0).state() is LOST  # its 12 s were over at 17
+
+
+def test_looks_of_observers_are_not_all_at_one_moment() -> None:
+    observer = Observer(interval_s=5.0, phase=0.5)
+    observer.take(A)
+    assert observer.at(7.4).state() is ALIVE  # due at 4.25, with the jitter of this observer
+    assert observer.at(7.5).state() is SUSPECT
+
+
+def test_what_becomes_due_between_two_looks_is_judged_together() -> None:
+    observer = Observer(interval_s=10.0)
+    for number in range(5):
+        observer.at(number).take(
+            A.replaced(node=f"n{number}@x"), A.replaced(node=f"h{number}@x", freq_s=60.0)
+        )
+    observer.at(9.9)
+    assert observer.count(Suspected) == 0
+    observer.at(10.0)
+    assert observer.count(Suspected) == 5
+
+
+def test_who_is_heard_before_the_look_was_never_silent() -> None:
+    observer = Observer(interval_s=10.0)
+    observer.take(A)
+    observer.at(9.0).take(beat(A, clock=11))
+    assert observer.at(19.9).count(Suspected) == 0
+    assert observer.at(20.0).state() is SUSPECT
+
+
+def test_to_wait_for_a_look_is_not_to_sleep_and_other_deadlines_do_not_wait() -> None:
+    observer = Observer(interval_s=100.0)
+    observer.take(A, Strained("lag"))
+    observer.at(99.0)
+    assert observer.machine.health.level == 1  # after a clean minute
+    observer.at(100.0)
+    assert (observer.state(), observer.machine.health.level) == (SUSPECT, 1)
+    observer.oversleep(150.0)
+    assert (observer.state(), observer.machine.health.level) == (SUSPECT, 2)
+
+
+def test_what_others_tell_does_not_wait_for_a_look() -> None:
+    observer = Observer(interval_s=5.0)
+    observer.take(A)
+    observer.at(5.0)
+    assert kinds(observer.take(Probed("a@x", 100, 7, "gone"))) == ["Lost", "Condemn"]
+
+
+@pytest.mark.parametrize("interval_s", [0.1, 0.3, 0.7])
+def test_a_look_is_never_before_what_it_is_for(interval_s: float) -> None:
+    """Or it would find nothing to do, again and again."""
+    looks = Looks(interval_s, phase_s=0.01)
+    for number in range(1000):
+        due_s = number * 0.1
+        assert due_s <= looks.after(due_s) <= due_s + interval_s + 1e-9
+    assert looks.after(inf) == inf
+
+
 def test_an_accusation_that_comes_late_ends_a_suspects_time_at_once(observer: Observer) -> None:
     observer.take(A)
     observer.at(11.0)
@@ -607,12 +687,13 @@ events = st.one_of(
 
 
 @settings(max_examples=300)
-@given(st.lists(events, max_size=60), st.booleans())
+@given(st.lists(events, max_size=60), st.booleans(), st.sampled_from([0.0, 5.0]))
 def test_whatever_happens_effects_tell_the_table_and_nothing_twice(
     happenings: list[Event | float | Slept],
     trusting: bool,
+    interval_s: float,
 ) -> None:
-    observer = Observer(members_max=2, trusting=trusting)
+    observer = Observer(members_max=2, trusting=trusting, interval_s=interval_s)
     present: dict[str, tuple[int, int]] = {}
     elapsed, seen = 0.0, 0
     for happening in happenings:

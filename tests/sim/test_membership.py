@@ -31,6 +31,14 @@ def test_all_agree_when_the_weather_is_fair_again(nodes: int) -> None:
         assert_kept(run_membership(make_plan(seed, nodes, 0, LOUD), observed=False), seed)
 
 
+@pytest.mark.parametrize("observed", [False, True], ids=["full", "observed"])
+def test_the_promises_hold_where_lost_nodes_are_looked_for_every_five_seconds(observed: bool) -> None:
+    for number in range(3):
+        for seed, kinds in ((f"audible 5 {number}", AUDIBLE), (f"loud 6 {number}", LOUD)):
+            plan = make_plan(seed, int(seed.split()[1]), 0, kinds)
+            assert_kept(run_membership(plan, observed=observed, interval_s=5.0), seed)
+
+
 @pytest.mark.parametrize("seed", ["loud 6 1", "loud 12 1", "loud 8 0", "loud 8 1"])
 def test_who_hears_no_heartbeats_finds_out_what_it_missed(seed: str) -> None:
     """Without views, nodes stayed wrong about one another in the first two of these."""

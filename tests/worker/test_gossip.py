@@ -56,6 +56,25 @@ def test_both_modes_see_who_joins_leaves_and_is_lost(mode: GossipMode, tmp_path:
     asyncio.run(scenario())
 
 
+def test_lost_nodes_are_looked_for_as_often_as_the_interval_says(tmp_path: Path) -> None:
+    """S5, S6: one that looks every thousand years is told that a node is lost, and judges nobody."""
+
+    async def scenario() -> None:
+        async with (
+            light_nodes(tmp_path, "b", "c", gossip_interval_s=None) as prompt,
+            light_nodes(tmp_path, "a", gossip_interval_s=3e10) as patient,
+        ):
+            nodes = [*prompt.values(), *patient.values()]
+            await until(lambda: all(node.sees() == {"a", "b", "c"} for node in nodes), what="all to see all")
+            told: list[Any] = []
+            patient["a"].gossip.listen("worker-lost", told.append)
+            await prompt.pop("b").die()
+            await until(lambda: prompt["c"].sees(LOST) == {"b"} and told, what="b to be lost")
+            assert patient["a"].sees() == {"a", "b", "c"}
+
+    asyncio.run(scenario())
+
+
 def observers(nodes: dict[str, LightNode]) -> list[str]:
     return [name for name, node in nodes.items() if node.gossip._seat.observes]
 

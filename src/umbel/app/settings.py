@@ -88,7 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     without_mingle: bool = False
     mingle_wait_s: float = 1.0  # a starting worker waits so long for its peers' hello, at most
     without_gossip: bool = False
-    gossip_interval_s: float = 5.0
+    gossip_interval_s: float | None = None  # None: lost nodes are found without waiting for a look
     gossip_mode: Literal["auto", "full", "observed"] = "auto"
 
     scheduler_lease_s: float = 10.0  # a dead scheduler is replaced after so long, at most

@@ -100,7 +100,10 @@ HELP: Mapping[str, str] = {
     "mingle_wait_s": "wait so long for the others' hello, at most",
     "without_gossip": 'do not listen to the others; with `election_protocol = "v1"` also no elections',
     "gossip_mode": "`full`: everybody hears every heartbeat; `observed`: three do it for all",
-    "gossip_interval_s": "how often the mode and the observers are looked at",
+    "gossip_interval_s": (
+        "how often silent and lost nodes are looked for, and the mode and the observers; unset: a node is "
+        "found silent or lost without waiting for a look, and the rest is looked at every 5 s"
+    ),
     "scheduler_lease_s": ("a worker that sends periodic tasks and dies is replaced after so long, at most"),
     "election_protocol": "`v1`: Celery's rules, by events alone",
     "election_v1_compat": (

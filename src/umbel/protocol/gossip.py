@@ -52,6 +52,7 @@ from umbel.protocol.gossip_events import (
 from umbel.protocol.machine import Tick
 from umbel.protocol.members import (
     MEMBERS_MAX,
+    Looks,
     Members,
     Namesakes,
     Record,
@@ -77,7 +78,7 @@ JITTER = 0.25  # intervals: observers do not all find a silence at one moment
 
 
 class Membership:
-    """`node`, `inc`, `pid` are this node's own; it is a member that is never in the table."""
+    """`node`, `inc`, `pid` are this node's own, which is never in the table; `interval_s` as in `Looks`."""
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class Membership:
         uniform: Callable[[float, float], float],
         *,
         observing: bool = True,
+        interval_s: float = 0.0,
         members_max: int = MEMBERS_MAX,
     ) -> None:
         self.health = LocalHealth()
@@ -94,7 +96,7 @@ class Membership:
         self._node = node
         self._run = (inc, pid)
         self._uniform = uniform
-        self._members = Members(self._due_s, members_max=members_max)
+        self._members = Members(self._due_s, Looks.every(interval_s, uniform), members_max=members_max)
         self._newcomers = Newcomers()
         self._guard = QuorumGuard()
         self._held_until: float | None = None

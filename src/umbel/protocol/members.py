@@ -3,6 +3,9 @@
 Each node has one timer at most. A timer that comes too early is set anew when it fires, so that a
 heartbeat, which only ever moves a timer to later, costs nothing here.
 
+Timers fire when they are due or, with an interval, at the next look: what has become due since the
+last one is judged together. What others tell of a node does not wait for a look.
+
 At its limit the table forgets the node that has been gone for longest, and only when none is gone
 the one that was not heard for longest.
 """
@@ -11,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import ceil, inf
 
 from umbel.protocol.coordination import Instant
 from umbel.protocol.gossip_events import GONE, Heard, Kind, Member, MemberState
@@ -64,11 +67,32 @@ class Record:
         return f"silent for {now.boot_s - self.heard_s:.1f} s"
 
 
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """When silent and lost nodes are looked for: every `interval_s`; 0: the moment that they are due."""
+
+    interval_s: float
+    phase_s: float  # how long after each multiple of the interval
+
+    @classmethod
+    def every(cls, interval_s: float, uniform: Callable[[float, float], float]) -> "Looks":
+        """Observers that start together do not look at one moment."""
+        return cls(interval_s, uniform(0.0, interval_s) if interval_s else 0.0)
+
+    def after(self, due_s: float) -> float:
+        """The first look at which this is due."""
+        if not self.interval_s or due_s == inf:
+            return due_s
+        number = ceil((due_s - self.phase_s) / self.interval_s)
+        return max(due_s, self.phase_s + number * self.interval_s)
+
+
 class Members:
-    def __init__(self, due_s: Callable[[Record], float], *, members_max: int) -> None:
+    def __init__(self, due_s: Callable[[Record], float], looks: Looks, *, members_max: int) -> None:
         """`due_s` says when something is to be decided about a node; `inf` for never."""
         self.evicted = 0
         self._due_s = due_s
+        self._looks = looks
         self._members_max = members_max
         self._records: OrderedDict[str, Record] = OrderedDict()  # the longest unheard first
         self._gone: dict[str, None] = {}  # the longest gone first
@@ -76,7 +100,7 @@ class Members:
 
     @property
     def deadline(self) -> float:
-        return self._timers[0][0] if self._timers else inf
+        return self._looks.after(self._timers[0][0]) if self._timers else inf
 
     @property
     def present(self) -> int:
@@ -150,7 +174,7 @@ class Members:
 
     def pop_due(self, now_s: float) -> Record | None:
         """The next node about which something is to be decided now; call `changed` after that."""
-        while self._timers and self._timers[0][0] <= now_s:
+        while self._timers and self.deadline <= now_s:
             timer_s, node = heappop(self._timers)
             record = self._records.get(node)
             if record is None or record.timer_s != timer_s:

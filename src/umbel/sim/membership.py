@@ -51,7 +51,9 @@ class MemberNode(Process):
         self.inc, self.pid = int(self.holder.rpartition(".")[2]), pid
         uniform = crowd.world.random.uniform
         observing = crowd.hears_beats(index)
-        self.view = Membership(self.name, self.inc, pid, uniform, observing=observing)
+        self.view = Membership(
+            self.name, self.inc, pid, uniform, observing=observing, interval_s=crowd.interval_s
+        )
         self._heart = Heartbeat(BEAT_S, uniform)
         self._crowd = crowd
         self._alarm = Alarm(self, self._tick)
@@ -131,8 +133,9 @@ class MemberNode(Process):
 
 
 class MemberCrowd(Crowd[MemberNode]):
-    def __init__(self, plan: Plan, *, observed: bool) -> None:
+    def __init__(self, plan: Plan, *, observed: bool, interval_s: float = 0.0) -> None:
         super().__init__(plan)
+        self.interval_s = interval_s
         self.violation: Violation | None = None
         self._observed = observed
         self._observers = set(range(min(OBSERVERS, plan.nodes)))
@@ -271,8 +274,9 @@ class MemberOutcome:
     counts: dict[str, int]
 
 
-def run_membership(plan: Plan, *, observed: bool) -> MemberOutcome:
-    crowd = MemberCrowd(plan, observed=observed)
+def run_membership(plan: Plan, *, observed: bool, interval_s: float = 0.0) -> MemberOutcome:
+    """`interval_s`: how often nodes look for lost ones; 0: at once."""
+    crowd = MemberCrowd(plan, observed=observed, interval_s=interval_s)
     for fault in plan.faults:
         if fault.kind == "pause":
             crowd.world.at(fault.at_s, crowd.note_pause, fault.node, fault.lasts_s)

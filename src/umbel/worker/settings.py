@@ -63,7 +63,7 @@ class WorkerSettings:
     without_mingle: bool = False
     mingle_wait_s: float = 1.0
     without_gossip: bool = False
-    gossip_interval_s: float = 5.0
+    gossip_interval_s: float | None = None
     gossip_mode: GossipMode = GossipMode.AUTO
     grace_s: float = 30.0
     soft_grace_s: float = 5.0

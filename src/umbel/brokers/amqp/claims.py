@@ -43,7 +43,7 @@ class Owner:
         self.deadline = deadline
         self.is_new = True  # and was not told so
         self.consumers: dict[str, Consumer] = {}
-        self.turn = 0
+        self.turn = -1  # the place of the queue that was served last
         self.lock = asyncio.Lock()
 
 
@@ -234,15 +234,8 @@ class Claims:
                 taken += [(only, arrived) for arrived in only.take(priority, limit - len(taken))]
             return taken
         for priority in sorted({one for consumer in consumers for one in consumer.priorities}, reverse=True):
-            while len(taken) < limit:
-                found = len(taken)
-                for _ in consumers:
-                    owner.turn += 1
-                    consumer = consumers[owner.turn % len(consumers)]
-                    if len(taken) < limit:
-                        taken += [(consumer, arrived) for arrived in consumer.take(priority, 1)]
-                if len(taken) == found:
-                    break
+            while len(taken) < limit and (found := _next_in_turn(owner, consumers, priority)) is not None:
+                taken.append(found)
         return taken
 
     # -- waiting ---------------------------------------------------------------------------------
@@ -278,6 +271,18 @@ async def _for_queue(consumer: Consumer, asked: Awaitable[T]) -> T:
         return await asked
     except ChannelClosed as refused:
         raise QueueRefused(consumer.queue, refused) from None
+
+
+def _next_in_turn(
+    owner: Owner, consumers: Sequence[Consumer], priority: int
+) -> tuple[Consumer, Arrived] | None:
+    """From the first queue that has one, beginning after the queue that was served last."""
+    for place in range(owner.turn + 1, owner.turn + 1 + len(consumers)):
+        consumer = consumers[place % len(consumers)]
+        for arrived in consumer.take(priority, 1):
+            owner.turn = place % len(consumers)
+            return consumer, arrived
+    return None
 
 
 _NEVER = object()

@@ -3,8 +3,12 @@
 RabbitMQ has no way to read a queue without taking from it. Whoever looks holds the messages for a
 moment, and they go back to their places when the channel closes; meanwhile another reader sees
 fewer, and RabbitMQ marks them as redelivered.
+
+Letters are requeued in portions: one portion is published, confirmed and acknowledged before the next
+is taken. Where the connection ends in between, the letters of one portion at most are sent twice.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 from umbel.brokers.amqp import outbox, topology
@@ -14,32 +18,57 @@ from umbel.brokers.amqp.link import Channel, Link
 from umbel.brokers.amqp.records import Start, encode_record
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.amqp.table import decode_properties
-from umbel.brokers.interface import DEAD_LETTER_PEEK_MAX, DeadLetter, Delivery
+from umbel.brokers.interface import DeadLetter, Delivery
+from umbel.errors import BrokerRefused
 from umbel.protocol.trust import is_replayed
 from umbel.wire.message import Outgoing
 from umbel.wire.signing import Keyring
 
-_PAGE = 100
+PORTION = 100
+RETURN_S, LOOK_AGAIN_S = 10.0, 0.02
 
 
 async def look(link: Link, queue: str, limit: int) -> tuple[list[Incoming], Channel]:
     """Up to `limit` messages of a queue, held until the channel is given to `put_back`."""
     channel, found = await link.channel(), list[Incoming]()
     while len(found) < limit:
-        asked = [
-            channel.ask(Method.BASIC_GET, 0, queue, False) for _ in range(min(_PAGE, limit - len(found)))
-        ]
-        answers = [await channel.answer(future) for future in asked]
-        got = [answer for answer in answers if answer.method == Method.BASIC_GET_OK]
+        wanted = min(PORTION, limit - len(found))
+        got = await _get(channel, queue, wanted)
         found += got
-        if len(got) < len(answers):
+        if len(got) < wanted:
             break
     return found, channel
 
 
-async def put_back(channel: Channel) -> None:
+async def put_back(session: Session, channel: Channel, queue: str, held: int) -> None:
+    """What the channel holds goes back to its places.
+
+    RabbitMQ takes a time that grows with the square of their number to put messages back that are named
+    to it (38 s for 10,000, in which the queue answers nobody), and next to none when their channel ends.
+    But then the queue hears of it a moment later.
+    """
+    if held > PORTION:
+        await channel.close()
+        await _wait_returned(session, queue, held)
+        return
     channel.send(encode_method(channel.number, Method.BASIC_NACK, 0, True, True))
     await channel.close()
+
+
+async def _get(channel: Channel, queue: str, limit: int) -> list[Incoming]:
+    asked = [channel.ask(Method.BASIC_GET, 0, queue, False) for _ in range(limit)]
+    answers = [await channel.answer(future) for future in asked]
+    return [answer for answer in answers if answer.method == Method.BASIC_GET_OK]
+
+
+async def _wait_returned(session: Session, queue: str, held: int) -> None:
+    """For a while only: somebody else may take them at once."""
+    ends = asyncio.get_running_loop().time() + RETURN_S
+    while asyncio.get_running_loop().time() < ends:
+        waiting, consumers = await session.look_at(queue)
+        if waiting >= held or consumers:
+            return
+        await asyncio.sleep(LOOK_AGAIN_S)
 
 
 async def peek(session: Session, queue: str, limit: int) -> list[Delivery]:
@@ -59,7 +88,7 @@ async def peek(session: Session, queue: str, limit: int) -> list[Delivery]:
         if not redelivered:
             session.claims.remember_unrun(message.correlation_id)
         here.append(Delivery("", queue, message, 0, redelivered or mark.ran))
-    await put_back(channel)
+    await put_back(session, channel, queue, len(found))
     return here
 
 
@@ -68,36 +97,77 @@ async def dead_letters(session: Session, limit: int) -> list[DeadLetter]:
         return []
     found, channel = await look(session.link, topology.DEAD, limit)
     letters = [_letter(incoming) for incoming in found]
-    await put_back(channel)
+    await put_back(session, channel, topology.DEAD, len(found))
     return letters
 
 
 async def requeue(
     session: Session, letter_ids: Sequence[int | str], now: float, keyring: Keyring | None = None
 ) -> int:
-    """Publish the letters to their queues, then acknowledge them here; the rest goes back."""
-    if topology.DEAD not in await session.counts([topology.DEAD]):
-        return 0
-    wanted, count = set(letter_ids), 0
-    found, channel = await look(session.link, topology.DEAD, DEAD_LETTER_PEEK_MAX * 10)
-    for incoming in found:
-        letter = _letter(incoming)
-        if letter.letter_id not in wanted:
-            continue
+    """Publish the letters to their queues, then acknowledge them here; the rest goes back.
+
+    A letter that its queue refuses stays, and is told when the others are requeued.
+    """
+    left = (await session.counts([topology.DEAD])).get(topology.DEAD, 0)
+    requeuing = _Requeuing(session, await session.link.channel(), letter_ids)
+    try:
+        while left > 0 and requeuing.wanted:
+            found = await _get(requeuing.channel, topology.DEAD, min(PORTION, left))
+            await requeuing.portion(found, now, keyring)
+            left = left - len(found) if found else 0
+    finally:
+        await requeuing.end()
+    if requeuing.problems:
+        raise BrokerRefused(requeuing.summary(), places=[*requeuing.problems])
+    return requeuing.count
+
+
+class _Requeuing:
+    """What was requeued so far, what is held on the channel, and what was refused, by its place."""
+
+    def __init__(self, session: Session, channel: Channel, letter_ids: Sequence[int | str]) -> None:
+        self.channel = channel
+        self.wanted = {letter_id: place for place, letter_id in enumerate(letter_ids)}
+        self.problems: dict[int, str] = {}
+        self.count = 0
+        self._held = 0
+        self._session = session
+
+    async def portion(self, found: Sequence[Incoming], now: float, keyring: Keyring | None) -> None:
+        self._held += len(found)
+        chosen = [(one, letter) for one in found if (letter := _letter(one)).letter_id in self.wanted]
+        refused = await _send([letter for _, letter in chosen], self._session, now, keyring)
+        for number, (one, letter) in enumerate(chosen):
+            place = self.wanted.pop(letter.letter_id)
+            if number in refused:
+                self.problems[place] = refused[number]
+            else:
+                self.channel.send(encode_ack(self.channel.number, one.fields[0]))
+                self.count += 1
+                self._held -= 1
+
+    async def end(self) -> None:
+        if self.channel.error is None:
+            await put_back(self._session, self.channel, topology.DEAD, self._held)
+
+    def summary(self) -> str:
+        first = next(iter(self.problems.values()))
+        return f"{self.count} requeued, {len(self.problems)} refused: {first}"
+
+
+async def _send(
+    letters: Sequence[DeadLetter], session: Session, now: float, keyring: Keyring | None
+) -> dict[int, str]:
+    """Publish one portion; those that were refused, by their places, and why."""
+    posts: list[outbox.Post] = []
+    for letter in letters:
         outgoing = Outgoing(letter.queue, letter.message)
         if keyring is not None and not is_replayed(letter.reason):
             outgoing = keyring.renewed(outgoing, now)
         fresh = Start(letter.queue, letter.message.correlation_id, 0)
-        await session.send(
-            [
-                outbox.entry(topology.STARTS, encode_record(fresh)),
-                outbox.task(outgoing, now),
-            ]
-        )
-        channel.send(encode_ack(channel.number, incoming.fields[0]))
-        count += 1
-    await put_back(channel)
-    return count
+        posts += [outbox.entry(topology.STARTS, encode_record(fresh)), outbox.task(outgoing, now)]
+    refused = await session.try_send(posts)
+    return {place // 2: why for place, why in refused.items()}
 
 
 def _letter(incoming: Incoming) -> DeadLetter:

@@ -146,6 +146,14 @@ class Session:
         await asyncio.gather(*map(probe, names))
         return found
 
+    async def look_at(self, queue: str) -> tuple[int, int]:
+        """How many messages wait in the queue, which is there, and how many consume it."""
+        channel = await self.link.channel()
+        method, fields = topology.passive(queue)
+        _, waiting, consumers = (await channel.call(method, *fields)).fields
+        await channel.close()
+        return waiting, consumers
+
     async def purge(self, queue: str) -> int:
         channel = await self.link.channel()
         count: int = (await channel.call(Method.QUEUE_PURGE, 0, queue, False)).fields[0]

@@ -31,16 +31,16 @@ local function release(prefix, queue, now)
 end
 
 -- What the server handed to an owner and the owner has not adopted goes back, first in line: how many, and
--- how many stay because nobody takes them.
+-- how many stay because nobody takes them. The newest, at the head, goes first: the next one goes before it.
 local function unhand(prefix, owner, ran, now)
   local list = redis.pcall('HGET', prefix .. 'umbel.handing', owner)
   local handed = prefix .. 'umbel.handed.' .. owner
   local count = type(list) == 'string' and try('LLEN', handed) or 0
   for i = 1, count do
-    if not push_or_bury(prefix, 'RPUSH', list, remember(redis.call('LINDEX', handed, -1), 0, ran), now) then
+    if not push_or_bury(prefix, 'RPUSH', list, remember(redis.call('LINDEX', handed, 0), 0, ran), now) then
       return i - 1, count - i + 1
     end
-    redis.call('RPOP', handed)
+    redis.call('LPOP', handed)
   end
   return count, 0
 end

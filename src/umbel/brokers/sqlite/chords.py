@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from umbel.brokers.interface import Refused
-from umbel.brokers.sqlite import messages, waiters
+from umbel.brokers.sqlite import dead_letters, waiters
 from umbel.brokers.sqlite.store import Store
 from umbel.wire.message import Outgoing
 
@@ -50,7 +50,7 @@ class ChordStore:
             ended = db.execute("UPDATE chords SET done = 1 WHERE group_id = ? AND NOT done", (group_id,))
             if not ended.rowcount:
                 return ()
-            queues, refused = messages.insert_or_bury(db, batch, self._store.clock.wall_s())
+            queues, refused = dead_letters.insert_or_bury(db, batch, self._store.clock.wall_s())
             db.execute("DELETE FROM chord_parts WHERE group_id = ?", (group_id,))
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self._store.poke(awake)

@@ -13,10 +13,10 @@ from umbel.brokers.refusals import log_refused
 from umbel.brokers.sqlite import (
     chords,
     coordination,
+    dead_letters,
     event_log,
     fanout,
     marks,
-    messages,
     results,
     revokes,
     signatures,
@@ -240,7 +240,7 @@ class ClusterStore:
                 return False
             if data is not None:
                 coordination.put_lease(db, name, replace(record, data=data))
-            queues, refused = messages.insert_or_bury(db, batch, now.wall_s)
+            queues, refused = dead_letters.insert_or_bury(db, batch, now.wall_s)
             awake = waiters.addresses(db, map(waiters.queue, queues))
         self._store.poke(awake)
         log_refused(refused)

@@ -6,8 +6,8 @@ At the limit the oldest makes room, and `dead_letters_dropped` in `meta` counts 
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-from umbel.brokers.interface import DeadLetter
-from umbel.brokers.sqlite import messages, meta, rows
+from umbel.brokers.interface import DeadLetter, Refused
+from umbel.brokers.sqlite import messages, meta, refusals, rows
 from umbel.protocol.trust import is_replayed
 from umbel.wire.message import Outgoing
 from umbel.wire.signing import Keyring
@@ -24,6 +24,37 @@ def bury(db: sqlite3.Connection, reasons: Mapping[int, str], now_s: float) -> No
         [(reason, now_s, number) for number, reason in reasons.items()],
     )
     _make_room(db)
+
+
+def bury_refused(db: sqlite3.Connection, refused: Sequence[Refused], now_s: float) -> None:
+    """Make dead letters of the messages among these that can be written at all."""
+
+    def put(one: Refused) -> None:
+        if isinstance(one.part, Outgoing):
+            queue, priority, message = messages.row(one.part)
+            db.execute(
+                """INSERT INTO dead_letters (queue, priority, starts, reason, buried_at, message)
+                   VALUES (?, ?, 0, ?, ?, ?)""",
+                (queue, priority, one.reason, now_s, message),
+            )
+
+    refusals.apply_each(db, refused, put)
+    _make_room(db)
+
+
+def insert_or_bury(
+    db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float
+) -> tuple[set[str], list[Refused]]:
+    """As `messages.insert`, one by one; what SQLite refuses goes to the dead letters."""
+    grown: set[str] = set()
+
+    def put(one: Outgoing) -> None:
+        grown.update(messages.insert(db, [one], now_s))
+
+    refused = [Refused(part, why) for part, why in refusals.apply_each(db, batch, put)]
+    if refused:
+        bury_refused(db, refused, now_s)
+    return grown, refused
 
 
 def read(db: sqlite3.Connection, limit: int) -> list[DeadLetter]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from umbel.brokers.interface import Delivery, Refused, Tag
-from umbel.brokers.sqlite import meta, refusals, rows
+from umbel.brokers.interface import Delivery, Tag
+from umbel.brokers.sqlite import meta, rows
 from umbel.wire.message import Message, Outgoing, unreadable
 
 PRIORITY_MAX = 9
@@ -68,40 +68,6 @@ def insert(db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float) -> s
     elif many_unfiled(first, last):
         file(db)
     return {queue for queue, _, _ in new}
-
-
-def insert_or_bury(
-    db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float
-) -> tuple[set[str], list[Refused]]:
-    """As `insert`, one by one; what SQLite refuses goes to the dead letters."""
-    grown: set[str] = set()
-
-    def put(one: Outgoing) -> None:
-        grown.update(insert(db, [one], now_s))
-
-    refused = [Refused(part, why) for part, why in refusals.apply_each(db, batch, put)]
-    bury(db, refused, now_s)
-    return grown, refused
-
-
-def bury(db: sqlite3.Connection, refused: Sequence[Refused], now_s: float) -> None:
-    """Make dead letters of the messages among these that can be written at all."""
-
-    def put(one: Refused) -> None:
-        if isinstance(one.part, Outgoing):
-            db.execute(
-                """INSERT INTO dead_letters (queue, priority, starts, reason, buried_at, message)
-                   VALUES (?, ?, 0, ?, ?, ?)""",
-                (
-                    one.part.queue,
-                    _in_range(one.part.message.priority),
-                    one.reason,
-                    now_s,
-                    encode(one.part.message),
-                ),
-            )
-
-    refusals.apply_each(db, refused, put)
 
 
 def _insert_slips(

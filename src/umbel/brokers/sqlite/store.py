@@ -193,7 +193,7 @@ class Store:
                 signatures.end(db, self._holding.marks_ended(batch, judged.conflicts))
             if part_by_part:
                 refused = self._put_results(db, judged.results, now_s)
-                sent, unsent = messages.insert_or_bury(db, judged.follow_ups, now_s)
+                sent, unsent = dead_letters.insert_or_bury(db, judged.follow_ups, now_s)
                 refused += unsent
             else:
                 results.store(db, judged.results, now_s, now_s + self.settings.result_expires_s)
@@ -217,7 +217,7 @@ class Store:
 
     def bury(self, refused: Sequence[Refused]) -> None:
         with self.database.write(durable=True) as db:
-            messages.bury(db, refused, self.clock.wall_s())
+            dead_letters.bury_refused(db, refused, self.clock.wall_s())
 
     def store_results(self, batch: Sequence[StoredResult]) -> None:
         """BrokerRefused: some cannot be stored, the others are."""

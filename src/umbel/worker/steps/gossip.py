@@ -75,6 +75,7 @@ ASKING_MAX = 200
 NEWCOMERS_ASKED_MAX = 100  # of these; the rest is for suspects
 ASKED_AT_ONCE = 32
 PROBE_TIMEOUT_S = 2.0
+REVIEW_S = 5.0
 # Celery's nodes do not move their clocks by these, and an election's order rests on that.
 CLOCKLESS = frozenset({"worker-elect", "worker-elect-ack"})
 
@@ -96,7 +97,12 @@ class Gossip(Step):
         mingle.members = self._introductions
         identity = context.identity
         run = (identity.node, identity.incarnation, identity.pid)
-        self._machine = Membership(*run, uniform, observing=False)  # until it hears something
+        self._machine = Membership(
+            *run,
+            uniform,
+            observing=False,  # until it hears something
+            interval_s=context.settings.gossip_interval_s or 0.0,
+        )
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
         self._listeners: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         self._watchers: list[Callable[[Change], None]] = []
@@ -201,7 +207,7 @@ class Gossip(Step):
                 await self._seat.review(self._group, self._names())
             else:
                 await self._seat.leave()
-            await asyncio.sleep(self._context.settings.gossip_interval_s)
+            await asyncio.sleep(self._context.settings.gossip_interval_s or REVIEW_S)
 
     def _names(self) -> list[str]:
         """Our nodes that are there; Celery's observe for themselves."""
