@@ -47,6 +47,7 @@ def test_no_input_ends_a_worker_or_costs_a_neighbour(broker: str, tmp_path: Path
         delivering = delivering_to(where.broker, where.backend)
         with Stranger(where.broker, delivering, []) as stranger:
             cluster.start_worker("w1", "-c", "2")
+            assert cluster.app.AsyncResult("nothing").state == "PENDING"  # makes the tables of results
             Fuzzing(broker, cluster, delivering, stranger).run()
         assert cluster.stop_worker("w1") == 0
 

@@ -223,6 +223,8 @@ def judge_verdicts(tally: Tally, killer: Killer, folder: Path) -> None:
     all_last = set[int]().union(*last_started.values())
     charged_to = Counter[int]()
     for one in lost.values():
+        if one.timed_out and not one.ran:  # its hard limit passed before its child began it
+            continue
         assert one.ran and one.started, f"{one} had not started, or had ended before"
         if one.timed_out:
             continue

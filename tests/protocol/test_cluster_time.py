@@ -91,3 +91,23 @@ def test_so_many_voices_are_kept_and_no_more() -> None:
     for number in range(VOICES_MAX + 5):
         machine.hear_peer(f"n{number}", TRUE_S, at(0.0))
     assert machine.judge(at(0.0)).voices == VOICES_MAX + 1
+
+
+def test_where_everybody_says_something_else_the_own_clock_is_trusted() -> None:
+    machine, now = ClusterTime(), at(100.0)
+    for number in range(1, 20):
+        machine.hear_peer(f"made-up{number}", number * 1e6, now)
+    judged = machine.judge(now)
+    assert (judged.offset_s, judged.source, judged.disagreeing) == (0.0, OWN, True)
+
+
+def test_who_is_no_member_has_no_voice() -> None:
+    machine, now = ClusterTime(), at(100.0)
+    for number in range(20):
+        machine.hear_peer(f"made-up{number}", 1.0, now)
+    for node in ("b", "c"):
+        machine.hear_peer(node, now.wall_s, now)
+    assert machine.judge(now).offset_s < -TRUE_S / 2
+    machine.forget_all_but({"b", "c", "d"})
+    judged = machine.judge(now)
+    assert (judged.offset_s, judged.source, judged.voices) == (0.0, PEERS, 3)

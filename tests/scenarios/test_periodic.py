@@ -89,7 +89,7 @@ def test_a_paused_task_is_not_sent_and_one_that_is_run_by_hand_is(
         cluster.umbel("schedule", "resume", "beat")
         wait_until(lambda: len(_ran(journal)) > 1, deadline_s=20, what="a slot after the pause")
         unknown = cluster.umbel("schedule", "pause", "beet", check=False)
-    assert unknown.returncode == 2 and "did you mean 'beat'" in unknown.stderr
+    assert unknown.returncode == 3 and "did you mean 'beat'" in unknown.stderr
 
 
 def _journal(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

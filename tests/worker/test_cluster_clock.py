@@ -9,6 +9,7 @@ import pytest
 
 from umbel.clock import offset_s
 from umbel.protocol.coordination import Instant
+from umbel.protocol.gossip_events import MemberState
 from umbel.worker.driver import instant
 from umbel.worker.steps import cluster_clock
 from umbel.worker.steps.cluster_clock import TOO_FEW, ClusterClock
@@ -30,6 +31,9 @@ class Nobody:
 
     def listen(self, event_type: str, callback: object) -> None:
         pass
+
+    def members(self) -> list[Any]:
+        return [SimpleNamespace(node=node, state=MemberState.ALIVE) for node in ("a@x", "b@x", "c@x")]
 
     def log_fields(self, **fields: Any) -> dict[str, Any]:
         return fields

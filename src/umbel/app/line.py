@@ -61,7 +61,7 @@ class Line:
         broker = self._make_broker()
         try:
             await broker.open()
-        except BrokerError:
+        except (BrokerError, asyncio.CancelledError):
             await broker.close()
             raise
         self._broker = broker
@@ -85,6 +85,9 @@ class Line:
         self._thread.join(CLOSE_S)
 
     async def _close(self) -> None:
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         if self._broker is not None:
             await self._broker.close()
 

@@ -1,9 +1,10 @@
 """ClusterTime: what time it is in the cluster, when this node's wall clock may be wrong.
 
 A store that has a clock of its own (Redis) decides. Otherwise the clocks of the nodes that were heard
-vote, this node's among them, and the median holds: as long as fewer than half of them are wrong, it lies
-between two that are right. Two clocks that differ cannot tell which is wrong, so a vote takes three; with
-fewer, the node trusts its own clock and says so.
+vote, this node's among them, and the median holds, if more than half of them agree with it: as long as
+fewer than half of them are wrong, it lies between two that are right. Two clocks that differ cannot tell
+which is wrong, so a vote takes three. With fewer, or where everybody says something else, the node trusts
+its own clock and says so.
 
 Every voice is kept as its distance from this node's boot clock, which never jumps. So a wall clock that is
 set, here, changes one vote and nothing else; that it was set is reported.
@@ -13,7 +14,7 @@ here. Clocks that agree within TOLERANCE_S are left alone; what is due is right 
 of nodes that are not heard for SILENT_S are dropped: clocks drift, and nodes leave.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from math import inf
 from statistics import median
 
@@ -21,6 +22,7 @@ from umbel.protocol.coordination import Instant
 from umbel.protocol.value import Value
 
 TOLERANCE_S = 2.0
+AGREEING_S = 10.0  # from the median; heartbeats may be late
 SILENT_S = 120.0
 VOICES_MIN = 3
 VOICES_MAX = 1000  # further ones are not heard: so many are enough
@@ -51,6 +53,11 @@ class ClusterTime:
         if node in self._peers or len(self._peers) < VOICES_MAX:
             self._peers[node] = (at_s - now.boot_s, now.boot_s)
 
+    def forget_all_but(self, nodes: Container[str]) -> None:
+        """Whoever is no member has no voice: names that somebody made up must not outvote the nodes."""
+        for node in [one for one in self._peers if one not in nodes]:
+            del self._peers[node]
+
     def judge(self, now: Instant) -> Judged:
         own = now.wall_s - now.boot_s
         stepped_s = 0.0 if self._own is None else own - self._own
@@ -60,8 +67,8 @@ class ClusterTime:
         voices = len(heard) + 1
         if self._store is not None and now.boot_s - self._store[1] < SILENT_S:
             distance, source = self._store[0], STORE
-        elif voices >= VOICES_MIN:
-            distance, source = median([own, *heard]), PEERS
+        elif (voted := _vote([own, *heard])) is not None:
+            distance, source = voted, PEERS
         else:
             distance, source = own, OWN
         offset_s = distance - own
@@ -76,6 +83,12 @@ class ClusterTime:
     def _forget_silent(self, now: Instant) -> None:
         for node in [one for one, (_, at) in self._peers.items() if now.boot_s - at >= SILENT_S]:
             del self._peers[node]
+
+
+def _vote(distances: Sequence[float]) -> float | None:
+    middle = median(distances)
+    agreeing = sum(abs(one - middle) <= AGREEING_S for one in distances)
+    return middle if len(distances) >= VOICES_MIN and 2 * agreeing > len(distances) else None
 
 
 def _furthest(distances: Iterable[float], own: float) -> float:

@@ -5,10 +5,12 @@ order in which they are to be performed. The shell around it owns the clock, the
 processes. Because step() neither waits nor fails, one caller at a time is all the locking needed.
 """
 
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from umbel.protocol.coordination import Instant
 from umbel.protocol.value import Value
+
+if TYPE_CHECKING:  # children know machines and no store
+    from umbel.protocol.coordination import Instant
 
 EventT_contra = TypeVar("EventT_contra", contravariant=True)
 EffectT = TypeVar("EffectT")
@@ -26,6 +28,6 @@ class ClusterMachine(Protocol[EventT_contra, EffectT]):
         """When the machine wants a Tick, as `Instant.boot_s`; None for never."""
         ...
 
-    def step(self, event: EventT_contra | Tick, now: Instant) -> list[EffectT]:
+    def step(self, event: EventT_contra | Tick, now: "Instant") -> list[EffectT]:
         """Take one event and return what is to be done, in order. Never blocks, never raises."""
         ...

@@ -11,6 +11,7 @@ from typing import Any
 from umbel import clock
 from umbel.errors import BrokerError
 from umbel.protocol.cluster_time import OWN, ClusterTime, Judged
+from umbel.protocol.gossip_events import MemberState
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.driver import instant
@@ -39,6 +40,8 @@ class ClusterClock(Step):
         self._judged = Judged(0.0, "", 1)
         self._said = ""
         self._tasks = tasks
+        self._gossip = gossip
+        self._members: frozenset[str] = frozenset()  # who has a voice, as of the last look
         mingle.told_time = self._answered
         for event_type in TELLING:
             gossip.listen(event_type, self._heard)
@@ -58,7 +61,9 @@ class ClusterClock(Step):
         self._judge()
 
     def _heard(self, event: dict[str, Any]) -> None:
-        self._hear(event.get("hostname"), event.get("timestamp"))
+        node = event.get("hostname")
+        if isinstance(node, str) and node in self._members:
+            self._hear(node, event.get("timestamp"))
 
     def _hear(self, node: object, at_s: object) -> None:
         if not isinstance(node, str) or node == self._context.identity.node:
@@ -74,9 +79,17 @@ class ClusterClock(Step):
             if loop.time() - read_at >= STORE_EVERY_S:
                 read_at = loop.time()
                 await self._read_store()
+            self._members = self._alive()
+            is_settled = loop.time() - began >= SETTLED_S
+            if is_settled:
+                self._machine.forget_all_but(self._members)
             self._judge()
-            if loop.time() - began >= SETTLED_S:
+            if is_settled:
                 self._say_alone()
+
+    def _alive(self) -> frozenset[str]:
+        members = self._gossip.members()
+        return frozenset(one.node for one in members if one.state is MemberState.ALIVE)
 
     async def _read_store(self) -> None:
         try:
