@@ -297,7 +297,7 @@ def test_abandoned_messages_that_their_list_refuses_are_dead_letters(scripts: Sc
     assert scripts.run("abandon", PREFIX, ADA, 1, EPOCH) == 1
     assert [(letter["list"], letter["envelope"]) for letter in scripts.letters()] == [("P:q", "a")]
     scripts.hold(_1="b")
-    scripts.run("reconcile", PREFIX, ADA, 0)
+    scripts.run("reconcile", PREFIX, ADA, "0.0", 0)
     assert [letter["envelope"] for letter in scripts.letters()] == ["a", "b"]
 
 
@@ -305,11 +305,11 @@ def test_reconciling_names_what_is_missing_and_returns_what_nobody_knows(scripts
     scripts.hold(_1="held", _2="settling", _3='{"stray": 1}')
     scripts.ask("HSET", f"umbel.inflight.{ADA}", "n.5:1:P:q", "of a claim under way")
     under_way = ("n.5", "n.1:2:P:q")
-    reply = scripts.run("reconcile", PREFIX, ADA, 2, *under_way, "n.1:8:P:q", "n.1:1:P:q", "n.1:9:P:q")
+    reply = scripts.run("reconcile", PREFIX, ADA, "0.0", 2, *under_way, "n.1:8:P:q", "n.1:1:P:q", "n.1:9:P:q")
     assert reply == [1, b"n.1:8:P:q", b"n.1:9:P:q"]
     assert scripts.waiting("q") == [b'{"umbel": {"redelivered": true}, "stray": 1}']
     assert set(scripts.held()) == {b"epoch", b"n.1:1:P:q", b"n.1:2:P:q", b"n.5:1:P:q"}
-    assert scripts.run("reconcile", PREFIX, ADA, 1, "n.1:9:P:q") == [3]
+    assert scripts.run("reconcile", PREFIX, ADA, "0.0", 1, "n.1:9:P:q") == [3]
     assert scripts.held() == {b"epoch": EPOCH.encode()}
 
 
@@ -323,7 +323,7 @@ _REVOKE = ("record", PREFIX, 10, "k", 4e9, "{}")
     [
         ("umbel.inflight.ada", "hash", "abandon", (PREFIX, ADA, 1)),
         ("umbel.generations", "hash", "abandon", (PREFIX, ADA, 1)),
-        ("umbel.inflight.ada", "hash", "reconcile", (PREFIX, ADA, 0)),
+        ("umbel.inflight.ada", "hash", "reconcile", (PREFIX, ADA, "0.0", 0)),
         ("umbel.inflight.ada", "hash", "adopt", _ADOPT),
         ("umbel.handed.ada", "list", "adopt", _ADOPT),
         ("umbel.generations", "hash", "claim", _CLAIM),
