@@ -35,6 +35,7 @@ _LATE_ACK = (
 )
 HOLD_S = topology.DELAY_STEPS_MS[0] / 1000
 BARRIERS_MAX = 4
+TIMER_S = 0.002  # timers of uvloop count whole milliseconds, and may come one too early
 
 
 class Arrived(msgspec.Struct, gc=False):
@@ -219,7 +220,7 @@ class Consumer:
                 self._on_arrival()
             else:
                 self.held += 1
-                asyncio.get_running_loop().call_later(wait_s, self._release_held, arrived)
+                asyncio.get_running_loop().call_later(wait_s + TIMER_S, self._release_held, arrived)
             return
         self._admit(arrived)
 
