@@ -27,7 +27,7 @@ from umbel.brokers.registry import open_broker
 from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, make_request
 from umbel.control.state import REVOKE_RETENTION_S
-from umbel.errors import BrokerUnavailable
+from umbel.errors import BrokerUnavailable, ElectionTimeout
 from umbel.protocol.pidbox import Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
 from umbel.wire.revoke import Revoke
@@ -137,6 +137,8 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
             try:
                 async with asyncio.timeout(left_s + TIDY_S if timeout > 0 else None):
                     return await hold_election(broker, asker, request, left_s)
+            except ElectionTimeout:
+                raise
             except TimeoutError:
                 raise BrokerUnavailable(f"the broker did not answer within {timeout:g} s") from None
 

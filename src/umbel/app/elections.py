@@ -84,6 +84,7 @@ async def hold_election(
     broker: Broker, asker: Asker, request: ElectionRequest, timeout_s: float
 ) -> ElectionOutcome:
     """Open it, tell our workers, and wait for how it ends; with no time to wait, only the first two."""
+    ends = asyncio.get_running_loop().time() + timeout_s
     key = election_key(NAMESPACE, request.election_id)
     record = await broker.coordination.open_election(key, request)
     known = record.request
@@ -99,12 +100,14 @@ async def hold_election(
     await asker.tell("election", arguments, destination=OURS)
     if timeout_s <= 0:
         return ElectionOutcome.of(record)
-    return await _until_closed(broker, asker, key, arguments, timeout_s)
+    try:
+        async with asyncio.timeout_at(ends):
+            return await _until_closed(broker, asker, key, arguments)
+    except TimeoutError:  # it is in the store, and goes on without us
+        raise ElectionTimeout.after(request.election_id, record.state, timeout_s) from None
 
 
-async def _until_closed(
-    broker: Broker, asker: Asker, key: str, arguments: dict[str, Any], timeout_s: float
-) -> ElectionOutcome:
+async def _until_closed(broker: Broker, asker: Asker, key: str, arguments: dict[str, Any]) -> ElectionOutcome:
     loop = asyncio.get_running_loop()
     began, pause_s, asked = loop.time(), POLL_FIRST_S, False
     while True:
@@ -113,17 +116,14 @@ async def _until_closed(
             raise ElectionError(f"the store has forgotten election {arguments['id']!r}")
         if record.state in CLOSED_STATES:
             return ElectionOutcome.of(record)
-        waited_s = loop.time() - began
-        if waited_s >= timeout_s:
-            raise ElectionTimeout.after(arguments["id"], record.state, timeout_s)
-        if record.state is ElectionState.OPEN and waited_s > ASK_AFTER_S and not asked:
+        if record.state is ElectionState.OPEN and loop.time() - began > ASK_AFTER_S and not asked:
             asked = True
             try:
                 refuse_unknown(arguments["topic"], await asker.ask("election", arguments, **ASKED))
             except UnknownTopic as error:
                 await _end_as_failed(broker, key, record.request, error)
                 raise
-        await asyncio.sleep(min(pause_s, timeout_s - waited_s))
+        await asyncio.sleep(pause_s)
         pause_s = min(POLL_MOST_S, pause_s * 1.5)
 
 

@@ -48,8 +48,9 @@ def follow(
 ) -> None:
     """Until stopped, or until all files that are there are in published tables. Hold the lock."""
     partials = Partials(lake)
-    partials.open()
-    partials.tidy()
+    with failing_as("the stream could not begin; start it again, it goes on where it was"):
+        partials.open()
+        partials.tidy()
     stopping = stop or threading.Event()
     is_first = True
     unreadable: list[Unreadable] = []
