@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from umbel.brokers.interface import Broker, BrokerSettings
-from umbel.errors import BrokerUnavailable
+from umbel.errors import BrokerUnavailable, ElectionTimeout
 
 if TYPE_CHECKING:
     from umbel.wire.signing import Keyring
@@ -54,6 +54,8 @@ def ask_in_time(
             async with asyncio.timeout_at(ends + SLACK_S):  # who keeps the time ends by itself
                 await broker.open()
                 return await question(broker, max(0.0, ends - asyncio.get_running_loop().time()))
+        except ElectionTimeout:
+            raise
         except TimeoutError:
             raise BrokerUnavailable(f"the broker gave no answer within {timeout_s:g} s") from None
         finally:
