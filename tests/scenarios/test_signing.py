@@ -187,6 +187,8 @@ def check_commands(cluster: Cluster) -> None:
     assert ["unsigned" in one["error"] for one in refused.values()] == [True] * workers
 
 
+# The contract of signatures holds all brokers to it; RabbitMQ has the most that could go wrong.
+@pytest.mark.parametrize("cluster", ["sqlite", "redis", "amqp"] if SOAK else ["amqp"], indirect=True)
 def test_a_worker_that_dies_stops_or_gives_back_loses_no_signed_task(cluster: Cluster) -> None:
     """Redelivery keeps the signature, retries renew it, and what is sent again after its ack is renewed."""
     home, tasks = str(cluster.home), cluster.app.tasks
