@@ -63,10 +63,10 @@ class ServerLink:
             if not self.loaded:
                 self._process.kill()  # it has no children yet, and while it imports the app it does not look
 
-    def dismiss(self) -> None:
-        """It has no children left and a successor: let it end, without waiting for it."""
+    def dismiss(self, then: Callable[["ServerLink"], None]) -> None:
+        """It has no children left and a successor: let it end; `then` is called when it has."""
         self.close()
-        self._await_end(lambda _: None)
+        self._await_end(then)
 
     async def ended(self) -> None:
         """Wait until the server, and so every descendant, is gone."""

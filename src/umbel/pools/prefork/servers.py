@@ -56,6 +56,7 @@ class ForkServers:
         self._current: ServerLink | None = None
         self._next: ServerLink | None = None  # it loads the app, and then takes over
         self._old: list[ServerLink] = []  # as many as there were reloads while old children work
+        self._dismissed: set[ServerLink] = set()  # they are about to end
         self._links: dict[int, tuple[ChildLink, ServerLink]] = {}  # by the child's key
 
     @property
@@ -92,7 +93,8 @@ class ForkServers:
 
     async def close(self) -> None:
         """End them all, and every descendant with them."""
-        everyone = [server for server in (self._current, self._next, *self._old) if server is not None]
+        servers = (self._current, self._next, *self._old, *self._dismissed)
+        everyone = [server for server in servers if server is not None]
         self._current = self._next = None
         self._old.clear()
         for server in everyone:
@@ -139,7 +141,8 @@ class ForkServers:
         in_use = {id(server) for _, server in self._links.values()}
         for server in [one for one in self._old if id(one) not in in_use]:
             self._old.remove(server)
-            server.dismiss()
+            self._dismissed.add(server)
+            server.dismiss(self._dismissed.discard)
 
     def _on_lost(self, server: ServerLink) -> None:
         reason = server.reason()
