@@ -313,6 +313,14 @@ def test_reconciling_names_what_is_missing_and_returns_what_nobody_knows(scripts
     assert scripts.held() == {b"epoch": EPOCH.encode()}
 
 
+def test_what_was_claimed_since_the_comparison_was_asked_for_stays_claimed(scripts: Scripts) -> None:
+    key = f"umbel.inflight.{ADA}"
+    for field in ("ab.9:1:P:q", "ab.f:1:P:q", "ab.10:1:P:q", "cd.ff:1:P:q"):  # numbers are in hex
+        scripts.ask("HSET", key, field, f'{{"of": "{field[:5]}"}}')
+    assert scripts.run("reconcile", PREFIX, ADA, "ab.f", 0) == [3]
+    assert set(scripts.held()) - {b"epoch"} == {b"ab.10:1:P:q"}
+
+
 _CLAIM = (PREFIX, ADA, LEASE_S, EPOCH, 1, 10, 0, 10, "q")
 _ADOPT = (PREFIX, ADA, LEASE_S, EPOCH, "f", 1, "x")
 _REVOKE = ("record", PREFIX, 10, "k", 4e9, "{}")
