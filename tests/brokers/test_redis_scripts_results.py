@@ -313,6 +313,7 @@ def test_a_key_of_an_election_of_another_type_is_named(scripts: Scripts, key: st
         ("claim", (PREFIX, ADA, LEASE_S, EPOCH, 1, 10, 0, 10, "q")),
         ("abandon", (PREFIX, ADA, 4, EPOCH)),
         ("reconcile", (PREFIX, ADA, "0.0", 0)),
+        ("spend", (PREFIX, "m", ADA, "n.2:1:P:q", 1000)),
         ("adopt", (PREFIX, ADA, LEASE_S, EPOCH, "n.2:1:P:q", 6, "handed")),
         *(("owners", (verb, PREFIX, LEASE_S, ADA, 0)) for verb in ("renew", "forget", "unpark", "reap")),
     ],

@@ -81,7 +81,7 @@ SUBJECTS = (
             ),
             ((*_SCRIPTS, *_SETTLE), ("marks",)),
             (_SETTLE, ("settle",)),
-            (("brokers/test_redis.py",), ("spend",)),  # with the contract of signatures
+            ((*_SCRIPTS, "brokers/test_redis.py"), ("spend",)),  # with the contract of signatures
             (_SCRIPTS, ("depths", "publish", "bury", "requeue", "revoke", "event_log", "unique", "askers")),
             ((*_SCRIPTS, "backends/test_redis.py"), ("results", "store", "chord")),
             (

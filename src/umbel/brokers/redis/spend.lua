@@ -8,7 +8,7 @@ for i = 2, #ARGV, 4 do
   local key, owner, field = prefix .. 'umbel.signature.' .. ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local user = need('string', 'GET', key)
   local is_free = not user
-  if user and user ~= '' then
+  if user then -- empty when its message has ended: then there is no holder
     local holder, held = string.match(user, '^(.-)\n(.*)$')
     is_free = holder and redis.call('HEXISTS', prefix .. 'umbel.inflight.' .. holder, held) == 0
   end
