@@ -91,3 +91,9 @@ def test_a_child_is_weighed_when_its_job_ends_unless_that_was_done_a_moment_ago(
         if looks[-1][0]:
             wear.weighed(child, now)
     assert looks == [(True, None), (False, pytest.approx(1.05)), (True, None)]
+
+
+def test_a_child_within_its_limits_stays() -> None:
+    wear, child = Wear(SlotSettings(children=1)), child_with()
+    assert (wear.worn_out(child), wear.too_heavy(1), wear.far_too_heavy(1)) == ("", "", "")
+    assert wear.is_to_be_weighed(child, 1.0) is False
