@@ -5,7 +5,6 @@ arguments or options, the call is sent anew with all that its message said, and 
 """
 
 from collections.abc import Mapping, Sequence
-from time import time
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from umbel.app.options import PRIORITY_MAX
 from umbel.app.request import Request
 from umbel.app.send_options import SendOptions
+from umbel.clock import cluster_now
 from umbel.wire.call import encode_headers
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.signing import Keyring
@@ -46,7 +46,7 @@ def next_attempt(
     )
     again = msgspec.structs.replace(message, headers=encode_headers(headers, call.extra))
     outgoing = Outgoing(queue, again, due)
-    return outgoing if keyring is None else keyring.sign_task(outgoing, time())
+    return outgoing if keyring is None else keyring.sign_task(outgoing, cluster_now())
 
 
 def changed_attempt(

@@ -27,7 +27,7 @@ from umbel.brokers.registry import open_broker
 from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, make_request
 from umbel.control.state import REVOKE_RETENTION_S
-from umbel.errors import BrokerUnavailable, ElectionTimeout
+from umbel.errors import BrokerUnavailable
 from umbel.protocol.pidbox import Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
 from umbel.wire.revoke import Revoke
@@ -134,12 +134,13 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
             began = monotonic()
             broker, asker = await line.opened(timeout or WAIT_S)
             left_s = max(0.0, timeout - (monotonic() - began)) if timeout > 0 else timeout
+            limit = asyncio.timeout(left_s + TIDY_S if timeout > 0 else None)
             try:
-                async with asyncio.timeout(left_s + TIDY_S if timeout > 0 else None):
+                async with limit:
                     return await hold_election(broker, asker, request, left_s)
-            except ElectionTimeout:
-                raise
             except TimeoutError:
+                if not limit.expired():  # the election's own
+                    raise
                 raise BrokerUnavailable(f"the broker did not answer within {timeout:g} s") from None
 
         return line.wait_for(hold(), timeout + SLACK_S)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.protocol.outage import LinkChange
+from umbel.protocol.outage import Closed, LinkChange, LinkLost, LinkRestored
 from umbel.wire.control import REQUEST_EXCHANGE
 
 MAIN, MAILBOX, EVENTS = "main", "mailbox", "events"
@@ -39,3 +39,31 @@ def link_of(exchange: str) -> str:
 
 def unheard(change: LinkChange) -> None:
     """Nobody wants to know."""
+
+
+class LinkWatch:
+    """Tells once that a link was lost, and once that it is restored or given up. Nameless, it is silent."""
+
+    def __init__(
+        self, name: str, on_link: Callable[[LinkChange], None], *, ends_claims: bool = False
+    ) -> None:
+        self.is_lost = False
+        self._name = name
+        self._on_link = on_link
+        self._ends_claims = ends_claims
+
+    def lost(self, why: str) -> None:
+        if self._name and not self.is_lost:
+            self.is_lost = True
+            self._on_link(LinkLost(self._name, why, self._ends_claims))
+
+    def restored(self) -> None:
+        self._end(LinkRestored)
+
+    def given_up(self) -> None:
+        self._end(Closed)
+
+    def _end(self, how: type[LinkRestored] | type[Closed]) -> None:
+        if self.is_lost:
+            self.is_lost = False
+            self._on_link(how(self._name))

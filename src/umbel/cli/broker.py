@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from umbel.brokers.interface import Broker, BrokerSettings
-from umbel.errors import BrokerUnavailable, ElectionTimeout
+from umbel.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
     from umbel.wire.signing import Keyring
@@ -50,13 +50,14 @@ def ask_in_time(
     async def ask() -> T:
         ends = asyncio.get_running_loop().time() + timeout_s
         broker = open_broker(replace(settings, connect_timeout_s=timeout_s))
+        limit = asyncio.timeout_at(ends + SLACK_S)
         try:
-            async with asyncio.timeout_at(ends + SLACK_S):  # who keeps the time ends by itself
+            async with limit:  # who keeps the time ends by itself
                 await broker.open()
                 return await question(broker, max(0.0, ends - asyncio.get_running_loop().time()))
-        except ElectionTimeout:
-            raise
         except TimeoutError:
+            if not limit.expired():  # the question's own
+                raise
             raise BrokerUnavailable(f"the broker gave no answer within {timeout_s:g} s") from None
         finally:
             await _close(broker, ends)

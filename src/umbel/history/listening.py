@@ -16,6 +16,7 @@ from time import time
 import msgspec
 
 from umbel.brokers.interface import Broadcast, Broker
+from umbel.clock import cluster_now
 from umbel.errors import BrokerError
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.protocol.pidbox import Request
@@ -98,7 +99,7 @@ class Listening:
     async def _ask(self, destination: Sequence[str] | None) -> None:
         named = None if destination is None else tuple(name[:NODE_BYTES_MAX] for name in destination)
         request = Request("enable_events", {}, named)
-        headers, body = encode_request(request, 0, self._broker.keyring, time())
+        headers, body = encode_request(request, 0, self._broker.keyring, cluster_now())
         await self._broker.broadcast([Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=REQUEST_TTL_S)
 
     async def _listen(self) -> None:

@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from umbel.errors import BadMessage
-from umbel.protocol.trust import Doubt, Doubted, Proof, Signed
+from umbel.protocol.trust import Doubt, Doubted, Proof, Signed, is_replayed
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.values import UNREADABLE
 
@@ -77,6 +77,10 @@ class Keyring:
         if isinstance(proof, Doubted):
             return proof, message
         return proof, replace(message, headers=_with_signature(headers, str(claimed)))
+
+    def requeued(self, outgoing: Outgoing, reason: str, now: float) -> Outgoing:
+        """A dead letter as it goes back: signed anew, unless it was a copy."""
+        return outgoing if is_replayed(reason) else self.renewed(outgoing, now)
 
     def renewed(self, outgoing: Outgoing, now: float) -> Outgoing:
         """The message signed anew if it was ours to sign: the old signature holds, however old it is."""

@@ -89,9 +89,9 @@ class Admission:
         abilities, is_async = self._pool.abilities, held.run.rules.is_async
         if is_async and abilities.async_tasks:
             return f"this worker's pool cannot run `async def` tasks: {abilities.async_tasks}"
-        if held.limits == (None, None):
-            return ""
         hard, soft = held.limits
+        if hard is soft is None:
+            return ""
         reason = abilities.unenforceable(is_async=is_async, soft=soft is not None, hard=hard is not None)
         return reason and f"this worker's pool cannot enforce the message's time limit: {reason}"
 

@@ -83,21 +83,21 @@ class Endings:
 
     def bury_unreadable(self, delivery: Delivery, error: WireError) -> None:
         kind = "corrupt message" if isinstance(error, BadMessage) else "message refused"
-        self._counters.buried += 1
-        reason = _reason(f"{kind}: {error}")
-        self._settler.add(Bury(delivery.tag, reason), Outgoing(delivery.queue, delivery.message))
-        log.error("%s: buried", kind, extra={"queue": delivery.queue, "why": reason})
+        log.error("%s: buried", kind, extra=self._bury_unopened(delivery, f"{kind}: {error}"))
 
     def distrust(self, delivery: Delivery, doubted: Doubted) -> None:
         """Somebody sent it who may not, or sent it twice: nothing of it is believed."""
         name = doubted.doubt.value
         setattr(self._counters, name, getattr(self._counters, name) + 1)
+        about = self._bury_unopened(delivery, doubted.reason)
+        log.error("%s message; moved to the dead letters", name, extra=about)
+
+    def _bury_unopened(self, delivery: Delivery, why: str) -> dict[str, Any]:
+        """Nothing is known of it but its queue; what there is to log."""
         self._counters.buried += 1
-        reason = _reason(doubted.reason)
+        reason = _reason(why)
         self._settler.add(Bury(delivery.tag, reason), Outgoing(delivery.queue, delivery.message))
-        log.error(
-            "%s message; moved to the dead letters", name, extra={"queue": delivery.queue, "why": reason}
-        )
+        return {"queue": delivery.queue, "why": reason}
 
     def bury_faulty(
         self,

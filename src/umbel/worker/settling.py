@@ -14,12 +14,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from random import random
-from time import time
 
 import msgspec
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Ack, Broker, Bury, Refused, Return, Settled, Tag, Verdict
+from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from umbel.pools.guard import Raised, await_guarded
 from umbel.protocol.retry import reconnect_wait_s
@@ -97,7 +97,7 @@ class Settler:
     def resend(self, message: Outgoing) -> None:
         """Send a message once more that has ended for the broker, and so has used its signature."""
         keyring = self._broker.keyring
-        self.report((), [message if keyring is None else keyring.renewed(message, time())])
+        self.report((), [message if keyring is None else keyring.renewed(message, cluster_now())])
 
     def count_first(self, chord: Callable[[], Ending]) -> None:
         """Count a task in its chord before anything that is added from now on is settled."""

@@ -20,7 +20,6 @@ from umbel.brokers.amqp.session import Session
 from umbel.brokers.amqp.table import decode_properties
 from umbel.brokers.interface import DeadLetter, Delivery
 from umbel.errors import BrokerRefused
-from umbel.protocol.trust import is_replayed
 from umbel.wire.message import Outgoing
 from umbel.wire.signing import Keyring
 
@@ -162,8 +161,8 @@ async def _send(
     posts: list[outbox.Post] = []
     for letter in letters:
         outgoing = Outgoing(letter.queue, letter.message)
-        if keyring is not None and not is_replayed(letter.reason):
-            outgoing = keyring.renewed(outgoing, now)
+        if keyring is not None:
+            outgoing = keyring.requeued(outgoing, letter.reason, now)
         fresh = Start(letter.queue, letter.message.correlation_id, 0)
         posts += [outbox.entry(topology.STARTS, encode_record(fresh)), outbox.task(outgoing, now)]
     refused = await session.try_send(posts)

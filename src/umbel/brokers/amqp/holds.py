@@ -25,9 +25,9 @@ from umbel.brokers.amqp.location import Location
 from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.session import Session
 from umbel.brokers.evidence import Evidence
-from umbel.brokers.links import unheard
+from umbel.brokers.links import LinkWatch, unheard
 from umbel.errors import BrokerError, BrokerUnavailable
-from umbel.protocol.outage import LinkChange, LinkLost, LinkRestored
+from umbel.protocol.outage import LinkChange
 
 HOLDS = "leases"  # how the link is called
 HEARTBEATS_S = (1, 2, 4, 8, 16, 32, 60)
@@ -50,8 +50,8 @@ class Holds:
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
         self._name = name
-        self._on_link = on_link
-        self._is_lost = self._is_closed = False
+        self._watch = LinkWatch(HOLDS, on_link)
+        self._is_closed = False
         self._location: Location | None = None
         self._link: Link | None = None
         # Holds are given up on one channel, which nothing that is refused closes; and taken on others,
@@ -151,7 +151,7 @@ class Holds:
 
     async def reconnect(self) -> None:
         """If it was lost: whoever held something tries to take it again."""
-        if self._is_lost and self._location is not None:
+        if self._watch.is_lost and self._location is not None:
             async with self._lock:
                 await self._open(self._location)
 
@@ -168,9 +168,7 @@ class Holds:
                 location, timeout_s=self._timeout_s, heartbeat_s=self._heartbeat_s, name=self._name
             )
             self._location, self._link.on_end = location, self._note_ended
-            if self._is_lost:
-                self._is_lost = False
-                self._on_link(LinkRestored(HOLDS))
+            self._watch.restored()
         if self._channel is None or self._channel.error is not None:
             self._channel = await self._link.channel()
         return self._link
@@ -178,8 +176,7 @@ class Holds:
     def _note_ended(self, error: BrokerError) -> None:
         """A connection on which nothing was held is nobody's loss."""
         if self._held and not self._is_closed:
-            self._is_lost = True
-            self._on_link(LinkLost(HOLDS, str(error)))
+            self._watch.lost(str(error))
 
 
 @dataclass(slots=True)

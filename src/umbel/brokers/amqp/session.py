@@ -29,9 +29,9 @@ from umbel.brokers.amqp.records import (
 from umbel.brokers.amqp.refusals import ChannelClosed, QueueRefused
 from umbel.brokers.amqp.streams import Followed, Tails
 from umbel.brokers.interface import BrokerSettings, Replaced, Tag
-from umbel.brokers.links import MAIN, unheard
+from umbel.brokers.links import MAIN, LinkWatch, unheard
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
-from umbel.protocol.outage import LinkChange, LinkLost, LinkRestored
+from umbel.protocol.outage import LinkChange
 
 log = logging.getLogger("umbel.brokers.amqp")
 PROBES_AT_ONCE = 8
@@ -209,7 +209,8 @@ class Sessions:
         self._turns = cycle(self.locations)
         self._session: Session | None = None
         self._opening = asyncio.Lock()
-        self._closed = self._is_lost = False
+        self._watch = LinkWatch(MAIN, on_link, ends_claims=True)
+        self._closed = False
         self._channel_limits = True
 
     @property
@@ -228,20 +229,14 @@ class Sessions:
                 if session is not None and _LIMIT_REFUSED in str(session.link.error):
                     self._channel_limits = False
                 self._session = await self._open()
-                self._note_opened(self._session.link)
+                self._session.link.on_end = self._note_ended
+                self._watch.restored()
             assert self._session is not None
             return self._session
 
-    def _note_opened(self, link: Link) -> None:
-        link.on_end = self._note_ended
-        if self._is_lost:
-            self._is_lost = False
-            self.on_link(LinkRestored(MAIN))
-
     def _note_ended(self, error: BrokerError) -> None:
         if not self._closed:
-            self._is_lost = True
-            self.on_link(LinkLost(MAIN, str(error), ends_claims=True))
+            self._watch.lost(str(error))
 
     def _deleted(self, queue: str, claimed: set[Tag]) -> None:
         self.unknown |= claimed

@@ -20,9 +20,8 @@ from umbel.brokers.amqp.frames import Incoming, Method, encode_ack
 from umbel.brokers.amqp.link import Channel
 from umbel.brokers.amqp.session import Sessions
 from umbel.brokers.interface import Broadcast
-from umbel.brokers.links import link_of
+from umbel.brokers.links import LinkWatch, link_of
 from umbel.errors import BrokerError
-from umbel.protocol.outage import Closed, LinkLost, LinkRestored
 from umbel.protocol.retry import reconnect_wait_s
 
 PREFETCH = 500
@@ -39,8 +38,8 @@ class AmqpSubscription:
         self._patterns = tuple(patterns)
         self._channel: Channel | None = None
         self._queue: topology.Queue | None = None  # that of the channel
-        self._link = link_of(exchange)
-        self._is_lost = self._is_left = False
+        self._watch = LinkWatch(link_of(exchange), sessions.on_link)
+        self._is_left = False
         self._waiting: deque[Incoming] = deque()
         self._arrived = asyncio.Event()
 
@@ -58,14 +57,11 @@ class AmqpSubscription:
         await channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
         await channel.call(Method.BASIC_CONSUME, 0, queue.name, "s", False, False, False, False, {})
         self._channel, self._queue = channel, queue
-        if self._is_lost:
-            self._is_lost = False
-            self._sessions.on_link(LinkRestored(self._link))
+        self._watch.restored()
 
     async def leave(self) -> None:
         channel, self._is_left = self._channel, True
-        if self._is_lost:
-            self._sessions.on_link(Closed(self._link))
+        self._watch.given_up()
         if channel is None or channel.error is not None:
             return
         try:
@@ -108,9 +104,8 @@ class AmqpSubscription:
 
     def _note_ended(self, error: BrokerError) -> None:
         self._arrived.set()
-        if self._link and not self._is_left and not self._is_lost:
-            self._is_lost = True
-            self._sessions.on_link(LinkLost(self._link, str(error)))
+        if not self._is_left:
+            self._watch.lost(str(error))
 
     def _receive(self, incoming: Incoming) -> None:
         self._waiting.append(incoming)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import isfinite
-from time import time
 from typing import Any
 
 from umbel.brokers.interface import DeadLetter, Refused
@@ -11,8 +10,8 @@ from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, delivery_tags, push, weight_of
 from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.redis.scripts import script
+from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused
-from umbel.protocol.trust import is_replayed
 from umbel.wire.envelope_redis import seal, unseal
 from umbel.wire.message import Outgoing
 from umbel.wire.signing import Keyring
@@ -45,8 +44,8 @@ async def requeue(
             problems[place] = f"nothing says which queue dead letter {letter_id} came from"
             continue
         outgoing = Outgoing(letter.queue, letter.message)
-        if keyring is not None and not is_replayed(letter.reason):
-            outgoing = keyring.renewed(outgoing, time())
+        if keyring is not None:
+            outgoing = keyring.requeued(outgoing, letter.reason, cluster_now())
         ((_, key, envelope),) = push(keys, [outgoing])
         if not letter.message.headers:  # no envelope that can be read: it goes back as it is
             envelope = letter.message.body

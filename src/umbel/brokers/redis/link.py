@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import hiredis
 
-from umbel.brokers.links import unheard
+from umbel.brokers.links import LinkWatch, unheard
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.replies import (
     ServerRefused,
@@ -29,7 +29,7 @@ from umbel.brokers.redis.replies import (
 )
 from umbel.brokers.redis.scripts import Script
 from umbel.errors import BrokerSilent, BrokerUnavailable
-from umbel.protocol.outage import Closed, LinkChange, LinkLost, LinkRestored
+from umbel.protocol.outage import LinkChange
 
 Command = Sequence[Any]
 _pack = hiredis.pack_command
@@ -54,9 +54,7 @@ class Link:
         name: str = "",
         on_link: Callable[[LinkChange], None] = unheard,
     ) -> None:
-        self._name = name
-        self._on_link = on_link
-        self.is_lost = False
+        self._watch = LinkWatch(name, on_link)
         self._addresses = addresses
         self._turn = 0
         self._connect_timeout_s = connect_timeout_s
@@ -74,6 +72,10 @@ class Link:
     @property
     def address(self) -> Address:
         return self._addresses[self._turn % len(self._addresses)]
+
+    @property
+    def is_lost(self) -> bool:
+        return self._watch.is_lost
 
     @property
     def is_connected(self) -> bool:
@@ -144,9 +146,7 @@ class Link:
             raise self._lost() from None
 
     def close(self) -> None:
-        if self.is_lost:
-            self.is_lost = False
-            self._on_link(Closed(self._name))
+        self._watch.given_up()
         self._end_wire()
 
     def _end_wire(self) -> None:
@@ -157,10 +157,9 @@ class Link:
     def _note_ended(self, *, is_late: bool) -> None:
         if self._on_lost is not None:
             self._on_lost()
-        if self._name and self._is_ready and not self.is_lost:
-            self.is_lost = True
+        if self._is_ready:
             why = f"it did not answer within {self._reply_timeout_s:g} s" if is_late else "it was closed"
-            self._on_link(LinkLost(self._name, f"the connection to Redis at {self.address.shown}: {why}"))
+            self._watch.lost(f"the connection to Redis at {self.address.shown}: {why}")
 
     def _lost(self) -> BrokerUnavailable:
         return BrokerUnavailable(
@@ -197,9 +196,7 @@ class Link:
         if self._on_connect is not None:
             await self._on_connect()
         self._is_ready = True
-        if self.is_lost:
-            self.is_lost = False
-            self._on_link(LinkRestored(self._name))
+        self._watch.restored()
 
     async def _dial(self, address: Address) -> "_Wire":
         loop = asyncio.get_running_loop()

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from umbel.brokers.interface import DeadLetter, Refused
 from umbel.brokers.sqlite import messages, meta, refusals, rows
-from umbel.protocol.trust import is_replayed
 from umbel.wire.message import Outgoing
 from umbel.wire.signing import Keyring
 
@@ -82,8 +81,8 @@ def requeue(
     batch: list[Outgoing] = []
     for _, queue, message, reason in sorted(letters):
         outgoing = Outgoing(queue, messages.decode(message))
-        if keyring is not None and not is_replayed(reason):
-            outgoing = keyring.renewed(outgoing, now_s)
+        if keyring is not None:
+            outgoing = keyring.requeued(outgoing, reason, now_s)
         batch.append(outgoing)
     return len(batch), messages.insert(db, batch, now_s)
 
