@@ -49,8 +49,8 @@ SUBJECTS = (
     Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),
     Subject("protocol/leadership/lease.py", ("protocol/test_lease.py",)),
     *(
-        Subject(f"protocol/{name}.py", _SLOTS)
-        for name in ("slots", "slot_child", "slot_fleet", "slot_starts", "slot_wear")
+        Subject(f"protocol/pool/{name}.py", _SLOTS)
+        for name in ("slots", "child", "fleet", "starts", "wear")
     ),
     Subject("app/canvas/chord.py", ("app/test_chords.py", "app/test_groups.py")),
     Subject(
