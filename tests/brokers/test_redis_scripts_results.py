@@ -250,60 +250,6 @@ def test_what_a_leader_sends_is_fenced_and_what_is_refused_is_named_by_its_place
     assert scripts.ask("HGET", "{coord}:l:beat", "data") == b"marks"
 
 
-# -- elections -----------------------------------------------------------------------------------------
-
-
-def election(scripts: Scripts, now: float, verb: str, *args: object, key: str = "k") -> object:
-    return scripts.run("election", PREFIX, now, verb, key, *args)
-
-
-ASKED = ("{}", "at_least_once", 1000.0, 300)
-
-
-def test_an_election_is_listed_from_when_somebody_should_look_until_it_is_closed(scripts: Scripts) -> None:
-    def unfinished(now: float, limit: int = 10) -> list[bytes]:
-        flat = election(scripts, now, "unfinished", limit, key="")
-        assert isinstance(flat, list)
-        return flat[::2]
-
-    for key in ("k", "l", "m"):
-        election(scripts, 1000.0, "open", *ASKED, key=key)
-    assert (unfinished(999.0), unfinished(1000.0)) == ([], [b"k", b"l", b"m"])
-    assert unfinished(1000.0, limit=2) == [b"k", b"l"]
-    assert election(scripts, 1001.0, "claim", *ASKED, ADA, 10) == [b"granted", b"1001000000", b"1"]
-    assert unfinished(1010.0) == [b"l", b"m"]
-    assert set(unfinished(1011.0)) == {b"k", b"l", b"m"}
-    assert election(scripts, 1002.0, "finish", ADA, "1001000000", "ok") == 1
-    assert 86_000 < scripts.ask("TTL", "{coord}:e:k") <= 86_400
-    scripts.ask("DEL", "{coord}:e:l")
-    scripts.ask("HDEL", "{coord}:e:m", "attempt")
-    assert unfinished(2000.0) == []
-    assert scripts.ask("ZCARD", "{coord}:open") == 0
-
-
-@pytest.mark.parametrize("field", ["state", "holder", "term", "ttl_s"])
-def test_an_election_that_lacks_something_is_none(scripts: Scripts, field: str) -> None:
-    election(scripts, 1000.0, "open", *ASKED)
-    scripts.ask("HDEL", "{coord}:e:k", field)
-    assert election(scripts, 1000.0, "read") == []
-    election(scripts, 1001.0, "open", *ASKED)
-    flat = election(scripts, 1001.0, "read")
-    assert isinstance(flat, list)
-    record = dict(zip(flat[::2], flat[1::2], strict=True))
-    assert (record[b"asked_at"], record[b"state"]) == (b"1001.000000", b"open")
-    scripts.ask("HSET", "{coord}:e:k", "attempt", "several")
-    assert election(scripts, 1000.0, "read") == []
-
-
-@pytest.mark.parametrize("key", ["{coord}:e:k", "{coord}:open", "{coord}:meta"])
-def test_a_key_of_an_election_of_another_type_is_named(scripts: Scripts, key: str) -> None:
-    scripts.ask("SET", key, "not ours")
-    with pytest.raises(
-        ReplyError, match=f"^(ERR )?REFUSED the key 'P:{key}' holds a string, not a (hash|zset)"
-    ):
-        election(scripts, 1000.0, "claim", *ASKED, ADA, 10)
-
-
 # -- a server at its limit of memory -----------------------------------------------------------------
 
 

@@ -31,7 +31,8 @@ _REDIS = (
     "brokers/test_redis.py",
 )
 _SCRIPTS = tuple(
-    f"brokers/test_redis_scripts_{part}.py" for part in ("claims", "owners", "stores", "queues", "results")
+    f"brokers/test_redis_scripts_{part}.py"
+    for part in ("claims", "owners", "stores", "queues", "results", "elections")
 )
 _SETTLE = (
     "brokers/test_redis_settle.py",
