@@ -1,5 +1,7 @@
 """What an outcome carries beside its kind: who, where, what follows, how much of it is shown."""
 
+import io
+import logging
 import os
 from collections.abc import Iterator
 from time import time
@@ -11,8 +13,9 @@ import pytest
 from tests.app.test_tracer import job_of
 from umbel import App, Task
 from umbel.app.async_tracer import AsyncTracer
+from umbel.app.child_logs import LoggedStream
 from umbel.app.tracer import EXCEPTION_ARGS_MAX, EXCEPTION_MAX_CHARS, Tracer, make_tracer
-from umbel.errors import Retry, TaskCancelled, WorkerStopping
+from umbel.errors import BrokerUnavailable, Retry, TaskCancelled, WorkerStopping
 from umbel.pools.interface import ChildContext, Job
 from umbel.wire.message import Message, StoredResult
 from umbel.wire.result import decode_result
@@ -66,6 +69,7 @@ def test_what_stops_with_the_worker_goes_back_and_what_was_cancelled_is_left_to_
     for error, kind in ((WorkerStopping(), "requeued"), (TaskCancelled("t"), "cancelled")):
         outcome = tracer(job_of(app, failing(app, error)))
         assert (outcome.kind, list(outcome.results), list(outcome.follow_ups)) == (kind, [], [])
+        assert outcome.summary
         app.tasks.pop("fail")  # for the next one
 
 
@@ -117,6 +121,43 @@ def test_a_failure_ends_the_steps_that_will_never_run(app: App, tracer: Tracer) 
     refused = tracer(unknown)
     assert [(one.task_id, one.status) for one in refused.results] == [("t", "FAILURE"), ("next", "FAILURE")]
     assert refused.kind == "rejected"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [
+        (WorkerStopping(), "requeued"),
+        (BrokerUnavailable("away"), "requeued"),  # once its time limits allow no more waiting
+        (ValueError("a bug"), "failure"),
+    ],
+)
+def test_a_part_that_its_chord_cannot_count_is_left_to_redelivery_if_that_may_help(
+    app: App, tracer: Tracer, monkeypatch: pytest.MonkeyPatch, fails: bool, problem: Exception, kind: str
+) -> None:
+    def refuse(_: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(app.backend, "add_chord_part", refuse)
+    name = failing(app, KeyError()) if fails else app.task(name="part")(lambda: 5).name
+    job = job_of(app, name, task_id="t", group_id="g", chord={"task": "body", "options": {"task_id": "b"}})
+    outcome = tracer(msgspec.structs.replace(job, soft_limit_s=0.5))
+    states = [] if kind == "requeued" else [("t", "FAILURE")]
+    assert (outcome.kind, [(one.task_id, one.status) for one in outcome.results]) == (kind, states)
+    assert list(outcome.follow_ups) == []
+    assert (str(problem) in outcome.summary) is (kind == "requeued" or not fails)
+
+
+def test_a_line_that_a_task_began_is_logged_when_it_ends(
+    app: App, tracer: Tracer, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = LoggedStream("printed", logging.WARNING, io.StringIO())
+
+    def say() -> None:
+        stream.write("half a line")
+
+    tracer(job_of(app, app.task(name="say")(say).name))
+    assert [record.message for record in caplog.records] == ["half a line"]
 
 
 def test_a_task_that_keeps_no_result_still_has_its_outcome(app: App, tracer: Tracer) -> None:

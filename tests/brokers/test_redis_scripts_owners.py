@@ -261,6 +261,14 @@ def test_a_held_message_that_names_no_queue_is_a_dead_letter(scripts: Scripts) -
     assert letter["reason"] == "nothing says which queue this came from"
 
 
+def test_what_names_no_queue_does_not_keep_the_others_from_going_back(scripts: Scripts) -> None:
+    scripts.hold(ADA, _1="a", _2="b")
+    scripts.ask("HSET", f"umbel.inflight.{ADA}", "no field of ours", "c", "nor this", "d")
+    assert scripts.owners("forget", ADA) == 4
+    assert scripts.waiting("q") == [b"a", b"b"]
+    assert {letter["envelope"] for letter in scripts.letters()} == {"c", "d"}
+
+
 def test_an_epoch_is_gone_with_its_owner(scripts: Scripts) -> None:
     scripts.claim()
     end_lease(scripts, ADA)

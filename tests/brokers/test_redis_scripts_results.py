@@ -67,6 +67,16 @@ def test_what_the_user_may_not_do_is_refused_in_the_words_of_the_server(
     assert reply[1].startswith(b"the key 'P:r' cannot be used: ") and b"user" in reply[1]
 
 
+def test_a_user_who_may_not_ask_for_a_type_still_reads_what_is_wrong(
+    scripts: Scripts, redis_server: RedisServer
+) -> None:
+    redis_server.ask("ACL", "SETUSER", "blind", "reset", "on", ">word", "~*", "&*", "+@all", "-type")
+    scripts.ask("LPUSH", "r", "not a string")
+    call = ("EVAL", script("store").text, 0, PREFIX, 0, "P:r", "{}")
+    _, reply = exchange(redis_server.port, [("AUTH", "blind", "word"), call])
+    assert reply == [0, b"the key 'P:r' holds a value, not a string: delete or rename it"]
+
+
 # -- chords ------------------------------------------------------------------------------------------
 
 

@@ -133,6 +133,14 @@ def test_a_leader_that_slept_too_long_looks_at_its_time_before_anything_else(eve
     assert lease.role is Role.FOLLOWER and not any(isinstance(effect, CallRenew) for effect in rest)
 
 
+def test_a_loss_says_whether_the_leader_was_late_or_refused() -> None:
+    late, refused = leader(), leader()
+    (slept,) = late.step(ReleaseHeard(), at(13.5))
+    (told,) = refused.step(RenewReplied(7, 5.0, ok=False), at(5.1))
+    assert isinstance(slept, Lost) and isinstance(told, Lost)
+    assert slept.reason and told.reason and slept.reason != told.reason
+
+
 def test_a_renewal_of_an_older_term_is_ignored() -> None:
     lease = leader()
     assert lease.step(RenewReplied(6, 5.0, ok=False), at(5.1)) == []

@@ -5,7 +5,7 @@ import pytest
 from tests.protocol.test_slots import QUICK_S, Job, Outcome, jobs, make
 from umbel.protocol.machine import Tick
 from umbel.protocol.pace import Paces
-from umbel.protocol.slot_child import Child, State, least_useful
+from umbel.protocol.slot_child import Child, State, least_useful, takers_of
 from umbel.protocol.slot_events import Dismiss, Finished, Kill, Retire, SignalSoftLimit, SlotSettings, Submit
 from umbel.protocol.slot_starts import Starts
 from umbel.protocol.slot_wear import Wear
@@ -60,6 +60,15 @@ def test_a_child_that_is_killed_is_not_killed_again() -> None:
     stray = Finished(0, [Outcome(99)])
     kills = [sum(isinstance(one, Kill) for one in slots.step(stray, now=1.0)) for _ in range(2)]
     assert kills == [1, 0]
+
+
+def test_nobody_gets_a_batch_behind_one_that_is_late() -> None:
+    idle, busy, late = child_with(), child_with(1), child_with(2)
+    busy.recall_at, late.recall_at = 5.1, 5.0
+    assert takers_of([late, busy, idle], now=4.9) == [idle, late, busy]
+    assert takers_of([late, busy, idle], now=5.0) == [idle, busy]
+    busy.recall_at = None
+    assert takers_of([busy], now=5.0) == [busy]
 
 
 def test_a_pool_shrinks_by_those_that_do_not_work_yet_then_the_idle_then_the_busy() -> None:
