@@ -243,6 +243,11 @@ def test_unparking_stops_where_nobody_takes_a_message(scripts: Scripts) -> None:
     assert scripts.owners("unpark", ADA) == 1
     assert scripts.waiting("q") == [b"a"]
     assert len(scripts.delayed("q")) == 2
+    scripts.ask("SADD", "umbel.queues", "r")
+    for queue in ("q", "r"):
+        scripts.delay(queue, 4.0, f"n.0:4:P:{queue}\0d")
+        scripts.delay(queue, 6.0, "n.0:5:P:bad\0e")
+    assert scripts.owners("unpark", ADA) == 2  # one of each
 
 
 def test_many_owners_are_given_up_in_parts(scripts: Scripts) -> None:

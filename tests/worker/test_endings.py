@@ -25,6 +25,7 @@ from umbel.errors import BadMessage, TooLarge, WireError
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery import Refusal, Run, TaskRules
 from umbel.protocol.shutdown import Ask
+from umbel.protocol.trust import Doubt, Doubted
 from umbel.wire.message import Outgoing
 from umbel.worker.endings import REQUEUE_PAUSE_S, Endings
 from umbel.worker.held import Held
@@ -54,6 +55,20 @@ def asked(recorded: Recorded) -> tuple[list[Verdict], list[Report]]:
 
 def kinds(recorded: Recorded) -> list[str]:
     return [event["type"] for event in recorded.told]
+
+
+# ---- messages that nobody opens ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("doubt", list(Doubt))
+def test_what_is_not_trusted_is_buried_with_its_doubt_and_nothing_else_is_told(doubt: Doubt) -> None:
+    recorded, delivery = Recorded(), delivery_of()
+    recorded.endings.distrust(delivery, Doubted(doubt, "no good"))
+    recorded.endings.distrust(delivery, Doubted(doubt, "no good"))
+    assert asked(recorded) == ([Bury(TAG, f"{doubt.value}: no good")] * 2, [])
+    assert recorded.sink.kept == [Outgoing(QUEUE, delivery.message)] * 2
+    assert recorded.counted == {doubt.value: 2, "buried": 2}
+    assert recorded.told == []
 
 
 # ---- outcomes --------------------------------------------------------------------------------------
