@@ -55,7 +55,7 @@ def test_everything_in_one_settle_ends_in_its_place(
 
     async def scenario() -> None:
         async with prefixed.open() as broker:
-            held = await hold(broker, 9)
+            held = await hold(broker, 10)
             verdicts: list[Verdict] = [
                 Ack(
                     held[0].tag,
@@ -69,9 +69,10 @@ def test_everything_in_one_settle_ends_in_its_place(
                 Return(held[5].tag, charged=1, ran=True),
                 Return(held[6].tag, charged=2, not_before=later),
                 Ack(held[7].tag, (), outgoing("due", not_before=time.time() - 5)),
+                Started(held[9].tag),
             ]
             settled = await broker.settle(verdicts)
-            assert (settled.applied, settled.conflicts, settled.refused) == (8, frozenset(), ())
+            assert (settled.applied, settled.conflicts, settled.refused) == (9, frozenset(), ())
             assert [waiting(redis_server, key) for key in ("next", "more")] == [["n0", "n1"], ["n2"]]
             assert [waiting(redis_server, key) for key in ("asker", "other")] == [["l0", "l1"], ["l2"]]
             for key in ("asker", "other", "celery-task-meta-r0", "celery-task-meta-r1"):
@@ -91,10 +92,10 @@ def test_everything_in_one_settle_ends_in_its_place(
                 (0, False),
             ]
             # Still held: what was started and what has no verdict; nothing else.
-            assert await broker.forget_owner(OWNER) == 2
-            m3, m8 = (await take(broker)).deliveries
-            assert [(one.starts, one.redelivered) for one in (m3, m8)] == [(1, True), (0, True)]
-            assert texts([m3, m8]) == ["m3", "m8"]
+            assert await broker.forget_owner(OWNER) == 3
+            back = (await take(broker)).deliveries
+            assert [(one.starts, one.redelivered) for one in back] == [(1, True), (0, True), (1, True)]
+            assert texts(back) == ["m3", "m8", "m9"]
             redis_server.ask("ZADD", f"P:umbel.delayed.{QUEUE}", "XX", 1, delayed[0], 1, delayed[2])
             parked = {text: one for one in (await take(broker)).deliveries for text in texts([one])}
             assert {text: one.starts for text, one in parked.items()} == {"late0": 0, "m6": 2}

@@ -30,6 +30,17 @@ def test_what_ended_is_not_outstanding_any_more() -> None:
     assert (child.outstanding(), child.recall_at) == (1, 9.0)  # the next batch begins
 
 
+def test_a_child_is_at_its_next_job_and_at_the_last_it_started_once_the_rest_is_recalled() -> None:
+    child = child_with()
+    assert child.running() is None
+    child.add(list(jobs(1, 2)))
+    child.add(list(jobs(3)))
+    child.finish([Outcome(1)], PACES, recall_at=9.0)
+    assert child.running() == Job(2)
+    child.recalled = True
+    assert child.running() == Job(3)  # the answer for job 2 is on its way
+
+
 def test_the_pace_of_a_task_is_noted_with_all_its_runs_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[tuple[str, list[float]]] = []
     monkeypatch.setattr(Paces, "note", lambda _self, task, runtimes_s: noted.append((task, runtimes_s)))
@@ -100,6 +111,16 @@ def test_a_child_is_weighed_when_its_job_ends_unless_that_was_done_a_moment_ago(
         if looks[-1][0]:
             wear.weighed(child, now)
     assert looks == [(True, None), (False, pytest.approx(1.05)), (True, None)]
+    child.weighed_at = 0.0
+    assert wear.is_to_be_weighed(child, 0.05)  # the pause is over
+
+
+def test_a_child_is_too_heavy_above_its_limits_not_at_them() -> None:
+    wear = Wear(SlotSettings(children=1, memory_max_bytes=100, memory_hard_bytes=200))
+    judged = [(bool(wear.too_heavy(size)), bool(wear.far_too_heavy(size))) for size in (100, 101, 200, 201)]
+    assert judged == [(False, False), (True, False), (True, False), (True, True)]
+    strict = Wear(SlotSettings(children=1, memory_hard_bytes=200))
+    assert [bool(strict.too_heavy(size)) for size in (200, 201)] == [False, True]
 
 
 def test_a_child_within_its_limits_stays() -> None:
