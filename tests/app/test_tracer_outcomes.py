@@ -14,9 +14,11 @@ from tests.app.test_tracer import job_of
 from umbel import App, Task
 from umbel.app.async_tracer import AsyncTracer
 from umbel.app.child_logs import LoggedStream
+from umbel.app.progress import BURST
 from umbel.app.tracer import EXCEPTION_ARGS_MAX, EXCEPTION_MAX_CHARS, Tracer, make_tracer
+from umbel.clock import correct, offset_s
 from umbel.errors import BrokerUnavailable, Retry, TaskCancelled, WorkerStopping
-from umbel.pools.interface import ChildContext, Job
+from umbel.pools.interface import ChildContext, Job, Told
 from umbel.wire.message import Message, StoredResult
 from umbel.wire.result import decode_result
 
@@ -146,6 +148,37 @@ def test_a_part_that_its_chord_cannot_count_is_left_to_redelivery_if_that_may_he
     assert (outcome.kind, [(one.task_id, one.status) for one in outcome.results]) == (kind, states)
     assert list(outcome.follow_ups) == []
     assert (str(problem) in outcome.summary) is (kind == "requeued" or not fails)
+
+
+@pytest.mark.parametrize(("is_eager", "known_s"), [(False, 50.0), (True, 3.0)])
+def test_a_child_takes_over_its_workers_correction_of_the_clock(
+    app: App, is_eager: bool, known_s: float
+) -> None:
+    """A task that runs in the caller's process leaves the caller's clock alone."""
+    task = app.task(name="when")(offset_s)
+    correct(3.0)
+    try:
+        job = msgspec.structs.replace(job_of(app, task.name), clock_offset_s=50.0)
+        assert Tracer(app, hostname="w@host", is_eager=is_eager)(job).summary == str(known_s)
+    finally:
+        correct(0.0)
+
+
+def test_what_a_task_tells_is_told_as_of_its_job_and_the_last_of_it_before_its_result(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Told] = []
+    monkeypatch.setattr(app.backend, "store", lambda _: None)
+
+    @app.task(bind=True, name="talk")
+    def talk(self: Task[..., Any]) -> None:
+        for place in range(BURST + 5):
+            self.update_state(state="PROGRESS", meta={"place": place})
+
+    outcome = Tracer(app, hostname="w@host", tell=told.append)(job_of(app, talk.name))
+    assert outcome.kind == "success"
+    assert {(one.number, one.event_type) for one in told} == {(7, "task-progress")}
+    assert msgspec.json.decode(told[-1].fields) == {"place": BURST + 4}
 
 
 def test_a_line_that_a_task_began_is_logged_when_it_ends(
