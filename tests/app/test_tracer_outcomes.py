@@ -1,9 +1,12 @@
 """What an outcome carries beside its kind: who, where, what follows, how much of it is shown."""
 
+import asyncio
 import io
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from time import time
 from typing import Any
 
@@ -11,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.app.test_tracer import job_of
-from umbel import App, Task
+from umbel import App, Task, chord
 from umbel.app.async_tracer import AsyncTracer
 from umbel.app.child_logs import LoggedStream
 from umbel.app.progress import BURST
@@ -121,6 +124,7 @@ def test_a_failure_ends_the_steps_that_will_never_run(app: App, tracer: Tracer) 
     assert [(one.task_id, one.status) for one in outcome.results] == [("t", "FAILURE"), ("next", "FAILURE")]
     unknown = job_of(app, "no.such", task_id="t", chain=chain)
     refused = tracer(unknown)
+    assert not any(decode_result(one.payload).traceback for one in refused.results)  # nothing ran
     assert [(one.task_id, one.status) for one in refused.results] == [("t", "FAILURE"), ("next", "FAILURE")]
     assert refused.kind == "rejected"
 
@@ -148,6 +152,47 @@ def test_a_part_that_its_chord_cannot_count_is_left_to_redelivery_if_that_may_he
     assert (outcome.kind, [(one.task_id, one.status) for one in outcome.results]) == (kind, states)
     assert list(outcome.follow_ups) == []
     assert (str(problem) in outcome.summary) is (kind == "requeued" or not fails)
+
+
+def test_a_task_whose_next_step_cannot_be_begun_now_is_left_to_redelivery(
+    app: App, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise BrokerUnavailable("away")
+
+    monkeypatch.setattr(app.backend, "start_chord", away)
+    first = app.task(name="first")(lambda: 5)
+    step: Any = chord([first.s(), first.s()], first.s()).to_map()
+    outcome = tracer(job_of(app, first.name, chain=[step]))
+    assert (outcome.kind, list(outcome.results), list(outcome.follow_ups)) == ("requeued", [], [])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_task_sent_while_the_broker_was_away_goes_out_with_its_end(
+    tmp_path: Path, fails: bool
+) -> None:
+    def away(_: object) -> None:
+        raise BrokerUnavailable("away")
+
+    made = App("tests", broker=f"sqlite:///{tmp_path}/umbel.db", publish_timeout_s=0)
+    with closing(made) as app, pytest.MonkeyPatch.context() as patch:
+        other = app.task(name="other")(lambda *_: None)
+        patch.setattr(app.producer, "publish", away)
+
+        @app.task(name="send")
+        def send() -> None:
+            other.apply_async(task_id="sent")
+            assert not fails
+
+        link = other.s().set(task_id="link")
+        outcome = Tracer(app, hostname="w@host")(job_of(app, send.name, link=[link]))
+        ids = [one.message.correlation_id for one in outcome.follow_ups]
+        assert (outcome.kind, ids) == (("failure", ["sent"]) if fails else ("success", ["sent", "link"]))
+
+
+def test_a_task_that_cancels_itself_has_failed(app: App, tracer: Tracer) -> None:
+    outcome = tracer(job_of(app, failing(app, asyncio.CancelledError("why"))))
+    assert (outcome.kind, outcome.summary.partition("(")[0]) == ("failure", "TaskError")
 
 
 @pytest.mark.parametrize(("is_eager", "known_s"), [(False, 50.0), (True, 3.0)])

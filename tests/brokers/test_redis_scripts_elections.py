@@ -269,8 +269,9 @@ def test_the_list_shows_each_election_whole(elections: Elections) -> None:
     elections.open()
     elections.data.ask("ZADD", "{coord}:open", 1, "other")
     elections.data.ask("SET", "{coord}:e:other", "not ours")
-    name, record = elections.run(BORN, "unfinished", 10, key="")  # type: ignore[misc]
-    assert (name, _as_map(record)) == (b"k", elections.read())
+    listed = elections.run(BORN, "unfinished", 10, key="")
+    assert isinstance(listed, list) and len(listed) == 2
+    assert (listed[0], _as_map(listed[1])) == (b"k", elections.read())
     assert elections.data.ask("ZRANGE", "{coord}:open", 0, -1) == [b"k"]
 
 
