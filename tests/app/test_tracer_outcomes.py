@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.app.test_tracer import job_of
-from umbel import App, Task, chord
+from umbel import App, Reject, Task, chord
 from umbel.app.async_tracer import AsyncTracer
 from umbel.app.child_logs import LoggedStream
 from umbel.app.progress import BURST
@@ -84,6 +84,14 @@ def test_what_was_cancelled_is_not_tried_again_whatever_is(app: App, tracer: Tra
         raise TaskCancelled("t")
 
     assert tracer(job_of(app, stubborn.name)).kind == "cancelled"
+
+
+@pytest.mark.parametrize(("given", "said"), [("not mine", "not mine"), ("", "rejected by the task")])
+def test_who_waits_for_a_rejected_task_is_told_why(app: App, tracer: Tracer, given: str, said: str) -> None:
+    outcome = tracer(job_of(app, failing(app, Reject(given))))
+    found = decode_result(outcome.results[0].payload)
+    assert (found.result["exc_type"], found.result["exc_message"]) == ("TaskRejected", [said])
+    assert "in fail" in (found.traceback or "")
 
 
 def test_who_asked_for_one_retry_too_many_is_told_where(app: App, tracer: Tracer) -> None:

@@ -17,7 +17,7 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, calls
 from umbel.brokers.interface import Ack, Broker, BrokerSettings, Bury, Delivery, Return, Started, Verdict
 from umbel.brokers.redis.broker import CAPABILITIES, RedisBroker
 from umbel.errors import BrokerRefused
@@ -99,6 +99,19 @@ def test_everything_in_one_settle_ends_in_its_place(
             redis_server.ask("ZADD", f"P:umbel.delayed.{QUEUE}", "XX", 1, delayed[0], 1, delayed[2])
             parked = {text: one for one in (await take(broker)).deliveries for text in texts([one])}
             assert {text: one.starts for text, one in parked.items()} == {"late0": 0, "m6": 2}
+
+    run(scenario())
+
+
+def test_a_settle_without_conflicts_is_one_call(prefixed: BrokerUnderTest, redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with prefixed.open() as broker:
+            first, *held = await hold(broker, 3)
+            await broker.renew(OWNER)
+            await broker.settle([Ack(first.tag)])  # the server knows the script
+            before = calls(redis_server, "evalsha")
+            await broker.settle([Ack(one.tag) for one in held])
+            assert calls(redis_server, "evalsha") == before + 1
 
     run(scenario())
 
