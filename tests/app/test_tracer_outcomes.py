@@ -137,29 +137,37 @@ def test_a_failure_ends_the_steps_that_will_never_run(app: App, tracer: Tracer) 
     assert refused.kind == "rejected"
 
 
-@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize(
-    ("problem", "kind"),
+    ("raised", "ended"), [(None, "failure"), (KeyError(), "failure"), (Reject("odd"), "rejected")]
+)
+@pytest.mark.parametrize(
+    ("problem", "may_help"),
     [
-        (WorkerStopping(), "requeued"),
-        (BrokerUnavailable("away"), "requeued"),  # once its time limits allow no more waiting
-        (ValueError("a bug"), "failure"),
+        (WorkerStopping(), True),
+        (BrokerUnavailable("away"), True),  # once its time limits allow no more waiting
+        (ValueError("a bug"), False),
     ],
 )
 def test_a_part_that_its_chord_cannot_count_is_left_to_redelivery_if_that_may_help(
-    app: App, tracer: Tracer, monkeypatch: pytest.MonkeyPatch, fails: bool, problem: Exception, kind: str
+    app: App,
+    tracer: Tracer,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: Exception | None,
+    ended: str,
+    problem: Exception,
+    may_help: bool,
 ) -> None:
     def refuse(_: object) -> None:
         raise problem
 
     monkeypatch.setattr(app.backend, "add_chord_part", refuse)
-    name = failing(app, KeyError()) if fails else app.task(name="part")(lambda: 5).name
+    name = failing(app, raised) if raised else app.task(name="part")(lambda: 5).name
     job = job_of(app, name, task_id="t", group_id="g", chord={"task": "body", "options": {"task_id": "b"}})
     outcome = tracer(msgspec.structs.replace(job, soft_limit_s=0.5))
-    states = [] if kind == "requeued" else [("t", "FAILURE")]
-    assert (outcome.kind, [(one.task_id, one.status) for one in outcome.results]) == (kind, states)
+    states = [(one.task_id, one.status) for one in outcome.results]
+    assert (outcome.kind, states) == (("requeued", []) if may_help else (ended, [("t", "FAILURE")]))
     assert list(outcome.follow_ups) == []
-    assert (str(problem) in outcome.summary) is (kind == "requeued" or not fails)
+    assert (str(problem) in outcome.summary) is (may_help or raised is None)
 
 
 def test_a_task_whose_next_step_cannot_be_begun_now_is_left_to_redelivery(
