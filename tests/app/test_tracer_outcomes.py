@@ -18,7 +18,8 @@ from umbel import App, Reject, Task, chord
 from umbel.app.async_tracer import AsyncTracer
 from umbel.app.child_logs import LoggedStream
 from umbel.app.progress import BURST
-from umbel.app.tracer import EXCEPTION_ARGS_MAX, EXCEPTION_MAX_CHARS, Tracer, make_tracer
+from umbel.app.tracer import EXCEPTION_ARGS_MAX, EXCEPTION_MAX_CHARS, STRUCK_MAX_CHARS, Tracer, make_tracer
+from umbel.backends.interface import ChordPart
 from umbel.clock import correct, offset_s
 from umbel.errors import BrokerUnavailable, Retry, TaskCancelled, WorkerStopping
 from umbel.pools.interface import ChildContext, Job, Told
@@ -92,6 +93,12 @@ def test_who_waits_for_a_rejected_task_is_told_why(app: App, tracer: Tracer, giv
     found = decode_result(outcome.results[0].payload)
     assert (found.result["exc_type"], found.result["exc_message"]) == ("TaskRejected", [said])
     assert "in fail" in (found.traceback or "")
+
+
+def test_an_endless_reason_is_cut(app: App, tracer: Tracer) -> None:
+    outcome = tracer(job_of(app, failing(app, Reject("x" * 2 * STRUCK_MAX_CHARS, requeue=True))))
+    assert outcome.kind == "requeued"
+    assert STRUCK_MAX_CHARS - 10 < len(outcome.summary) <= STRUCK_MAX_CHARS + len("...")
 
 
 def test_who_asked_for_one_retry_too_many_is_told_where(app: App, tracer: Tracer) -> None:
@@ -168,6 +175,19 @@ def test_a_part_that_its_chord_cannot_count_is_left_to_redelivery_if_that_may_he
     assert (outcome.kind, states) == (("requeued", []) if may_help else (ended, [("t", "FAILURE")]))
     assert list(outcome.follow_ups) == []
     assert (str(problem) in outcome.summary) is (may_help or raised is None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_chain_whose_end_is_a_part_of_a_chord_is_counted_when_a_step_fails(
+    app: App, tracer: Tracer, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    counted: list[ChordPart] = []
+    monkeypatch.setattr(app.backend, "add_chord_part", counted.append)
+    end = {"task_id": "end", "group_id": "g", "chord": {"task": "body", "options": {"task_id": "b"}}}
+    name = failing(app, KeyError()) if fails else app.task(name="step")(lambda: 5).name
+    outcome = tracer(job_of(app, name, chain=[{"task": "x", "options": end}]))
+    assert outcome.kind == ("failure" if fails else "success")
+    assert [(one.task_id, one.status) for one in counted] == ([("end", "FAILURE")] if fails else [])
 
 
 def test_a_task_whose_next_step_cannot_be_begun_now_is_left_to_redelivery(
