@@ -53,6 +53,7 @@ def test_a_result_says_to_what_its_task_belongs_and_what_it_sent(app: App, trace
     found = stored(outcome.results[0])
     assert (found["task_id"], found["group_id"], found["parent_id"]) == ("t", "g", "p")
     assert [child[0][0] for child in found["children"]] == [found["result"]]
+    assert found.keys() & {"name", "args", "kwargs", "worker", "retries", "queue"} == set()
 
 
 def test_a_tracked_task_is_shown_as_started_by_whom(
@@ -159,6 +160,7 @@ def test_a_part_that_its_chord_cannot_count_is_left_to_redelivery_if_that_may_he
     app: App,
     tracer: Tracer,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     raised: Exception | None,
     ended: str,
     problem: Exception,
@@ -171,6 +173,7 @@ def test_a_part_that_its_chord_cannot_count_is_left_to_redelivery_if_that_may_he
     name = failing(app, raised) if raised else app.task(name="part")(lambda: 5).name
     job = job_of(app, name, task_id="t", group_id="g", chord={"task": "body", "options": {"task_id": "b"}})
     outcome = tracer(msgspec.structs.replace(job, soft_limit_s=0.5))
+    assert "waiting" not in caplog.text
     states = [(one.task_id, one.status) for one in outcome.results]
     assert (outcome.kind, states) == (("requeued", []) if may_help else (ended, [("t", "FAILURE")]))
     assert list(outcome.follow_ups) == []

@@ -274,19 +274,25 @@ def test_what_a_leader_sends_is_fenced_and_what_is_refused_is_named_by_its_place
         *(("owners", (verb, PREFIX, LEASE_S, ADA, 0)) for verb in ("renew", "forget", "unpark", "reap")),
     ],
 )
-def test_a_full_server_still_lets_owners_work(
+def test_a_full_server_lets_owners_work_as_any_other(
     scripts: Scripts, redis_server: RedisServer, name: str, args: tuple[object, ...]
 ) -> None:
-    scripts.hold(ADA, _1="a")
-    scripts.fill("q", "b")
-    scripts.hand(ADA, "q", "handed")
-    scripts.ask("SADD", "umbel.queues", "q")
-    scripts.delay("q", scripts.now + HOUR_S, "n.0:1:P:q\0later")
-    redis_server.ask("CONFIG", "SET", "maxmemory", 1)
-    try:
-        scripts.run(name, *args)
-    finally:
-        redis_server.ask("CONFIG", "SET", "maxmemory", 0)
+    def left_after(memory_max: int) -> list[object]:
+        redis_server.ask("FLUSHALL")
+        scripts.hold(ADA, _1="a")
+        scripts.fill("q", "b")
+        scripts.hand(ADA, "q", "handed")
+        scripts.ask("SADD", "umbel.queues", "q")
+        scripts.delay("q", 4e9, "n.0:1:P:q\0later")
+        redis_server.ask("CONFIG", "SET", "maxmemory", memory_max)
+        try:
+            scripts.run(name, *args)
+        finally:
+            redis_server.ask("CONFIG", "SET", "maxmemory", 0)
+        handed = scripts.waiting(f"umbel.handed.{ADA}")
+        return [scripts.waiting("q"), scripts.held(), handed, scripts.delayed("q"), scripts.keys()]
+
+    assert left_after(memory_max=1) == left_after(memory_max=0)
 
 
 @pytest.mark.parametrize(
