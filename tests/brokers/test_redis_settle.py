@@ -18,7 +18,17 @@ from tests.brokers.under_test import (
     texts,
 )
 from tests.servers.redis import RedisServer, calls
-from umbel.brokers.interface import Ack, Broker, BrokerSettings, Bury, Delivery, Return, Started, Verdict
+from umbel.brokers.interface import (
+    Ack,
+    Broker,
+    BrokerSettings,
+    Bury,
+    Delivery,
+    Return,
+    Spend,
+    Started,
+    Verdict,
+)
 from umbel.brokers.redis.broker import CAPABILITIES, RedisBroker
 from umbel.errors import BrokerRefused
 from umbel.wire.message import StoredResult
@@ -101,6 +111,27 @@ def test_everything_in_one_settle_ends_in_its_place(
             assert {text: one.starts for text, one in parked.items()} == {"late0": 0, "m6": 2}
 
     run(scenario())
+
+
+def test_no_key_is_touched_because_a_verdict_says_its_name(
+    prefixed: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    """Only keys of signatures are ended; counts and reasons stand before them."""
+    names = ("0", "1", "2", "ran", "no use")
+    for name in names:
+        redis_server.ask("SET", name, "mine")
+
+    async def scenario() -> None:
+        async with prefixed.open(remembers_signatures=True) as broker:
+            for spends in (False, True):
+                first, second, third = await hold(broker, 3)
+                if spends:
+                    await broker.spend([Spend(first.tag, "0" * 32, time.time() + 600)])
+                await broker.settle([Ack(first.tag), Return(second.tag, ran=True), Bury(third.tag, "no use")])
+                await broker.settle([Ack(one.tag) for one in (await take(broker)).deliveries])
+
+    run(scenario())
+    assert [redis_server.ask("GET", name) for name in names] == [b"mine"] * len(names)
 
 
 def test_a_settle_without_conflicts_is_one_call(prefixed: BrokerUnderTest, redis_server: RedisServer) -> None:
