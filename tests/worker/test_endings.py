@@ -61,7 +61,9 @@ def kinds(recorded: Recorded) -> list[str]:
 
 
 @pytest.mark.parametrize("doubt", list(Doubt))
-def test_what_is_not_trusted_is_buried_with_its_doubt_and_nothing_else_is_told(doubt: Doubt) -> None:
+def test_what_is_not_trusted_is_buried_with_its_doubt_and_nothing_else_is_told(
+    doubt: Doubt, caplog: pytest.LogCaptureFixture
+) -> None:
     recorded, delivery = Recorded(), delivery_of()
     recorded.endings.distrust(delivery, Doubted(doubt, "no good"))
     recorded.endings.distrust(delivery, Doubted(doubt, "no good"))
@@ -69,6 +71,9 @@ def test_what_is_not_trusted_is_buried_with_its_doubt_and_nothing_else_is_told(d
     assert recorded.sink.kept == [Outgoing(QUEUE, delivery.message)] * 2
     assert recorded.counted == {doubt.value: 2, "buried": 2}
     assert recorded.told == []
+    for entry in map(vars, caplog.records):
+        assert (entry["name"], entry["queue"]) == ("umbel.worker.tasks", QUEUE)
+        assert (doubt.value in entry["message"], entry["why"]) == (True, f"{doubt.value}: no good")
 
 
 # ---- outcomes --------------------------------------------------------------------------------------

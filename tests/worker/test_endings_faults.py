@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.worker.recorded import (
     FOLLOW_UP,
@@ -77,7 +78,23 @@ def test_after_an_early_ack_a_fault_is_only_reported(
     recorded.endings.bury_faulty(held.delivery, FAULT, held, ended)
     assert asked(recorded) == ([], [(results, SENT)])
     assert recorded.counted == {"faults": 1}
-    assert "dead letters" not in caplog.messages[0]
+    assert "fault" in caplog.messages[0] and "dead letters" not in caplog.messages[0]
+
+
+def test_a_fault_is_logged_under_the_id_of_the_task_where_that_is_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorded, held = Recorded(), held_of(LATE)
+    held.headers = replace(held.headers, id="known")
+    recorded.endings.bury_faulty(held.delivery, FAULT, held)
+    assert vars(caplog.records[0])["task_id"] == "known"
+
+
+def test_a_fault_is_named_by_its_type_however_many_lines_it_has() -> None:
+    recorded = Recorded()
+    recorded.endings.bury_faulty(delivery_of(), SyntaxError("odd", ("file", 1, 1, "line")))
+    (verdict,) = recorded.sink.verdicts
+    assert isinstance(verdict, Bury) and verdict.reason.startswith("fault of the worker: SyntaxError: odd\n")
 
 
 def test_a_task_that_cannot_even_fail_is_buried_without_a_result() -> None:
