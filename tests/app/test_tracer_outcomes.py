@@ -15,10 +15,16 @@ import pytest
 
 from tests.app.test_tracer import job_of
 from umbel import App, Reject, Task, chord
-from umbel.app.async_tracer import AsyncTracer
-from umbel.app.child_logs import LoggedStream
-from umbel.app.progress import BURST
-from umbel.app.tracer import EXCEPTION_ARGS_MAX, EXCEPTION_MAX_CHARS, STRUCK_MAX_CHARS, Tracer, make_tracer
+from umbel.app.running.async_tracer import AsyncTracer
+from umbel.app.running.child_logs import LoggedStream
+from umbel.app.running.progress import BURST
+from umbel.app.running.tracer import (
+    EXCEPTION_ARGS_MAX,
+    EXCEPTION_MAX_CHARS,
+    STRUCK_MAX_CHARS,
+    Tracer,
+    make_tracer,
+)
 from umbel.backends.interface import ChordPart
 from umbel.clock import correct, offset_s
 from umbel.errors import BrokerUnavailable, Retry, TaskCancelled, WorkerStopping
