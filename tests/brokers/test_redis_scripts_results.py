@@ -196,7 +196,7 @@ def test_a_lease_is_fenced_by_its_holder_its_term_and_its_time(scripts: Scripts)
     assert lease(scripts, 1012.0, "read") == [0, b"", term.encode(), b"0", b"data"]
     assert lease(scripts, 1013.0, "acquire", BOB, 10) == [1, b"bob", b"1013000000", b"10", b"data"]
     assert lease(scripts, 1014.0, "release", BOB, "1013000000") == 1
-    assert scripts.ask("HGET", "{coord}:l:beat", "holder") == b""
+    assert scripts.ask("HMGET", "{coord}:l:beat", "holder", "expires_at") == [b"", b"0"]
     assert lease(scripts, 1014.0, "read") == [0, b"", b"1013000000", b"0", b"data"]
     assert lease(scripts, 1014.0, "release", "", "1013000000") == 0
 

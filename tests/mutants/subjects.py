@@ -43,7 +43,10 @@ _SETTLE = (
 
 SUBJECTS = (
     Subject("protocol/delivery/delivery.py", ("protocol/test_delivery.py",)),
-    Subject("worker/messages/admission.py", ("worker/test_judging.py", "worker/test_admission.py")),
+    Subject(
+        "worker/messages/admission.py",
+        ("worker/test_judging.py", "worker/test_verification.py", "worker/test_admission.py"),
+    ),
     Subject("worker/messages/endings.py", ("worker/test_endings.py", "worker/test_endings_faults.py")),
     Subject("worker/messages/settling.py", ("worker/test_settling_order.py", "worker/test_settling.py")),
     Subject("events/precedence.py", ("events/test_precedence.py",)),

@@ -134,7 +134,9 @@ def test_the_part_of_a_chord_that_ends_without_running_is_counted_first() -> Non
         assert recorded.sink.chords == ([chord] if counted else [])
 
 
-def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure() -> None:
+def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     recorded = Recorded()
     refused = StoredResult("id", "SUCCESS", b"{}", reply_to="asker")
     recorded.endings.end_refused([Refused(refused, "too large"), Refused(FAILURE, "too large")])
@@ -143,9 +145,13 @@ def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure() -> Non
     assert (told.task_id, told.status, told.reply_to, sent) == ("id", "FAILURE", "asker", [])
     assert "ended as SUCCESS" in str(json.loads(told.payload)["result"])
     assert recorded.counted == {"refused": 2}
+    about = vars(caplog.records[0])
+    assert (about["task_id"], about["state"], about["why"]) == ("id", "SUCCESS", "too large")
 
 
-def test_a_message_that_its_queue_refused_has_failed_to_those_who_wait_for_it() -> None:
+def test_a_message_that_its_queue_refused_has_failed_to_those_who_wait_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     recorded = Recorded()
     sent = Outgoing("next", message_of())
     recorded.endings.end_refused([Refused(sent, "not a list")])
@@ -155,6 +161,8 @@ def test_a_message_that_its_queue_refused_has_failed_to_those_who_wait_for_it() 
     unreadable = Outgoing(QUEUE, Message(b"", b"no message"))
     recorded.endings.end_refused([Refused(unreadable, "not a list"), Refused(FOLLOW_UP, "not a list")])
     assert recorded.counted == {"refused": 3} and len(recorded.ended) == 2
+    about = vars(caplog.records[0])
+    assert (about["queue"], about["task_id"], about["why"]) == ("next", "t", "not a list")
 
 
 @pytest.mark.parametrize(
