@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -132,6 +133,38 @@ def test_no_key_is_touched_because_a_verdict_says_its_name(
 
     run(scenario())
     assert [redis_server.ask("GET", name) for name in names] == [b"mine"] * len(names)
+
+
+def test_a_signature_is_remembered_while_it_lasts(
+    prefixed: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        async with prefixed.open(remembers_signatures=True) as broker:
+            first, second = await hold(broker, 2)
+            over = Spend(second.tag, "b" * 32, time.time() - 5)  # it is refused elsewhere
+            assert not await broker.spend([Spend(first.tag, "a" * 32, time.time() + HOUR_S), over])
+            left_ms = redis_server.ask("PTTL", f"P:umbel.signature.{'a' * 32}")
+            assert isinstance(left_ms, int) and 3_500_000 < left_ms <= 3_600_000
+
+    run(scenario())
+
+
+def test_who_claims_often_looks_for_lost_owners_and_askers_seldom(
+    prefixed: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def calls_of(broker: Broker) -> tuple[int, ...]:
+        counts = [calls(redis_server, "evalsha")]
+        for step in (take(broker), take(broker), broker.return_lost(), broker.return_lost()):
+            await step
+            counts.append(calls(redis_server, "evalsha"))
+        return tuple(after - before for before, after in pairwise(counts))
+
+    async def scenario() -> None:
+        async with prefixed.open() as first, prefixed.open() as broker:
+            await calls_of(first)  # the server knows the scripts
+            assert await calls_of(broker) == (3, 1, 1, 1)  # askers, owners and the claim; then one each
+
+    run(scenario())
 
 
 def test_a_settle_without_conflicts_is_one_call(prefixed: BrokerUnderTest, redis_server: RedisServer) -> None:

@@ -5,7 +5,7 @@ import pytest
 from tests.protocol.test_slots import QUICK_S, Job, Outcome, jobs, make
 from umbel.protocol.machine import Tick
 from umbel.protocol.pace import Paces
-from umbel.protocol.pool.child import Child, State, least_useful, takers_of
+from umbel.protocol.pool.child import Child, State, holder_of, least_useful, takers_of
 from umbel.protocol.pool.events import Dismiss, Finished, Kill, Retire, SignalSoftLimit, SlotSettings, Submit
 from umbel.protocol.pool.starts import Starts
 from umbel.protocol.pool.wear import Wear
@@ -39,6 +39,15 @@ def test_a_child_is_at_its_next_job_and_at_the_last_it_started_once_the_rest_is_
     assert child.running() == Job(2)
     child.recalled = True
     assert child.running() == Job(3)  # the answer for job 2 is on its way
+
+
+def test_a_job_is_held_by_who_was_sent_it_until_it_ends() -> None:
+    first, second = child_with(1, 2), Child[Job](1, State.READY)
+    second.add(list(jobs(3)))
+    second.add(list(jobs(4)))
+    assert [holder_of([first, second], job) for job in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, None]
+    first.finish([Outcome(1)], PACES, recall_at=9.0)
+    assert [holder_of([first, second], job) for job in (1, 2)] == [None, 0]
 
 
 def test_the_pace_of_a_task_is_noted_with_all_its_runs_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
