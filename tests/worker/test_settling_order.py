@@ -236,7 +236,10 @@ def test_what_gathers_while_the_last_is_brought_is_waited_for_too(what: str) -> 
                 bench.settler.add(Ack(1)) if what == "settle" else bench.settler.release("other", "u")
 
         async def slowly() -> None:
-            await asyncio.sleep(0)
+            loop = asyncio.get_running_loop()
+            replied = loop.create_future()
+            loop.call_soon(replied.set_result, None)
+            await replied
 
         bench.recorder.refuses = another
         bench.recorder.before = slowly
