@@ -232,8 +232,12 @@ def test_a_unique_key_is_released_after_its_message_is_settled() -> None:
 def test_what_gathers_while_the_last_is_brought_is_waited_for_too(what: str) -> None:
     async def scenario(bench: Bench) -> None:
         def another(asked: str, value: Any) -> None:
-            if asked == "release" and value == [("key", "t")]:
-                bench.settler.add(Ack(1)) if what == "settle" else bench.settler.release("other", "u")
+            if asked != "release" or value != [("key", "t")]:
+                return
+            if what == "settle":
+                bench.settler.add(Ack(1))
+            else:
+                bench.settler.release("other", "u")
 
         async def slowly() -> None:
             loop = asyncio.get_running_loop()
