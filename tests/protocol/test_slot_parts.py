@@ -114,11 +114,10 @@ def test_a_pool_waits_for_a_start_as_long_as_it_is_patient_since_it_had_a_child(
 def test_a_child_that_did_something_ends_the_row_of_failed_starts() -> None:
     starts = Starts(SlotSettings(children=1, start_timeout_s=1000.0, start_attempts=2))
     starts.seen_alive(0.0)
-    for began in (1.0, 2.0):
-        waits_s = starts.failed(begun_at=began, now=began + 0.5) - began - 0.5
+    _, second_s = (starts.failed(begun_at=began, now=began + 0.5) - began - 0.5 for began in (1.0, 2.0))
     assert starts.given_up(3.0) and not starts.given_up(3.0)
     starts.succeeded()
-    assert starts.failed(begun_at=4.0, now=4.5) - 4.5 < waits_s  # as the first of a row
+    assert starts.failed(begun_at=4.0, now=4.5) - 4.5 < second_s  # as the first of a row
     assert not starts.given_up(5.0)
     starts.failed(begun_at=6.0, now=6.5)
     assert starts.given_up(7.0)  # said once more
