@@ -47,8 +47,8 @@ def test_each_coroutine_sees_its_own_request(app: App, tracer: AsyncTracer) -> N
     ("error", "kind", "summary"),
     [
         (ValueError("why"), "failure", "ValueError('why')"),
-        (SoftLimitPassed(), "failure", "SoftTimeLimitExceeded('the soft time limit passed')"),
-        (WorkerStops(), "requeued", "the worker stops"),
+        (SoftLimitPassed(), "failure", "SoftTimeLimitExceeded('soft time limit exceeded')"),
+        (WorkerStops(), "requeued", "the worker is shutting down"),
         (CancelAsked(), "cancelled", "TaskCancelled('cancelled')"),
         (asyncio.CancelledError(), "failure", "TaskError('cancelled from within"),
     ],

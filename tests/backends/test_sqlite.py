@@ -66,5 +66,5 @@ class TestSqlite(BackendContract, ChordContract):
 
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BadURL, match=r"schemes known here: .*sqlite"):
+    with pytest.raises(BadURL, match=r"known schemes: .*sqlite"):
         open_backend("carrier-pigeon://roof", BrokerSettings("sqlite:///umbel.db"))

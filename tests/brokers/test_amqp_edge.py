@@ -91,7 +91,7 @@ def test_a_message_that_lives_longer_than_rabbitmq_can_say_is_taken(under_test: 
 
 def test_headers_that_no_frame_holds_are_refused_with_figures(under_test: BrokerUnderTest) -> None:
     headers = b'{"task":"t","id":"1","x":"%b"}' % (b"x" * 140_000)
-    with pytest.raises(TooLarge, match=r"the headers take 14\d+ bytes"):
+    with pytest.raises(TooLarge, match=r"the headers have 14\d+ bytes"):
         under_test.producer().publish([Outgoing(QUEUE, Message(headers, b""))])
 
 

@@ -334,11 +334,11 @@ def problem_of(url: str) -> str:
 
 def test_a_wrong_password_user_or_database_is_said_in_one_line(server: RedisServer) -> None:
     place = f"127.0.0.1:{server.port}"
-    assert "no password set" in problem_of(f"redis://:s3cret@{place}/0")
+    assert "no password configured" in problem_of(f"redis://:s3cret@{place}/0")
     assert "refuses the user name or password" in problem_of(f"redis://ada:s3cret@{place}/0")
     assert "has no database 99" in problem_of(f"redis://{place}/99")
     server.ask("CONFIG", "SET", "requirepass", "open sesame")
-    assert "wants a password" in problem_of(f"redis://{place}/0")
+    assert "requires a password" in problem_of(f"redis://{place}/0")
     assert "refuses the user name or password" in problem_of(f"redis://:s3cret@{place}/0")
     right = under_test_of(f"redis://:open%20sesame@{place}/0")
     right.producer().publish(outgoing("a"))
@@ -353,7 +353,9 @@ def test_an_address_where_nothing_or_something_else_answers_is_said_in_one_line(
     assert "no such socket" in problem_of(f"unix://{tmp_path}/none.sock")
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         threading.Thread(target=_speak_http, args=(stranger,), daemon=True).start()
-        assert "does not speak Redis" in problem_of(f"redis://127.0.0.1:{stranger.getsockname()[1]}/0")
+        assert "does not speak the Redis protocol" in problem_of(
+            f"redis://127.0.0.1:{stranger.getsockname()[1]}/0"
+        )
     server.pause()
     assert "no answer within" in problem_of(server.url)
 
@@ -395,7 +397,7 @@ def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
         ("redis:/localhost", "write redis://"),
         ("redis://localhost:port/0", "write redis://"),
         ("redis://:s3cret@localhost:99999/0", "write redis://"),
-        ("redis://localhost/zero", "numbers its databases"),
+        ("redis://localhost/zero", "'zero' is not a number"),
         ("redis://:s3cret#x@localhost/0", "%23"),
         ("redis://localhost/0?dp=1", "unknown option 'dp'"),
         ("redis://localhost/0?ssl_ca_certs=a", "unknown option"),

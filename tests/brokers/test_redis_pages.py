@@ -72,14 +72,14 @@ def test_verdicts_that_are_large_go_in_several_calls_and_a_part_beyond_the_limit
             )
             assert (len(settles), settled.applied) == (3, 3)
             assert [one.part for one in settled.refused] == [follow_ups[1]]
-            assert "bytes are more than Redis takes" in settled.refused[0].reason
+            assert "other results exceed" in settled.refused[0].reason
             sent = texts((await take(broker, queues=["next"])).deliveries)
             assert [len(text) for text in sent] == [200, 900]
-            with pytest.raises(BrokerRefused, match="'celery' are more than Redis takes at once"):
+            with pytest.raises(BrokerRefused, match="for 'celery' exceeds the limit"):
                 await broker.publish(outgoing("x" * 1200))
 
     run(scenario())
-    with pytest.raises(BrokerRefused, match="larger than Redis takes") as caught:
+    with pytest.raises(BrokerRefused, match="it exceeds the limit") as caught:
         on_redis.backend().store([result("a"), result("b", value="x" * 1200), result("c")])
     assert caught.value.places == (1,)
     assert on_redis.backend().read(["a", "b", "c"]).keys() == {"a", "c"}

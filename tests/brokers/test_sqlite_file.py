@@ -101,7 +101,7 @@ def test_an_address_without_a_file_is_refused(url: str) -> None:
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
     for url in ("carrier-pigeon://roof", "umbel.db", ""):
-        with pytest.raises(BadURL, match=r"schemes known here: .*sqlite"):
+        with pytest.raises(BadURL, match=r"known schemes: .*sqlite"):
             open_broker(BrokerSettings(url))
 
 

@@ -173,7 +173,7 @@ def test_a_certificate_that_does_not_fit_is_one_clear_line(where: Place) -> None
     shown = f"ssl_certfile={made.client.certificate}&ssl_keyfile={made.client.key}"
     for url, words in (
         (where.url(shown), "its certificate is not trusted"),
-        (where.url(f"{shown}&ssl_ca_certs={unknown.certificate}"), "name its authority with ssl_ca_certs"),
+        (where.url(f"{shown}&ssl_ca_certs={unknown.certificate}"), "set ssl_ca_certs=FILE"),
         (where.elsewhere(made.options), "ssl_check_hostname=false"),
         (where.url(trusting), "ssl_certfile"),
         (
@@ -186,7 +186,7 @@ def test_a_certificate_that_does_not_fit_is_one_clear_line(where: Place) -> None
             "MISMATCH",
         ),
         (where.tls_to_plain_port, "TLS"),
-        (where.plain_to_tls_port, "for TLS is reached with"),
+        (where.plain_to_tls_port, "or a TLS port use"),
     ):
         for text in refusals(url):
             assert words in text and "\n" not in text and "guest:guest" not in text, (url, text)

@@ -362,10 +362,10 @@ def bury(app: App, reason: str) -> None:
 
 
 def test_dead_letters_are_listed_with_their_reason_and_given_back(umbel: Umbel, tmp_path: Path) -> None:
-    bury(write_app(tmp_path), "its process died in each of 3 starts")
+    bury(write_app(tmp_path), "started 3 times, and its process died each time")
     [row] = json.loads(umbel("dlq", "ls", "--json").out)
     assert (row["task"], row["task_id"], row["queue"]) == ("shop.pack", "t", "celery")
-    assert "its process died in each of 3 starts" in umbel("dlq", "ls").out
+    assert "started 3 times, and its process died each time" in umbel("dlq", "ls").out
     assert "`umbel dlq ls` says why" in umbel("doctor").out
     assert umbel("dlq", "requeue", "t", "no-such", "--json").code == exits.PARTIAL
     assert umbel("dlq", "ls", "--json").out == "[]\n"
@@ -462,11 +462,11 @@ def test_health_tells_of_each_worker_and_fails_if_one_is_not_well(umbel: Umbel, 
     write("a@host", counters={"processed": 7})
     ran = umbel("health", "--run-dir", str(tmp_path))
     assert ran == Ran(exits.OK, "a@host: healthy, 0 running, 7 processed\n", "")
-    write("b@host", problem="messages cannot be taken")
+    write("b@host", problem="cannot fetch messages")
     ran = umbel("health", "--run-dir", str(tmp_path))
     assert (ran.code, ran.out.splitlines()[1]) == (
         exits.FAILED,
-        "b@host: unhealthy: messages cannot be taken",
+        "b@host: unhealthy: cannot fetch messages",
     )
     assert umbel("health", "-n", "a", "--run-dir", str(tmp_path)).code == exits.OK
     assert umbel("health", "-n", "b@host", "--run-dir", str(tmp_path)).code == exits.FAILED

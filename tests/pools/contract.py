@@ -143,7 +143,7 @@ class PoolContract:
                 pool.submit([make_job(number, "wait-for", str(gate)) for number in (1, 2, 3)])
                 await recorder.until(lambda: len(pool.describe()["running"]) == 3, what="all to be busy")
                 assert pool.resize(-2) == 1 == pool.describe()["max-concurrency"]
-                with pytest.raises(PoolError, match="at least one stays"):
+                with pytest.raises(PoolError, match="at least 1 must remain"):
                     pool.resize(-1)
                 gate.touch()
                 await recorder.until_back(1, 2, 3)
@@ -315,7 +315,7 @@ class PoolContract:
                 assert sorted(recorder.lost) == [0, 1, 2, 3]
                 for lost in recorder.lost.values():
                     assert (lost.started, lost.ran) == (False, False)
-                    assert lost.fault.startswith("could not be handed to a child: ")
+                    assert lost.fault.startswith("cannot run in this pool: ")
                 assert sorted(recorder.outcomes) == [4, 5]
 
         asyncio.run(scenario())

@@ -234,7 +234,7 @@ def test_an_effect_that_raises_costs_its_child_and_no_job(monkeypatch: pytest.Mo
             assert Counter(recorder.came_back) == Counter(range(50))
             assert pool.describe()["faults"] == 2
             await recorder.until(lambda: len(recorder.deaths()) == 2, what="both children to be replaced")
-            assert "the pool could not reach it: " in recorder.deaths()[0]["reason"]
+            assert "internal error in the pool: " in recorder.deaths()[0]["reason"]
 
     asyncio.run(scenario())
 
@@ -277,7 +277,7 @@ def test_a_fault_of_the_machine_itself_fails_the_pool_which_can_still_be_stopped
             monkeypatch.setattr(pool._slots, "step", lambda *_: 1 / 0)
             assert pool.withdraw() == ()
             failed = [fields["reason"] for what, fields in recorder.children if what == "failed"]
-            assert "a fault in the pool: " in failed[0]
+            assert failed[0].startswith("internal error in the pool: ")
 
     asyncio.run(scenario())
 
@@ -304,7 +304,10 @@ def test_an_outcome_that_cannot_be_sent_is_a_fault_of_its_job_alone(name: str) -
             await recorder.until_back(0, 1, 2)
             lost = recorder.lost[1]
             assert (lost.started, lost.ran) == (False, True)
-            assert "it ran, but its outcome could not be sent to the worker: UnicodeEncodeError" in lost.fault
+            assert (
+                "the task ran, but its outcome could not be sent to the worker: UnicodeEncodeError"
+                in lost.fault
+            )
             assert sorted(recorder.outcomes) == [0, 2]
             assert not recorder.deaths()
 

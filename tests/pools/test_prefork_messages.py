@@ -32,6 +32,6 @@ def test_a_job_that_cannot_be_written_is_left_out_with_the_reason() -> None:
     frames, unfit = batch_frames(7, jobs, max_bytes=300)
     assert reader.feed(bytes(frames)) == [JobBatch(7, [jobs[0]]), JobBatch(7, [jobs[4]])]
     assert list(unfit) == [2, 3, 4]
-    assert "could not be handed to a child: OverflowError" in unfit[2]
+    assert "cannot be sent to a child process: OverflowError" in unfit[2]
     assert "can't encode character" in unfit[3]
     assert "over the limit of 300" in unfit[4]

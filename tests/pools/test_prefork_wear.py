@@ -37,7 +37,7 @@ def test_children_replaced_after_so_many_tasks_lose_nothing_under_load() -> None
             ended = [fields for what, fields in recorder.children if what == "ended"]
             assert len(ended) >= JOBS // 40 - 3
             assert {fields["how"] for fields in ended} == {"asked"}
-            assert "it has run 40 tasks (max_tasks_per_child)" in ended[0]["reason"]
+            assert "max_tasks_per_child reached after 40 tasks" in ended[0]["reason"]
 
     asyncio.run(scenario())
 

@@ -127,7 +127,7 @@ def test_the_last_tickets_are_remembered_and_no_more() -> None:
     ("pattern", "matcher", "problem"),
     [
         ("w*", "regex", "matcher 'regex' is unknown"),
-        ("(", "pcre", "no regular expression"),
+        ("(", "pcre", "not a valid regular expression"),
         ("x" * (PATTERN_MAX + 1), "glob", "limit is 1000"),
         ("(a+)+$", "pcre", "too long"),
         ("(a|a)*b", "pcre", "too long"),

@@ -213,7 +213,7 @@ def test_children_that_die_at_once_are_replaced_ever_more_slowly_and_reported() 
     assert slots.step(ChildDied(0, b"", "no disk"), now=0.1) == []
     assert slots.step(Tick(), now=0.31) == [Start(0)]
     assert slots.step(ChildDied(0, b"", "no disk"), now=0.31) == [
-        Failed("3 attempts failed, the last one because no disk")
+        Failed("3 attempts failed; last error: no disk")
     ]
     assert slots.step(Tick(), now=0.72) == [Start(0)]
     assert slots.step(ChildReady(0), now=0.8) == []
@@ -232,7 +232,7 @@ def test_an_answer_for_a_job_it_was_not_given_ends_the_child() -> None:
     slots = make()
     slots.step(Submit(jobs(1, 2)), now=0.0)
     effects = slots.step(Finished(0, ended(1, 99)), now=0.0)
-    reason = "it answered for job 99, which it had not been given"
+    reason = "it reported job 99, which it was not given"
     assert effects == [Reported(0, ended(1)), Kill(0, reason)]
     effects = slots.step(ChildDied(0, b"", "SIGKILL"), now=0.0)
     assert effects == [Lost([Loss(2, charged=True, ran=True, reason=reason)]), Start(0)]
@@ -245,7 +245,7 @@ def test_the_hard_limit_ends_the_child_and_the_job_is_lost_as_timed_out() -> Non
     slots = make()
     slots.step(Submit([Job(1, hard_limit_s=3.0)]), now=10.0)
     assert slots.step(Tick(), now=12.9) == []
-    reason = "the hard time limit of 3 s passed"
+    reason = "hard time limit of 3 s exceeded"
     assert slots.step(Tick(), now=13.0) == [Kill(0, reason)]
     assert slots.step(Tick(), now=14.0) == []
     effects = slots.step(ChildDied(0, b"", "SIGKILL"), now=14.0)
@@ -327,13 +327,13 @@ def test_a_retired_child_ends_its_job_and_another_takes_its_slot() -> None:
 def test_closing_lets_running_jobs_finish_within_the_grace() -> None:
     slots = make(children=2)
     slots.step(Submit([Job(1, "slow"), *jobs(2, 3)]), now=0.0)
-    never_ran = "the pool was stopped before it started"
+    never_ran = "the pool stopped before the task started"
     assert slots.step(Close(grace_s=10.0), now=0.0) == [Recall(1), Dismiss(0, STOPS), Dismiss(1, STOPS)]
     effects = slots.step(Recalled(1, bytes([0])), now=0.0)
     assert effects == [Began(1, 2), Lost([Loss(3, charged=False, ran=False, reason=never_ran)])]
     slots.step(Finished(1, ended(2)), now=1.0)
     assert slots.step(ChildDied(1, b"", "status 0"), now=1.0) == []
-    reason = "its job was still running when the pool had to stop"
+    reason = "its task was still running at the end of the shutdown grace period"
     assert slots.step(Tick(), now=10.0) == [Kill(0, reason)]
     effects = slots.step(ChildDied(0, b"", "SIGKILL"), now=10.1)
     assert effects == [Lost([Loss(1, charged=False, ran=True, reason=reason)]), Closed()]
@@ -342,13 +342,13 @@ def test_closing_lets_running_jobs_finish_within_the_grace() -> None:
 def test_an_idle_child_that_does_not_leave_is_killed() -> None:
     slots = make(stop_grace_s=5.0)
     assert slots.step(Close(grace_s=600.0), now=0.0) == [Dismiss(0, STOPS)]
-    assert slots.step(Tick(), now=5.0) == [Kill(0, "it did not end when the pool had to stop")]
+    assert slots.step(Tick(), now=5.0) == [Kill(0, "it did not exit at the end of the shutdown grace period")]
 
 
 def test_what_is_submitted_after_closing_comes_straight_back() -> None:
     slots = make()
     slots.step(Close(grace_s=0.0), now=0.0)
-    reason = "the pool was stopped before it started"
+    reason = "the pool stopped before the task started"
     assert slots.step(Submit(jobs(1)), now=0.0) == [Lost([Loss(1, charged=False, ran=False, reason=reason)])]
 
 
@@ -422,7 +422,7 @@ def test_a_child_gets_no_more_jobs_than_it_may_run_and_goes_after_the_last() -> 
     slots = make(children=1, jobs_max=6)  # two of them went into making it
     assert sent(slots.step(Submit(jobs(*range(10))), now=0.0)) == {0: [0, 1, 2, 3]}
     effects = slots.step(Finished(0, ended(0, 1, 2, 3)), now=0.01)
-    assert Dismiss(0, "it has run 6 tasks (max_tasks_per_child)") in effects
+    assert Dismiss(0, "max_tasks_per_child reached after 6 tasks") in effects
     assert slots.step(ChildDied(0, b"", "ended"), now=0.02) == [Start(0)]
     assert sent(slots.step(ChildReady(0), now=0.03)) == {0: [4, 5, 6, 7, 8, 9]}
 
@@ -447,7 +447,7 @@ def test_a_heavy_child_finishes_its_job_and_goes() -> None:
     slots.step(Submit(jobs(1, 2, task="slow")), now=2.0)
     assert slots.step(Weighed(0, 101), now=2.5) == [
         Overweight(0, 1, 101),
-        Dismiss(0, "it held 0 MiB of memory, over 0 MiB (max_memory_per_child)"),
+        Dismiss(0, "memory use of 0 MiB exceeds max_memory_per_child (0 MiB)"),
     ]
     assert slots.step(Weighed(0, 102), now=3.0) == []
     effects = slots.step(Finished(0, ended(1)), now=9.0)
@@ -476,7 +476,7 @@ def test_an_idle_child_that_is_far_too_heavy_makes_way_before_its_next_job() -> 
 def test_children_are_replaced_one_after_the_other_and_the_busy_when_they_are_through() -> None:
     slots = make(children=3)
     slots.step(Submit(jobs(1, task="slow")), now=0.0)
-    anew = "the pool is started anew"
+    anew = "pool restart"
     assert slots.step(Replace(), now=1.0) == [Dismiss(1, anew)]
     assert slots.step(ChildDied(1, b"", "ended"), now=1.1) == [Start(1)]
     assert slots.step(ChildReady(1), now=1.2) == [Dismiss(2, anew)]
@@ -519,7 +519,7 @@ def test_a_pool_that_has_worked_is_patient_with_failing_starts(children: int) ->
     assert failed == []
     assert now > 30.0, "it waits longer and longer"
     failed, _ = fail_starts(slots, children, 1, now)
-    assert failed == [Failed("10 attempts failed, the last one because no disk")]
+    assert failed == [Failed("10 attempts failed; last error: no disk")]
 
 
 def test_a_pool_with_one_child_that_works_never_fails() -> None:
@@ -534,4 +534,4 @@ def test_a_pool_without_a_child_for_as_long_as_a_start_may_take_has_failed() -> 
     (kill,) = slots.step(Tick(), now=30.0)
     assert isinstance(kill, Kill)
     (failed,) = slots.step(ChildDied(0, b"", "killed"), now=30.0)
-    assert failed == Failed("1 attempts failed, the last one because not ready after 20 s")
+    assert failed == Failed("1 attempts failed; last error: not ready after 20 s")

@@ -179,7 +179,7 @@ class World:
             case Dismiss(child, reason):
                 process = self.processes[child]
                 assert not process.dismissed, "asked to end twice"
-                if "started anew" in reason:
+                if reason == "pool restart":
                     assert not (process.socket and process.pipe) and process.running is None
                     assert all(other.ready or other.running for other in self.processes.values())
                 process.dismissed = True

@@ -199,7 +199,7 @@ def test_what_a_task_does_to_its_process_harms_no_task_after_it(cluster: Cluster
     assert {result.get(timeout=20) for result in opened}.isdisjoint({spoiled.get(timeout=20)})
     scribbled = tasks["pool_tasks.scribbles"].delay()
     assert tasks["pool_tasks.pid"].delay().get(timeout=20)
-    with pytest.raises(WorkerLost, match="it did not write what it should"):
+    with pytest.raises(WorkerLost, match="invalid data from the child process"):
         scribbled.get(timeout=20)
     wait_until(lambda: cluster.counters("w1")["buried"] == 1, deadline_s=20, what="the count of dead letters")
     assert cluster.counters("w1")["children_died"] == 3  # one for each start of the message

@@ -65,7 +65,7 @@ def test_a_broker_that_cannot_hold_keys_refuses_to_send(tmp_path: Path) -> None:
     with (
         place("amqp", tmp_path) as where,
         Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend) as cluster,
-        pytest.raises(NotSupported, match=r"unique_tasks\.fails.*RabbitMQ has no register"),
+        pytest.raises(NotSupported, match=r"unique_tasks\.fails.*RabbitMQ has no key"),
     ):
         cluster.app.tasks["unique_tasks.fails"].delay()
 

@@ -150,7 +150,7 @@ def test_a_job_that_met_a_fault_in_the_pool_ends_with_the_reason(tmp_path: Path,
     async def scenario(bench: Bench) -> None:
         claim = await bench.broker.claim(OWNER, [QUEUE], 10)
         (held,) = await bench.admission.admit(claim.deliveries)
-        fault = "could not be handed to a child: OverflowError"
+        fault = "cannot be sent to a child process: OverflowError"
         bench.endings.lose(held, LostJob(held.number, False, fault, fault=fault), stopping=True)
         await bench.settler.flush()
         counters = bench.context.counters

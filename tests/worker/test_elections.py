@@ -160,7 +160,7 @@ def test_an_unknown_topic_is_said_and_observed_e3(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with node(tmp_path, say=lambda action, context: None) as here:
             problem = here.rules.asked(request_arguments(await here.opened(request("other"))))
-            assert problem == "no handler for topic 'other' here; it has say"
+            assert problem == "no handler for topic 'other' on this node; it has say"
             record = await here.record()
             assert record is not None and record.state is ElectionState.OPEN
 

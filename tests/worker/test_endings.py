@@ -209,7 +209,7 @@ def test_a_task_over_its_time_limit_has_failed(run: str, expected: object, stopp
     )
     recorded.endings.lose(claimed, lost(started=True, ran=True, timed_out=True), stopping=stopping)
     assert asked(recorded) == expected
-    assert recorded.ended == [("TimeLimitExceeded: ran longer than its time limit of 2.5 s", "FAILURE")]
+    assert recorded.ended == [("TimeLimitExceeded: exceeded its time limit of 2.5 s", "FAILURE")]
     assert recorded.counted == {"lost": 1, "failed": 1}
     assert kinds(recorded) == ["task-failed"]
 
@@ -218,7 +218,7 @@ def test_a_task_over_its_time_limit_has_failed(run: str, expected: object, stopp
 def test_a_task_that_was_acknowledged_early_fails_with_its_process(stopping: bool) -> None:
     recorded, _ = after_loss(EARLY, lost(started=True, ran=True), stopping=stopping)
     assert asked(recorded) == ([], [([FAILURE], SENT)])
-    assert recorded.ended == [("WorkerLost: process 1 died while it ran the task", "FAILURE")]
+    assert recorded.ended == [("WorkerLost: process 1 died while running the task", "FAILURE")]
     assert recorded.counted == {"lost": 1, "failed": 1}
 
 
@@ -284,7 +284,8 @@ def test_what_must_not_run_any_more_ends_as_revoked(why: Refusal, expired: bool)
 
 
 @pytest.mark.parametrize(
-    ("why", "words"), [(Refusal.UNKNOWN, "t.task"), (Refusal.POISONOUS, "died in each of 3 starts")]
+    ("why", "words"),
+    [(Refusal.UNKNOWN, "t.task"), (Refusal.POISONOUS, "started 3 times, and its process died each time")],
 )
 def test_what_cannot_run_is_buried_with_the_reason(why: Refusal, words: str) -> None:
     recorded = Recorded()

@@ -45,7 +45,7 @@ def test_a_message_that_meets_a_fault_is_buried_with_the_error(caplog: pytest.Lo
     recorded.endings.bury_faulty(delivery_of(), FAULT)
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury) and verdict == Bury(TAG, verdict.reason)
-    assert verdict.reason.startswith("fault of the worker: LookupError: no such thing\n")
+    assert verdict.reason.startswith("internal error in the worker: LookupError: no such thing\n")
     assert (recorded.counted, recorded.ended) == ({"faults": 1, "buried": 1}, [])
     (entry,) = caplog.records
     assert (vars(entry)["task_id"], entry.exc_info and entry.exc_info[1]) == ("t", FAULT)
@@ -62,7 +62,7 @@ def test_a_task_that_meets_a_fault_has_failed_unless_it_has_ended(
     recorded.endings.bury_faulty(claimed.delivery, FAULT, claimed, ended)
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury) and verdict == Bury(TAG, verdict.reason, False, results, SENT)
-    why = "UmbelError: fault of the worker: LookupError: no such thing"
+    why = "UmbelError: internal error in the worker: LookupError: no such thing"
     assert recorded.ended == ([] if ended else [(why, "FAILURE")])
     assert recorded.sink.released == [("k", "t")]
     assert recorded.counted == {"faults": 1, "buried": 1}
@@ -94,7 +94,9 @@ def test_a_fault_is_named_by_its_type_however_many_lines_it_has() -> None:
     recorded = Recorded()
     recorded.endings.bury_faulty(delivery_of(), SyntaxError("odd", ("file", 1, 1, "line")))
     (verdict,) = recorded.sink.verdicts
-    assert isinstance(verdict, Bury) and verdict.reason.startswith("fault of the worker: SyntaxError: odd\n")
+    assert isinstance(verdict, Bury) and verdict.reason.startswith(
+        "internal error in the worker: SyntaxError: odd\n"
+    )
 
 
 def test_a_task_that_cannot_even_fail_is_buried_without_a_result() -> None:
@@ -155,7 +157,7 @@ def test_a_message_that_its_queue_refused_has_failed_to_those_who_wait_for_it(
     recorded = Recorded()
     sent = Outgoing("next", message_of())
     recorded.endings.end_refused([Refused(sent, "not a list")])
-    assert recorded.ended == [("BrokerRefused: it was not taken by the queue 'next': not a list", "FAILURE")]
+    assert recorded.ended == [("BrokerRefused: the queue 'next' refused the message: not a list", "FAILURE")]
     assert asked(recorded) == ([], [([FAILURE], SENT)])
     assert kinds(recorded) == ["task-failed"]
     unreadable = Outgoing(QUEUE, Message(b"", b"no message"))

@@ -95,7 +95,7 @@ async def assert_that_it_was_buried_alone(bench: Bench) -> None:
     await bench.settled()
     (letter,) = await bench.broker.dead_letters()
     assert letter.message.correlation_id == "bad"
-    assert letter.reason.startswith("fault of the worker: ZeroDivisionError: a fault of our own\n")
+    assert letter.reason.startswith("internal error in the worker: ZeroDivisionError: a fault of our own\n")
     assert "in fault" in letter.reason  # where it arose
     assert (bench.context.counters.faults, bench.context.counters.buried) == (1, 1)
     assert (await bench.broker.queues())[QUEUE].claimed == 1  # the good one, which runs
@@ -113,7 +113,7 @@ def test_a_fault_in_judging_a_message_buries_it_alone(
         monkeypatch.setattr(AdmissionPolicy, "admit", sometimes)
         assert await bench.take() == ["t.good"]
         await assert_that_it_was_buried_alone(bench)
-        assert "fault while handling a message; message moved to the dead letters" in caplog.text
+        assert "internal error while handling a message; moved to dead letters" in caplog.text
 
     play(tmp_path, scenario)
 
@@ -131,7 +131,7 @@ def test_a_fault_in_dispatching_a_message_buries_it_and_its_task_has_failed(
         assert await bench.take() == ["t.good"]
         await assert_that_it_was_buried_alone(bench)
         assert [claimed.headers.task for claimed in bench.tasks.holding()] == ["t.good"]
-        with pytest.raises(Exception, match="fault of the worker: ZeroDivisionError"):
+        with pytest.raises(Exception, match="internal error in the worker: ZeroDivisionError"):
             app.AsyncResult("bad").get(timeout=5)
 
     play(tmp_path, scenario)

@@ -61,7 +61,7 @@ class RedisBackend:
         refused: dict[int, str] = {}
         for some in portions(results, STORED_AT_ONCE):
             if weight_of(results[some[0]]) > BATCH_BYTES_MAX:  # then it is alone
-                refused[some[0]] = "it is larger than Redis takes"
+                refused[some[0]] = f"it exceeds the limit of {BATCH_BYTES_MAX:,} bytes"
                 continue
             args = result_arguments(self._keys, [results[place] for place in some])
             told = self._pool.run(_STORE, self._keys.prefix, self._ttl_ms, *args)

@@ -28,7 +28,7 @@ def open_backend(url: str, settings: BrokerSettings) -> Backend:
     """`settings` are the broker's; the address of the results takes the place of the broker's."""
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in SCHEMES:
-        raise BadURL(url, f"no backend has the scheme {scheme!r}; schemes known here: {', '.join(SCHEMES)}")
+        raise BadURL(url, f"unknown backend scheme {scheme!r}; known schemes: {', '.join(SCHEMES)}")
     if scheme in _REDIS:
         need_hiredis(url)
         from umbel.backends.redis import RedisBackend

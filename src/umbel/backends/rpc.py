@@ -350,7 +350,7 @@ class _Receiver:
 
 def _no_chords() -> NotSupported:
     return NotSupported(
-        "a chord needs a place where its parts are counted, and rpc results are kept nowhere: "
+        "a chord needs a backend that counts its parts, and the rpc backend stores nothing: "
         "set 'backend' to redis://… or sqlite:///…"
     )
 

@@ -60,5 +60,5 @@ def need_hiredis(url: str) -> None:
 def _scheme(url: str) -> str:
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in SCHEMES:
-        raise BadURL(url, f"no broker has the scheme {scheme!r}; schemes known here: {', '.join(SCHEMES)}")
+        raise BadURL(url, f"unknown broker scheme {scheme!r}; known schemes: {', '.join(SCHEMES)}")
     return scheme

@@ -5,7 +5,7 @@ They stand after the `?` of rediss:// and amqps://, under the names that Celery'
     ssl_ca_certs         a file with the authorities to trust instead of the system's
     ssl_certfile         the certificate to show to a server that asks for one
     ssl_keyfile          its key, where that is in another file
-    ssl_cert_reqs        required, or none: trust whoever answers
+    ssl_cert_reqs        required, or none: trust any server
     ssl_check_hostname   true, or false: the certificate may be another host's
 
 The ssl module is loaded for the first such connection and not before: it is a megabyte.
@@ -24,15 +24,15 @@ _CHOICES = {
     "ssl_cert_reqs": {"required": True, "cert_required": True, "none": False, "cert_none": False},
     "ssl_check_hostname": {"true": True, "1": True, "false": False, "0": False},
 }
-_NOT_TLS = "what answers there does not speak TLS; check the port, or write the scheme without its last s"
+_NOT_TLS = "the server does not speak TLS on this port; check the port, or use the scheme without its last s"
 # What OpenSSL calls it, and what to do about it.
 _REASONS = {
     "WRONG_VERSION_NUMBER": _NOT_TLS,
     "RECORD_LAYER_FAILURE": _NOT_TLS,
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate: name one with ssl_certfile",
-    "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refused the handshake; it may ask for a certificate (ssl_certfile)",
-    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the certificate in ssl_certfile",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not accept the certificate in ssl_certfile",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the server requires a client certificate: set ssl_certfile",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "handshake refused; a client certificate may be required (ssl_certfile)",
+    "TLSV1_ALERT_UNKNOWN_CA": "the server does not trust the certificate in ssl_certfile",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the server does not accept the certificate in ssl_certfile",
 }
 
 
@@ -43,7 +43,7 @@ def option_problem(options: Mapping[str, str]) -> str:
         if value is not None and value.lower() not in choices:
             return f"{name} is {value!r}: write {' or '.join(list(choices)[::2])}"
     if "ssl_keyfile" in options and "ssl_certfile" not in options:
-        return "ssl_keyfile is the key of a certificate: name that with ssl_certfile"
+        return "ssl_keyfile needs a certificate: set ssl_certfile too"
     return ""
 
 
@@ -74,15 +74,15 @@ def tls_refusal(where: str, error: BaseException) -> BrokerUnavailable | None:
     """What went wrong while TLS was begun and what to do; None where it was something else."""
     if isinstance(error, ConnectionResetError | BrokenPipeError) or type(error).__name__ == "SSLEOFError":
         # Its reason comes too late, or never: TLS 1.3 lets us speak before it has looked at us.
-        ended = "it ended the handshake; it may ask for a certificate, or for another one (ssl_certfile)"
+        ended = "the server ended the handshake; it may require a client certificate (ssl_certfile)"
         return BrokerUnavailable(f"{where}: {ended}")
     if not hasattr(error, "library"):  # an ssl.SSLError
         return None
     problem = str(getattr(error, "verify_message", "")).rstrip(".")
     if "ostname mismatch" in problem or "IP address mismatch" in problem:
-        return AccessRefused(f"{where}: {problem}; check the host, or say ssl_check_hostname=false")
+        return AccessRefused(f"{where}: {problem}; check the host, or set ssl_check_hostname=false")
     if problem:
-        remedy = "name its authority with ssl_ca_certs=FILE"
+        remedy = "set ssl_ca_certs=FILE to its certificate authority"
         return AccessRefused(f"{where}: its certificate is not trusted: {problem}; {remedy}")
     reason = str(getattr(error, "reason", "") or "")
     return AccessRefused(f"{where}: {_REASONS.get(reason, f'TLS failed: {reason or error}')}")

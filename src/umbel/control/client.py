@@ -67,7 +67,7 @@ class Asker:
         if not await self._within(timeout_s, collecting) and not sent.is_set():
             raise BrokerUnavailable(
                 f"the request {method!r} could not be sent within {timeout_s:g} s; "
-                "is the broker reachable? Allow it more time"
+                "check the broker, or raise the timeout"
             )
         return collection.answers()
 

@@ -176,7 +176,7 @@ def _command(
     stateless: bool = False,
 ) -> Command:
     if not name:
-        raise ConfigurationError(f"{handler!r} has no name of its own; give the command one with name=")
+        raise ConfigurationError(f"{handler!r} has no __name__; name the command with name=")
     arguments = tuple((str(one), kind) for one, kind in args)
     types: dict[str, type] = dict(arguments)
     if variadic:

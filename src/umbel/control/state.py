@@ -170,4 +170,4 @@ class ControlState(Protocol):
 
 
 Elect = Callable[[Mapping[str, Any]], str]
-ELECTION_REFUSED = "this worker holds no elections"
+ELECTION_REFUSED = "elections are disabled on this worker"

@@ -146,7 +146,7 @@ class AsyncioPool:
     def resize(self, by: int) -> int:
         size = self._size + by
         if size < 1:
-            raise PoolError(f"a pool for {self._size} jobs cannot lose {-by}: at least one stays")
+            raise PoolError(f"a pool of {self._size} cannot shrink by {-by}: at least 1 must remain")
         self._size = size
         self._start_next()
         return size
@@ -247,7 +247,7 @@ class AsyncioPool:
                 case Cancelled(job):
                     begun.pop(job.number, None)
                     if (running := self._forget(job.number)) is not None:
-                        lost.append(ended_by(job.number, running.ended_by or "the end of its loop"))
+                        lost.append(ended_by(job.number, running.ended_by or "the end of its event loop"))
                 case LoopEnded(loop_thread):
                     self._on_loop_ended(loop_thread)
                 case Left():
@@ -320,12 +320,12 @@ class AsyncioPool:
     def _abandon_if_stuck(self, loop_thread: LoopThread, since: float) -> None:
         if loop_thread is self._loop_thread and loop_thread.sign_at < since and not self._closing:
             log.error("task blocks the event loop beyond its time limit; starting a new loop")
-            self._replace(loop_thread, "the loop it ran on was held up by another task, and given up")
+            self._replace(loop_thread, "another task blocked the event loop, which was replaced")
 
     def _on_loop_ended(self, loop_thread: LoopThread) -> None:
         self._loops_ended.append(loop_thread)
         if loop_thread is self._loop_thread and not self._closing:
-            self._replace(loop_thread, "the loop it ran on came to an end")
+            self._replace(loop_thread, "the event loop of the task stopped")
 
     def _replace(self, loop_thread: LoopThread, reason: str) -> None:
         self._loop_thread = LoopThread(self._runner, self._reports.add, self._settings.loop)

@@ -115,7 +115,7 @@ class GeventPool:
     def resize(self, by: int) -> int:
         size = self._size + by
         if size < 1:
-            raise PoolError(f"a pool for {self._size} jobs cannot lose {-by}: at least one stays")
+            raise PoolError(f"a pool of {self._size} cannot shrink by {-by}: at least 1 must remain")
         self._size = size
         self._start_next()
         return size
@@ -202,7 +202,7 @@ class GeventPool:
         running = self._running[number]
         self._lose([ended_by(number, BY_LIMIT)])
         if running.child.sign_at < since:
-            self._children.kill(running.child, f"{running.job.task} held it up beyond its time limit")
+            self._children.kill(running.child, f"task {running.job.task} blocked it beyond its time limit")
         self._start_next()
 
     # ---- from the children (GreenListener) ---------------------------------------------------------

@@ -87,8 +87,8 @@ class GreenChild:
                 for job in jobs:
                     self._jobs[job.number] = gevent.spawn(self._run, job, runner)
             case SoftLimit(job, stopping):
-                error = WorkerStopping("the worker stops; the task goes back to its queue")
-                self._throw(job, error if stopping else SoftTimeLimitExceeded("the soft time limit passed"))
+                error = WorkerStopping("the worker is shutting down; the task returns to its queue")
+                self._throw(job, error if stopping else SoftTimeLimitExceeded("soft time limit exceeded"))
             case Cancel(job):
                 self._throw(job, TaskCancelled("cancelled"))
             case EndJob(job):
@@ -144,4 +144,4 @@ def _frame_of(ran: Returned[Outcome] | Raised, job: Job, started_at: float) -> b
             summary = in_one_line(error)
             return outcome_frame(Outcome(job.number, "requeued", started_at, runtime_s, summary=summary))
         case Raised(error):  # it killed its own greenlet, or raised what only an interpreter raises
-            return encode_frame(NoOutcome(job.number, f"the task ended its runner: {in_one_line(error)}"))
+            return encode_frame(NoOutcome(job.number, f"the runner of the task failed: {in_one_line(error)}"))

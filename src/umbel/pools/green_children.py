@@ -116,7 +116,7 @@ class GreenChildren:
     def dismiss_idle_singles(self) -> None:
         for child in self._able(single=True):
             if not child.jobs:
-                self._dismiss(child, "it is not needed any more")
+                self._dismiss(child, "no longer needed")
 
     def kill(self, child: GreenChild, why: str) -> None:
         child.link.doom = child.link.doom or why
@@ -143,7 +143,7 @@ class GreenChildren:
                 self._keys, self._keys - 1, on_messages=self._on_messages, on_broken=self._on_broken
             )
         except OSError as error:  # no more descriptors, processes or memory for now
-            self._failed(single, f"it could not be started: {error}")
+            self._failed(single, f"cannot start a child process: {error}")
             return
         self._children[link.key] = GreenChild(link, single)
         self._servers.make_child(link)
@@ -191,7 +191,7 @@ class GreenChildren:
 
     def _kill_if_there(self, link: ChildLink) -> None:
         if (child := self._children.get(link.key)) is not None:
-            self.kill(child, "it closed its connection")
+            self.kill(child, "it closed its connection to the worker")
 
     def _bury(self, link: ChildLink, exited: Exit) -> None:
         child = self._children.get(link.key)

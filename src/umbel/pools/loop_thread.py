@@ -33,12 +33,12 @@ _END_S = 1.0  # for cancelled coroutines to end, when the thread does
 
 class SoftLimitPassed(SoftTimeLimitExceeded, asyncio.CancelledError):
     def __init__(self) -> None:
-        super().__init__("the soft time limit passed")
+        super().__init__("soft time limit exceeded")
 
 
 class WorkerStops(WorkerStopping, asyncio.CancelledError):
     def __init__(self) -> None:
-        super().__init__("the worker stops; the task goes back to its queue")
+        super().__init__("the worker is shutting down; the task returns to its queue")
 
 
 class CancelAsked(TaskCancelled, asyncio.CancelledError):

@@ -11,8 +11,8 @@ from umbel.pools.interface import Job, LostJob
 from umbel.pools.thread_workers import INTERRUPTIONS
 
 _LIMIT_MAX_S = 2.0**53  # every loop can count to it in milliseconds
-BY_LIMIT = "its limit"
-BY_REQUEST = "a request"
+BY_LIMIT = "the time limit"
+BY_REQUEST = "a terminate request"
 
 
 def apart(
@@ -28,7 +28,7 @@ def apart(
             continue
         if not (_is_time(job.hard_limit_s) and _is_time(job.soft_limit_s)):
             limits = f"{job.soft_limit_s} s (soft) and {job.hard_limit_s} s (hard)"
-            unfit[job.number] = _refused(job, f"its time limits cannot be measured: {limits}")
+            unfit[job.number] = _refused(job, f"its time limits are invalid: {limits}")
         elif job.hard_limit_s is not None and (why := hard_limits(job)):
             unfit[job.number] = _refused(job, why)
     return [job for job in jobs if job.number not in unfit] if unfit else jobs, [*unfit.values()]
@@ -40,29 +40,29 @@ def _is_time(limit_s: float | None) -> bool:
 
 def _refused(job: Job, why: str) -> LostJob:
     """It cannot be run here, nor anywhere else like here."""
-    fault = f"could not be handed to a child: {why}"
+    fault = f"cannot run in this pool: {why}"
     return LostJob(job.number, started=False, reason=fault, fault=fault)
 
 
 def not_started(job: Job) -> LostJob:
-    return LostJob(job.number, started=False, reason="the pool was stopped before it started")
+    return LostJob(job.number, started=False, reason="the pool stopped before the task started")
 
 
 def cut_off(number: int) -> LostJob:
-    reason = "its job was still running when the pool had to stop"
+    reason = "its task was still running at the end of the shutdown grace period"
     return LostJob(number, started=False, reason=reason, ran=True)
 
 
 def ended_by(number: int, by: str) -> LostJob:
     is_late = by == BY_LIMIT
-    return LostJob(number, started=is_late, reason=f"it was ended by {by}", timed_out=is_late, ran=True)
+    return LostJob(number, started=is_late, reason=f"stopped by {by}", timed_out=is_late, ran=True)
 
 
 def broken(job: Job, error: BaseException) -> LostJob:
     """Its runner did not return."""
     if isinstance(error, INTERRUPTIONS):
-        reason = "it was interrupted in the moment in which it ended"
+        reason = "the task was interrupted while it was finishing"
         return LostJob(job.number, started=False, reason=reason, ran=True)
     return LostJob(
-        job.number, started=True, reason=f"the task ended its runner: {in_one_line(error)}", ran=True
+        job.number, started=True, reason=f"the runner of the task failed: {in_one_line(error)}", ran=True
     )

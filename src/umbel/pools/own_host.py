@@ -32,7 +32,7 @@ async def start_host(
             made = await _in_thread("umbel-start", load)
     except TimeoutError:
         limit = f"{settings.start_timeout_s:g} s (start_timeout_s)"
-        raise PoolError(f"the app {target!r} was not loaded after {limit}") from None
+        raise PoolError(f"the app {target!r} did not load within {limit}") from None
     if isinstance(made, Raised):
         traceback.print_exception(made.error)
         raise PoolError(f"the app {target!r} cannot be loaded: {in_one_line(made.error)}")

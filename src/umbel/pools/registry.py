@@ -10,8 +10,8 @@ def make_pool(name: str, settings: PoolSettings) -> Pool:
     make = _POOLS.get(name)
     if make is None:
         near = nearest(name, _POOLS, cutoff=0.3)
-        hint = f"did you mean {near!r}?" if near else f"known are {', '.join(_POOLS)}"
-        raise BadSetting("pool", name, f"there is no such pool; {hint}", source="the worker's options")
+        hint = f"did you mean {near!r}?" if near else f"known pools: {', '.join(_POOLS)}"
+        raise BadSetting("pool", name, f"unknown pool; {hint}", source="the worker's options")
     return make(settings)
 
 

@@ -107,7 +107,7 @@ class ThreadsPool:
             raise NotSupported(f"the {self.name} pool cannot be resized: {self.abilities.resize}")
         size = self._size + by
         if size < 1:
-            raise PoolError(f"a pool of {self._size} cannot lose {-by} threads: at least one stays")
+            raise PoolError(f"a pool of {self._size} cannot shrink by {-by}: at least 1 must remain")
         assert self._workers is not None, "a pool is resized after start()"
         self._size = size
         if by > 0:

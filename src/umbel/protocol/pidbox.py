@@ -176,7 +176,7 @@ class Mailbox:
             return [PassedOver(doubted.reason) if copied else Refused(event, doubted.reason)]
         if event.ticket and not self._is_new(event.ticket):
             self.repeated += 1
-            return [PassedOver(f"the ticket {event.ticket} was carried out before")]
+            return [PassedOver(f"the request with ticket {event.ticket} was handled before")]
         problem = problem or self._refusal_of(event.method) or _expired(event, now)
         if problem:
             self.refused += 1
@@ -230,11 +230,11 @@ def pattern_problem(pattern: str | None, matcher: str | None) -> str:
     if len(pattern) > PATTERN_MAX:
         return f"the pattern has {len(pattern)} characters; the limit is {PATTERN_MAX}"
     if matcher == "glob":
-        return "" if pattern.count("*") <= REPEATS_MAX else f"a pattern may hold {REPEATS_MAX} stars at most"
+        return "" if pattern.count("*") <= REPEATS_MAX else f"a pattern may have at most {REPEATS_MAX} '*'"
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        return f"the pattern is no regular expression: {error}"
+        return f"the pattern is not a valid regular expression: {error}"
     if is_costly(pattern):
         return f"the pattern may take too long: use at most {REPEATS_MAX} repeats, and none inside another"
     return ""

@@ -119,9 +119,11 @@ def check_names(headers: TaskHeaders) -> None:
     """Refuse a name or id that some broker or store cannot hold: too many bytes, or a NUL in it."""
     for name in (headers.id, headers.root_id, headers.parent_id, headers.group, headers.umbel_unique):
         if isinstance(name, str) and not is_name(name):
-            raise BadMessage(f"{brief(name)} is no id: an id has at most {NAME_MAX_BYTES} bytes, and no NUL")
+            raise BadMessage(
+                f"{brief(name)} is not a valid id: an id has at most {NAME_MAX_BYTES} bytes and no NUL"
+            )
     if "\0" in headers.task:
-        raise BadMessage(f"header 'task' is {brief(headers.task)}: the name of a task has no NUL")
+        raise BadMessage(f"header 'task' is {brief(headers.task)}: a task name must not contain NUL")
 
 
 def read_header_map(data: bytes, limits: Limits = HEADER_LIMITS) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def decompress(data: bytes, name: str, *, limits: Limits = DEFAULT_LIMITS) -> by
             f"{len(data)} bytes of {name!r} data unpack to more than the limit of {limits.size_max_bytes}"
         )
     if not unpacker.eof:
-        raise BadMessage(f"body is not whole: the {name!r} data ends too early")
+        raise BadMessage(f"body is incomplete: the {name!r} data ends too early")
     return unpacked
 
 

@@ -109,7 +109,7 @@ def decode_reply(headers: bytes, body: bytes) -> Reply:
 def _address(asked: "_ReplyTo") -> ReplyTo:
     names = (asked.exchange, asked.routing_key)
     if not is_for_replies(asked.exchange) or max(len(name.encode()) for name in names) > NAME_MAX_BYTES:
-        raise BadMessage(f"a request wants its replies at {brief(names)}, which is no address of replies")
+        raise BadMessage(f"a request has the invalid reply address {brief(names)}")
     return ReplyTo(*names)
 
 

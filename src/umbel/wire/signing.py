@@ -113,7 +113,7 @@ class Keyring:
     def _check(self, claimed: object, *parts: bytes) -> Proof:
         match = _SIGNATURE.fullmatch(claimed) if isinstance(claimed, str) else None
         if match is None or not isinstance(claimed, str):
-            return Doubted(Doubt.FORGED, "its signature has another form than ours")
+            return Doubted(Doubt.FORGED, "its signature has an unknown format")
         key_id, at_us, mac = match.groups()
         secret = self._keys.get(key_id)
         if secret is None:
@@ -121,7 +121,7 @@ class Keyring:
         from hmac import compare_digest  # with it comes OpenSSL, which processes without keys need not load
 
         if not compare_digest(_mac(secret, claimed[: match.end(2)], parts), mac):
-            return Doubted(Doubt.FORGED, f"the signature of key {key_id!r} does not fit the message")
+            return Doubted(Doubt.FORGED, f"the signature of key {key_id!r} does not match the message")
         return Signed(key_id, int(at_us) / 1e6, mac[:_MARK_CHARS])
 
 
@@ -141,7 +141,7 @@ def key_problem(keys: Sequence[str]) -> str:
         if not _ID.fullmatch(key_id):
             return f"the id of key {place} must be 1 to {KEY_ID_MAX_CHARS} letters, digits, '_', '.' or '-'"
         if key_id in seen:
-            return f"the id {key_id!r} is there twice"
+            return f"the key id {key_id!r} is used twice"
         if len(secret) < SECRET_MIN_CHARS:
             return f"the secret of key {key_id!r} must have at least {SECRET_MIN_CHARS} characters"
         seen.add(key_id)
@@ -175,7 +175,7 @@ def _canonical(headers: bytes) -> bytes:
     try:
         return _without_own(_decode.decode(headers))
     except UNREADABLE as error:
-        raise BadMessage(f"headers that are no JSON object cannot be signed: {error}") from None
+        raise BadMessage(f"the headers must be a JSON object to be signed: {error}") from None
 
 
 def _without_own(headers: dict[str, Any]) -> bytes:

@@ -216,7 +216,7 @@ class BlockingLink:
         return self._reader.feed(data)
 
     def _lost(self, why: BaseException | str) -> BrokerUnavailable:
-        return BrokerUnavailable(f"the link to RabbitMQ at {self.location} was lost: {why}")
+        return BrokerUnavailable(f"the connection to RabbitMQ at {self.location} was lost: {why}")
 
 
 def _keep_alive(plain: socket.socket) -> None:

@@ -13,21 +13,23 @@ CAPABILITIES = Capabilities(
     priorities="9 first",
     events_of_others="log",
     reasons={
-        "atomic_settle": "RabbitMQ cannot publish and acknowledge in one step: it is done in that order",
-        "atomic_publish": "a batch is sent in one piece and confirmed as a whole; of a batch too large for "
-        "the socket's buffer, a publisher that dies midway may leave a part",
-        "stores_results": "results are sent to the queue of whoever asked for them (rpc), and kept nowhere",
-        "ownership": "the connection is the lease: RabbitMQ returns what a dead process held, and a silent "
-        "owner is put out by its own broker; no peer counts either",
+        "atomic_settle": "RabbitMQ cannot publish and acknowledge in one step: Umbel publishes first, then "
+        "acknowledges",
+        "atomic_publish": "a batch is sent in one piece and confirmed as a whole; if the publisher dies "
+        "while sending a batch larger than the socket's buffer, part of it may be published",
+        "stores_results": "results are sent to the client that asked for them (rpc) and are not stored",
+        "ownership": "the connection is the lease: RabbitMQ requeues the messages of a dead process and "
+        "closes silent connections; workers count neither",
         "priorities": "Celery's queues have no x-max-priority, which cannot be added later: priorities "
-        "order what a worker has fetched; across the whole queue they need one declared with "
+        "order the messages that a worker has fetched; to order the whole queue, declare it with "
         "x-max-priority",
-        "claimed": "AMQP does not tell what other connections hold: only this process's claims are counted",
-        "revokes": "a revoke reaches a busy worker with the next news, some milliseconds after it was "
-        "recorded; one that asks RabbitMQ for messages has it before them",
-        "unique": "RabbitMQ has no register that is taken in one step and freed by the clock, and one queue "
-        "per key would outlive it; use Redis or the embedded broker for unique tasks",
-        "fenced_publish": "RabbitMQ has no conditional publish: the holder is checked on its own "
-        "connection just before",
+        "claimed": "AMQP does not show what other connections have claimed: only claims of this process "
+        "are counted",
+        "revokes": "a revoke reaches a busy worker some milliseconds after it was recorded; a worker that "
+        "fetches messages reads new revokes first",
+        "unique": "RabbitMQ has no key that can be set atomically and expires, and a queue per key would "
+        "outlive the task; use Redis or the embedded broker for unique tasks",
+        "fenced_publish": "RabbitMQ has no conditional publish: Umbel checks the lease just before it "
+        "publishes",
     },
 )

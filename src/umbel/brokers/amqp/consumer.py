@@ -29,8 +29,8 @@ from umbel.wire.message import Message
 log = logging.getLogger("umbel.brokers.amqp")
 
 _LATE_ACK = (
-    "RabbitMQ took back messages that were held for longer than its consumer_timeout (30 minutes unless "
-    "it is set): they will run again; raise consumer_timeout in rabbitmq.conf, give such tasks "
+    "RabbitMQ requeued messages that were unacknowledged for longer than its consumer_timeout (30 minutes "
+    "by default): they will run again; raise consumer_timeout in rabbitmq.conf, give such tasks "
     "acks_late=False, or make them shorter"
 )
 HOLD_S = topology.DELAY_STEPS_MS[0] / 1000

@@ -77,7 +77,7 @@ def encode(
         encoded = encode_properties(properties)
     if len(encoded) > PROPERTIES_MAX_BYTES:
         raise TooLarge(
-            f"the headers take {len(encoded)} bytes; RabbitMQ takes {PROPERTIES_MAX_BYTES}: "
+            f"the headers have {len(encoded)} bytes; the limit of RabbitMQ is {PROPERTIES_MAX_BYTES}: "
             "send less in headers and stamps"
         )
     return encoded
@@ -136,7 +136,7 @@ def table_of(headers: bytes) -> Table:
     try:
         table = _decode.decode(headers)
     except UNREADABLE as error:
-        raise BadMessage(f"headers that are no JSON object cannot be sent: {error}") from None
+        raise BadMessage(f"the headers must be a JSON object: {error}") from None
     if _encode(table) != headers:
         table[_JSON_HEADER] = headers.decode()
     return table

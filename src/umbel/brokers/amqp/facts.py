@@ -37,7 +37,8 @@ async def tell(session: Session, *facts: Fact, timeout_s: float) -> None:
                 await session.catch_up()
     except TimeoutError:
         raise BrokerUnavailable(
-            f"RabbitMQ confirmed facts and did not show them within {timeout_s:g} s; try again"
+            f"RabbitMQ confirmed a write to {topology.FACTS} but did not deliver it within "
+            f"{timeout_s:g} s; try again"
         ) from None
     finally:
         awaited.pop(mark.nonce, None)

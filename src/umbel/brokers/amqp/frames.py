@@ -238,7 +238,7 @@ class FrameReader:
         try:
             self._cut(self._rest + data if self._rest else data, incoming)
         except (UnicodeDecodeError, IndexError, KeyError, struct.error) as error:
-            raise BadFrames(f"a frame that is not as AMQP has it: {error!r}") from error
+            raise BadFrames(f"malformed AMQP frame: {error!r}") from error
         return incoming
 
     def _cut(self, data: bytes, incoming: list[Incoming]) -> None:
@@ -247,7 +247,9 @@ class FrameReader:
             kind, channel, length = _frame_head.unpack_from(data, at)
             start, end = at + 7, at + 7 + length
             if length > FRAME_MAX:
-                raise BadFrames(f"a frame of {length} bytes; {FRAME_MAX} were agreed (is this an AMQP port?)")
+                raise BadFrames(
+                    f"a frame of {length} bytes; the limit is {FRAME_MAX} (is this an AMQP port?)"
+                )
             if end >= size:
                 break
             if data[end] != _END:
@@ -264,7 +266,7 @@ class FrameReader:
             elif kind == _BODY:
                 self._body(channel, data[start:end], incoming)
             elif kind != _HEARTBEAT:
-                raise BadFrames(f"a frame of the unknown kind {kind}")
+                raise BadFrames(f"unknown AMQP frame type {kind}")
             at = end + 1
         self._rest = data[at:]
 
@@ -300,7 +302,7 @@ class FrameReader:
             return
         spelling = _FIELDS.get(method)
         if spelling is None:
-            raise BadFrames(f"the unknown method {method >> 16}.{method & 0xFFFF}")
+            raise BadFrames(f"unknown AMQP method {method >> 16}.{method & 0xFFFF}")
         fields = tuple(_fields(spelling, data, start + 4))
         if method in _WITH_CONTENT:
             self._contents[channel] = _Content(method, fields)
@@ -311,7 +313,7 @@ class FrameReader:
         content = self._contents[channel]
         size = int.from_bytes(data[start + 4 : start + 12])
         if size > self._message_max_bytes:
-            raise BadFrames(f"a message of {size} bytes; at most {self._message_max_bytes} are read")
+            raise BadFrames(f"a message of {size} bytes; the limit is {self._message_max_bytes}")
         content.properties, content.missing = data[start + 12 : end], size
         if not size:
             self._complete(channel, content, b"", incoming)

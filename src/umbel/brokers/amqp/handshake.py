@@ -46,7 +46,7 @@ class Handshake:
                 raise connection_refusal(self._location, code, text)
             case _:
                 raise BrokerUnavailable(
-                    f"RabbitMQ at {self._location} did not open as AMQP does; is this its AMQP port?"
+                    f"RabbitMQ at {self._location} did not start an AMQP handshake; is this its AMQP port?"
                 )
 
     def _start_ok(self) -> bytes:

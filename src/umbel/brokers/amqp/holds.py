@@ -85,7 +85,7 @@ class Holds:
                     await self._renewals.call(method, *fields)
             except ChannelClosed as refused:  # it had ended, and another was faster
                 self._held.pop(what, None)
-                raise BrokerUnavailable(f"the hold {what!r} is lost: {refused.text}") from None
+                raise BrokerUnavailable(f"the lock {what!r} in RabbitMQ was lost: {refused.text}") from None
         return sent_at
 
     async def _barrier(self) -> float:

@@ -91,10 +91,10 @@ class Link(asyncio.BufferedProtocol):
                     await self.ended.wait()
             except TimeoutError:
                 pass
-        self.abort("the connection was closed here")
+        self.abort("closed by this process")
 
     def abort(self, why: str) -> None:
-        self._fail(BrokerUnavailable(f"the link to RabbitMQ at {self.location} ended: {why}"))
+        self._fail(BrokerUnavailable(f"the connection to RabbitMQ at {self.location} was closed: {why}"))
         if self._transport is not None:
             self._transport.abort()
 
@@ -126,9 +126,11 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._opened.done():
-            self._fail(unreachable(self.location, exc or ConnectionResetError("it closed the connection")))
+            self._fail(
+                unreachable(self.location, exc or ConnectionResetError("the server closed the connection"))
+            )
         why = str(exc) if exc is not None else "the server closed it"
-        self._fail(BrokerUnavailable(f"the link to RabbitMQ at {self.location} was lost: {why}"))
+        self._fail(BrokerUnavailable(f"the connection to RabbitMQ at {self.location} was lost: {why}"))
 
     # -- the connection itself -------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class Link(asyncio.BufferedProtocol):
         """Twice per heartbeat: send one unless something was sent; count the silence."""
         self._silent_beats = 0 if self._heard else self._silent_beats + 1
         if self._silent_beats >= 4:
-            self.abort(f"nothing was heard for {2 * self._handshake.heartbeat_s} s (two heartbeats)")
+            self.abort(f"no data received for {2 * self._handshake.heartbeat_s} s (two heartbeats missed)")
             return
         if not self._sent and self._transport is not None:
             self._transport.write(HEARTBEAT_FRAME)
@@ -233,7 +235,7 @@ class Channel:
                 return await future
         except TimeoutError:
             self.link.abort("no answer in time")
-            raise BrokerUnavailable(f"RabbitMQ at {self.link.location} gave no answer in time") from None
+            raise BrokerUnavailable(f"RabbitMQ at {self.link.location} did not answer in time") from None
 
     def send(self, data: bytes) -> None:
         if self.error is not None:
@@ -257,7 +259,9 @@ class Channel:
             why = self.link.blocked or "the server did not confirm in time"
             if not self.link.blocked:  # one that says it is blocked lives, and so do the claims on it
                 self.link.abort(why)
-            raise BrokerUnavailable(f"RabbitMQ at {self.link.location} takes no messages: {why}") from None
+            raise BrokerUnavailable(
+                f"RabbitMQ at {self.link.location} does not accept messages: {why}"
+            ) from None
         return confirmation.refused
 
     async def close(self) -> None:
@@ -291,7 +295,7 @@ class Channel:
                 future.set_result(incoming)
             if method == Method.CHANNEL_CLOSE_OK:
                 self.link.discard(self)
-                self.fail(BrokerUnavailable("the channel was closed here"))
+                self.fail(BrokerUnavailable("the channel was closed by this process"))
 
     def fail(self, error: BrokerError) -> None:
         if self.error is not None:
@@ -332,7 +336,7 @@ async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, n
     except BrokerUnavailable:
         raise
     except (OSError, TimeoutError) as error:
-        link.abort("it could not be opened")
+        link.abort("cannot be opened")
         raise unreachable(location, error) from None
     except asyncio.CancelledError:
         link.abort("cancelled")

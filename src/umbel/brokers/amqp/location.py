@@ -45,14 +45,16 @@ def _location(url: str) -> Location:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # its text may hold a part of the password
-        problem = "the port is no number up to 65535, or a '/', '?' or '@' of the password is not written %2F"
+        problem = (
+            "the port is not a number up to 65535, or the password has a '/', '?' or '@' not written as %2F"
+        )
         raise BadURL(url, f"{problem}; write amqp://user:password@host:port/vhost") from None
     if parts.scheme not in SCHEMES:
-        raise BadURL(url, "RabbitMQ's addresses begin with amqp:// or amqps://")
+        raise BadURL(url, "a RabbitMQ address starts with amqp:// or amqps://")
     if not parts.netloc:
         raise BadURL(url, "two slashes and a host must follow the scheme, as in amqp://localhost")
     if parts.fragment:
-        raise BadURL(url, "it has a '#', which ends an address; in a password it is written %23")
+        raise BadURL(url, "it contains a '#'; in a password, write it as %23")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     _check_options(url, options, tls=parts.scheme == "amqps")
     if port == 0:

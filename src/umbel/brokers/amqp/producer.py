@@ -174,7 +174,7 @@ class AmqpProducer:
             )
             if link.returned:
                 key, link.returned = link.returned[0].fields[3], []
-                raise BrokerRefused(f"the queue {key!r} is deleted again and again: not published")
+                raise BrokerRefused(f"the queue {key!r} was deleted twice while publishing; message not sent")
 
     def _declare(self, link: BlockingLink, what: Queue | Exchange) -> None:
         key = what.name if isinstance(what, Queue) else what

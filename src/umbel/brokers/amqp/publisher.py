@@ -125,4 +125,4 @@ class Publisher:
         lost, channel.returned = {one.fields[3] for one in channel.returned}, []
         for place in places:
             if posts[place].key in lost:
-                refused[place] = "its queue is deleted again and again"
+                refused[place] = "its queue was deleted twice while publishing"

@@ -66,7 +66,7 @@ def channel_refusal(location: Location, code: int, text: str) -> BrokerError:
 def closed_publish(location: Location, closed: ChannelClosed) -> BrokerError:
     """What it means that publishing closed the channel: whom it concerns is everybody, or nobody knows."""
     if closed.code == _ACCESS_REFUSED:
-        return AccessRefused(f"RabbitMQ at {location} lets this user publish nothing: {closed.text}")
+        return AccessRefused(f"RabbitMQ at {location} does not permit this user to publish: {closed.text}")
     return closed
 
 
@@ -90,7 +90,7 @@ def unreachable(location: Location, error: BaseException) -> BrokerUnavailable:
     if isinstance(error, ConnectionRefusedError):
         why = "connection refused; is it running, and are host and port right?"
     elif isinstance(error, ConnectionResetError):
-        why = "it ended the connection; is this its AMQP port? One for TLS is reached with amqps://"
+        why = "the server closed the connection; is this its AMQP port? For a TLS port use amqps://"
     else:
         why = f"{str(error) or type(error).__name__}; is it running, and are host and port right?"
     return BrokerUnavailable(f"{where}: {why}")
@@ -102,7 +102,5 @@ def _remedy(location: Location, code: int, text: str) -> str:
     if code == _NOT_ALLOWED and "not found" in text:
         return f"RabbitMQ has no such virtual host ({location}): check the path of the address, or add it"
     if code == _NOT_ALLOWED and "refused" in text:
-        return (
-            f"the user may not use this virtual host ({location}): grant it with rabbitmqctl set_permissions"
-        )
+        return f"no access to this virtual host ({location}): grant it with rabbitmqctl set_permissions"
     return f"RabbitMQ at {location} closed the connection: {text} ({code})"

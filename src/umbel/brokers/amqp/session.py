@@ -225,7 +225,7 @@ class Sessions:
         async with self._opening:
             if self.alive is None:
                 if self._closed:
-                    raise BrokerUnavailable("the broker was closed")
+                    raise BrokerUnavailable("the broker connection was closed by this process")
                 if session is not None and _LIMIT_REFUSED in str(session.link.error):
                     self._channel_limits = False
                 self._session = await self._open()
@@ -280,6 +280,6 @@ class Sessions:
         try:
             await session.begin()
         except BaseException:
-            link.abort("it could not be set up")
+            link.abort("set-up failed")
             raise
         return session

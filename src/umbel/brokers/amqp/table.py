@@ -234,7 +234,7 @@ def decode_value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
     if kind in (_TEXT, _BYTES):
         return data[at:end].decode(), end
     if kind != _ARRAY:
-        raise ValueError(f"no AMQP value has the kind {chr(kind)!r}")
+        raise ValueError(f"unknown AMQP value type {chr(kind)!r}")
     items = []
     while at < end:
         item, at = decode_value(data[at], data, at + 1)

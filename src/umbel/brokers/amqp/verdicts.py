@@ -178,7 +178,7 @@ def _add(
     try:
         written = write(part, *args, **options)
     except (WireError, ValueError) as error:
-        judged.unwritten.append((own, Refused(part, f"it cannot be written for RabbitMQ: {error}")))
+        judged.unwritten.append((own, Refused(part, f"it cannot be encoded for RabbitMQ: {error}")))
         return
     judged.parts[len(judged.posts)] = part
     if own is not None:

@@ -55,7 +55,7 @@ def parse_addresses(urls: str, client_name: str = "umbel") -> tuple[Address, ...
     each = [parse_address(url.strip()) for url in urls.split(";") if url.strip()]
     found = tuple(replace(one, client_name=client_name) for one in each)
     if not found:
-        raise BadURL(urls, "it names no server")
+        raise BadURL(urls, "it contains no server")
     if len({address.database for address in found}) > 1:
         raise BadURL(urls, "all servers of a fail-over must have the same database number")
     return found
@@ -63,12 +63,14 @@ def parse_addresses(urls: str, client_name: str = "umbel") -> tuple[Address, ...
 
 def parse_address(url: str) -> Address:
     if "#" in url:
-        raise BadURL(url, "it has a '#', which ends an address; in a password it is written %23")
+        raise BadURL(url, "it contains a '#'; in a password, write it as %23")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # its text may hold a part of the password
-        problem = "the port is no number up to 65535, or a '/', '?' or '@' of the password is not written %2F"
+        problem = (
+            "the port is not a number up to 65535, or the password has a '/', '?' or '@' not written as %2F"
+        )
         raise BadURL(url, f"{problem}; write redis://host:port/database") from None
     if parts.scheme not in SCHEMES or not url.startswith(f"{parts.scheme}://"):
         raise BadURL(url, "write redis://host:port/database, rediss://… or unix:///path?db=0")
@@ -77,7 +79,7 @@ def parse_address(url: str) -> Address:
     _check_options(url, options, tls=tls)
     is_socket = parts.scheme == "unix"
     if is_socket and (parts.hostname or not parts.path):
-        raise BadURL(url, "a socket is written with three slashes: unix:///path/of/the/socket?db=0")
+        raise BadURL(url, "the address of a socket has three slashes: unix:///path/of/the/socket?db=0")
     return Address(
         host=parts.hostname or "localhost",
         port=DEFAULT_PORT if port is None else port,
@@ -106,5 +108,5 @@ def _database(url: str, path: str, options: dict[str, str]) -> int:
     if not given:
         return 0
     if not given.isascii() or not given.isdigit():
-        raise BadURL(url, f"the database is {given!r}; Redis numbers its databases: 0, 1, 2 …")
+        raise BadURL(url, f"the database {given!r} is not a number; use 0, 1, 2, …")
     return int(given)

@@ -41,7 +41,7 @@ async def requeue(
             continue
         letter = _letter(keys, *found[0])
         if not letter.queue:
-            problems[place] = f"nothing says which queue dead letter {letter_id} came from"
+            problems[place] = f"dead letter {letter_id} cannot be requeued: its queue is not known"
             continue
         outgoing = Outgoing(letter.queue, letter.message)
         if keyring is not None:

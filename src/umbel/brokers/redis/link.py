@@ -158,8 +158,8 @@ class Link:
         if self._on_lost is not None:
             self._on_lost()
         if self._is_ready:
-            why = f"it did not answer within {self._reply_timeout_s:g} s" if is_late else "it was closed"
-            self._watch.lost(f"the connection to Redis at {self.address.shown}: {why}")
+            why = f"no answer within {self._reply_timeout_s:g} s" if is_late else "the server closed it"
+            self._watch.lost(f"the connection to Redis at {self.address.shown} was lost: {why}")
 
     def _lost(self) -> BrokerUnavailable:
         return BrokerUnavailable(
@@ -271,7 +271,7 @@ class _Wire(asyncio.Protocol):
         problem = TimeoutError if is_late else ConnectionResetError
         for batch in self._batches:
             if not batch.replies.done():
-                batch.replies.set_exception(problem("the connection was given up"))
+                batch.replies.set_exception(problem("the connection was closed"))
                 batch.replies.exception()  # whoever was cancelled meanwhile does not fetch it
         self._batches.clear()
         self._on_lost(is_late=is_late)

@@ -46,8 +46,8 @@ def check_weight(batch: Sequence[Outgoing]) -> None:
     if weight > BATCH_BYTES_MAX:
         queues = ", ".join(sorted({repr(one.queue) for one in batch})[:3])
         raise BrokerRefused(
-            f"{weight:,} bytes for {queues} are more than Redis takes at once ({BATCH_BYTES_MAX:,}): "
-            "send less in one step, or put large data elsewhere and send its address"
+            f"a batch of {weight:,} bytes for {queues} exceeds the limit of {BATCH_BYTES_MAX:,}: send fewer "
+            "messages at once, or store large data elsewhere and send its address"
         )
 
 

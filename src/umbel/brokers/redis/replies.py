@@ -29,25 +29,25 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
     where = f"Redis at {address.shown}"
     match code:
         case "NOAUTH":
-            return AccessRefused(f"{where} wants a password; write redis://:password@host:port/database")
+            return AccessRefused(f"{where} requires a password; write redis://:password@host:port/database")
         case "WRONGPASS":
             return AccessRefused(f"{where} refuses the user name or password; check them in the address")
         case "NOPERM" if " key" not in text:
-            return AccessRefused(f"{where} does not permit this to the user: {text.removeprefix('NOPERM ')}")
+            return AccessRefused(f"{where} does not permit this command: {text.removeprefix('NOPERM ')}")
         case "OOM":
-            return StorageFull(f"{where} is at its memory limit (maxmemory): nothing was stored; free some")
+            return StorageFull(f"{where} is at its memory limit (maxmemory); free some memory or raise it")
         case "LOADING":
-            return BrokerUnavailable(f"{where} is loading its data; it answers when that is done")
+            return BrokerUnavailable(f"{where} is still loading its data; try again in a moment")
         case "READONLY" | "MASTERDOWN":
-            return BrokerUnavailable(f"{where} is a replica that cannot be written to; name the primary")
+            return BrokerUnavailable(f"{where} is a read-only replica; use the address of the primary")
         case "MISCONF" | "BUSY" | "NOREPLICAS" | "CLUSTERDOWN":
-            return BrokerUnavailable(f"{where} cannot take writes now: {text}")
+            return BrokerUnavailable(f"{where} does not accept writes now: {text}")
     if "DB index is out of range" in text or "invalid DB index" in text:
         return AccessRefused(
             f"{where} has no database {address.database}; choose a smaller number, or raise its 'databases'"
         )
     if "without any password configured" in text:
-        return AccessRefused(f"{where} has no password set; remove it from the address")
+        return AccessRefused(f"{where} has no password configured; remove it from the address")
     _, is_ours, said = text.partition(REFUSED)
     return ServerRefused(f"{where} refused: {said.partition(' script: ')[0] if is_ours else text}")
 
@@ -75,16 +75,14 @@ def unreachable(address: Address, problem: OSError, timeout_s: float) -> BrokerU
     """Why no connection came about, in one line."""
     where = f"cannot reach Redis at {address.shown}"
     if isinstance(problem, TimeoutError):
-        tls = ", and whether it speaks TLS there" if address.tls else ""
+        tls = ", and whether the port uses TLS" if address.tls else ""
         return BrokerSilent(f"{where}: no answer within {timeout_s:g} s; check host, port and firewall{tls}")
     if isinstance(problem, ConnectionRefusedError):
         return BrokerUnavailable(f"{where}: connection refused; is it running, and are host and port right?")
     if isinstance(problem, FileNotFoundError):
         return BrokerUnavailable(f"{where}: there is no such socket; is Redis running, and the path right?")
     if isinstance(problem, ConnectionResetError) and not address.tls:
-        return BrokerUnavailable(
-            f"{where}: it ended the connection; a port for TLS is reached with rediss://"
-        )
+        return BrokerUnavailable(f"{where}: the server closed the connection; for a TLS port use rediss://")
     if address.tls and (refused := tls_refusal(where, problem)) is not None:
         return refused
     if type(problem).__name__ == "gaierror":
@@ -94,7 +92,7 @@ def unreachable(address: Address, problem: OSError, timeout_s: float) -> BrokerU
 
 def not_redis(address: Address) -> BrokerUnavailable:
     return BrokerUnavailable(
-        f"what answers at {address.shown} does not speak Redis's protocol; check the port"
+        f"the server at {address.shown} does not speak the Redis protocol; check the port"
     )
 
 

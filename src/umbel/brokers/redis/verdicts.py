@@ -136,7 +136,9 @@ def _lightened(verdict: Ack | Bury, refused: list[Refused]) -> tuple[Ack | Bury,
             total += weight
             return True
         refused.append(
-            Refused(part, f"{weight:,} bytes are more than Redis takes with what else the task brings")
+            Refused(
+                part, f"its {weight:,} bytes and the task's other results exceed {BATCH_BYTES_MAX:,} bytes"
+            )
         )
         return False
 

@@ -185,7 +185,7 @@ class Database:
     def _take_turn(self) -> None:
         if not self._turn.acquire(timeout=self._timeout_s):
             raise BrokerUnavailable(
-                f"{self.path}: other threads kept the database for {self._timeout_s:g} s; "
+                f"{self.path}: other threads used the database for {self._timeout_s:g} s; "
                 "is the disk overloaded?"
             )
 
@@ -326,7 +326,7 @@ def explain(error: sqlite3.Error, path: Path, timeout_s: float) -> BrokerError |
     if code in _LOCKED:
         return BrokerUnavailable(
             f"{path} stayed locked by another process for {timeout_s:g} s; "
-            "find who holds it (fuser lists its users), or raise connect_timeout"
+            "find the process with fuser, or raise connect_timeout"
         )
     if code in _FORBIDDEN:
         return AccessRefused(
@@ -334,7 +334,7 @@ def explain(error: sqlite3.Error, path: Path, timeout_s: float) -> BrokerError |
             "or choose another path"
         )
     if code in refusals.CODES:
-        return BrokerRefused(f"{path} does not take this: {error}; others are not concerned")
+        return BrokerRefused(f"SQLite cannot store this in {path}: {error}; other messages are not affected")
     if code in _DAMAGED:
         return AccessRefused(
             f"{path} is not a usable database: {error}; move it away to start with an empty one"

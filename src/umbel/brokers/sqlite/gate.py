@@ -86,7 +86,7 @@ class WriteGate:
             if time.monotonic() > deadline:
                 raise BrokerUnavailable(
                     f"{self._path} stayed locked by another process for {timeout_s:g} s; "
-                    "find who holds it (fuser lists its users), or raise connect_timeout"
+                    "find the process with fuser, or raise connect_timeout"
                 )
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _PAUSE_MAX_S)

@@ -49,11 +49,11 @@ def path_from_url(url: str) -> Path:
         raise BadURL(url, "it takes no options after ? or #")
     name = unquote(parts.path[1:])
     if not name or name.endswith("/"):
-        raise BadURL(url, "it names no file; write sqlite:///path.db")
+        raise BadURL(url, "it contains no file name; write sqlite:///path.db")
     if name == ":memory:":
         raise BadURL(url, "a database in memory cannot be shared between processes; name a file")
     if "\0" in name:
-        raise BadURL(url, "a file name cannot hold a NUL character")
+        raise BadURL(url, "a file name cannot contain a NUL character")
     return Path(os.path.abspath(name))
 
 
@@ -70,7 +70,7 @@ def prepare(path: Path) -> None:
     kind = network_file_system(_MOUNTS.read_text() if _MOUNTS.exists() else "", path.parent.resolve())
     if kind is not None:
         raise AccessRefused(
-            f"{path} lies on a network file system ({kind}), where SQLite's locks do not hold; "
+            f"{path} is on a network file system ({kind}), where SQLite's locks are not reliable; "
             "choose a path on a local disk"
         )
     try:

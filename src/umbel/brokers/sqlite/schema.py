@@ -144,7 +144,7 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> 
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version > len(migrations):
         raise AccessRefused(
-            f"{path} was written by a newer Umbel (schema {version}, this one knows {len(migrations)}); "
+            f"{path} was written by a newer Umbel (schema {version}, this one supports {len(migrations)}); "
             "upgrade Umbel here, or choose another file"
         )
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:

@@ -31,9 +31,9 @@ def add_consumer(
 ) -> dict[str, str]:
     """Consume one more queue."""
     if not 0 < len(queue) <= QUEUE_NAME_MAX or not is_name(queue):
-        return {"error": f"a queue has a name of 1 to {QUEUE_NAME_MAX} characters, and no NUL"}
+        return {"error": f"a queue name must have 1 to {QUEUE_NAME_MAX} characters and no NUL"}
     if (exchange or queue, exchange_type or "direct", routing_key or queue) != (queue, "direct", queue):
-        return {"error": "a queue here is bound to the direct exchange of its own name, with its own name"}
+        return {"error": "exchange and routing_key must equal the queue, and the exchange type direct"}
     state.add_queue(queue)
     return {"ok": f"add consumer {queue}"}
 

@@ -131,4 +131,4 @@ def signal_name(given: Any) -> str:
         name = str(given).upper()
         return signals.Signals[name if name.startswith("SIG") else f"SIG{name}"].name
     except (KeyError, ValueError):
-        raise ValueError(f"{given!r} is no signal; write SIGTERM or SIGKILL") from None
+        raise ValueError(f"unknown signal {given!r}; use SIGTERM or SIGKILL") from None

@@ -257,8 +257,8 @@ class Child:
             raise TaskCancelled("cancelled")
         if limit is not None and limit.job == job:
             if limit.stopping:
-                raise WorkerStopping("the worker stops; the task goes back to its queue")
-            raise SoftTimeLimitExceeded("the soft time limit passed")
+                raise WorkerStopping("the worker is shutting down; the task returns to its queue")
+            raise SoftTimeLimitExceeded("soft time limit exceeded")
         self._armed = job
 
 

@@ -21,7 +21,7 @@ from umbel.wire.frames import FrameReader
 log = logging.getLogger(__name__)
 
 STALL_S = 60.0  # a child that has begun a frame and writes nothing for so long never ends it
-_NOT_OURS = "it did not write what it should"
+_NOT_OURS = "invalid data from the child process"
 _READ_BYTES = 64 * 1024  # below the size from which malloc asks the kernel each time
 _TOKENS_READ_BYTES = 4096  # more than two batches have
 
@@ -166,7 +166,7 @@ class ChildLink:
             handled = call_guarded(self._on_messages, self, messages)
             if isinstance(handled, Raised):
                 log.error("error while handling a message from a child process", exc_info=handled.error)
-                self._break(f"what it wrote could not be handled: {in_one_line(handled.error)}")
+                self._break(f"cannot handle a message from the child process: {in_one_line(handled.error)}")
                 return False
         if self._reader.problem is not None:
             self._break(f"{_NOT_OURS}: {self._reader.problem}")
@@ -180,7 +180,7 @@ class ChildLink:
             self._stalled.cancel()
             self._stalled = None
         if self._reader.is_amid_frame and self._open:
-            why = f"{_NOT_OURS}: a frame without an end"
+            why = f"{_NOT_OURS}: incomplete frame"
             self._stalled = self._loop.call_later(STALL_S, self._break, why)
 
     def _break(self, why: str) -> None:

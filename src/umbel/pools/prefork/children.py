@@ -81,7 +81,7 @@ class Children:
             self._keys += 1
             link = ChildLink(self._keys, child, on_messages=self._on_messages, on_broken=self._on_broken)
         except OSError as error:  # no more descriptors, processes or memory for now
-            self._listener.on_event(ChildDied(child, b"", f"it could not be started: {error}"))
+            self._listener.on_event(ChildDied(child, b"", f"cannot start a child process: {error}"))
             return
         self.links[child] = link
         self._servers.make_child(link)
@@ -145,7 +145,9 @@ class Children:
         elif why:
             self.kill_broken(link, why)
         else:  # as a rule it is dying, and the server is about to say how
-            asyncio.get_running_loop().call_later(_END_S, self.kill_broken, link, "it closed its connection")
+            asyncio.get_running_loop().call_later(
+                _END_S, self.kill_broken, link, "it closed its connection to the worker"
+            )
 
     def _bury(self, link: ChildLink, exited: Exit) -> None:
         if not self._servers.is_known(link):

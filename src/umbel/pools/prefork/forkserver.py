@@ -147,7 +147,7 @@ class ForkServer:
         try:
             pid = self._start_afresh(child, *fds) if self._spawn else self._fork(child, *fds)
         except OSError as error:  # no memory, or a limit on processes
-            self._tell(NotForked(key, f"no process could be made: {error}"))
+            self._tell(NotForked(key, f"cannot create a child process: {error}"))
         else:
             with contextlib.suppress(OSError):  # the child does it too; the first one wins
                 os.setpgid(pid, pid)

@@ -140,7 +140,7 @@ def batch_frames(
         if isinstance(single, Returned):
             frames += single.value
         else:
-            unfit[job.number] = f"could not be handed to a child: {in_one_line(single.error)}"
+            unfit[job.number] = f"cannot be sent to a child process: {in_one_line(single.error)}"
     return frames, unfit
 
 
@@ -148,7 +148,7 @@ def outcome_frame(outcome: Outcome) -> bytearray:
     try:
         return encode_frame(Outcomes((outcome,)))
     except _UNWRITABLE as error:
-        problem = f"it ran, but its outcome could not be sent to the worker: {in_one_line(error)}"
+        problem = f"the task ran, but its outcome could not be sent to the worker: {in_one_line(error)}"
         return encode_frame(NoOutcome(outcome.number, problem))
 
 

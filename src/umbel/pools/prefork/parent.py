@@ -106,7 +106,7 @@ class PreforkPool:
             await self.stop(grace_s=0.0)
             raise PoolError(
                 f"the pool was not ready after {self._settings.start_timeout_s:g} s (start_timeout_s): "
-                f"{len(self._children.ready)} of {self._settings.concurrency} children can take jobs"
+                f"{len(self._children.ready)} of {self._settings.concurrency} child processes are ready"
             ) from None
         except (PoolError, asyncio.CancelledError):
             await self.stop(grace_s=0.0)
@@ -138,13 +138,13 @@ class PreforkPool:
         if child is None:
             return False
         # The child gets no further job, so the signal cannot hit one that comes after.
-        self._step(Retire(child, "its task was terminated"))
+        self._step(Retire(child, "task terminated"))
         running = self._slots.running(child)
         if running is None or running.number != number:
             return False
         link = self._children.links[child]
         if signum == signal.SIGKILL:
-            link.doom = "its task was terminated"
+            link.doom = "task terminated"
         self._children.signal(link, signum)
         return True
 
@@ -165,7 +165,7 @@ class PreforkPool:
     def resize(self, by: int) -> int:
         size = self._size + by
         if size < 1:
-            raise PoolError(f"a pool of {self._size} cannot lose {-by} children: at least one stays")
+            raise PoolError(f"a pool of {self._size} cannot shrink by {-by}: at least 1 must remain")
         self._size = size
         self._step(Resize(size))
         return size
@@ -264,7 +264,7 @@ class PreforkPool:
             case Kill(child, reason):
                 self._children.kill(child, reason)
             case Failed(reason):
-                self._fail(reason)
+                self._fail(f"no child process survived start-up: {reason}")
             case Closed():
                 if self._stopped is not None and not self._stopped.done():
                     self._stopped.set_result(None)
@@ -274,7 +274,7 @@ class PreforkPool:
     def _give_up(self, error: BaseException) -> None:
         self._broken = True
         log.critical("pool failed; worker stops", exc_info=error)
-        self._fail(f"a fault in the pool: {in_one_line(error)}")
+        self._fail(f"internal error in the pool: {in_one_line(error)}")
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_result(None)
 
@@ -285,7 +285,7 @@ class PreforkPool:
         child = getattr(effect, "child", None)
         if child is None:
             return
-        reason = f"the pool could not reach it: {in_one_line(error)}"
+        reason = f"internal error in the pool: {in_one_line(error)}"
         self._step(Retire(child, reason))  # it gets nothing more
         match effect:
             case Send(_, batch, jobs):
@@ -324,7 +324,7 @@ class PreforkPool:
         return {"child": child, "pid": link.pid, **fields}
 
     def _fail(self, reason: str) -> None:
-        error = PoolError(f"no child process survived start-up: {reason}")
+        error = PoolError(reason)
         if not self._started.done():
             self._started.set_exception(error)
         self._listener.on_child("failed", {"reason": str(error)})

@@ -89,10 +89,10 @@ class Heard:
         if signed.at < self._since():
             return Doubted(Doubt.STALE, "signed before this node started; sign and send it again")
         if signed.mark in self._until:
-            return Doubted(Doubt.REPLAYED, "this very request was heard before")
+            return Doubted(Doubt.REPLAYED, "this request was received before")
         self._forget(now)
         if len(self._until) >= HEARD_MAX:  # all of them signed by who has a key
-            why = f"{HEARD_MAX} signed requests came within {2 * REQUEST_WINDOW_S:.0f} s; send it later"
+            why = f"{HEARD_MAX} signed requests in {2 * REQUEST_WINDOW_S:.0f} s are the limit; send it later"
             return Doubted(Doubt.STALE, why)
         self._until[signed.mark] = now + 2 * REQUEST_WINDOW_S
         return None

@@ -177,13 +177,13 @@ def is_forgotten(request: ElectionRequest, now: Instant) -> bool:
 def flaw(request: ElectionRequest) -> str:
     """Why no worker takes part in this election, or nothing."""
     if not _is_name(request.election_id):
-        return f"id is empty, no text or longer than {NAME_BYTES_MAX} bytes"
+        return f"id must be text of 1 to {NAME_BYTES_MAX} bytes"
     if not _is_name(request.topic):
-        return f"topic is empty, no text or longer than {NAME_BYTES_MAX} bytes"
+        return f"topic must be text of 1 to {NAME_BYTES_MAX} bytes"
     if not math.isfinite(request.asked_at):
-        return "asked_at is no time"
+        return "asked_at must be a finite time"
     if not 0 < request.expires_s <= RETENTION_S / 2:
-        return f"expires is not above 0 and at most {RETENTION_S / 2:.0f} s"
+        return f"expires must be above 0 and at most {RETENTION_S / 2:.0f} s"
     return ""
 
 

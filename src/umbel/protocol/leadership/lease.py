@@ -212,7 +212,7 @@ class Lease:
         if self.role is not Role.LEADER or replied.term != self.term:
             return []
         if not replied.ok:
-            return self._follow("the store gave it to another", now, 0.0)
+            return self._follow("acquired by another node", now, 0.0)
         give_up_s = replied.sent_s + SAFE_SHARE * self._settings.ttl_s
         if give_up_s > self.give_up_s:
             self.give_up_s = give_up_s

@@ -217,7 +217,7 @@ class Membership:
         unnamed = self._views.unnamed(view, now.boot_s)
         for record in unnamed:
             if not record.is_gone:
-                effects += self._lose(record, "no observer hears it", view.by, now)
+                effects += self._lose(record, "not heard by any observer", view.by, now)
         given_up = {record.node for record in unnamed}
         for named in view.runs:
             known = self._members.run(named.node, named.inc, named.pid)

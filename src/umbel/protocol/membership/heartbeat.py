@@ -96,7 +96,9 @@ class Heartbeat:
                 return []
             case Echoed(sent_at):
                 late_s = now.wall_s - sent_at
-                return [Lagged(f"a beat came back after {late_s:.1f} s")] if late_s > self.freq_s else []
+                return (
+                    [Lagged(f"own heartbeat received after {late_s:.1f} s")] if late_s > self.freq_s else []
+                )
             case Tick():
                 return self._tick(now)
             case End():
@@ -113,7 +115,7 @@ class Heartbeat:
         lag_s = now.boot_s - self.deadline
         beat = self._beat(now)
         if lag_s > self.freq_s * LAG_MAX:
-            return [Lagged(f"a beat was sent {lag_s:.1f} s late"), beat]
+            return [Lagged(f"heartbeat sent {lag_s:.1f} s late"), beat]
         return [beat]
 
     def _beat_soon(self, now: Instant) -> list[Effect]:

@@ -120,7 +120,7 @@ class Fleet(Generic[WorkT, EndedT]):
             return []
         for child in self.children.values():
             if child.stale and child.state is State.READY and not child.batches:
-                return self.retire(child, "the pool is started anew", now)
+                return self.retire(child, "pool restart", now)
         return []
 
     def resize(self, wanted: int, now: float) -> list[Effect[WorkT, EndedT]]:
@@ -151,7 +151,7 @@ class Fleet(Generic[WorkT, EndedT]):
         for child in children:
             child.start_at = None
             if child.state is State.STARTING:
-                effects += self.kill(child, "the pool was stopped")
+                effects += self.kill(child, "pool shutdown")
             elif child.state is State.READY:
                 child.state = State.LEAVING
                 effects.append(Dismiss(child.number, "pool shutdown"))

@@ -223,7 +223,7 @@ class Slots(Generic[WorkT, EndedT]):
             return effects
         effects.append(Reported(child.number, outcomes[:known]))
         stray = outcomes[known].number
-        return effects + self._fleet.kill(child, f"it answered for job {stray}, which it had not been given")
+        return effects + self._fleet.kill(child, f"it reported job {stray}, which it was not given")
 
     def _go_on(self, child: Child[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
         """A job has ended: perhaps it was the child's last; perhaps its memory is to be seen first."""
@@ -277,7 +277,7 @@ class Slots(Generic[WorkT, EndedT]):
 
     def _give_up(self) -> list[Effect[WorkT, EndedT]]:
         losses = [
-            Loss(job.number, False, False, "the pool was stopped before it started") for job in self._ready
+            Loss(job.number, False, False, "the pool stopped before the task started") for job in self._ready
         ]
         self._ready.clear()
         return [Lost(losses)] if losses else []
@@ -335,12 +335,12 @@ class Slots(Generic[WorkT, EndedT]):
         if passed(child.kill_at):
             if child.state is State.STARTING:
                 return self._fleet.kill(child, f"not ready after {self._settings.start_timeout_s:g} s")
-            still = "its job was still running" if child.batches else "it did not end"
-            return self._fleet.kill(child, f"{still} when the pool had to stop")
+            still = "its task was still running" if child.batches else "it did not exit"
+            return self._fleet.kill(child, f"{still} at the end of the shutdown grace period")
         if passed(child.hard_at):
             child.timed_out = True
             return self._fleet.kill(
-                child, f"the hard time limit of {child.batches[0].jobs[0].hard_limit_s:g} s passed"
+                child, f"hard time limit of {child.batches[0].jobs[0].hard_limit_s:g} s exceeded"
             )
         effects: list[Effect[WorkT, EndedT]] = []
         if passed(child.weigh_at):

@@ -1,4 +1,4 @@
-"""Starts: how long to wait before the next attempt at a child, and when trying on is no use.
+"""Starts: how long to wait before the next attempt at a child, and when to give up.
 
 Failures are counted in rounds: children that were started together and fail together fail once,
 so a large pool is as patient as a small one. While one child works, the pool works, and the rest
@@ -46,4 +46,4 @@ class Starts:
         else:
             without_s = now - self._alive_at
             self._said = self._rounds >= self._attempts or without_s >= self._patience_s
-        return f"{self._rounds} attempts failed, the last one because " if self._said else ""
+        return f"{self._rounds} attempts failed; last error: " if self._said else ""

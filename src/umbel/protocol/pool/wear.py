@@ -32,7 +32,7 @@ class Wear:
     def worn_out(self, child: Child[WorkT]) -> str:
         """Why it goes now, or nothing."""
         if self._jobs_max is not None and child.ended >= self._jobs_max:
-            return f"it has run {child.ended} tasks (max_tasks_per_child)"
+            return f"max_tasks_per_child reached after {child.ended} tasks"
         return ""
 
     def job_sent(self, child: Child[WorkT], now: float) -> None:
@@ -57,15 +57,13 @@ class Wear:
         """Why it is replaced when its job has ended, or nothing."""
         if self._max_bytes is None or size_bytes <= self._max_bytes:
             return self.far_too_heavy(size_bytes)  # idle: the next job must not pay for the last one
-        return (
-            f"it held {_shown(size_bytes)} of memory, over {_shown(self._max_bytes)} (max_memory_per_child)"
-        )
+        return f"memory use of {_shown(size_bytes)} exceeds max_memory_per_child ({_shown(self._max_bytes)})"
 
     def far_too_heavy(self, size_bytes: int) -> str:
         """Why it is killed, or nothing."""
         if self._hard_bytes is None or size_bytes <= self._hard_bytes:
             return ""
-        return f"it held {_shown(size_bytes)} of memory, over {_shown(self._hard_bytes)} (max_memory_hard)"
+        return f"memory use of {_shown(size_bytes)} exceeds max_memory_hard ({_shown(self._hard_bytes)})"
 
 
 def _shown(size_bytes: int) -> str:

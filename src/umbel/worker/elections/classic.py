@@ -48,7 +48,8 @@ class ClassicElectionsShell:
     def asked(self, arguments: Mapping[str, Any]) -> str:
         called = wire.called_from(arguments)
         if called.topic not in self._topics:
-            return f"no handler for topic {called.topic!r} here; it has {', '.join(sorted(self._topics))}"
+            known = ", ".join(sorted(self._topics))
+            return f"no handler for topic {called.topic!r} on this node; it has {known}"
         self._put(called)
         return ""
 

@@ -18,7 +18,7 @@ from umbel.wire.show import brief
 from umbel.wire.values import decode_json
 
 HANDLERS_MAX = 32
-STOPPED = "stopped: the election was not its own any more"
+STOPPED = "stopped: this node no longer leads the election"
 
 
 Handler = Callable[[Any, ElectionContext], Any]
@@ -79,7 +79,7 @@ def _call(handler: Handler, action: bytes, context: ElectionContext) -> Any:
     try:
         decoded = decode_json(action)
     except WireError as error:
-        raise ValueError(f"the action of {context.election_id!r} cannot be read: {error}") from error
+        raise ValueError(f"cannot decode the action of {context.election_id!r}: {error}") from error
     value = handler(decoded, context)
     return asyncio.run(value) if asyncio.iscoroutine(value) else value
 

@@ -93,7 +93,7 @@ class StoreElections:
     def _unknown(self, topic: str) -> str:
         if topic in self._topics:
             return ""
-        return f"no handler for topic {topic!r} here; it has {', '.join(sorted(self._topics))}"
+        return f"no handler for topic {topic!r} on this node; it has {', '.join(sorted(self._topics))}"
 
     def elected(self, event: Mapping[str, Any]) -> None:
         heard: ElectedHeard | ClosedHeard = wire.elected_from(event)

@@ -113,20 +113,20 @@ class Endings:
         If its task has ended, what came of that is kept; if not, it has failed.
         """
         acked = claimed is not None and claimed.run is not None and claimed.run.rules.acks_early
-        what = "fault while handling a message"
+        what = "internal error while handling a message"
         self.note_fault(
-            what if acked else f"{what}; message moved to the dead letters",
+            what if acked else f"{what}; moved to dead letters",
             claimed.headers.id if claimed else delivery.message.correlation_id,
             error,
         )
         self._counters.buried += not acked
         last = format_exception_only(error)[-1].strip()
         reason = _reason(
-            f"fault of the worker: {last}\n{''.join(format_exception(error)[-FAULT_LINES_MAX:])}"
+            f"internal error in the worker: {last}\n{''.join(format_exception(error)[-FAULT_LINES_MAX:])}"
         )
         ending = Ending() if outcome is None else Ending(outcome.results, outcome.follow_ups)
         if claimed is not None and outcome is None:
-            failed = UmbelError(f"fault of the worker: {last}")
+            failed = UmbelError(f"internal error in the worker: {last}")
             made = call_guarded(self._ending, claimed.message, delivery.queue, failed, FAILURE)
             ending = ending if isinstance(made, Raised) else made.value
         results = () if claimed is None else self._addressed(claimed.message, ending.results)
@@ -152,7 +152,7 @@ class Endings:
         elif why is Refusal.UNKNOWN:
             self.bury(claimed, NotRegistered.named(task), charged=False)
         else:
-            text = f"its process died in each of {claimed.arrival.starts} starts"
+            text = f"started {claimed.arrival.starts} times, and its process died each time"
             self.bury(claimed, WorkerLost(text), charged=False)
 
     def end_terminated(self, claimed: Claimed) -> None:
@@ -214,10 +214,10 @@ class Endings:
             self._counters.faults += 1
             self._fault(claimed, PoolError(lost.fault))
         elif lost.timed_out:
-            error = TimeLimitExceeded(f"ran longer than its time limit of {claimed.limits[0]:g} s")
+            error = TimeLimitExceeded(f"exceeded its time limit of {claimed.limits[0]:g} s")
             self._fail(claimed, error)
         elif claimed.run.rules.acks_early and lost.ran:
-            self._fail(claimed, WorkerLost(f"{lost.reason} while it ran the task"))
+            self._fail(claimed, WorkerLost(f"{lost.reason} while running the task"))
         elif stopping or not lost.ran:
             self.give_back(claimed, ran=lost.ran)
         else:
@@ -236,7 +236,7 @@ class Endings:
         if lost.started and self._policy.is_poisonous_after(claimed.arrival):
             starts = claimed.arrival.starts + 1
             text = (
-                f"{lost.reason} while it ran the task; started {starts} times, 'task_max_deliveries' reached"
+                f"{lost.reason} while running the task; started {starts} times, 'task_max_deliveries' reached"
             )
             self.bury(claimed, WorkerLost(text), charged=charged)
             return
@@ -300,7 +300,7 @@ class Endings:
 
     def _end_refused_message(self, sent: Outgoing, reason: str) -> None:
         """It is among the dead letters. To those who wait for its task it has failed."""
-        error = BrokerRefused(f"it was not taken by the queue {sent.queue!r}: {reason}")
+        error = BrokerRefused(f"the queue {sent.queue!r} refused the message: {reason}")
         task_id = sent.message.correlation_id
         fields = {"queue": sent.queue, "task_id": task_id, "why": reason}
         log.error("broker refused a message; moved to dead letters", extra=fields)

@@ -174,7 +174,7 @@ class Settler:
     async def _bury(self, verdict: Verdict, error: BaseException) -> Settled:
         """A message whose outcome cannot be written goes to the dead letters, or stays as it is."""
         self._counters.faults += 1
-        reason = f"its outcome cannot be written: {type(error).__name__}: {error}"
+        reason = f"cannot store the outcome of the task: {type(error).__name__}: {error}"
         log.error("cannot acknowledge a message; moving it to dead letters", exc_info=error)
         buried = await await_guarded(self._broker.settle, [Bury(verdict.tag, reason)])
         if not isinstance(buried, Raised):
@@ -282,7 +282,7 @@ class Settler:
         self._gathered.set()
 
     def _note_failure(self, error: BrokerError) -> None:
-        self.problem = f"results cannot be acknowledged: {error}"
+        self.problem = f"cannot acknowledge results: {error}"
         if not self._store_outages.problem:
             self._outages.failed(PART, error)
 

@@ -23,7 +23,9 @@ from umbel.worker.messages.endings import Endings
 from umbel.worker.messages.settling import Settler
 
 EVERY_QUEUE = "*"
-_COPY = Doubted(Doubt.REPLAYED, "another message used this very signature; each is good for one message")
+_COPY = Doubted(
+    Doubt.REPLAYED, "another message already used this signature; a signature is valid for one message"
+)
 
 
 class Verification:

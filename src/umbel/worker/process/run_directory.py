@@ -17,7 +17,7 @@ from umbel.clock import boot_time_s
 from umbel.errors import DuplicateNode
 
 REFRESH_S = 1.0
-GONE = "it did not stop in good order (umbel health --forget drops it)"
+GONE = "it did not shut down cleanly (umbel health --forget removes it)"
 STALE_AFTER_S = 10.0
 FORGOTTEN_AFTER_S = 300.0
 
@@ -58,7 +58,9 @@ def refuse_second(directory: Path, node: str, broker: str) -> None:
     # A live process with an old file: its number was given to another process meanwhile.
     if 0 <= boot_time_s() - float(other.fields["updated_boot_s"]) < FORGOTTEN_AFTER_S:
         pid = other.fields["pid"]
-        raise DuplicateNode(f"a worker named {node} runs here already (process {pid}); name this one with -n")
+        raise DuplicateNode(
+            f"a worker named {node} is already running here (process {pid}); choose another name with -n"
+        )
 
 
 def forget_dead(directory: Path, belongs: "Callable[[NodeState], bool]" = lambda _: True) -> int:

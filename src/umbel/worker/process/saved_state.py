@@ -54,7 +54,7 @@ def read_saved(path: Path) -> SavedState | None:
         if not all(
             type(value) is int and 0 <= value <= CLOCK_MAX for value in (state.clock, state.incarnation)
         ):
-            raise ValueError(f"its clock is {state.clock!r} and its incarnation {state.incarnation!r}")
+            raise ValueError(f"invalid clock {state.clock!r} or incarnation {state.incarnation!r}")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

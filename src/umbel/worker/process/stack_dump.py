@@ -74,5 +74,9 @@ async def _log_children(pool: Pool) -> None:
     children = described["processes"]
     for pid, stack in zip(children, await asyncio.gather(*map(stacks_of, children)), strict=True):
         if pid != os.getpid():  # a pool without children of its own names the main process
-            fields = {"pid": pid, "task_id": running.get(pid, ""), "traceback": stack or "it does not answer"}
+            fields = {
+                "pid": pid,
+                "task_id": running.get(pid, ""),
+                "traceback": stack or "no answer from the child process",
+            }
             log.warning("stack traces of a child process", extra=fields)

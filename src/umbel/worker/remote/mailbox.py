@@ -44,7 +44,7 @@ REPLY_TRIES_S = 10.0
 HANDLED_MAX = 100
 WAITING_MAX, WAITING_MAX_BYTES = 200, 4 * 2**20
 MEMBERS_FRESH_S = 0.2
-BUSY = "too many commands wait here; ask later"
+BUSY = "too many commands are queued on this worker; try again later"
 MEMBERS_TOLD_MAX = 100  # in a larger cluster only the first few nodes tell who is a member
 MEMBERS_TOLD_BY = 3
 

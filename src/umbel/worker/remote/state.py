@@ -291,7 +291,7 @@ class WorkerState:
 
     def set_prefetch_max(self, most: int) -> None:
         if most < 1:
-            raise ValueError(f"a worker holds at least 1 message, not {most}")
+            raise ValueError(f"the prefetch limit must be at least 1, not {most}")
         self._tasks.prefetch_max = most
 
     def add_queue(self, name: str) -> None:

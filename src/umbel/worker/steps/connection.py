@@ -135,7 +135,7 @@ class Connection(Step):
         try:
             stood = await self._broker.renew(self._owner)
         except BrokerError as error:
-            self.problem = f"the broker cannot be reached: {error}"
+            self.problem = f"cannot reach the broker: {error}"
             raise
         self.problem = ""
         if not stood:

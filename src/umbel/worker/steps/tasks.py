@@ -229,7 +229,7 @@ class Tasks(Step):
             except BrokerError as error:
                 failures += 1
                 outages.failed(self.name, error)
-                self._claim_problem = f"messages cannot be taken: {error}"
+                self._claim_problem = f"cannot fetch messages: {error}"
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
                 continue
             outages.worked(self.name)
@@ -314,7 +314,9 @@ class Tasks(Step):
         """The same for what is only told of a task that runs: its end comes, with its own verdict."""
         happened = call_guarded(tell, claimed, *args)
         if isinstance(happened, Raised):
-            self._endings.note_fault("fault while telling of a task", claimed.headers.id, happened.error)
+            self._endings.note_fault(
+                "internal error while publishing a task event", claimed.headers.id, happened.error
+            )
 
     # -- from the pool (PoolListener) ------------------------------------------------------------
 

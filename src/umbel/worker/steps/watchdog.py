@@ -43,8 +43,8 @@ class Watchdog(Step):
             ready = await self._ready()
             if self._watch.is_stalled(ready=ready, now=loop.time()):
                 raise WorkerStalled(
-                    f"{ready} messages wait and {room} could run, but none was taken for {PATIENCE_S:.0f} s: "
-                    "this worker is stalled and ends; start it again"
+                    f"{ready} messages are ready and {room} could run, but none was fetched for "
+                    f"{PATIENCE_S:.0f} s: this worker is stalled and stops; restart it"
                 )
 
     async def _ready(self) -> int | None:

@@ -52,12 +52,12 @@ class HookRun:
         self._over.set()
 
     async def ended(self) -> None:
-        why = "a signal came meanwhile"
+        why = "interrupted by a signal"
         try:
             async with asyncio.timeout_at(self._deadline):
                 await self._over.wait()
         except TimeoutError:
-            why = "it took longer than worker_hook_timeout_s"
+            why = "exceeded worker_hook_timeout_s"
         waited_s = round(self._loop.time() - self._began_at, 1)
         fields = {"hook": self._name, "waited_s": waited_s}
         if not self._returned:
