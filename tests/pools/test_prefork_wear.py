@@ -77,7 +77,7 @@ def test_a_child_that_holds_too_much_is_replaced_when_its_task_has_ended(tmp_pat
             assert recorder.pids[1] != recorder.pids[2]
             assert not recorder.lost
             (ended,) = [fields for what, fields in recorder.children if what == "ended"]
-            assert "(max_memory_per_child)" in ended["reason"]
+            assert "exceeds max_memory_per_child" in ended["reason"]
 
     asyncio.run(scenario())
 
@@ -91,7 +91,7 @@ def test_a_child_far_over_the_limit_is_killed_with_a_verdict(tmp_path: Path) -> 
             await recorder.until_back(1, 2)
             lost = recorder.lost[1]
             assert (lost.started, lost.ran, lost.timed_out) == (True, True, False)
-            assert "over 150 MiB (max_memory_hard)" in lost.reason
+            assert "exceeds max_memory_hard of 150 MiB" in lost.reason
             assert list(recorder.lost) == [1]
             (death,) = recorder.deaths()
             assert death["how"] == "killed"

@@ -447,7 +447,7 @@ def test_a_heavy_child_finishes_its_job_and_goes() -> None:
     slots.step(Submit(jobs(1, 2, task="slow")), now=2.0)
     assert slots.step(Weighed(0, 101), now=2.5) == [
         Overweight(0, 1, 101),
-        Dismiss(0, "memory use of 0 MiB exceeds max_memory_per_child (0 MiB)"),
+        Dismiss(0, "memory use of 0 MiB exceeds max_memory_per_child of 0 MiB"),
     ]
     assert slots.step(Weighed(0, 102), now=3.0) == []
     effects = slots.step(Finished(0, ended(1)), now=9.0)

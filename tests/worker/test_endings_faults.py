@@ -78,7 +78,7 @@ def test_after_an_early_ack_a_fault_is_only_reported(
     recorded.endings.bury_faulty(claimed.delivery, FAULT, claimed, ended)
     assert asked(recorded) == ([], [(results, SENT)])
     assert recorded.counted == {"faults": 1}
-    assert "fault" in caplog.messages[0] and "dead letters" not in caplog.messages[0]
+    assert "internal error" in caplog.messages[0] and "dead letters" not in caplog.messages[0]
 
 
 def test_a_fault_is_logged_under_the_id_of_the_task_where_that_is_known(

@@ -159,7 +159,9 @@ def other_pid() -> Iterator[int]:
 
 def test_a_second_worker_of_one_name_is_refused_while_the_first_lives(tmp_path: Path, other_pid: int) -> None:
     write(tmp_path, pid=other_pid)
-    with pytest.raises(DuplicateNode, match=rf"w@host runs here already \(process {other_pid}\); .* with -n"):
+    with pytest.raises(
+        DuplicateNode, match=rf"w@host is already running here \(process {other_pid}\); .* with -n"
+    ):
         refuse_second(tmp_path, "w@host", BROKER)
     refuse_second(tmp_path, "w2@host", BROKER)
     refuse_second(tmp_path, "w@host", "sqlite:////another.db")

@@ -20,7 +20,7 @@ _RPC = ("rpc", "amqp", "amqps", "pyamqp")
 
 
 def sends_results(url: str) -> bool:
-    """Whether results under this address are sent to whoever asked, who must then say where it is."""
+    """Whether results are sent to the client that asked, which must then give its reply address."""
     return url.partition(":")[0] in _RPC
 
 

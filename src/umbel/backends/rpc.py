@@ -1,6 +1,6 @@
 """RpcBackend: results sent to the client that asked, over the broker, as Celery's rpc:// does.
 
-The client has a queue of its own and puts its name into `reply_to`; the worker publishes each
+The client has a reply queue and puts its name into `reply_to`; the worker publishes each
 result there, beside the ack of its message. So a result reaches one process, the one that sent
 the task, and is kept in its memory: nobody else can read it, and a client that ends takes its
 results with it. Who needs more stores results in Redis or SQLite.
@@ -185,7 +185,7 @@ class RpcBackend:
             receiver.abandon()
 
     def _receive(self, timeout_s: float | None = None) -> bool:
-        """Listen; whether that has begun within the time. It goes on for whoever asks next."""
+        """Start listening; whether it started in time. It goes on for later callers."""
         receiver = self._receiver or self._begin_receiving()
         try:
             return receiver.has_begun(timeout_s)

@@ -19,7 +19,7 @@ from umbel.wire.envelope_redis import unseal
 from umbel.wire.message import StoredResult
 
 READ_AT_ONCE = 1000
-WAITS_PER_TIMEOUT = 2  # a wait ends before its reply is overdue, and is begun anew
+WAITS_PER_TIMEOUT = 2  # a wait ends before its reply is overdue, and is repeated
 
 
 class RedisPost:

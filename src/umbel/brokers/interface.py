@@ -306,7 +306,7 @@ class Broker(Linked, Protocol):
         ...
 
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
-        """Give dead letters back to their queues, starts counted from zero, genuine ones signed anew."""
+        """Return dead letters to their queues with no starts counted; genuine ones are signed again."""
         ...
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:

@@ -1,6 +1,6 @@
 """Asker: sends control requests and collects the replies, with one deadline for everything.
 
-Each question has a reply address of its own, which goes when the question ends; a reply with a
+Each question has its own reply address, which is removed when the question ends; a reply with a
 ticket that nobody asked for is dropped. At most ASKED_MAX questions are under way at
 once; the next ones wait for their turn, inside their own deadline.
 """

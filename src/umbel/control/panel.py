@@ -137,7 +137,7 @@ class Panel:
 
 
 class UsersPanel(Panel):
-    """Commands that users add, `@app.panel.inspect_command`: each runs in a thread of its own.
+    """Commands that users add, `@app.panel.inspect_command`: each runs in a new thread.
 
     The first parameter is the worker's `ControlState`; what the function returns is the reply.
     """

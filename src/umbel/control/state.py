@@ -161,7 +161,7 @@ class ControlState(Protocol):
         ...
 
     def restart_pool(self, *, reload: bool) -> None:
-        """Replace the children one after the other, as they are idle; `reload`: with the app loaded anew."""
+        """Replace the children one by one, as they become idle; `reload`: load the app again first."""
         ...
 
     def stop(self) -> None:

@@ -8,8 +8,8 @@ from umbel.protocol.leadership.coordination import Policy
 class ElectionContext:
     """One run of a handler: which election, under which term, and whether it is still ours.
 
-    Whoever must not act twice tests `still_mine()` before each effect, and hands on the term, so
-    that whoever takes the effect can refuse an older one.
+    A handler that must not act twice tests `still_mine()` before each effect, and passes on the term, so
+    that the receiver of the effect can refuse an older one.
     """
 
     def __init__(self, order: RunHandler) -> None:

@@ -35,7 +35,7 @@ class OrderIndex:
         self._swept = 0
 
     def add(self, keys: Sequence[Key]) -> None:
-        """Put in new keys, which are in order. Whoever held an older key for one says `forget` too."""
+        """Add new keys, which are in order. A caller that had an older key for one calls `forget` too."""
         self.live += len(keys)
         self._size += len(keys)
         start = 0

@@ -5,7 +5,7 @@ Whatever a peer sent, reading it does not fail: a field that has not the type it
 type, a task event that names no task) is None, for the caller to count.
 
 A reader remembers what senders repeat (their names, the tasks' names, queues), so that a million
-events share one text. It remembers so many and then begins anew: that costs memory, no more.
+events share one text. It remembers so many and then starts over: that costs memory, no more.
 """
 
 from collections.abc import Mapping

@@ -6,7 +6,7 @@ is kept open for a while before it counts as a gap.
 
 The first number of a sender is where watching it begins, unless the sender is younger than the
 recording: then its events count from 1. What is remembered is bounded: of SENDERS_MAX senders the one
-that was met first is forgotten, and begins anew when it speaks again; of one sender's holes those
+that was met first is forgotten, and starts over when it is heard again; of one sender's holes those
 beyond HOLES_MAX are gaps at once. A sender's last events, lost together with it, leave no hole.
 """
 

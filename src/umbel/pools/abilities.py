@@ -7,9 +7,7 @@ limit that ends a task only sometimes is worse than none: one relies on it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-GREEN = frozenset(
-    {"asyncio", "gevent"}
-)  # many tasks share a thread, and each must give it back of its own will
+GREEN = frozenset({"asyncio", "gevent"})  # many tasks share a thread, and each must yield it voluntarily
 PREFERRED = "prefork"  # where everything works
 
 

@@ -1,4 +1,4 @@
-"""AsyncioPool: `async def` tasks as coroutines, thousands at once, on a loop in a thread of its own.
+"""AsyncioPool: `async def` tasks as coroutines, thousands at once, on a loop in a separate thread.
 
 Plain functions run in threads beside it. The worker's main loop runs no task: a coroutine that does
 not give its loop back holds up the other coroutines, but not heartbeats, leases and remote control.

@@ -7,8 +7,8 @@ Limits are timed here, from the moment a job is sent. At a hard limit the greenl
 not end (it swallows that), the verdict is given all the same. If its child gives no sign at all, a job
 holds up everybody in there: the child is killed, and the others' jobs come back to be run again.
 
-When a child dies of itself nobody knows which of its jobs it was. None is charged; they come back as
-redelivered, and a redelivered job runs in a child of its own, where the next death is its doing.
+When a child dies, the job that caused it is unknown. None is charged; they come back as redelivered,
+and a redelivered job runs alone in a child, where the next death is its doing.
 """
 
 import asyncio

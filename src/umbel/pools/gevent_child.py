@@ -117,7 +117,7 @@ class GreenChild:
             gevent.spawn_later(_AGAIN_S, self._throw, number, error)
 
     def _send(self, frame: bytearray) -> None:
-        """Whole frames, in order: whoever finds nobody writing writes for all."""
+        """Write whole frames, in order: one greenlet at a time writes the frames of all."""
         self._outbox.append(frame)
         if self._writing:
             return

@@ -1,7 +1,7 @@
 """GreenChildren: the processes of a green pool, on prefork's fork server. Nothing here waits.
 
-So many children share the jobs; what is under suspicion gets children of its own ("singles"), one job
-at a time, made when needed and dismissed when not. A child that dies is replaced; when several die in a
+So many children share the jobs; suspicious jobs get extra children ("singles"), one job
+at a time, started when needed and stopped when not. A child that dies is replaced; when several die in a
 row before they were ready, more and more slowly, and in the end the pool has failed.
 """
 
@@ -229,7 +229,7 @@ class GreenChildren:
 
     # ---- from the fork servers ---------------------------------------------------------------------
 
-    def on_loaded(self, spawn_because: str, *, anew: bool) -> None:
+    def on_loaded(self, spawn_because: str, *, reloaded: bool) -> None:
         if spawn_because and self._settings.child_start == "auto":
             self._listener.on_child("spawning", {"because": spawn_because})
         unmade, self._unmade = self._unmade, []

@@ -108,7 +108,7 @@ Runner = Callable[[Job], Outcome]
 
 
 class AsyncRunner(Protocol):
-    """A runner that can also run `async def` tasks on the loop of whoever awaits it."""
+    """A runner that can also run `async def` tasks on the caller's event loop."""
 
     def __call__(self, job: Job) -> Outcome: ...
     def is_async(self, task: str) -> bool: ...
@@ -182,7 +182,7 @@ class Restartable(Protocol):
     """A pool whose children can be replaced while it works."""
 
     def restart(self, *, reload: bool = False) -> None:
-        """One after the other, as they are idle; `reload`: with the app loaded anew."""
+        """Replace the children one by one, as they become idle; `reload`: load the app again first."""
         ...
 
 
@@ -194,10 +194,10 @@ class Pool(Protocol):
 
     @property
     def is_green(self) -> bool:
-        """Whether many jobs share a loop that each must give back of its own will.
+        """Whether many jobs share a loop that each must yield voluntarily.
 
-        Such a pool in the main process can hold it up, so remote control gets a loop, a thread
-        and a connection of its own (P6).
+        Such a pool in the main process can hold it up, so remote control gets a separate
+        loop, thread and connection (P6).
         """
         ...
 

@@ -1,8 +1,8 @@
 """Stacks: where a child is at this moment, although its task blocks and it cannot answer.
 
 A child offers a place in memory and has its interpreter write there, at SIGUSR2, what all its
-threads are at. The interpreter does so inside the signal handler, whatever code runs. Whoever wants
-to know finds the place among the child's open files, so nothing has to be agreed on. Linux only: on
+threads are at. The interpreter does so inside the signal handler, whatever code runs. A reader
+finds the place among the child's open files, so nothing has to be agreed on. Linux only: on
 other systems children offer nothing, and are sent nothing.
 """
 

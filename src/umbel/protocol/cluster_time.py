@@ -1,6 +1,6 @@
 """ClusterTime: what time it is in the cluster, when this node's wall clock may be wrong.
 
-A store that has a clock of its own (Redis) decides. Otherwise the clocks of the nodes that were heard
+A store that has a clock (Redis) decides. Otherwise the clocks of the nodes that were heard
 vote, this node's among them, and the median holds, if more than half of them agree with it: as long as
 fewer than half of them are wrong, it lies between two that are right. Two clocks that differ cannot tell
 which is wrong, so a vote takes three. With fewer, or where everybody says something else, the node trusts
@@ -54,7 +54,7 @@ class ClusterTime:
             self._peers[node] = (at_s - now.boot_s, now.boot_s)
 
     def forget_all_but(self, nodes: Container[str]) -> None:
-        """Whoever is no member has no voice: names that somebody made up must not outvote the nodes."""
+        """Only members have a voice: invented names must not outvote the nodes."""
         for node in [one for one in self._peers if one not in nodes]:
             del self._peers[node]
 

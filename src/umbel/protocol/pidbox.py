@@ -128,7 +128,7 @@ Effect = Handle | Refused | PassedOver
 
 
 class Forwarding(Protocol):
-    """A clock, or whoever moves one."""
+    """A clock, or an object that moves one."""
 
     def forward(self) -> object: ...
 
@@ -172,7 +172,7 @@ class Mailbox:
             return [PassedOver("for other nodes")]
         if (doubted := self._doubt(event, now)) is not None:
             self.distrusted += 1
-            copied = doubted.doubt is Doubt.REPLAYED  # whoever sent it first has its answer
+            copied = doubted.doubt is Doubt.REPLAYED  # the first sender has its answer
             return [PassedOver(doubted.reason) if copied else Refused(event, doubted.reason)]
         if event.ticket and not self._is_new(event.ticket):
             self.repeated += 1
@@ -277,7 +277,7 @@ class Collection:
     """The replies to one request, until its deadline or until everyone has answered.
 
     A `limit` ends it at so many replies. Without one it waits for `expected`, the nodes that were
-    named, or for whoever the replies say is a member, or, where the broker counts who heard a
+    named, or for the members that the replies name, or, where the broker counts the receivers of a
     request to all, for so many. `deadline` is on the clock that the caller keeps.
     """
 

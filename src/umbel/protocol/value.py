@@ -3,7 +3,7 @@
     class Stand(Value):
         members: frozenset[NodeId]
 
-It is what `@dataclass(frozen=True, slots=True)` makes: equal by content to values of its own class,
+It is what `@dataclass(frozen=True, slots=True)` makes: equal by content to values of the same class,
 hashable, shown as `Stand(members=...)`, matched by position. A worker imports two hundred of them,
 most of which it never makes. A dataclass compiles six methods for each when it is imported; here
 the methods are shared, and the one worth compiling, `__init__`, is compiled for the first instance.

@@ -63,7 +63,7 @@ def seal(
 
 
 def seal_result(result: StoredResult, delivery_tag: str) -> bytes:
-    """A result on its way to the list of whoever asked for it (wire 6.3)."""
+    """A result for the list of the client that asked for it (wire 6.3)."""
     properties = _Properties(
         result.task_id, UNSET, TRANSIENT, _DeliveryInfo("", result.reply_to), 0, "base64", delivery_tag
     )

@@ -47,7 +47,7 @@ class Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a result backend keeps for one task: the result map of the wire protocol, encoded.
 
-    With `reply_to` it is sent to that queue instead (rpc), and kept by whoever waits there.
+    With `reply_to` it is sent to that queue instead (rpc), and kept by the client that waits there.
     """
 
     task_id: str

@@ -6,7 +6,7 @@ import msgspec
 class Revoke(msgspec.Struct, frozen=True, gc=False):
     """One entry of the durable revoke record: this task, or tasks with this stamped header.
 
-    One that ends when it begins takes the earlier entry back. It needs no room of its own, and is
+    One that ends when it begins takes the earlier entry back. It needs no extra room, and is
     handed out until it is swept, so that who has read the earlier one can forget it.
     """
 

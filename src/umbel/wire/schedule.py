@@ -23,7 +23,7 @@ def encode_marks(marks: Mapping[str, int]) -> bytes:
 
 
 def decode_marks(data: bytes) -> Mapping[str, int]:
-    """Data that cannot be read is that of nobody: every entry begins anew."""
+    """Unreadable data counts as empty: every entry starts over."""
     return _decoded(data, Marks).marks
 
 

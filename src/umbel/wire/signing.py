@@ -6,7 +6,7 @@ body as it is sent; for a control request its headers and its body, which holds 
 destination and ticket. Priority and the broker's own expiration are left out: brokers change them.
 
 Headers are signed in a canonical form (JSON with sorted names), because some brokers and Celery's workers
-write them anew when they give a message back. `redelivered` is left out, because it is theirs to add.
+rewrite them when they give a message back. `redelivered` is left out, because it is theirs to add.
 What is read after a check are those canonical headers, so nothing can be read that was not signed.
 
 The first key signs, every key verifies: a key is rotated by adding the new one behind the old on
@@ -79,11 +79,11 @@ class Keyring:
         return proof, replace(message, headers=_with_signature(headers, str(claimed)))
 
     def requeued(self, outgoing: Outgoing, reason: str, now: float) -> Outgoing:
-        """A dead letter as it goes back: signed anew, unless it was a copy."""
+        """A dead letter as it is requeued: signed again, unless it was a copy."""
         return outgoing if is_replayed(reason) else self.renewed(outgoing, now)
 
     def renewed(self, outgoing: Outgoing, now: float) -> Outgoing:
-        """The message signed anew if it was ours to sign: the old signature holds, however old it is."""
+        """The message signed again if its old signature is valid, however old it is."""
         proof, _ = self.check_task(outgoing.message, outgoing.queue)
         return outgoing if isinstance(proof, Doubted) else self.sign_task(outgoing, now)
 

@@ -71,7 +71,7 @@ class WorkerSettings:
     history_lake: Path | None = None  # where to record, when this worker is the one to do it
     history_lake_mode: int | None = None
     control_mailbox: str = "auto"
-    open_broker: Callable[[], Broker] | None = None  # one more connection, for a mailbox of its own
+    open_broker: Callable[[], Broker] | None = None  # one more connection, for a separate mailbox
     autoscale: tuple[int, int] | None = None  # the most children and the least
     autoscale_cool_down_s: float = COOL_DOWN_S
     pool_restarts: bool = False

@@ -279,7 +279,7 @@ class AmqpBroker:
     # -- what a cluster shares -------------------------------------------------------------------
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
-        if ttl_s <= 0:  # RabbitMQ would still hand it to whoever waits for it
+        if ttl_s <= 0:  # RabbitMQ would still deliver it to waiting consumers
             return None
         session = await self._sessions.get()
         posts = [

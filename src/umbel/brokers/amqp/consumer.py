@@ -3,7 +3,7 @@
 It has a channel to itself, so that its prefetch can follow the demand: RabbitMQ hands over as
 many messages as the owner asked for and has not settled, and no more. The limit is the channel's,
 which can be changed at any time. Quorum queues refuse that, by ending the connection; there
-(`per_consumer`) the limit is the consumer's, who is begun anew when the demand has grown.
+(`per_consumer`) the limit is the consumer's, which is restarted when the demand has grown.
 
 What arrived waits in `buffered` until it is claimed. A message that is not due yet is either held
 for the last few milliseconds or put on `early`, to be parked.
@@ -157,7 +157,7 @@ class Consumer:
         self._channel.send(encode_method(self._channel.number, Method.BASIC_NACK, tag, False, True))
 
     async def pause(self) -> None:
-        """Fetch nothing more, and give back what is not claimed; `want` begins anew."""
+        """Stop fetching, and give back what is not claimed; `want` starts again."""
         assert self._channel is not None
         if not self._generation or not self.prefetch:
             return
@@ -183,7 +183,7 @@ class Consumer:
         return channel.ask(Method.CHANNEL_CLOSE, 200, "", 0, 0)
 
     def _end(self, error: BrokerError) -> None:
-        """What was claimed here is RabbitMQ's again, or gone with the queue; whoever waits must look."""
+        """The claims of this consumer are requeued, or gone with the queue; wake the waiting callers."""
         if isinstance(error, ChannelClosed):
             what = _LATE_ACK if "acknowledgement" in error.text else "RabbitMQ ended a consumer"
             if error.code == ChannelClosed.NOT_FOUND and self._has_begun:

@@ -11,7 +11,7 @@ and clocks.
 What this cannot promise: RabbitMQ has no conditional publish, so `fenced_publish` is as good as the
 holder's look at its connection, its clock and the log; a process that stands still between that
 look and the effect may act late. In a cluster of RabbitMQ nodes
-that splits without `pause_minority` both sides may hold. With a lost facts stream, elections begin anew.
+that splits without `pause_minority` both sides may hold. If the facts stream is lost, elections start over.
 """
 
 import asyncio
@@ -197,7 +197,7 @@ class AmqpCoordination:
     async def _claim(
         self, session: Session, key: str, holder: str, request: ElectionRequest, ttl_s: float
     ) -> ElectionReply:
-        """Decide while we have the hold: whoever is written there as the holder has it no more."""
+        """Decide while this node has the lock: the holder recorded there has lost it."""
         facts = session.views.facts
         for _ in range(WRITES_MAX):
             known = facts.elections.get(key)
@@ -212,7 +212,7 @@ class AmqpCoordination:
         return Busy("", 0, ttl_s)
 
     async def start_election(self, key: str, holder: str, term: int) -> bool:
-        """Yes only if this very entry counted: whoever claims next has read that it has started."""
+        """True only if this entry counted: the next claimer has read that the election has started."""
         what = f"election.{key}"
         async with self._one_at_a_time(what):
             own = self._mine(what, holder, term)

@@ -1,6 +1,6 @@
 """Dead letters, and looking into queues: messages taken out, looked at, and put back.
 
-RabbitMQ has no way to read a queue without taking from it. Whoever looks holds the messages for a
+RabbitMQ has no way to read a queue without taking from it. A reader claims the messages for a
 moment, and they go back to their places when the channel closes; meanwhile another reader sees
 fewer, and RabbitMQ marks them as redelivered.
 

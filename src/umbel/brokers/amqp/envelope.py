@@ -2,7 +2,7 @@
 
 Celery's headers are an AMQP table on the wire and JSON inside Umbel. Where the table would not
 bring back the same bytes (other spacing, integers beyond 64 bits) the JSON travels too, in a
-header of its own; it counts only while it says the same as the table, because a Celery worker
+separate header; it counts only while it says the same as the table, because a Celery worker
 that retries a task hands on headers it does not know.
 
 What the broker itself must remember of a message (when it is due, that it may have run) is in the

@@ -1,7 +1,7 @@
 """Facts: writing to the stream that says who holds what, and learning what became of it.
 
-RabbitMQ confirms an entry a moment before its readers get it. So whoever writes adds a mark of its
-own and reads until it has come: then it has read its entry, and all that came before.
+RabbitMQ confirms an entry a moment before its readers get it. So a writer adds a mark
+and reads until the mark arrives: then it has read its entry, and all that came before.
 """
 
 import asyncio

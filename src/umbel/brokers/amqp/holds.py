@@ -150,7 +150,7 @@ class Holds:
             await self._barrier()
 
     async def reconnect(self) -> None:
-        """If it was lost: whoever held something tries to take it again."""
+        """Reconnect if the connection was lost; holders try to acquire their locks again."""
         if self._watch.is_lost and self._location is not None:
             async with self._lock:
                 await self._open(self._location)

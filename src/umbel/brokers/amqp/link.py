@@ -1,7 +1,7 @@
 """Link: one connection to RabbitMQ on the event loop, and its channels.
 
 A link lives once: when the connection or a channel ends, everything that waits on it fails with
-the reason, and whoever needs another opens another. Nothing is sent twice behind anyone's back.
+the reason, and the caller opens a new link. Nothing is sent twice without the caller's knowledge.
 
 The server closes a channel as its way of saying no; `refusals.py` says what it means. Both sides
 send heartbeats: a link that hears nothing for two of them is dead, whatever the network says.
@@ -44,7 +44,7 @@ class Link(asyncio.BufferedProtocol):
         self._handshake = handshake
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reader = FrameReader()
-        # A plain Protocol is handed a quarter of a megabyte anew for each read.
+        # A plain Protocol gets a new quarter of a megabyte for each read.
         self._received = memoryview(bytearray(READ_BYTES))
         self._transport: asyncio.Transport | None = None
         self._channels: dict[int, Channel] = {}

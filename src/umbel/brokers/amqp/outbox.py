@@ -51,7 +51,7 @@ def task(outgoing: Outgoing, now: float, *, ran: bool = False) -> Post:
         return Post(outgoing.queue, encode(message, mark), message.body, task_queue(outgoing.queue))
     properties = encode(message, Mark(outgoing.not_before, ran))
     step_ms = topology.delay_step_ms(delay_s)
-    if step_ms is None:  # whoever claims it waits these few milliseconds
+    if step_ms is None:  # the claiming worker waits these few milliseconds
         return Post(outgoing.queue, properties, message.body, task_queue(outgoing.queue))
     waiting = topology.delay_queue(outgoing.queue, step_ms)
     return Post(waiting.name, properties, message.body, waiting)
@@ -75,7 +75,7 @@ def dead_letter(queue: str, message: Message, reason: str, starts: int, now: flo
 
 
 def result(stored: StoredResult, reply_to: str) -> Post:
-    """A result on its way to whoever asked for it, as Celery sends it (wire 6.3)."""
+    """A result for the client that asked for it, as Celery sends it (wire 6.3)."""
     properties = Properties(
         content_type="application/json",
         content_encoding="utf-8",

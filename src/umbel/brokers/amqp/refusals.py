@@ -3,8 +3,8 @@
 Three answers. `ChannelClosed` is a no to this one request, by its code: not there, locked, made
 otherwise. `BrokerStarting` is a not yet: a node opens its port before the queues, and above all the
 streams and quorum queues, have found their leaders again, and until then it answers as if they
-were lost. It is a kind of `BrokerUnavailable`, so whoever tries again after a refused connection
-tries again after this. Everything else that ends a connection is `BrokerUnavailable`, in words a
+were lost. It is a kind of `BrokerUnavailable`, so code that retries after a refused connection
+retries after this too. Everything else that ends a connection is `BrokerUnavailable`, in words a
 person can act on: a wrong password does not become right by waiting.
 """
 

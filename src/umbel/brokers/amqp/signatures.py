@@ -6,7 +6,7 @@ both use one.
 
 A message that RabbitMQ itself marks as redelivered may use its signature again, unless it has ended: its
 claimer lost its connection, or gave it back. What the message says of itself does not count. A parked
-message is sent anew, so its signature is given back first.
+message is sent again, so its signature is freed first.
 
 The end is written when all that the message brought is confirmed, and before it is acknowledged. A worker
 that dies in between leaves a message behind that has ended; it is then refused as a copy.
@@ -79,7 +79,7 @@ async def end(session: Session, verdicts: Sequence[Verdict], finished: Collectio
 
 
 def freed(claimed: Claimed) -> list[Post]:
-    """Its message is sent anew."""
+    """Free the signature of a message that is sent again."""
     return [_post(Use(claimed.mark, FREE))] if claimed.mark else []
 
 

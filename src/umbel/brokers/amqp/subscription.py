@@ -1,7 +1,7 @@
-"""AmqpSubscription: one listener's queue on an exchange, made anew after a lost connection.
+"""AmqpSubscription: one listener's queue on an exchange, declared again after a lost connection.
 
 The queue is exclusive and goes with its connection, so what is broadcast while the link is down
-is missed: broadcasts are lossy, and whoever needs to know it all reads the event log. At most
+is missed: broadcasts are lossy; a reader that needs all events reads the event log. At most
 PREFETCH broadcasts wait in this process; the rest waits in the queue until its TTL.
 
 A deleted queue is told by the server; a deleted exchange is not, so a listener that hears nothing binds

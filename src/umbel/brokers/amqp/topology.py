@@ -1,10 +1,10 @@
 """Topology: every exchange and queue on RabbitMQ, as data, and why it is as it is.
 
 What Celery declares is declared exactly as Celery does (wire-protocol 3): RabbitMQ compares, and
-closes the channel of whoever differs. What is ours begins with `umbel.` and Celery never sees it.
+closes the channel if they differ. Umbel's names begin with `umbel.`, and Celery never sees them.
 
     celery                     a task queue, durable, bound to the direct exchange of its name
-    celeryev                   topic exchange of events; a listener has a queue of its own
+    celeryev                   topic exchange of events; each listener has one queue
     celery.pidbox              fanout exchange of control requests; one mailbox a node
     reply.celery.pidbox        direct exchange of their replies
     umbel.delay.<queue>.<ms>   messages not yet due: a quorum queue whose TTL hands them on to

@@ -1,15 +1,15 @@
 """Verdicts: how claims end on RabbitMQ.
 
-First everything that a batch of verdicts sends is published and confirmed: results to whoever
-waits for them, follow-ups, dead letters, parked messages, counted starts. Then the messages are
+First everything that a batch of verdicts sends is published and confirmed: results to the
+clients that wait for them, follow-ups, dead letters, parked messages, counted starts. Then the messages are
 acknowledged or given back. A crash in between repeats work and loses none. What the server refuses
 to take goes to the dead letters in between, with the reason; a claimed message that it takes nowhere
 stays claimed.
 
 How starts are counted. RabbitMQ keeps no counter with a message of a classic queue, and a message
 cannot be changed while it is claimed. So each counted start is an entry of the stream
-`umbel.starts`, written and confirmed before the message runs; whoever gets a message that is
-marked redelivered looks up its count. Messages are told apart by their queue and correlation id
+`umbel.starts`, written and confirmed before the message runs; the worker that gets a
+redelivered message looks up its count. Messages are told apart by their queue and correlation id
 (Celery's task id). What this cannot promise: two messages of one id in one queue share a count,
 and a message without an id is never counted.
 """

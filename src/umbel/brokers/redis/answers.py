@@ -1,4 +1,4 @@
-"""Answers to one asker: a queue of its own, bound to a direct exchange, as Celery's mailbox has it.
+"""Answers to one asker: its reply queue, bound to a direct exchange, as Celery's mailbox has it.
 
 Who asks by remote control names a routing key to answer to. The answers are pushed to the list of
 every queue that is bound with that key, so they wait for the asker, unlike a broadcast. The queue

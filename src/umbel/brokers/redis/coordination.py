@@ -6,7 +6,7 @@ those of `protocol/leadership/coordination.py`.
 A server with replicas may fail over to one that has not heard of a grant. So each grant is followed
 by `WAIT`, and one that no replica confirmed in time is counted as unproven. It stands all the same:
 `WAIT` makes its loss unlikely, not impossible. Whatever is sent after a `WAIT` is held up by it,
-so this has a connection of its own.
+so this uses a separate connection.
 """
 
 import asyncio

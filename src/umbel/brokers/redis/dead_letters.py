@@ -72,7 +72,7 @@ async def bury(link: Link, keys: Keys, refused: Sequence[Refused]) -> None:
 
 
 def _letter(keys: Keys, letter_id: bytes, fields: list[Any]) -> DeadLetter:
-    """Whoever writes to the stream may leave something out."""
+    """Fields may be missing: other programs can write to the stream."""
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     return DeadLetter(
         letter_id=letter_id.decode(),

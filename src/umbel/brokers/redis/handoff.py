@@ -84,7 +84,7 @@ class Adoptions:
         known_by = (len(handed.envelope), handed.envelope[-ENDING_BYTES:])
         args = (self._keys.prefix, owner, self._lease_s, epoch, delivery.tag, *known_by)
         self._pending = pending = (delivery.tag, args)
-        # Not before the message is on its way to whoever runs it: to send takes as long as that.
+        # Sent after the message is on its way to the pool: sending takes about as long as that.
         asyncio.get_running_loop().call_soon(self._send, pending)
         return delivery
 

@@ -64,7 +64,7 @@ class Link:
         self._on_connect = on_connect
         self._on_lost = on_lost
         self._wire: _Wire | None = None
-        self._is_ready = False  # the wire has been greeted, and whoever wanted to prepare it has
+        self._is_ready = False  # the handshake is done, and so is the caller's set-up
         self._connecting = asyncio.Lock()
         self.generation = 0
         """How many connections there have been; each is a later one than those before."""
@@ -272,7 +272,7 @@ class _Wire(asyncio.Protocol):
         for batch in self._batches:
             if not batch.replies.done():
                 batch.replies.set_exception(problem("the connection was closed"))
-                batch.replies.exception()  # whoever was cancelled meanwhile does not fetch it
+                batch.replies.exception()  # a cancelled caller does not fetch it
         self._batches.clear()
         self._on_lost(is_late=is_late)
 

@@ -18,8 +18,8 @@ local function is_mark(mark)
     and type(redelivered) == 'boolean' and type(due) == 'number' and due >= 0 and due <= DUE_MAX_S
 end
 
--- The envelope without our mark, and the mark. What only looks like a mark is a part of the envelope: whoever
--- opens that finds out.
+-- The envelope without our mark, and the mark. What only looks like a mark is a part of the envelope; the
+-- reader of the envelope finds out.
 local function unmarked(envelope)
   if string.sub(envelope, 1, #MARK) ~= MARK then
     return envelope, {}

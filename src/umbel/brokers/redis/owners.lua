@@ -1,5 +1,5 @@
 -- The leases of owners. ARGV: verb, prefix, lease in seconds, owner, renewals that the owner knows of
---   renew   1 if the lease stood (whoever comes late but before others noticed has lost nothing), else 0;
+--   renew   1 if the lease stood (an owner that renews late, before others noticed, keeps it), else 0;
 --           how many renewals that makes; 1 if the data was replaced since the last one; 1 if the lease had ended
 --   check   1 if the data was replaced since the last renewal
 --   reap    return what owners hold whose lease has ended, marked as redelivered: how many

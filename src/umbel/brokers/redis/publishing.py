@@ -114,7 +114,7 @@ def parkable(keys: Keys, batch: Iterable[Outgoing], here: Container[str]) -> lis
 
 
 def push_results(keys: Keys, results: Sequence[StoredResult], ttl_ms: int) -> list[Command]:
-    """Each to the list of whoever asked. One that nobody reads any more is gone after the TTL."""
+    """Push each result to the list of the client that asked. Unread results expire after the TTL."""
     commands: list[Command] = []
     for result, tag in zip(results, delivery_tags(len(results)), strict=True):
         key = keys.list_of(result.reply_to, 0)

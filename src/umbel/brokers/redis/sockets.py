@@ -153,7 +153,7 @@ class SocketConnection:
 
 
 class SocketPool:
-    """Connections for whoever asks; no lock, so that a fork never copies a held one."""
+    """Connections shared by all callers, without a lock: a fork could copy it while it is locked."""
 
     def __init__(self, addresses: Sequence[Address], *, timeout_s: float) -> None:
         self._addresses = addresses
@@ -174,7 +174,7 @@ class SocketPool:
         Work that failed after it was sent may have been done, and is then done twice. Work that
         went well for long, as waiting does, has the whole time again when its connection breaks.
         A connection that ended while it was idle says nothing about the server, so the work is
-        begun anew at once. A `deadline` covers all of it: a server that is silent is tried until then,
+        repeated at once. A `deadline` covers all of it: a server that is silent is tried until then,
         one that refuses only for the bounded time.
         """
         ends, failures = 0.0, 0

@@ -123,7 +123,7 @@ class Watch:
         return True
 
     def leave(self) -> None:
-        """End the wait: whoever waits is to look again at what it waits for."""
+        """End the wait: the waiting caller looks again at what it waits for."""
         self._ring()
 
     async def reconnect(self) -> None:

@@ -5,8 +5,8 @@ messages gets an equal share, so that a full queue never starves another; within
 oldest is first. The queues take turns, and the next claim begins after the one that was last.
 
 An owner's lease is one row. While the row is there its claims stand, even when its time is over:
-an owner that comes back late and finds the row has lost nothing. Whoever returns the messages of
-an owner whose time is over removes the row in the same transaction.
+an owner that comes back late and finds the row has lost nothing. The process that returns the
+messages of an expired owner removes the row in the same transaction.
 """
 
 import sqlite3

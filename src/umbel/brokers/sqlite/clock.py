@@ -1,7 +1,7 @@
 """The store's clocks: one for leases that never jumps, the cluster's time for everything dated.
 
 All processes on the file share one kernel, so they share CLOCK_BOOTTIME, which counts suspended
-time too. It starts anew at every boot; the store keeps the kernel's boot id beside its leases,
+time too. It restarts at every boot; the store keeps the kernel's boot id beside its leases,
 and leases of another boot have ended, as all their holders have.
 """
 

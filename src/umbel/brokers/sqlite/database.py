@@ -14,7 +14,7 @@ One statement alone, as most sends are, is its own transaction (`append`).
 Forks. SQLite keeps one note per process and file of the locks it holds, and POSIX gives none of
 them to a child: a connection that the child opens beside an inherited one believes in locks that
 nobody holds, and what it commits can vanish with the log. So every connection is closed for the
-moment of a fork and opened again by whoever uses it next, on either side. A fork that bypasses
+moment of a fork and opened again by its next user, on either side. A fork that bypasses
 Python's hooks with a connection open is found by the process id, and the child is refused.
 
 A file that was deleted, moved away or replaced is noticed before the next transaction (`presence.py`);
@@ -56,7 +56,7 @@ _DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT
 class _Log:
     """The write-ahead log, opened to be flushed; closed when nobody flushes it any more.
 
-    While a connection is open the log stays the same file, emptied and written anew. Nobody holds
+    While a connection is open the log stays the same file, emptied and written again. There are no
     locks on it, so none is lost when this descriptor of it is closed.
     """
 

@@ -1,9 +1,9 @@
 """WriteGate: lets the writers of all processes in one at a time, in fair turns.
 
-SQLite has a write lock of its own, but who waits for it sleeps in steps of up to 100 ms and gets
+SQLite has a write lock, but a process that waits for it sleeps in steps of up to 100 ms and gets
 it only when it happens to look at a free moment, so busy processes can pass one by again and
 again. Here a writer first takes the turnstile, then the gate, then gives the turnstile
-free: whoever leaves the gate and wants in again finds the turnstile taken by the next in line.
+free: a writer that leaves the gate and wants in again finds the turnstile taken by the next in line.
 A checkpoint that a commit sets off also happens inside, and never beside another one's commit:
 SQLite before 3.51.3 can damage its file when a log is reset during a second checkpoint.
 

@@ -11,7 +11,7 @@ of `ready` is the order of claims; ids grow, so within a priority the oldest is 
 message that comes back keeps its place.
 
 Sending one message appends its row and nothing else, so it changes one page where the slip would
-change a second. Rows above the mark `filed` in `meta` have no slip yet and are due: whoever claims
+change a second. Rows above the mark `filed` in `meta` have no slip yet and are due: a claim
 files them first, many at a time, and so does every send that finds many. No row above the mark
 is ever removed, and when rows at the mark are, it goes down to the last one left, because SQLite
 gives the next row the highest id there is and one more.

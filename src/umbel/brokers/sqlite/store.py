@@ -1,6 +1,6 @@
 """Store: every operation of the embedded broker on messages and results, each one transaction.
 
-Synchronous; the asynchronous broker calls it in a thread of its own, producers and backends in
+Synchronous; the asynchronous broker calls it in a separate thread, producers and backends in
 the thread of their caller. After a commit it pokes those who wait for what changed.
 """
 

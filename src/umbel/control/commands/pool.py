@@ -31,7 +31,7 @@ def pool_shrink(state: ControlState, n: int = 1, **_: Any) -> dict[str, str]:
 
 @panel.control_command(args=[("reload", bool)], signature="[RELOAD]")
 def pool_restart(state: ControlState, reload: bool = False, **_: Any) -> dict[str, str]:
-    """Replace the children one after the other, as they are idle; with RELOAD, load the app anew first."""
+    """Replace the children one by one, as they become idle; with RELOAD, load the app again first."""
     state.restart_pool(reload=bool(reload))
     return {"ok": "reload started"}
 

@@ -16,7 +16,7 @@ A task may leave its process unfit for the next one. If it lowered a limit of th
 starts nothing more and waits to be replaced; the handlers of our own signals are put back. It looks
 after a task that called `resource.setrlimit`, before it waits, and else at most every `_LOOK_S`.
 
-A worker that stops interrupts any job the same way, and so does whoever cancels one (a Cancel frame),
+A worker that stops interrupts any job the same way, and so does a cancel request (a Cancel frame),
 by another signal: SIGURG, because where nobody handles it, it does nothing.
 """
 
@@ -139,7 +139,7 @@ class Child:
         self._reader: FrameReader[ToChild] = FrameReader(ToChild)
         self._inbox: deque[JobBatch[Job] | Stop] = deque()  # the main process sends two batches at most
         self._pid = os.getpid()
-        self._sending = threading.Lock()  # a task may tell from threads of its own
+        self._sending = threading.Lock()  # a task may report from its own threads
         self._telling = False  # in the main thread: half a frame must not be left by an exception
         self._handles_soft_limits = False
         self._armed: int | None = None  # the running job, while the handler may raise

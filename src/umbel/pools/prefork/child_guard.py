@@ -1,6 +1,6 @@
 """The child guard: parent of the fork server, which outlives it and leaves none of its descendants behind.
 
-A process that a task started in a session of its own belongs, when its parents die, to the nearest
+A process that a task started in a new session belongs, when its parents die, to the nearest
 ancestor that adopts orphans. That is the fork server; but it can be killed too, alone or together
 with the main process. Then the orphans come to the guard, which kills them and ends as the fork
 server did, so that the main process learns how that was. It does nothing else. It parts from the

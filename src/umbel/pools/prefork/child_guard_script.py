@@ -1,4 +1,4 @@
-"""What the guard does, as a script of its own: it waits, and it kills.
+"""What the guard does, as a separate script: it waits, and it kills.
 
 It runs for as long as its worker in an interpreter that has loaded nothing else, neither Umbel nor
 any library nor `site`, because all that it holds it holds once more for every worker

@@ -179,13 +179,13 @@ class Children:
     def on_not_forked(self, link: ChildLink, problem: str) -> None:
         self._bury(link, Exit("exit", problem))
 
-    def on_loaded(self, spawn_because: str, *, anew: bool) -> None:
+    def on_loaded(self, spawn_because: str, *, reloaded: bool) -> None:
         if spawn_because and self._settings.child_start == "auto":
             self._listener.on_child("spawning", {"because": spawn_because})
         unstarted, self._unstarted = self._unstarted, []
         for child in unstarted:
             self.start(child)
-        if anew:
+        if reloaded:
             self._listener.on_child("reloaded", {"server": self._servers.pid})
             self._listener.on_event(Replace())
 

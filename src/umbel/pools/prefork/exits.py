@@ -1,8 +1,8 @@
 """How a process ended, in words and in a word.
 
-Five kinds are told apart: it was asked to end and did (`asked`), it exited by itself (`exit`), this
-worker killed it (`killed`), the kernel did for want of memory (`out-of-memory`), or a signal of somebody
-else or of its own making (`signal`).
+There are five kinds: it was asked to exit and did (`asked`), it exited by itself (`exit`), this worker
+killed it (`killed`), the kernel killed it because memory ran out (`out-of-memory`), or another signal
+ended it (`signal`).
 """
 
 import os

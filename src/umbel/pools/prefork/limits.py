@@ -1,10 +1,10 @@
 """Limits: what the kernel lets this process use, and whether a task has left it with less.
 
 A task may lower the limits of its process, and cannot raise all of them again. The next task there would
-fail for no fault of its own. Only what harms it counts: a limit that was raised stays raised.
+fail without being at fault. Only what harms it counts: a limit that was raised stays raised.
 
 To read them all takes a tenth of the time of a quick task. So calls of the `resource` module are noted, and
-whoever sees that one was made looks at once; what was set by other means is found at the next look.
+a noted call leads to a check at once; a limit set by other means is found at the next check.
 """
 
 import resource

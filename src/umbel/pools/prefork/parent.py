@@ -155,7 +155,7 @@ class PreforkPool:
     def restart(self, *, reload: bool = False) -> None:
         """Replace the children one after the other, each when it is idle; what runs goes on.
 
-        `reload`: load the app anew first. If that fails, everything stays as it is.
+        `reload`: load the app again first. If that fails, everything stays as it is.
         """
         if reload:
             self._children.reload()
@@ -205,7 +205,7 @@ class PreforkPool:
             return
         self._effects += stepped.value
         if self._performing:
-            return  # whoever performs goes on with these
+            return  # the loop that is running performs these too
         self._performing = True
         self._listener.hold()
         try:

@@ -83,7 +83,7 @@ class ServerLink:
 
     def _start(self, setup: Setup, control: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "umbel.pools.prefork.child_guard", setup.node]
-        # A session of its own: Ctrl-C at the terminal is for the main process to judge.
+        # A new session: only the main process handles Ctrl-C at the terminal.
         return subprocess.Popen(
             [*command, msgspec.json.encode(setup).decode(), str(control)],
             stdin=subprocess.DEVNULL,
@@ -106,7 +106,7 @@ class ServerLink:
             self._unsent.popleft()
             if count < len(frame):
                 self._unsent.appendleft((frame[count:], (), None))  # the descriptors went with the first byte
-        if self._control.fileno() >= 0:  # else it closed it, and whoever is to know has not been told yet
+        if self._control.fileno() >= 0:  # else it was closed, and the listener is not notified yet
             self._loop.remove_writer(self._control)
 
     def _on_readable(self) -> None:

@@ -1,4 +1,4 @@
-"""ForkServers: where children come from. One server as a rule, two while the app is loaded anew.
+"""ForkServers: where children come from. Usually one server, two while the app is reloaded.
 
 Children belong to the server that made them: it alone can signal them and learns how they ended. A
 server that was followed by another stays until its last child is gone. One that could not load the
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 
 class ServersListener(Protocol):
-    def on_loaded(self, spawn_because: str, *, anew: bool) -> None:
-        """Children can be made now; `anew`: by a server that follows another."""
+    def on_loaded(self, spawn_because: str, *, reloaded: bool) -> None:
+        """Children can be made now; `reloaded`: by a server that replaces another."""
         ...
 
     def on_not_loaded(self, reason: str) -> None:
-        """The app could not be loaded anew; the server that was there goes on."""
+        """The app could not be reloaded; the current server stays."""
         ...
 
     def on_exited(self, link: ChildLink, status: int) -> None: ...
@@ -70,7 +70,7 @@ class ForkServers:
         return self._current.loaded
 
     def reload(self) -> None:
-        """Start a server that loads the app anew."""
+        """Start a server that loads the app again."""
         if self._next is None and self._current is not None:
             self._next = self._open()
 
@@ -127,8 +127,8 @@ class ForkServers:
 
     def _on_loaded(self, server: ServerLink, spawn_because: str) -> None:
         server.loaded = True
-        anew = server is self._next
-        if anew:
+        reloaded = server is self._next
+        if reloaded:
             assert self._current is not None, "only a server that works is followed"
             self._old.append(self._current)
             self._current, self._next = server, None
@@ -138,7 +138,7 @@ class ForkServers:
                 "fork server unavailable; each child process imports the app itself",
                 extra={"because": spawn_because},
             )
-        self._listener.on_loaded(spawn_because, anew=anew)
+        self._listener.on_loaded(spawn_because, reloaded=reloaded)
 
     def _close_old(self) -> None:
         in_use = {id(server) for _, server in self._links.values()}

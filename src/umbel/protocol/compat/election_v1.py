@@ -1,11 +1,11 @@
 """The classic election, complete: every worker stands, every worker answers, the lowest leads.
 
-Whoever gets the command stands as a candidate: a `worker-elect` stamped with its clock. Every
+A node that gets the command stands as a candidate: a `worker-elect` stamped with its clock. Every
 worker acks every candidate once. A candidate that has an ack from each live member decides: the
 lowest (clock, name) it knows leads, and if that is itself, it runs the handler.
 
 Why deciders agree while they see the same members: one sender's events arrive in the order it
-sent them. A member stood before its first ack, then whoever has that ack has seen it stand; or it
+sent them. A member stood before its first ack, then each node with that ack has seen it stand; or it
 acked somebody first, then hearing of that candidate moved its clock past it, and it is not the
 lowest. Our acks also tell the lowest candidate the sender knows, for those who came late.
 

@@ -7,10 +7,10 @@ say in `hello`, Celery's above all, which know no record: that is kept as Celery
 hours and up to 50,000 ids, of which the one that arrived first goes first.
 
 Both are joins: whatever order entries come in, and however often, the same is known. The record
-joins by the later expiry, because whoever revokes again wants it to hold longer. What peers say
+joins by the later expiry, because a second revoke is meant to hold longer. What peers say
 joins by the earlier stamp: what is passed on from node to node arrives later and never earlier than
 it was said, so nobody can prolong it by repeating it. An id that has expired leaves a tombstone, so
-that a peer that stamps what it hears anew does not make it immortal. So does one that was taken back:
+that a peer that stamps again what it hears does not make it immortal. So does one that was taken back:
 from then on only the record can bring it again, not what a peer has not forgotten.
 """
 

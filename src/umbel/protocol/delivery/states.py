@@ -13,4 +13,4 @@ FAILURE = "FAILURE"
 REVOKED = "REVOKED"
 
 READY_STATES = frozenset({SUCCESS, FAILURE, REVOKED})
-"""States that a task does not leave: whoever waits for it may stop waiting."""
+"""States that a task does not leave: callers that wait for it may stop waiting."""

@@ -50,7 +50,7 @@ class Doubted:
 
 
 def is_replayed(reason: str) -> bool:
-    """Whether a dead letter is a copy: that one is never signed anew, or requeueing all would run it."""
+    """Whether a dead letter is a copy. A copy is never signed again, or requeueing all would run it."""
     return reason.startswith(f"{Doubt.REPLAYED.value}: ")
 
 

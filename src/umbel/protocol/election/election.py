@@ -7,7 +7,7 @@ the rest hear that it won. The winner acts only after the store has said yes to 
 counts its time from when it asked, not from when the answer came.
 
 Why a late answer does no harm: a claim's answer is followed by `start`, which the store judges
-anew; an answer to `start` counts only in its own term and stage, and under AT_LEAST_ONCE only
+again; an answer to `start` counts only in its own term and stage, and under AT_LEAST_ONCE only
 before the deadline. So a node that stood still acts late at most under AT_MOST_ONCE, where nobody
 else ever will.
 
@@ -337,8 +337,8 @@ class Elections:
 
     def _handler_ended(self, record: Record, ended: HandlerEnded, now: Instant) -> list[Effect]:
         if (record.lost or ended.stopped) and record.request.policy is Policy.AT_LEAST_ONCE:
-            # It was told to stop: what it returned is no outcome, and its term is no longer used. The
-            # store may not know yet that its time is over: whoever asks after that runs it again.
+            # The handler was stopped: what it returned is no outcome, and its term is no longer used. The
+            # store may not know yet that its time is over: the next node that asks runs it again.
             return self._watch(record, now, self._uniform(0.0, self._settings.ttl_s))
         record.ended = ended
         record.deadline_s = now.boot_s + FINISH_TTLS * self._settings.ttl_s

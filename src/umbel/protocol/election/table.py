@@ -1,6 +1,6 @@
 """The table behind `election.py`: bounded records, one timer each, and who asks first.
 
-A record has one timer, and only the newest one fires: arming it anew leaves the old entry in the
+A record has one timer, and only the newest one fires: arming it again leaves the old entry in the
 heap, where its number no longer matches. The table holds at most so many records and so many
 bytes of requests; closed elections (tombstones, which keep no request) make room first, and when
 all are undecided a new one is refused: the sweep brings it back.

@@ -13,7 +13,7 @@ that still run. A store that was emptied knows its new birth: what was asked bef
 is refused to policy AT_MOST_ONCE and held back for one ttl under AT_LEAST_ONCE. That is judged
 when a claim finds no record, by the time at which the store opened the election; one that is opened
 again by its client after the loss is a new election, and one that was never opened (a Celery client
-cannot) is judged by the clock of whoever saw it first.
+cannot) is judged by the clock of the node that saw it first.
 """
 
 import hashlib

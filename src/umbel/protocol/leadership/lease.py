@@ -6,9 +6,9 @@ lies before the store's, so its belief ends before the store's lease does, as lo
 run at rates that differ by less than a tenth. Whatever wakes a leader, it looks at that first.
 
 Where it stops being right: a leader can stand still between that look and its effect. Effects
-that must not double carry the term, and whoever takes them compares it (`fenced_publish`).
+that must not double carry the term, and their receiver compares it (`fenced_publish`).
 
-One Lease serves one campaign, under a holder name of its own: a release that is still on its way
+One Lease serves one campaign, under a unique holder name: a release that is still on its way
 would otherwise end what the same holder has taken again under the same term.
 """
 

@@ -38,8 +38,8 @@ class RotationSettings:
 class Begin:
     """So far the recorder has acknowledged, by the broker's account.
 
-    Told again when the broker has lost its log and begins another one: what was read is written
-    down then, and reading begins anew.
+    Sent again when the broker has lost its log and starts another one: what was read is then written
+    to the lake, and reading starts over.
     """
 
     acknowledged: int
@@ -57,7 +57,7 @@ class EntriesRead:
 
 @dataclass(frozen=True, slots=True)
 class FactsAdded:
-    """The recorder put rows of its own into the open file."""
+    """The recorder added its own rows to the open file."""
 
     rows: int
 

@@ -1,4 +1,4 @@
-"""Schedule: which periodic tasks are due, each slot of each of them sent once, whoever leads.
+"""Schedule: which periodic tasks are due, each slot of each of them sent once, whichever node leads.
 
 A slot is a moment that a rule names: every multiple of an interval since 1970, or the times of a
 cron expression. Rules depend on nothing but time, so all nodes name the same slots. Beside each

@@ -1,6 +1,6 @@
 """The table of members: bounded, and it knows which node is to be looked at next.
 
-Each node has one timer at most. A timer that comes too early is set anew when it fires, so that a
+Each node has one timer at most. A timer that fires too early is set again, so that a
 heartbeat, which only ever moves a timer to later, costs nothing here.
 
 Timers fire when they are due or, with an interval, at the next look: what has become due since the
@@ -38,7 +38,7 @@ class Record:
     heard_s: float
     changed_s: float  # when its state began
     jitter: float
-    sent_at: float = 0.0  # the newest timestamp of its own
+    sent_at: float = 0.0  # its newest timestamp
     wait_s: float = inf  # when a suspect's time is over
     probe_s: float = inf  # when a suspect is asked for again
     timer_s: float = inf
@@ -178,7 +178,7 @@ class Members:
             timer_s, node = heappop(self._timers)
             record = self._records.get(node)
             if record is None or record.timer_s != timer_s:
-                continue  # its timer was set anew, or it was forgotten
+                continue  # its timer was set again, or it was forgotten
             record.timer_s = inf
             if self._due_s(record) <= now_s:
                 return record

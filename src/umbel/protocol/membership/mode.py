@@ -34,7 +34,7 @@ def mode_for(setting: GossipMode, current: GossipMode, nodes: int) -> GossipMode
 
 
 def patterns_for(mode: GossipMode, *, observer: bool) -> tuple[str, ...]:
-    """The routing keys to listen to. What is rare is heard by all, heartbeats by whoever must."""
+    """The routing keys to listen to. All nodes hear rare events; only observers hear heartbeats."""
     if mode is GossipMode.FULL:
         return ("worker.#",)
     rare = (

@@ -1,7 +1,7 @@
 """Opinions: what to believe of a node when several nodes say different things of it.
 
-Whoever heard a node within the last heartbeats knows that it was there, whatever others think: that
-is evidence. Where nobody did, "alive" says only that its teller has not judged: it may have been cut off
+A node that heard another within the last heartbeats knows that it was there, whatever others think:
+that is evidence. Where nobody did, "alive" says only that its teller has not judged: it may have been cut off
 itself a moment ago, and knows least. So the gravest judgement counts then. What is said of a newer
 run of the node counts before what is said of an older one.
 

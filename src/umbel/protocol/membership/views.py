@@ -9,7 +9,7 @@ next observer names whom a single one, cut off or new in its seat, did not hear,
 was set back is heard after a minute. What changed a moment ago is left alone, because the view may be
 older than that.
 
-It rests on broadcasts arriving again: whoever hears no views stays wrong, and is cut off.
+It rests on broadcasts arriving again: a node that hears no views stays wrong, and is cut off.
 """
 
 from collections.abc import Callable

@@ -227,7 +227,7 @@ class Overweight(Value):
 class Failed(Value):
     """Children die before they can take a job, again and again, and there is no other.
 
-    Slots keeps trying, more and more slowly, but whoever hears this had better end.
+    Slots keeps trying, more and more slowly, but the worker should stop.
     """
 
     reason: str

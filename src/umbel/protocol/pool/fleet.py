@@ -1,7 +1,7 @@
 """Fleet: the children of a pool as they come and go; `slots.py` decides about their jobs.
 
 A slot whose child ends is filled again, at once after a life and later after a failed start. A child
-that is asked to leave runs the job it is at to its end and gets no other, so whoever is retired,
+that is asked to leave runs the job it is at to its end and gets no other, so a child that is retired,
 recycled or replaced takes nothing with it. Replacing all of them goes on only while every slot is
 filled: a pool whose new children do not start keeps its old ones.
 """

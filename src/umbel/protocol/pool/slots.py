@@ -7,7 +7,7 @@ that it never idles. A batch that is not through after `batch_patience_s` is rec
 not started goes back to the front of the queue, and others run it.
 
 Recalling is safe because every job needs a token. The shell puts the tokens of a batch into a
-pipe before it sends the batch; the child takes one before it starts a job; whoever takes a token
+pipe before it sends the batch; the child takes one before it starts a job; the taker of a token
 decides, and the kernel gives each token once. So the tokens that the shell finds in the pipe,
 when it recalls a batch or buries a child, are the jobs from the end of the batch that never
 started and never will. This is why a job cannot be in two children, and why a death charges only

@@ -57,13 +57,13 @@ class Wear:
         """Why it is replaced when its job has ended, or nothing."""
         if self._max_bytes is None or size_bytes <= self._max_bytes:
             return self.far_too_heavy(size_bytes)  # idle: the next job must not pay for the last one
-        return f"memory use of {_shown(size_bytes)} exceeds max_memory_per_child ({_shown(self._max_bytes)})"
+        return f"memory use of {_shown(size_bytes)} exceeds max_memory_per_child of {_shown(self._max_bytes)}"
 
     def far_too_heavy(self, size_bytes: int) -> str:
         """Why it is killed, or nothing."""
         if self._hard_bytes is None or size_bytes <= self._hard_bytes:
             return ""
-        return f"memory use of {_shown(size_bytes)} exceeds max_memory_hard ({_shown(self._hard_bytes)})"
+        return f"memory use of {_shown(size_bytes)} exceeds max_memory_hard of {_shown(self._hard_bytes)}"
 
 
 def _shown(size_bytes: int) -> str:

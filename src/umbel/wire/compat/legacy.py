@@ -34,8 +34,8 @@ from umbel.wire.values import decode_json
 def to_v2(message: Message) -> Message:
     """Return the message as v2: the same object when it is that already.
 
-    Bodies that are not plain JSON are left alone when the headers are v2; whether the body fits
-    is found out by whoever may decode it.
+    Bodies that are not plain JSON are left alone when the headers are v2; the
+    reader that may decode the body finds out whether it fits.
     """
     if message.content_type == JSON_CONTENT and message.body[:1] == b"[":
         return message

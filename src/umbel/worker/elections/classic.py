@@ -58,7 +58,7 @@ class ClassicElectionsShell:
 
     def elect_heard(self, event: Mapping[str, Any]) -> None:
         heard = wire.elect_from(event)
-        # Whoever answers a candidate stands only above it from now on: deciders agree by that.
+        # A node that answers a candidate stands only above it from now on: so deciders agree.
         if heard.node != self._context.identity.node:
             self._events.clock.adjust(heard.clock)
         self._put(heard)

@@ -1,4 +1,4 @@
-"""The leases of a cluster as its store has them, for whoever asks a worker."""
+"""The leases of a cluster as its store has them, as a worker reports them."""
 
 import asyncio
 from collections.abc import Sequence

@@ -47,7 +47,7 @@ class ObserverSeat:
         if self._keeper is not None and self._keeper.name != lease:
             await self.leave()
         if lease and self._keeper is None:
-            holder = f"{self._owner}.{next(self._numbers)}"  # each campaign has a name of its own
+            holder = f"{self._owner}.{next(self._numbers)}"  # each campaign has a new name
             self._keeper = LeaseKeeper(self._store, lease, holder, changed=self._seat_changed)
             self._campaign = group.create_task(self._keeper.run(), name=f"umbel-{lease}")
 

@@ -322,7 +322,7 @@ class Endings:
 
     def give_back(self, claimed: Claimed, *, ran: bool, not_before: float = 0.0) -> None:
         message = self._sent_again(claimed, ran=ran, not_before=not_before)
-        if claimed.run is not None and claimed.run.rules.acks_early:  # acknowledged already: sent anew
+        if claimed.run is not None and claimed.run.rules.acks_early:  # acknowledged already: sent again
             self._settler.resend(message)
             return
         counted = claimed.run is not None and claimed.run.count_start

@@ -25,7 +25,7 @@ class RevokeRecord:
             self.learn(claim, after=read)
 
     def read_again(self) -> None:
-        """The record is another one, with cursors of its own. What was revoked stays revoked here."""
+        """Read from the start: the record was replaced. Known revokes stay in force here."""
         self.cursor = 0
 
     def learn(self, claim: Claim, *, after: int) -> None:

@@ -56,7 +56,7 @@ class TaskEvents:
             self._tell("task-started", claimed, at=at)
 
     def told(self, claimed: Claimed, told: Told) -> None:
-        """What the task itself says, in fields of its own."""
+        """Send a custom event of the task, with the task's fields."""
         if self.wanted:
             self.started(claimed, told.at)
             ours = {"uuid": claimed.headers.id, "retries": claimed.headers.retries}

@@ -1,7 +1,7 @@
 """Terminator: ends tasks that run, and only those: the task is asked first, then its process is ended.
 
-A message that is claimed has a number of its own for each attempt, and the pool knows jobs by that
-number: what comes late finds nobody.
+A claimed message has a new number for each attempt, and the pool knows jobs by that number: a late
+request finds no job.
 """
 
 import asyncio

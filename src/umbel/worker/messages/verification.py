@@ -77,7 +77,7 @@ def _due(message: Message) -> float:
     with suppress(msgspec.DecodeError, WireError):
         eta = _ETA.decode(message.headers).eta
         return parse_instant(eta) if eta else 0.0
-    return 0.0  # whoever opens it says what is wrong with it
+    return 0.0  # decoding reports what is wrong with it
 
 
 class _Eta(msgspec.Struct, frozen=True, gc=False):

@@ -73,7 +73,7 @@ async def _log_children(pool: Pool) -> None:
     running = {pid: task_id for task_id, pid in described["running"].items()}
     children = described["processes"]
     for pid, stack in zip(children, await asyncio.gather(*map(stacks_of, children)), strict=True):
-        if pid != os.getpid():  # a pool without children of its own names the main process
+        if pid != os.getpid():  # a pool without child processes names the main process
             fields = {
                 "pid": pid,
                 "task_id": running.get(pid, ""),

@@ -1,10 +1,10 @@
-"""GreenMailbox: a mailbox with a connection, a loop and a thread of its own (P6).
+"""GreenMailbox: a mailbox with a separate connection, loop and thread (P6).
 
 For workers whose main process may be claimed up by what tasks do in it: `ping` is answered here, from
 this thread alone. Commands that look at the worker or change it are carried out on the worker's loop,
 which owns that state, and wait for it.
 
-It lives until a shutdown event is set, and then sets a stopped event; whoever stops it waits for that.
+It lives until a shutdown event is set, and then sets a stopped event, for which its stopper waits.
 """
 
 import asyncio

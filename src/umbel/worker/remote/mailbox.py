@@ -2,7 +2,7 @@
 
 The shell of `protocol/pidbox.py`. Commands of ours that do not wait are carried out in the order in
 which they came; those that wait, and all that users wrote, beside it, so that a `ping` is answered
-whatever the others do. Where they are carried out is for whoever makes the shell to say (`Runner`).
+whatever the others do. The creator of the shell says where they run (`Runner`).
 
 In a flood requests are read in turns, so that the worker goes on. A `ping` is answered when it is read;
 other commands wait for their turn, and are answered with an error when WAITING_MAX of them wait. HANDLED_MAX
@@ -10,8 +10,8 @@ of ours and as many of users are carried out beside it at a time; the next of it
 No more requests are read while as many replies wait as are kept: the flood waits at the broker, or in the
 subscription, which has a limit.
 
-A fault of the channel makes the mailbox anew, and the worker goes on (P5). What was sent while it
-was away is missed, on Redis as with Celery's workers; the caller sees who is silent.
+After a fault of the channel the mailbox reconnects, and the worker goes on (P5). Requests sent
+meanwhile are missed, on Redis as with Celery's workers; the caller sees who is silent.
 """
 
 import asyncio
@@ -295,7 +295,7 @@ async def awaited(coroutine: Coroutine[Any, Any, Any]) -> Happened:
 
 
 async def in_thread(command: Command, state: ControlState, arguments: dict[str, Any]) -> Happened:
-    """Run a user's handler in a thread of its own, which does not keep the worker from ending."""
+    """Run a user's handler in a new daemon thread, which does not keep the worker from ending."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Happened] = loop.create_future()
 

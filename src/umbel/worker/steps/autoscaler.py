@@ -34,7 +34,7 @@ class Autoscaler(Step):
             self.run_in_background(self._look_on(self._machine))
 
     def limit(self, most: int | None, least: int | None) -> tuple[int, int]:
-        """Change one size or both; what holds now. Whoever is too many goes when it is idle."""
+        """Change one size or both; returns both. Surplus children end when they are idle."""
         if self._machine is None:
             raise ValueError("Autoscale not enabled")
         most = self._machine.most if most is None else most

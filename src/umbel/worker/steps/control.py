@@ -42,7 +42,7 @@ class Control(Step):
         self._clock = clock
         self.panel: Panel = builtin_panel()
         self.panel.include(context.settings.control_commands)
-        self.members: Callable[[], Sequence[Known]] = tuple  # set by whoever knows the members
+        self.members: Callable[[], Sequence[Known]] = tuple  # set by the step that knows the members
         self.mailbox = Mailbox(
             self._node, clock, refusal_of=self._refusal_of, changes=self._changes, since=this_moment()
         )
@@ -52,7 +52,7 @@ class Control(Step):
 
     @property
     def resets(self) -> int:
-        """How often the mailbox was made anew."""
+        """How often the mailbox reconnected."""
         shape = self._green or self._shell
         return self._context.outages.reconnects[MAILBOX] + (0 if shape is None else shape.resets)
 

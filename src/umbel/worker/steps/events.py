@@ -1,9 +1,9 @@
-"""Events: what happens here, told to whoever listens.
+"""Events: what happens on this node, sent to all listeners.
 
 Worker events go out one by one, task events in batches. Task events are sent only when somebody
 asked for them: by `-E`, or by a recorder registered with the broker. Nothing waits for events:
 they are queued, and when the queue is full the newest is dropped and counted; its number is
-missing then, which tells whoever records. While somebody does, every event goes to the broker's
+missing then, so a recorder sees the gap. While a recorder runs, every event goes to the broker's
 log first and is broadcast after that; only outcomes are held back until the log has them, and not
 for long when it cannot be written (`logged`).
 """

@@ -2,7 +2,7 @@
 
 The same fields as Celery's heartbeats, so that Flower and Celery workers see this node; `freq`
 is the true interval, because peers take a node for lost after twice that time. With each beat the
-node leaves its mark at the broker, for whoever asks after a node that is new or silent. It comes online
+node leaves its mark at the broker, for peers that check a new or silent node. It comes online
 after its mailbox is open and its mark is left: who hears of it then asks the broker (`newcomers.py`).
 """
 

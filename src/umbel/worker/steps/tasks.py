@@ -283,7 +283,7 @@ class Tasks(Step):
             return
 
     def _note_link(self, change: LinkChange) -> None:
-        """What was claimed on that link and has not started is for whoever gets it next, us among them."""
+        """Drop unstarted messages claimed on that link: the broker redelivers them, maybe to this worker."""
         if isinstance(change, LinkLost) and change.ends_claims:
             self._withdraw_claimed()
 

@@ -1,6 +1,6 @@
 """Hooks: calls what users wrote for a worker's own life: `worker_init`, `worker_ready`, `worker_shutdown`.
 
-Each call has a thread of its own, which does not keep the process from ending. The worker waits for
+Each call runs in a new daemon thread, which does not keep the process from ending. The worker waits for
 it up to a time, and no longer than until somebody asks it to stop (once more): users' code cannot
 make a worker deaf to signals. What then still runs goes on until the process ends.
 """
