@@ -14,12 +14,14 @@ from umbel.worker.context import WorkerContext
 from umbel.worker.held import Held
 
 log = logging.getLogger("umbel.worker.tasks")
+ADOPTED = "message redelivered while its task runs here; adopted"
 
 
 class Adoption:
     def __init__(self, context: WorkerContext) -> None:
         self._broker = context.broker
         self._counters = context.counters
+        self._outages = context.outages
 
     async def rest(self, deliveries: Sequence[Delivery], held: Mapping[int, Held]) -> Sequence[Delivery]:
         """All but those that run here already: these are adopted."""
@@ -38,5 +40,5 @@ class Adoption:
         found.delivery = delivery
         self._counters.adopted += 1
         fields = {"task": found.headers.task, "task_id": found.headers.id}
-        log.info("message redelivered while its task runs here; adopted", extra=fields)
+        self._outages.consequence(log, logging.INFO, ADOPTED, named="adopted", **fields)
         return True

@@ -31,6 +31,7 @@ from umbel.worker.settings import Ending
 log = logging.getLogger("umbel.worker.settling")
 PART = "settling"
 BATCH_MAX = 500
+DROPPED = "finished after the claim had ended: outcome dropped; the message is redelivered"
 
 
 class Settler:
@@ -154,9 +155,8 @@ class Settler:
             self._keep_unknown(sent, settled)
             if settled.conflicts:
                 self._counters.conflicts += len(settled.conflicts)
-                log.warning(
-                    "finished after the claim had ended: outcome dropped; the message is redelivered",
-                    extra={"count": len(settled.conflicts)},
+                self._outages.consequence(
+                    log, logging.WARNING, DROPPED, named="outcomes dropped", count=len(settled.conflicts)
                 )
             self._refused(settled.refused)
         await self._bury_unknown()

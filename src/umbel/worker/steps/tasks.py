@@ -38,6 +38,7 @@ from umbel.worker.task_events import TaskEvents
 log = logging.getLogger("umbel.worker.tasks")
 
 IDLE_WAIT_S = 1.0
+ELSEWHERE = "the lease had ended: tasks that run here may run elsewhere too"
 _CHILD_LOGGED_AT = {
     "died": logging.WARNING,
     "heavy": logging.WARNING,
@@ -190,8 +191,9 @@ class Tasks(Step):
         for held in self._withdraw_claimed():
             self._endings.give_back(held, ran=False)
         if self.running:
-            fields = {"count": self.running}
-            log.warning("the lease had ended: tasks that run here may run elsewhere too", extra=fields)
+            self._context.outages.consequence(
+                log, logging.WARNING, ELSEWHERE, named="maybe run twice", count=self.running
+            )
 
     def _withdraw_claimed(self) -> list[Held]:
         """What has not started, but for what was acknowledged early: that is nobody else's."""
@@ -265,7 +267,9 @@ class Tasks(Step):
             self.return_unstarted()
         self.revokes.learn(claim, after=read)
         if claim.returned:
-            log.warning(RETURNED_TEXT, extra={"count": claim.returned})
+            self._context.outages.consequence(
+                log, logging.WARNING, RETURNED_TEXT, named="returned of others", count=claim.returned
+            )
         await self.catch_up()
         if claim.deliveries:
             deliveries = await self._admission.verified(claim.deliveries)
