@@ -184,7 +184,7 @@ class Endings:
             burial = Bury(tag, reason, results=results, follow_ups=outcome.follow_ups)
             self._settler.add(burial, Outgoing(held.delivery.queue, held.message))
         else:
-            self._settler.add(Ack(tag, results, outcome.follow_ups))
+            self._settler.add_outcome(Ack(tag, results, outcome.follow_ups), held.delivery)
         if outcome.kind not in ("requeued", "retry"):
             self._release(held)
 
@@ -252,7 +252,7 @@ class Endings:
         if held.run is not None and held.run.rules.acks_early:
             self._settler.report(results, ending.follow_ups)
         else:
-            self._settler.add(Ack(held.delivery.tag, results, ending.follow_ups))
+            self._settler.add_outcome(Ack(held.delivery.tag, results, ending.follow_ups), held.delivery)
 
     def bury(self, held: Held, error: Exception, *, charged: bool) -> None:
         self._counters.buried += 1

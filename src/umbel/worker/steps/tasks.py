@@ -29,6 +29,7 @@ from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.endings import Endings
 from umbel.worker.held import Held
+from umbel.worker.kept_outcomes import KeptOutcomes
 from umbel.worker.revoke_record import RevokeRecord
 from umbel.worker.scheduled import Scheduled
 from umbel.worker.settling import Settler
@@ -38,6 +39,7 @@ from umbel.worker.task_events import TaskEvents
 log = logging.getLogger("umbel.worker.tasks")
 
 IDLE_WAIT_S = 1.0
+UNCONFIRMED = frozenset({"amqp"})  # brokers that do not say whether an ack has arrived
 ELSEWHERE = "the lease had ended: tasks that run here may run elsewhere too"
 _CHILD_LOGGED_AT = {
     "died": logging.WARNING,
@@ -73,6 +75,8 @@ class Tasks(Step):
         together = context.broker.capabilities.stores_results and context.backend.shares_settle(
             context.broker.url
         )
+        confirmed = context.broker.capabilities.transport not in UNCONFIRMED
+        kept = KeptOutcomes(asyncio.get_running_loop().time, confirmed=confirmed)
         self._settler = Settler(
             context.broker,
             context.backend,
@@ -82,10 +86,11 @@ class Tasks(Step):
             together=together,
             logged=events.logged,
             refused=self._end_refused,
+            kept=kept,
             settled=self._room.set,
         )
         self._endings = Endings(context, self._desk, self._settler, events)
-        self._adoption = Adoption(context)
+        self._adoption = Adoption(context, kept, self._settler)
         self._admission = Admission(context, self._desk, self.revoked, self._settler, self._endings, events)
 
     @property
