@@ -62,5 +62,11 @@ class Adoption:
 
     def _note(self, text: str, named: str, delivery: Delivery) -> None:
         self._counters.adopted += 1
-        fields = {"queue": delivery.queue, "task_id": delivery.message.correlation_id}
-        self._outages.consequence(log, logging.INFO, text, named=named, **fields)
+        self._outages.consequence(
+            log,
+            logging.INFO,
+            text,
+            named=named,
+            queue=delivery.queue,
+            task_id=delivery.message.correlation_id,
+        )

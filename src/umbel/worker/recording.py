@@ -152,8 +152,14 @@ class RecorderSeat:
         except BrokerError as error:
             log.debug("cannot call workers", extra={"why": str(error)})
         self.is_ready = True
-        fields = {"workers": workers, "lake": str(self._settings.lake)}
-        self._outages.consequence(log, logging.INFO, "recording", named="recorder started", **fields)
+        self._outages.consequence(
+            log,
+            logging.INFO,
+            "recording",
+            named="recorder started",
+            workers=workers,
+            lake=str(self._settings.lake),
+        )
 
     async def _expire_on(self, lake: Lake) -> None:
         while self._settings.keep_days is not None:
