@@ -7,6 +7,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from time import time
