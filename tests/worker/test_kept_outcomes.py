@@ -8,13 +8,13 @@ import pytest
 
 from tests.worker.recorded import FOLLOW_UP, QUEUE, Recorded, Sink, message_of, result_of
 from umbel.brokers.interface import Ack, Delivery, Return, Started, Tag
-from umbel.protocol.delivery import Run, TaskRules
+from umbel.protocol.delivery.delivery import Run, TaskRules
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.task import read_headers
-from umbel.worker import kept_outcomes
-from umbel.worker.adoption import Adoption
-from umbel.worker.held import Held, arrival_of
-from umbel.worker.kept_outcomes import KEPT_S, KeptOutcomes
+from umbel.worker.messages import kept_outcomes
+from umbel.worker.messages.adoption import Adoption
+from umbel.worker.messages.claimed import Claimed, arrival_of
+from umbel.worker.messages.kept_outcomes import KEPT_S, KeptOutcomes
 
 MESSAGE = message_of(1)
 OUTCOME = Ack(1, [result_of("SUCCESS")], [FOLLOW_UP])
@@ -166,7 +166,7 @@ class Worker:
         cast("Any", self.recorded.broker).ended = ended
         self.adoption = Adoption(self.recorded.context, self.clock.kept, self.sink)
 
-    def rest(self, *deliveries: Delivery, held: tuple[Held, ...] = ()) -> list[Tag]:
+    def rest(self, *deliveries: Delivery, held: tuple[Claimed, ...] = ()) -> list[Tag]:
         async def look() -> list[Tag]:
             left = await self.adoption.rest(deliveries, {one.number: one for one in held})
             return [one.tag for one in left]
@@ -204,7 +204,7 @@ def test_a_copy_of_a_message_whose_claim_stands_is_another_one(
 def test_a_message_whose_task_runs_here_is_adopted(ended: frozenset[Tag], left: list[Tag]) -> None:
     worker, claimed = Worker(ended), delivered(1)
     headers = read_headers(MESSAGE)
-    held = Held(7, claimed, MESSAGE, headers, arrival_of(claimed, headers))
+    held = Claimed(7, claimed, MESSAGE, headers, arrival_of(claimed, headers))
     assert worker.rest(delivered(2), held=(held,)) == left
     assert held.delivery.tag == (1 if left else 2)
     assert worker.adopted == len(ended)
@@ -214,6 +214,8 @@ def test_a_message_whose_task_runs_here_is_adopted(ended: frozenset[Tag], left: 
 def test_what_was_acknowledged_before_it_ran_and_comes_back_is_acknowledged_again() -> None:
     worker, claimed = Worker(frozenset({1})), delivered(1)
     headers = read_headers(MESSAGE)
-    held = Held(7, claimed, MESSAGE, headers, arrival_of(claimed, headers), Run(TaskRules(acks_early=True)))
+    held = Claimed(
+        7, claimed, MESSAGE, headers, arrival_of(claimed, headers), Run(TaskRules(acks_early=True))
+    )
     assert worker.rest(delivered(2), held=(held,)) == []
     assert worker.sink.verdicts == [Ack(2)]

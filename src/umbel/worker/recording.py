@@ -14,14 +14,14 @@ from pathlib import Path
 
 from umbel.brokers.interface import Broker
 from umbel.control.client import Asker
+from umbel.coordination.lease_keeper import Change, LeaseKeeper
 from umbel.errors import BrokerError, LakeBusy, LakeError
 from umbel.history.housekeeping import expire
 from umbel.history.lake import Lake
 from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
-from umbel.protocol.lease import Acquired, LeaseSettings
+from umbel.protocol.leadership.lease import Acquired, LeaseSettings
 from umbel.urls import without_password
-from umbel.worker.leases.keeper import Change, LeaseKeeper
-from umbel.worker.outages import Outages
+from umbel.worker.process.outages import Outages
 
 log = logging.getLogger("umbel.history")
 
