@@ -147,7 +147,10 @@ class Recorder:
             if not stop.is_set() and self._holding():
                 raise
             if stop.is_set():
-                log.warning("stopped without the broker; what is not acknowledged is read again: %s", error)
+                log.warning(
+                    "recorder stopped without the broker; unacknowledged events will be read again: %s",
+                    error,
+                )
         await self._in_thread(self._abandon)
 
     async def _drive(self, stop: asyncio.Event) -> bool:
@@ -194,7 +197,7 @@ class Recorder:
                 case FinishFile(through):
                     await self._patiently(self._count_lost, stop)
                     name = await self._in_thread(self._finish, through)
-                    log.info("recorded", extra={"file": name, "rows": self._machine.rows})
+                    log.info("history segment written", extra={"file": name, "rows": self._machine.rows})
                     return self._step(FileFinished(through))
                 case Acknowledge(place):
                     name = self._settings.name
@@ -289,7 +292,7 @@ class Recorder:
             if self._machine.rows:
                 self._finish(self._machine.acknowledged)
         except OSError as error:
-            log.warning("what was read is left to be read again: %s", error)
+            log.warning("events not written; they will be read again: %s", error)
             self._forget()
 
     def _forget(self) -> None:
@@ -325,7 +328,9 @@ class Recorder:
         self.progress.lag = max(0, state.last_offset - machine.through)
         if acknowledged >= machine.acknowledged and state.last_offset >= machine.through:
             return None
-        log.warning("the broker has lost its event log; recording begins anew", extra={"from": acknowledged})
+        log.warning(
+            "broker lost its event log; recording restarts from its beginning", extra={"from": acknowledged}
+        )
         self._facts.append(self._maker.make(LOST, lost=0, why="the broker has lost its event log"))
         self._step(FactsAdded(1))
         return acknowledged
@@ -371,7 +376,7 @@ class Recorder:
 
     def _complain(self, problem: str) -> None:
         if self.progress.problem != problem:
-            log.error("%s; nothing is acknowledged, trying again", problem)
+            log.error("%s; nothing acknowledged, retrying", problem)
         self.progress.problem = problem
 
     # -- facts -----------------------------------------------------------------------------------

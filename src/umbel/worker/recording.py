@@ -26,7 +26,7 @@ from umbel.worker.process.outages import Outages
 log = logging.getLogger("umbel.history")
 
 LEASE = PART = "recorder"
-LEASE_LOST = "the recorder's lease is lost: recording goes on elsewhere"
+LEASE_LOST = "recorder lease lost; another node records"
 LEASE_S = 10.0
 RENEWALS_PER_TTL = 3
 ASK_EVERY_S = 0.5
@@ -150,12 +150,12 @@ class RecorderSeat:
             answers = await Asker(self._broker).ask("heartbeat", timeout_s=CALL_S)
             workers = len(answers.replies)
         except BrokerError as error:
-            log.debug("cannot call workers", extra={"why": str(error)})
+            log.debug("cannot send control commands to workers", extra={"why": str(error)})
         self.is_ready = True
         self._outages.consequence(
             log,
             logging.INFO,
-            "recording",
+            "history recording started",
             named="recorder started",
             workers=workers,
             lake=str(self._settings.lake),
@@ -166,9 +166,9 @@ class RecorderSeat:
             try:
                 report = await asyncio.to_thread(expire, lake, self._settings.keep_days)
                 if report.dropped_days:
-                    log.info("days dropped", extra={"days": ",".join(report.dropped_days)})
+                    log.info("old history deleted", extra={"days": ",".join(report.dropped_days)})
             except (LakeError, OSError) as error:
-                log.warning("cannot drop old days", extra={"why": str(error)})
+                log.warning("cannot delete old history", extra={"why": str(error)})
             await asyncio.sleep(EXPIRE_EVERY_S)
 
     def _changed(self, change: Change) -> None:

@@ -17,8 +17,8 @@ from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.messages.settling import Settler
 
 log = logging.getLogger("umbel.worker.tasks")
-ADOPTED = "message redelivered while its task runs here; adopted"
-ENDED = "message redelivered after its task had ended here; outcome settled with the new claim"
+ADOPTED = "message redelivered while its task is running here; run continues"
+ENDED = "message redelivered after its task finished here; outcome acknowledged, task not repeated"
 
 
 class Adoption:

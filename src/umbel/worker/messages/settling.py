@@ -32,7 +32,9 @@ from umbel.worker.settings import Ending
 log = logging.getLogger("umbel.worker.settling")
 PART = "settling"
 BATCH_MAX = 500
-NOT_APPLIED = "finished after the claim had ended: outcome not applied unless the message is redelivered here"
+NOT_APPLIED = (
+    "task finished after its claim had expired; outcome dropped unless the message is redelivered here"
+)
 
 
 class Settler:
@@ -188,13 +190,16 @@ class Settler:
         """A message whose outcome cannot be written goes to the dead letters, or stays as it is."""
         self._counters.faults += 1
         reason = f"its outcome cannot be written: {type(error).__name__}: {error}"
-        log.error("cannot settle a message; moving it to the dead letters", exc_info=error)
+        log.error("cannot acknowledge a message; moving it to dead letters", exc_info=error)
         buried = await await_guarded(self._broker.settle, [Bury(verdict.tag, reason)])
         if not isinstance(buried, Raised):
             return buried.value
         if isinstance(buried.error, BrokerError) and not isinstance(buried.error, BrokerRefused):
             raise buried.error
-        log.error("cannot bury a message; it stays claimed until this worker stops", exc_info=buried.error)
+        log.error(
+            "cannot move a message to dead letters; it stays claimed until this worker stops",
+            exc_info=buried.error,
+        )
         return Settled(0)
 
     def _keep_unknown(self, batch: Sequence[Verdict], settled: Settled) -> None:
@@ -244,7 +249,7 @@ class Settler:
                 if isinstance(more.error, BrokerUnavailable):
                     self._store_outages.failed(PART, more.error)
                     raise more.error
-                log.error("cannot count a task in its chord", exc_info=more.error)
+                log.error("cannot count the task in its chord", exc_info=more.error)
             else:
                 self._results += more.value.results
                 self._follow_ups += more.value.follow_ups

@@ -30,7 +30,7 @@ BATCH_MAX = 200
 RECORDER_CHECK_S = 2.0
 HEARTBEAT = "worker-heartbeat"
 LOG_WAIT_MAX_S = 2.0
-SLOW = "the event log was slow: outcomes were settled before it had them"
+SLOW = "event log is slow; task outcomes were acknowledged before they were logged"
 BEAT_TTL_MIN_S = 1.0  # a listener may be a moment late
 
 
@@ -99,7 +99,7 @@ class Events(Step):
                 await self._context.broker.coordination.raise_clock(self.clock.value)
             except BrokerError as error:
                 fields = {"why": str(error), "count": len(self._waiting)}
-                log.warning("the last events are lost", extra=fields)
+                log.warning("last events could not be sent", extra=fields)
 
     def tell(self, event_type: str, *, at: float | None = None, **fields: Any) -> None:
         """Queue one event; never blocks."""
@@ -181,7 +181,7 @@ class Events(Step):
         try:
             await self._send_all()
         except WireError as error:
-            log.error("events that cannot be encoded are dropped", extra={"why": str(error)})
+            log.error("event cannot be encoded; dropped", extra={"why": str(error)})
             self._drop_unsendable()
             await self._send_all()
 
@@ -245,7 +245,7 @@ class Events(Step):
                 await self.look_for_recorders()
                 self.clock.adjust(await self._context.broker.coordination.raise_clock(self.clock.value))
             except BrokerError as error:
-                log.debug("cannot look for recorders", extra={"why": str(error)})
+                log.debug("cannot check whether a recorder is running", extra={"why": str(error)})
 
     async def look_for_recorders(self) -> None:
         """Log events from now on, if anybody records; a recorder that begins asks for this at once."""

@@ -35,8 +35,9 @@ RECORDED_S = 7 * 86_400.0
 BACKGROUND_WAIT_S = 1.0
 RELINK_S = 5.0  # so long the links that were lost are waited for
 TRIES_MAX = 3
-LEARNED = "learned of revoked tasks"
-UNLINKED = "not all links are restored; saying hello without them"
+SYNCHRONIZED = "synchronized with other nodes"
+LEARNED = "received revoked task ids from other nodes"
+UNLINKED = "not all connections restored; synchronizing without them"
 
 
 class Mingle(Step):
@@ -60,10 +61,10 @@ class Mingle(Step):
     async def start(self) -> None:
         capabilities = self._context.broker.capabilities
         if self._context.settings.without_mingle:
-            log.info("mingle is off: 'without_mingle'")
+            log.info("mingle disabled by without_mingle")
             return
         if not capabilities.fanout:
-            log.warning("mingle is off: %s", capabilities.why_not("fanout"))
+            log.warning("mingle disabled: %s", capabilities.why_not("fanout"))
             return
         outages = self._context.outages
         outages.on_begin(lambda: self.cut_off("broker reconnected"))
@@ -79,7 +80,7 @@ class Mingle(Step):
 
     async def _begin(self, wait_s: float) -> None:
         if not await self._say_hello(wait_s):
-            log.warning("nobody could be said hello to at the start")
+            log.warning("start-up synchronization failed; no other node reached")
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -117,7 +118,9 @@ class Mingle(Step):
             async with asyncio.timeout(RELINK_S):
                 await self._context.outages.linked()
         except TimeoutError:
-            self._context.outages.consequence(log, logging.WARNING, UNLINKED, named="hello without a link")
+            self._context.outages.consequence(
+                log, logging.WARNING, UNLINKED, named="synchronized without a link"
+            )
 
     async def _say_hello(self, wait_s: float) -> bool:
         node = self._context.identity.node
@@ -132,10 +135,10 @@ class Mingle(Step):
                     await self._take_in(peer, reply)
                     self._introduce(reply.get("members"))
         except BrokerError as error:
-            log.debug("cannot say hello to the others", extra={"why": str(error)})
+            log.debug("cannot synchronize with other nodes", extra={"why": str(error)})
             return False
         fields = {"peers": len(others), "clock": self._events.clock.value}
-        self._context.outages.consequence(log, logging.INFO, "mingled", named="mingled", **fields)
+        self._context.outages.consequence(log, logging.INFO, SYNCHRONIZED, named="synchronized", **fields)
         return True
 
     def _introduce(self, members: object) -> None:
@@ -158,7 +161,7 @@ class Mingle(Step):
         now = cluster_now()
         learned = mingle.take_in(said, self._revoked, now)
         if learned.bad:
-            log.warning("entries of a hello cannot be read", extra={"peer": peer, "count": learned.bad})
+            log.warning("unreadable entries in a hello reply", extra={"peer": peer, "count": learned.bad})
         if learned.news and "ages" not in said:  # ours have them from the record already
             self._context.outages.consequence(
                 log, logging.INFO, LEARNED, named="revokes learned", count=len(learned.news), peer=peer
@@ -167,4 +170,7 @@ class Mingle(Step):
             try:
                 await self._context.broker.revoke(news)
             except BrokerError as error:
-                log.error("what a peer revoked is known here only", extra={"peer": peer, "why": str(error)})
+                log.error(
+                    "cannot store revokes learned from another node; they apply on this node only",
+                    extra={"peer": peer, "why": str(error)},
+                )

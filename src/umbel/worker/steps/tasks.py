@@ -40,7 +40,7 @@ log = logging.getLogger("umbel.worker.tasks")
 
 IDLE_WAIT_S = 1.0
 UNCONFIRMED = frozenset({"amqp"})  # brokers that do not say whether an ack has arrived
-ELSEWHERE = "the lease had ended: tasks that run here may run elsewhere too"
+ELSEWHERE = "worker lease expired; running tasks may also run on another worker"
 _CHILD_LOGGED_AT = {
     "died": logging.WARNING,
     "heavy": logging.WARNING,
@@ -249,7 +249,7 @@ class Tasks(Step):
             for queue in tuple(self._context.queues):
                 await self._broker.leave_queue(self._context.identity.owner, queue)
         except BrokerError as error:  # then the broker returns it when the worker is gone
-            log.warning("cannot leave the queues yet", extra={"why": str(error)})
+            log.warning("cannot stop consuming yet; retrying", extra={"why": str(error)})
 
     async def _fail_with_the_pool(self) -> None:
         """A worker whose children cannot be started any more must not go on claiming."""
@@ -387,7 +387,9 @@ class Tasks(Step):
             async with asyncio.timeout(self._context.settings.lease_s):
                 await (self._settler.flush() if is_cancelled else self._settler.drained())
         except (TimeoutError, BrokerError):
-            log.error("could not settle in time", extra={"count": self._settler.pending})
+            log.error(
+                "could not acknowledge all messages before shutdown", extra={"count": self._settler.pending}
+            )
 
 
 async def _nothing_missed() -> None:
