@@ -18,6 +18,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.docs.blocks import Block, Command
@@ -26,7 +27,6 @@ from tests.waiting import wait_until
 LASTING = {"dev", "worker"}
 SCREENS = {"top": "q"}  # by the key that ends it
 BIN = Path(sys.executable).parent
-Stop = Callable[[subprocess.Popen[bytes], Path], None]
 
 
 class Terminal:
@@ -53,7 +53,7 @@ class Terminal:
             name = command.line.split()[1]
             if name in LASTING:
                 self._typed.close()
-                self._typed.callback(*self._start(command.line))
+                self._typed.callback(self._start(command.line))
             elif name in SCREENS:
                 self._look(command.line, SCREENS[name])
             else:
@@ -61,9 +61,9 @@ class Terminal:
 
     def start(self, line: str) -> None:
         """Start a worker that stays while other lines are typed."""
-        self._ends.callback(*self._start(line))
+        self._ends.callback(self._start(line))
 
-    def _start(self, line: str) -> tuple[Stop, subprocess.Popen[bytes], Path]:
+    def _start(self, line: str) -> Callable[[], None]:
         """Start it, and wait until it takes tasks; how to stop it."""
         log = self._home / f"{len(list(self._home.glob('*.log')))}.log"
         with log.open("wb") as stderr:
@@ -77,7 +77,7 @@ class Terminal:
             )
             assert worker.poll() is None, f"{line}: {log.read_text()}"
             failing.pop_all()
-        return _stop, worker, log
+        return partial(_stop, worker, log)
 
     def _run(self, command: Command, block: Block) -> None:
         done = subprocess.run(
