@@ -38,7 +38,7 @@ from umbel.protocol.pool.events import (
 from umbel.protocol.pool.slots import Slots
 
 QUICK_S, SLOW_S = 0.001, 5.0
-STOPS, SHRINKS = "the pool stops", "the pool shrinks"
+STOPS, SHRINKS = "pool shutdown", "pool shrinking"
 
 
 @dataclass(frozen=True)
@@ -396,7 +396,7 @@ def test_a_busy_child_that_must_go_finishes_its_job_first() -> None:
 def test_a_child_that_is_being_started_goes_before_those_that_work() -> None:
     slots = make(children=1)
     slots.step(Resize(2), now=0.0)
-    assert slots.step(Resize(1), now=0.0) == [Kill(1, "the pool shrinks")]
+    assert slots.step(Resize(1), now=0.0) == [Kill(1, "pool shrinking")]
     assert slots.step(ChildDied(1, b"", "killed"), now=0.0) == []
     assert slots.step(Resize(1), now=0.0) == []
 

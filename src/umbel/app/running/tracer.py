@@ -150,7 +150,7 @@ class Tracer:
             state = encode_state(request.id, STARTED, meta)
             self._app.backend.store([replace(state, reply_to=request.reply_to)])
         except BrokerError as error:
-            log.warning("STARTED is not stored", extra={"task_id": request.id, "why": str(error)})
+            log.warning("cannot store state STARTED", extra={"task_id": request.id, "why": str(error)})
 
     def _call(self, task: "Task[Any, Any]", call: TaskCall) -> Any:
         args = (task, *call.args) if task.options.bind else call.args
@@ -285,7 +285,7 @@ class _Run:
         elif isinstance(counted.error, BrokerUnavailable | WorkerStopping):
             return self._unfinished(counted.error)
         else:
-            log.error("cannot count a task in its chord", exc_info=counted.error)
+            log.error("cannot count the task in its chord", exc_info=counted.error)
             body = NOTHING_FOLLOWS
         return self._outcome(
             "failure",
