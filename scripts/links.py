@@ -86,7 +86,7 @@ def _without(pattern: re.Pattern[str], text: str) -> str:
 
 def main() -> int:
     dead = [f"{page.relative_to(ROOT)}:{line}: {what}" for page in pages() for line, what in dead_links(page)]
-    print("\n".join(dead), end="\n" if dead else "", file=sys.stderr)  # noqa: T201
+    print("\n".join(dead), end="\n" if dead else "", file=sys.stderr)
     return 1 if dead else 0
 
 
