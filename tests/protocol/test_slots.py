@@ -297,6 +297,19 @@ def test_withdraw_gives_back_what_has_not_started_wherever_it_waits() -> None:
     assert slots.waiting() == 0
 
 
+def test_what_is_being_withdrawn_goes_to_nobody_who_gets_free_meanwhile() -> None:
+    slots = make(3)
+    slots.step(Submit([Job(9, "slow")]), now=0.0)
+    batches = [one.batch for one in slots.step(Submit(jobs(1, 2, 3, 4)), now=0.0) if isinstance(one, Send)]
+    assert slots.step(Withdraw(), now=0.1) == [Recall(1), Recall(2)]
+    assert slots.step(Recalled(1, bytes(batches[:1])), now=0.2) == [Began(1, 1)]
+    assert slots.waiting() == 1  # job 2
+    assert slots.step(Finished(0, ended(9)), now=0.3) == [Reported(0, ended(9))]
+    began, withdrawn = slots.step(Recalled(2, bytes(batches[1:])), now=0.4)
+    assert began == Began(2, 3) and isinstance(withdrawn, Withdrawn)
+    assert set(withdrawn.jobs) == set(jobs(2, 4))
+
+
 def test_withdraw_from_an_idle_pool_is_answered_at_once() -> None:
     assert make().step(Withdraw(), now=0.0) == [Withdrawn(())]
 

@@ -358,11 +358,9 @@ class _Run:
             text = self.secrets.strike(text)
         return cut(text, max(self._app.settings.task_repr_max_chars, EXCEPTION_MAX_CHARS))
 
-    def _outcome(self, kind: Any, *, due: float = 0.0, summary: object = "", **fields: Any) -> Outcome:
+    def _outcome(self, kind: Any, *, due: float = 0.0, summary: str = "", **fields: Any) -> Outcome:
         return Outcome(
-            summary=cut(
-                leaving(summary if isinstance(summary, str) else show_value(summary)), STRUCK_MAX_CHARS
-            ),
+            summary=cut(leaving(summary), STRUCK_MAX_CHARS),
             number=self._job.number,
             kind=kind,
             started_at=self._started_at,
