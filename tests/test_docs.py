@@ -82,12 +82,6 @@ def test_the_architecture_names_every_step() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_exist(page: Path) -> None:
     """`coordination/driver.py`, from wherever one looks; `./tasks.py` is the reader's own."""
     for name in re.findall(r"`(?!\./)([\w./-]+/[\w.-]+\.(?:py|lua|md))`", page.read_text()):
