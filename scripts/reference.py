@@ -9,8 +9,8 @@ from typing import Any, get_args, get_origin
 import click
 import msgspec
 
-from umbel.app.settings import Settings
-from umbel.app.settings_help import HELP
+from umbel.app.configuration.settings import Settings
+from umbel.app.configuration.settings_help import HELP
 from umbel.cli.main import COMMANDS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -46,8 +46,8 @@ def settings_page() -> str:
 
 def commands_page() -> str:
     lines = ["# Every command", "", MADE, "", "[commands.md](commands.md) says what they are for.", ""]
-    for name in COMMANDS:
-        command = import_module(f"umbel.cli.{name}").command
+    for name, place in COMMANDS.items():
+        command = import_module(f"umbel.cli.{place.module}").command
         for path, one in _with_below(f"umbel {name}", command):
             lines += _section(path, one)
     return "\n".join(lines).rstrip() + "\n"

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 from tests.waiting import wait_until
 from umbel.app.app import App
-from umbel.app.loading import load_app
-from umbel.worker.run_directory import NodeState, read_states
+from umbel.launch.loading import load_app
+from umbel.worker.process.run_directory import NodeState, read_states
 
 STOP_DEADLINE_S = 30.0
 

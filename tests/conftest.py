@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from tests.servers.rabbitmq import end_shared_server
-from umbel.app.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
+from umbel.app.configuration.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
 
 # New examples on every run, in CI too; a failing one prints the blob that brings it back. No
 # deadline: how long an example takes says more about the machine than about the code.

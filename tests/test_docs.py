@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from scripts import reference
-from umbel.app.settings import Settings
-from umbel.app.settings_help import HELP
+from umbel.app.configuration.settings import Settings
+from umbel.app.configuration.settings_help import HELP
 from umbel.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +38,7 @@ def test_each_command_is_listed_with_its_options(name: str) -> None:
     table, asking = text("docs/commands.md").split("## Asking workers")
     rows = "\n".join(re.findall(rf"^\| `umbel {name}\b.*$", table, re.MULTILINE))
     assert rows, f"docs/commands.md has no row for 'umbel {name}'"
-    for spellings in options_of(import_module(f"umbel.cli.{name}").command):
+    for spellings in options_of(import_module(f"umbel.cli.{COMMANDS[name].module}").command):
         named = any(re.search(rf"`{spelling}\b", rows + asking) for spelling in spellings)
         assert named or not SAID_FOR_ALL.isdisjoint(spellings), f"umbel {name} {spellings}"
 
@@ -64,7 +64,7 @@ def test_operating_names_commands_and_options_that_exist() -> None:
     for name, options in named:
         known = {
             spelling
-            for spellings in options_of(import_module(f"umbel.cli.{name}").command)
+            for spellings in options_of(import_module(f"umbel.cli.{COMMANDS[name].module}").command)
             for spelling in spellings
         }
         assert options <= known, f"docs/operating.md: umbel {name} {options - known}"
@@ -89,6 +89,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_exist(page: Path) -> None:
-    """`worker/driver.py`, from wherever one looks; `./tasks.py` is the reader's own."""
+    """`coordination/driver.py`, from wherever one looks; `./tasks.py` is the reader's own."""
     for name in re.findall(r"`(?!\./)([\w./-]+/[\w.-]+\.(?:py|lua|md))`", page.read_text()):
         assert any(found.is_file() for top in TOPS for found in top.glob(name)), f"{page.name} names {name}"

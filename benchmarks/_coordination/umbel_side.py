@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 from umbel import App
-from umbel.app.loading import find_app
-from umbel.app.settings import override
-from umbel.app.workers import make_worker
-from umbel.worker.logs import set_up_logging
+from umbel.app.configuration.settings import override
+from umbel.launch.loading import find_app
+from umbel.launch.workers import make_worker
+from umbel.logs import set_up_logging
 from umbel.worker.worker import Worker
 
 app = App("bench", broker=os.environ["BENCH_BROKER"])

@@ -13,24 +13,24 @@ __version__ = version.VERSION
 if TYPE_CHECKING:
     from umbel import errors
     from umbel.app.app import App
-    from umbel.app.canvas import Signature, chain
-    from umbel.app.chords import chord
-    from umbel.app.groups import GroupResult, group
+    from umbel.app.canvas.chord import chord
+    from umbel.app.canvas.group import GroupResult, group
+    from umbel.app.canvas.signature import Signature, chain
     from umbel.app.results import AsyncResult
     from umbel.app.task import Task
+    from umbel.coordination.election_context import ElectionContext
     from umbel.errors import Ignore, Reject, Retry
-    from umbel.worker.elections.handlers import ElectionContext
 
 _HOMES = {
     "App": "umbel.app.app",
     "Task": "umbel.app.task",
-    "Signature": "umbel.app.canvas",
-    "chain": "umbel.app.canvas",
-    "group": "umbel.app.groups",
-    "chord": "umbel.app.chords",
+    "Signature": "umbel.app.canvas.signature",
+    "chain": "umbel.app.canvas.signature",
+    "group": "umbel.app.canvas.group",
+    "chord": "umbel.app.canvas.chord",
     "AsyncResult": "umbel.app.results",
-    "GroupResult": "umbel.app.groups",
-    "ElectionContext": "umbel.worker.elections.handlers",
+    "GroupResult": "umbel.app.canvas.group",
+    "ElectionContext": "umbel.coordination.election_context",
     "Ignore": "umbel.errors",
     "Reject": "umbel.errors",
     "Retry": "umbel.errors",

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from umbel.app.child_logs import LINE_MAX_CHARS, LoggedStream, end_lines
+from umbel.app.running.child_logs import LINE_MAX_CHARS, LoggedStream, end_lines
 
 
 @pytest.fixture

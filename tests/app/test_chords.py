@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from umbel import App, chord
-from umbel.app.canvas import Signature, signature_from
-from umbel.app.chords import BodyOutcome, Chord, part_ended
-from umbel.app.request import request_of
-from umbel.app.sending import Prepared
+from umbel.app.canvas.chord import BodyOutcome, Chord, part_ended
+from umbel.app.canvas.signature import Signature, signature_from
+from umbel.app.running.request import request_of
+from umbel.app.sending.prepare import Prepared
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.errors import BrokerRefused
-from umbel.protocol.states import FAILURE, SUCCESS
+from umbel.protocol.delivery.states import FAILURE, SUCCESS
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
 from umbel.wire.task import TaskCall, decode_task

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from umbel import App, GroupResult, chain, chord, group
-from umbel.app.canvas import signature_from
-from umbel.app.chords import Chord
+from umbel.app.canvas.chord import Chord
+from umbel.app.canvas.signature import signature_from
 from umbel.errors import ChordError, ResultTimeout
 
 app = App("groups", broker="sqlite:////nowhere/groups.db")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from umbel import App, GroupResult
-from umbel.app.tracer import Tracer
+from umbel.app.running.tracer import Tracer
 from umbel.errors import JoinWouldBlock
 from umbel.pools.interface import Job, Outcome
 from umbel.wire.result import encode_success

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from umbel import App
-from umbel.app.loading import GUESSES, find_app, load_app
 from umbel.errors import AppNotFound
+from umbel.launch.loading import GUESSES, find_app, load_app
 
 ONE = "from umbel import App\nshop = App('shop')\n"
 SEVERAL = "from umbel import App\nbank = App('bank')\nshop = App('shop')\n"
@@ -120,7 +120,7 @@ def test_left_out_it_is_the_variable_then_tasks_then_app(monkeypatch: pytest.Mon
 def test_children_load_the_same_app_by_what_they_are_handed() -> None:
     write("loading_m.py", SEVERAL)
     found = find_app("loading_m:bank")
-    assert found.spec.loader == "umbel.app.loading:load_app"
+    assert found.spec.loader == "umbel.launch.loading:load_app"
     loaded = load_app(found.spec.target, *found.spec.search_path)
     assert isinstance(loaded, App)
     assert loaded is found.app
@@ -128,9 +128,17 @@ def test_children_load_the_same_app_by_what_they_are_handed() -> None:
 
 def test_what_every_child_loads_leaves_out_what_few_tasks_need() -> None:
     """A child is as large as what it has imported: an event loop and TLS are a quarter of it."""
-    costly = ["asyncio", "ssl", "hashlib", "pickle", "difflib", "lzma", "umbel.protocol.coordination"]
+    costly = [
+        "asyncio",
+        "ssl",
+        "hashlib",
+        "pickle",
+        "difflib",
+        "lzma",
+        "umbel.protocol.leadership.coordination",
+    ]
     program = (
-        "import sys, umbel.pools.prefork.forkserver, umbel.app.loading\n"
+        "import sys, umbel.pools.prefork.forkserver, umbel.launch.loading\n"
         "app = umbel.App('a', broker='amqp://localhost//')\n"
         "@app.task\ndef plain(): ...\n"
         f"print([name for name in {costly} if name in sys.modules])\n"

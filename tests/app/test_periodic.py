@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel import App
-from umbel.app.periodic import Cron, slot_id
+from umbel.app.cluster.periodic import Cron, slot_id
 from umbel.errors import ConfigurationError
-from umbel.protocol.schedule import CatchUp, Every
+from umbel.protocol.leadership.schedule import CatchUp, Every
 from umbel.wire.task import read_headers
 
 VIENNA = ZoneInfo("Europe/Vienna")

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from umbel import App
-from umbel.app.pool_choice import ChildLogs, choose_pool
-from umbel.app.settings import override
-from umbel.app.workers import task_rules, tasks_for
+from umbel.app.configuration.settings import override
 from umbel.errors import BadSetting
+from umbel.launch.pool_choice import ChildLogs, choose_pool
+from umbel.launch.workers import task_rules, tasks_for
 from umbel.pools.abilities import ABILITIES, OPTIONS, lacks
 from umbel.pools.interface import HostSpec, Pool
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel import App, Task
-from umbel.app.progress import BURST, EVENT_MAX_BYTES, Reports, check_type
+from umbel.app.running.progress import BURST, EVENT_MAX_BYTES, Reports, check_type
 from umbel.backends.interface import Backend
 from umbel.errors import WireError
 from umbel.pools.interface import Told

@@ -18,7 +18,7 @@ from tests.servers.redis import RedisServer, redis_server
 from tests.servers.way import Way
 from tests.waiting import wait_until
 from umbel import App, Reject, Retry
-from umbel.app.tracer import Tracer
+from umbel.app.running.tracer import Tracer
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.errors import AccessRefused, BrokerUnavailable, BufferFull

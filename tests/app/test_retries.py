@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from umbel import App, Retry, Task
-from umbel.app.send_options import SendOptions
-from umbel.app.tracer import Tracer
+from umbel.app.running.tracer import Tracer
+from umbel.app.sending.options import SendOptions
 from umbel.errors import MaxRetriesExceeded
 from umbel.pools.interface import Job
 from umbel.wire.message import Outgoing
@@ -159,7 +159,7 @@ def test_named_exceptions_too_are_retried_only_so_often(app: App) -> None:
 
 
 def test_backoff_doubles_the_wait_up_to_its_ceiling(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.app.tracer.cluster_now", lambda: 1000.0)
+    monkeypatch.setattr("umbel.app.running.tracer.cluster_now", lambda: 1000.0)
     seen = watch_retries(app)
 
     @app.task(
@@ -195,7 +195,7 @@ def test_the_wait_and_the_moment_can_be_named(app: App, monkeypatch: pytest.Monk
 def test_a_retry_raised_by_hand_keeps_to_the_tasks_limit_and_delay(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umbel.app.tracer.cluster_now", lambda: 1000.0)
+    monkeypatch.setattr("umbel.app.running.tracer.cluster_now", lambda: 1000.0)
     seen = watch_retries(app)
 
     @app.task(max_retries=2, default_retry_delay=30)

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from umbel import App
-from umbel.app.ids import new_id
-from umbel.app.request import Request
-from umbel.app.routing import NAMES_MAX
-from umbel.app.sending import Prepared
+from umbel.app.running.request import Request
+from umbel.app.sending.ids import new_id
+from umbel.app.sending.prepare import Prepared
+from umbel.app.sending.routing import NAMES_MAX
 from umbel.errors import BadValue, TooLarge
 from umbel.wire.show import brief
 from umbel.wire.task import decode_task
@@ -24,7 +24,7 @@ NOW = 1_750_000_000.25  # 2025-06-15T15:06:40.250000+00:00
 
 @pytest.fixture(autouse=True)
 def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.app.sending.cluster_now", lambda: NOW)
+    monkeypatch.setattr("umbel.app.sending.prepare.cluster_now", lambda: NOW)
 
 
 def prepared(app: App, *args: Any, sender: Request | None = None, **options: Any) -> Prepared:
@@ -301,7 +301,7 @@ def test_a_task_that_is_defined_anew_is_sent_by_its_new_options(app: App) -> Non
 def test_what_is_remembered_of_tasks_has_a_limit(app: App) -> None:
     for number in range(NAMES_MAX + 10):
         app.prepare(f"shop.task{number}", (), {}, {})
-    assert len(app.standing) <= NAMES_MAX
+    assert len(app.send_defaults) <= NAMES_MAX
 
 
 def test_limits_ignoring_and_serializer_follow_the_same_order(tmp_path: Any) -> None:

@@ -10,18 +10,18 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from umbel import App, Reject, Task
+from umbel.app.running.tracebacks import traceback_text
+from umbel.app.running.tracer import Tracer
 from umbel.app.secrecy import sensitive_of
-from umbel.app.tracebacks import traceback_text
-from umbel.app.tracer import Tracer
 from umbel.brokers.interface import Delivery
 from umbel.errors import ConfigurationError
 from umbel.pools.interface import Job, Outcome, Told
-from umbel.protocol.sensitive import HIDDEN, MASK, Secrets, Sensitive
+from umbel.protocol.delivery.sensitive import HIDDEN, MASK, Secrets, Sensitive
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
 from umbel.wire.task import read_headers
-from umbel.worker.held import Held, arrival_of
-from umbel.worker.requests import _arguments
+from umbel.worker.messages.claimed import Claimed, arrival_of
+from umbel.worker.messages.requests import _arguments
 
 ALPHABET = st.characters(codec="utf-8", exclude_characters="*")
 SECRETS = st.text(ALPHABET, min_size=4, max_size=3000)
@@ -72,10 +72,10 @@ def outward(outcome: Outcome, told: list[Told]) -> Iterator[str]:
         yield str(msgspec.json.decode(event.fields))
 
 
-def held_of(app: App, message: Message) -> Held:
+def held_of(app: App, message: Message) -> Claimed:
     delivery = Delivery("t", "q", message)
     headers = read_headers(message)
-    held = Held(1, delivery, message, headers, arrival_of(delivery, headers))
+    held = Claimed(1, delivery, message, headers, arrival_of(delivery, headers))
     held.hides = app.tasks["log-in"].options.hides
     return held
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from umbel import App
-from umbel.app.sending import origin
+from umbel.app.sending.prepare import origin
 from umbel.brokers.registry import open_broker
 from umbel.errors import StorageFull
 

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from umbel import App, chain
-from umbel.app.topics import send_elected
+from umbel.app.cluster.topics import send_elected
 from umbel.brokers.interface import Delivery
 from umbel.brokers.registry import open_broker
+from umbel.coordination.election_context import ElectionContext
 from umbel.errors import ConfigurationError, ElectionError
-from umbel.protocol.coordination import (
+from umbel.protocol.election.events import RunHandler
+from umbel.protocol.leadership.coordination import (
     NAMESPACE,
     ElectionRecord,
     ElectionRequest,
@@ -19,9 +21,7 @@ from umbel.protocol.coordination import (
     Policy,
     election_key,
 )
-from umbel.protocol.election_events import RunHandler
 from umbel.wire.task import decode_task
-from umbel.worker.elections.handlers import ElectionContext
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel import App, Ignore, Reject, Task
-from umbel.app.send_options import SendOptions
-from umbel.app.tracer import Tracer
+from umbel.app.running.tracer import Tracer
+from umbel.app.sending.options import SendOptions
 from umbel.errors import BrokerUnavailable
 from umbel.pools.interface import ChildContext, Job, Outcome
 from umbel.wire.message import Message

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from umbel import App
-from umbel.app.settings import override
-from umbel.app.sizes import size_bytes
-from umbel.app.workers import Leftovers, node_name, task_rules
+from umbel.app.configuration.settings import override
+from umbel.app.configuration.sizes import size_bytes
 from umbel.errors import BadSetting, WorkerLost
-from umbel.protocol.delivery import TaskRules
+from umbel.launch.workers import Leftovers, node_name, task_rules
+from umbel.protocol.delivery.delivery import TaskRules
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
 from umbel.wire.task import read_headers

@@ -22,7 +22,7 @@ from tests.brokers.under_test import (
 )
 from umbel.brokers.interface import Broadcast
 from umbel.errors import RevokesFull
-from umbel.protocol.coordination import (
+from umbel.protocol.leadership.coordination import (
     Busy,
     Closed,
     ElectionRequest,

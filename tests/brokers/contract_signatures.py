@@ -18,7 +18,7 @@ from tests.brokers.under_test import (
     take_one,
 )
 from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Return, Spend
-from umbel.protocol.trust import Doubt, Doubted, Signed
+from umbel.protocol.delivery.trust import Doubt, Doubted, Signed
 from umbel.wire.message import Outgoing
 from umbel.wire.signing import Keyring
 

@@ -5,7 +5,7 @@ import asyncio
 from tests.servers.rabbitmq import amqp_url
 from umbel.brokers.interface import Broker, BrokerSettings
 from umbel.brokers.registry import open_broker
-from umbel.protocol.coordination import Closed, ElectionRequest, ElectionState, Granted, Policy
+from umbel.protocol.leadership.coordination import Closed, ElectionRequest, ElectionState, Granted, Policy
 
 __all__ = ["amqp_url"]  # a fixture
 

@@ -16,7 +16,7 @@ from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.holds import HEARTBEATS_S, heartbeat_for
 from umbel.brokers.amqp.records import ElectionFact, FactsView, LeaseFact, encode_record
 from umbel.brokers.interface import Broker, BrokerSettings
-from umbel.protocol.coordination import (
+from umbel.protocol.leadership.coordination import (
     RETENTION_S,
     ElectionRecord,
     ElectionRequest,

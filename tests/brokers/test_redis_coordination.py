@@ -15,8 +15,8 @@ from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.coordination import RedisCoordination
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.protocol import coordination as rules
-from umbel.protocol.coordination import (
+from umbel.protocol.leadership import coordination as rules
+from umbel.protocol.leadership.coordination import (
     ElectionRecord,
     ElectionRequest,
     Granted,

@@ -12,7 +12,7 @@ from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.redis.broker import RedisBroker
-from umbel.protocol.coordination import ElectionRequest, Granted, Policy
+from umbel.protocol.leadership.coordination import ElectionRequest, Granted, Policy
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from tests.waiting import wait_until
-from umbel.cli.dev import changes, files_in
+from umbel.cli.run.dev import changes, files_in
 
 TASKS = """
 from umbel import App

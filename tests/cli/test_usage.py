@@ -19,7 +19,7 @@ from umbel.brokers.registry import open_broker
 from umbel.cli import exits
 from umbel.cli.main import COMMANDS
 from umbel.wire.result import encode_failure, encode_state, encode_success, exception_map
-from umbel.worker.run_directory import write_state
+from umbel.worker.process.run_directory import write_state
 
 APP = """
 from umbel import App

@@ -17,7 +17,7 @@ from umbel.brokers.interface import Delivery
 from umbel.brokers.sqlite import messages as sqlite_messages
 from umbel.errors import WireError
 from umbel.pools.prefork.messages import FromChild, FromServer, ToChild
-from umbel.protocol.delivery import Run, TaskRules
+from umbel.protocol.delivery.delivery import Run, TaskRules
 from umbel.wire.control import decode_reply, decode_request
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.event import decode_events
@@ -26,7 +26,7 @@ from umbel.wire.gossip import read_worker_event
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
 from umbel.wire.task import decode_task, read_headers, to_v2
-from umbel.worker.held import Held, arrival_of
+from umbel.worker.messages.claimed import Claimed, arrival_of
 
 REFUSALS = (WireError, BadFrames)
 _RUN = Run(TaskRules())
@@ -37,7 +37,7 @@ def read_message(message: Message) -> object:
     opened = to_v2(message)
     headers = read_headers(opened)
     delivery = Delivery("1:1", "celery", message)
-    held = Held(1, delivery, opened, headers, arrival_of(delivery, headers), _RUN)
+    held = Claimed(1, delivery, opened, headers, arrival_of(delivery, headers), _RUN)
     encode_frame(JobBatch(1, [held.job()]))
     return decode_task(opened)
 

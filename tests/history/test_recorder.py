@@ -31,7 +31,7 @@ from umbel.history.arrow import arrow
 from umbel.history.lake import Lake
 from umbel.history.memory import read_memory
 from umbel.history.recorder import Recorder, RecorderSettings
-from umbel.protocol.recording import RotationSettings
+from umbel.protocol.leadership.recording import RotationSettings
 
 QUICK = RecorderSettings(rotation=RotationSettings(file_max_age_s=0.05, idle_poll_s=0.01))
 

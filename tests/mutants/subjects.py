@@ -41,20 +41,20 @@ _SETTLE = (
 )
 
 SUBJECTS = (
-    Subject("protocol/delivery.py", ("protocol/test_delivery.py",)),
-    Subject("worker/admission.py", ("worker/test_judging.py", "worker/test_admission.py")),
-    Subject("worker/endings.py", ("worker/test_endings.py", "worker/test_endings_faults.py")),
-    Subject("worker/settling.py", ("worker/test_settling_order.py", "worker/test_settling.py")),
+    Subject("protocol/delivery/delivery.py", ("protocol/test_delivery.py",)),
+    Subject("worker/messages/admission.py", ("worker/test_judging.py", "worker/test_admission.py")),
+    Subject("worker/messages/endings.py", ("worker/test_endings.py", "worker/test_endings_faults.py")),
+    Subject("worker/messages/settling.py", ("worker/test_settling_order.py", "worker/test_settling.py")),
     Subject("events/precedence.py", ("events/test_precedence.py",)),
     Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),
-    Subject("protocol/lease.py", ("protocol/test_lease.py",)),
+    Subject("protocol/leadership/lease.py", ("protocol/test_lease.py",)),
     *(
-        Subject(f"protocol/{name}.py", _SLOTS)
-        for name in ("slots", "slot_child", "slot_fleet", "slot_starts", "slot_wear")
+        Subject(f"protocol/pool/{name}.py", _SLOTS)
+        for name in ("slots", "child", "fleet", "starts", "wear")
     ),
-    Subject("app/chords.py", ("app/test_chords.py", "app/test_groups.py")),
+    Subject("app/canvas/chord.py", ("app/test_chords.py", "app/test_groups.py")),
     Subject(
-        "app/tracer.py",
+        "app/running/tracer.py",
         (
             "app/test_tracer_outcomes.py",
             "app/test_tracer.py",

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from tests.events.histories import attempt
 from tests.pipeline.lakes import HOUR, record
-from umbel.cli.history import command
+from umbel.cli.history.group import command
 from umbel.events.tables import TABLES
 from umbel.pipeline import io
 
@@ -99,7 +99,7 @@ def test_a_table_that_there_is_not(tmp_path: Path) -> None:
 
 SHOWN = """
 import os, click
-from umbel.cli.history_build import _progress
+from umbel.cli.history.build import _progress
 with _progress() as progress:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # as while Java starts
     progress.tell("tasks", 0, 7)

@@ -24,7 +24,7 @@ from umbel.events.timeline import registers_of
 from umbel.events.view import view
 from umbel.pipeline import io
 from umbel.pipeline.jobs.build import build
-from umbel.protocol.states import READY_STATES
+from umbel.protocol.delivery.states import READY_STATES
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 TASKS, KILLS = (10_000, 6) if SOAK else (300, 1)

@@ -19,7 +19,7 @@ from tests.pipeline.test_equality import random_histories
 from tests.pipeline.test_follow import contents, counted, look
 from tests.servers.redis import free_port
 from tests.waiting import wait_until
-from umbel.cli.history import command
+from umbel.cli.history.group import command
 from umbel.events.tables import TABLES
 from umbel.pipeline import io
 from umbel.pipeline.java import find_java_home

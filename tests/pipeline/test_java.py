@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from umbel.cli.doctor import command as doctor
+from umbel.cli.run.doctor import command as doctor
 from umbel.pipeline import java
 from umbel.pipeline.faults import NoJava
 from umbel.pipeline.java import find_java_home, version_of

@@ -23,13 +23,13 @@ async def main() -> None:
 
 
 async def load_forever() -> None:
-    """Tell the pid of the keeper, and never come further."""
+    """Tell the pid of the guard, and never come further."""
     pool = make_pool("prefork", settings("load-forever"))
     async with asyncio.TaskGroup() as group:
         group.create_task(pool.start(Recorder()))
-        while (keeper := pool.describe()["fork-server"]) is None:
+        while (guard := pool.describe()["fork-server"]) is None:
             await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0.01)
-        print(keeper, flush=True)
+        print(guard, flush=True)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,9 @@ def test_a_coroutine_that_keeps_the_loop_is_broken_at_its_limit(tmp_path: Path) 
 def test_a_loop_that_stays_blocked_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that blocks fails at its limit; what was stuck behind it comes back to run again."""
     monkeypatch.setattr("umbel.pools.asyncio._ABANDON_S", 0.1)
-    monkeypatch.setattr("umbel.pools.lane.Lane.break_in", lambda lane: None)  # as if it waited in C
+    monkeypatch.setattr(
+        "umbel.pools.loop_thread.LoopThread.break_in", lambda loop_thread: None
+    )  # as if it waited in C
 
     async def scenario() -> None:
         async with running("asyncio", concurrency=3) as (pool, recorder):

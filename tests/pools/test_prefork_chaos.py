@@ -246,7 +246,7 @@ Holdings = dict[str, tuple[int, int]]
 def holdings(pool: Pool) -> Holdings:
     """Descriptors and resident bytes of the processes that live on."""
     server = pool.describe()["fork-server"]
-    pids = {"main process": os.getpid(), "fork server": server, "keeper": parent_of(server)}
+    pids = {"main process": os.getpid(), "fork server": server, "guard": parent_of(server)}
     return {name: (len(os.listdir(f"/proc/{pid}/fd")), resident_bytes(pid)) for name, pid in pids.items()}
 
 

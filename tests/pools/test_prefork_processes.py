@@ -18,7 +18,7 @@ from tests.pools.host import make_job
 from tests.pools.processes import is_gone, parent_of, signals, title
 from tests.pools.recorder import Recorder, running, settings
 from tests.waiting import wait_until
-from umbel.pools.prefork.keep import children_of
+from umbel.pools.prefork.child_guard_script import children_of
 from umbel.pools.registry import make_pool
 
 ROOT = Path(__file__).parents[2]
@@ -156,11 +156,11 @@ def test_killing_the_main_process_leaves_no_process_behind() -> None:
 
 @pytest.mark.parametrize("first", ["main", "server"])
 def test_killing_main_process_and_fork_server_together_leaves_no_process_behind(first: str) -> None:
-    """Not even what made a session of its own: the keeper inherits it."""
+    """Not even what made a session of its own: the guard inherits it."""
     with main_process() as (process, about):
-        keeper = parent_of(about["fork-server"])
-        assert title(keeper).endswith("keeper of tester@here")
-        everyone = [keeper, about["fork-server"], *about["processes"], *about["grandchildren"]]
+        guard = parent_of(about["fork-server"])
+        assert title(guard).endswith("child guard of tester@here")
+        everyone = [guard, about["fork-server"], *about["processes"], *about["grandchildren"]]
         assert len(everyone) == 7
         assert not any(is_gone(pid) for pid in everyone)
         victims = [process.pid, about["fork-server"]]
@@ -202,15 +202,15 @@ def test_killing_the_keeper_ends_the_fork_server_and_restarts_the_pool() -> None
 
 
 def test_a_fork_server_that_loads_for_ever_goes_with_the_main_process() -> None:
-    """While it imports the app it looks at nothing; the keeper does."""
+    """While it imports the app it looks at nothing; the guard does."""
     command = [sys.executable, "-m", "tests.pools.main_process", "load-forever"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        keeper = int(process.stdout.readline())
-        wait_until(lambda: children_of(keeper), what="the fork server")
-        (server,) = children_of(keeper)
+        guard = int(process.stdout.readline())
+        wait_until(lambda: children_of(guard), what="the fork server")
+        (server,) = children_of(guard)
         process.kill()
-        wait_until(lambda: is_gone(keeper) and is_gone(server), what="both to be gone")
+        wait_until(lambda: is_gone(guard) and is_gone(server), what="both to be gone")
 
 
 def test_stopping_the_pool_leaves_no_process_behind() -> None:

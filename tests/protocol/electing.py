@@ -2,17 +2,8 @@
 
 from dataclasses import replace
 
-from umbel.protocol.coordination import (
-    Busy,
-    ElectionRequest,
-    ElectionState,
-    Granted,
-    Instant,
-    Policy,
-    election_key,
-)
-from umbel.protocol.election import Elections
-from umbel.protocol.election_events import (
+from umbel.protocol.election.election import Elections
+from umbel.protocol.election.events import (
     Asked,
     CallClaim,
     CallFinish,
@@ -30,7 +21,16 @@ from umbel.protocol.election_events import (
     StartReplied,
     Tell,
 )
-from umbel.protocol.election_table import ElectionSettings
+from umbel.protocol.election.table import ElectionSettings
+from umbel.protocol.leadership.coordination import (
+    Busy,
+    ElectionRequest,
+    ElectionState,
+    Granted,
+    Instant,
+    Policy,
+    election_key,
+)
 from umbel.protocol.machine import Tick
 
 NODE, ME, OTHER = "ada@host", "ada@host.1.100", "bob@host.2.200"

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from umbel.protocol.autoscale import Autoscale, Limit, Load, Resize
+from umbel.protocol.pool.autoscale import Autoscale, Limit, Load, Resize
 
 BUSY = Load(size=2, busy=2, waiting=100)
 

@@ -12,7 +12,7 @@ from umbel.protocol.cluster_time import (
     VOICES_MAX,
     ClusterTime,
 )
-from umbel.protocol.coordination import Instant
+from umbel.protocol.leadership.coordination import Instant
 
 TRUE_S = 1_800_000_000.0
 HOUR_S = 3600.0

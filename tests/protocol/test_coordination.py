@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.protocol.coordination import (
+from umbel.protocol.leadership.coordination import (
     ATTEMPTS_MAX,
     CLOSED_STATES,
     NO_LEASE,

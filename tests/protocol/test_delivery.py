@@ -1,4 +1,4 @@
-"""The desk's whole decision table. A wish for the worker: nothing leaves here in silence."""
+"""The policy's whole decision table. A wish for the worker: nothing leaves here in silence."""
 
 from dataclasses import replace
 
@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.delivery import (
+from umbel.protocol.delivery.delivery import (
     DUE_SLACK_S,
     PROMISES_MAX,
+    AdmissionPolicy,
     Arrival,
     Decision,
-    Desk,
     Park,
     Refusal,
     Refuse,
     Run,
     TaskRules,
 )
-from umbel.protocol.revoked import RevokedTasks
+from umbel.protocol.delivery.revoked import RevokedTasks
 
 NOW = 1000.0
 PLAIN = TaskRules()
@@ -39,7 +39,7 @@ def revoked_ids(*task_ids: str) -> RevokedTasks:
 
 
 def admit(arrival: Arrival, *, revoked: RevokedTasks = NOTHING, now: float = NOW) -> Decision:
-    return Desk(RULES, max_deliveries=3).admit(arrival, revoked, now)
+    return AdmissionPolicy(RULES, max_deliveries=3).admit(arrival, revoked, now)
 
 
 ARRIVAL = Arrival("plain", "t")
@@ -112,26 +112,26 @@ def test_why_a_message_was_refused_is_a_word_that_people_read() -> None:
 
 @pytest.mark.parametrize(("starts", "poisonous"), [(0, False), (1, False), (2, True), (3, True)])
 def test_a_message_whose_process_died_has_three_chances(starts: int, poisonous: bool) -> None:
-    desk = Desk(RULES, max_deliveries=3)
-    assert desk.is_poisonous_after(ARRIVAL._replace(starts=starts)) is poisonous
+    policy = AdmissionPolicy(RULES, max_deliveries=3)
+    assert policy.is_poisonous_after(ARRIVAL._replace(starts=starts)) is poisonous
 
 
 def test_a_message_that_kills_its_process_each_time_starts_exactly_three_times() -> None:
-    desk = Desk(RULES, max_deliveries=3)
+    policy = AdmissionPolicy(RULES, max_deliveries=3)
     arrival = ARRIVAL
     for start in (1, 2, 3):
-        assert isinstance(desk.admit(arrival, NOTHING, NOW), Run)
-        assert desk.is_poisonous_after(arrival) is (start == 3)
+        assert isinstance(policy.admit(arrival, NOTHING, NOW), Run)
+        assert policy.is_poisonous_after(arrival) is (start == 3)
         arrival = arrival._replace(starts=start)
-    assert desk.admit(arrival, NOTHING, NOW) == Refuse(Refusal.POISONOUS)
+    assert policy.admit(arrival, NOTHING, NOW) == Refuse(Refusal.POISONOUS)
 
 
 def test_a_message_that_kills_its_worker_each_time_is_stopped_one_delivery_later() -> None:
-    desk = Desk(RULES, max_deliveries=3)
+    policy = AdmissionPolicy(RULES, max_deliveries=3)
     starts = 0
     ran = 1  # the first time nobody suspects it and nothing is counted
     while isinstance(
-        decision := desk.admit(ARRIVAL._replace(starts=starts, redelivered=True), NOTHING, NOW), Run
+        decision := policy.admit(ARRIVAL._replace(starts=starts, redelivered=True), NOTHING, NOW), Run
     ):
         assert decision.count_start
         starts += 1
@@ -147,42 +147,42 @@ def rated(number: int) -> Arrival:
 
 
 def test_a_task_over_its_rate_is_parked_until_its_token_is_there() -> None:
-    desk = Desk(RULES, max_deliveries=3)
-    decisions = [desk.admit(rated(number), NOTHING, NOW) for number in range(4)]
+    policy = AdmissionPolicy(RULES, max_deliveries=3)
+    decisions = [policy.admit(rated(number), NOTHING, NOW) for number in range(4)]
     assert decisions == [Run(RATED), Park(NOW + 1), Park(NOW + 2), Park(NOW + 3)]
 
 
 def test_a_parked_task_does_not_pay_twice() -> None:
-    desk = Desk(RULES, max_deliveries=3)
+    policy = AdmissionPolicy(RULES, max_deliveries=3)
     for number in range(3):
-        desk.admit(rated(number), NOTHING, NOW)
-    assert desk.admit(rated(1), NOTHING, NOW + 1) == Run(RATED)
-    assert desk.admit(rated(2), NOTHING, NOW + 2) == Run(RATED)
+        policy.admit(rated(number), NOTHING, NOW)
+    assert policy.admit(rated(1), NOTHING, NOW + 1) == Run(RATED)
+    assert policy.admit(rated(2), NOTHING, NOW + 2) == Run(RATED)
     # Had they paid again, the next one would have to wait for two more tokens.
-    assert desk.admit(rated(3), NOTHING, NOW + 3) == Run(RATED)
+    assert policy.admit(rated(3), NOTHING, NOW + 3) == Run(RATED)
 
 
 def test_the_same_task_pays_again_when_it_comes_a_second_time() -> None:
-    desk = Desk(RULES, max_deliveries=3)
-    assert desk.admit(rated(0), NOTHING, NOW) == Run(RATED)
-    assert desk.admit(rated(0), NOTHING, NOW) == Park(NOW + 1)
-    assert desk.admit(rated(0), NOTHING, NOW + 1) == Run(RATED)
-    assert desk.admit(rated(0), NOTHING, NOW + 1) == Park(NOW + 2)
+    policy = AdmissionPolicy(RULES, max_deliveries=3)
+    assert policy.admit(rated(0), NOTHING, NOW) == Run(RATED)
+    assert policy.admit(rated(0), NOTHING, NOW) == Park(NOW + 1)
+    assert policy.admit(rated(0), NOTHING, NOW + 1) == Run(RATED)
+    assert policy.admit(rated(0), NOTHING, NOW + 1) == Park(NOW + 2)
 
 
 def test_a_task_gets_other_rules_while_it_runs_on() -> None:
-    desk = Desk(RULES, max_deliveries=3)
-    desk.change("plain", LIMITED)
-    assert (desk.rules["plain"], desk.admit(ARRIVAL, NOTHING, NOW)) == (LIMITED, Run(LIMITED, alone=True))
-    desk.change("rated", replace(RATED, hard_limit_s=9.0))
-    assert isinstance(desk.admit(rated(0), NOTHING, NOW), Run)
-    desk.change("rated", replace(RATED, hard_limit_s=8.0))  # the rate is the same: so are its tokens
-    assert desk.admit(rated(1), NOTHING, NOW) == Park(NOW + 1)
-    desk.change("rated", replace(RATED, rate_per_second=0.5))
-    assert isinstance(desk.admit(rated(2), NOTHING, NOW), Run)  # another bucket, and it is full
-    assert desk.admit(rated(3), NOTHING, NOW) == Park(NOW + 2)
-    desk.change("rated", PLAIN)
-    assert [desk.admit(rated(number), NOTHING, NOW) for number in range(4, 9)] == [Run(PLAIN)] * 5
+    policy = AdmissionPolicy(RULES, max_deliveries=3)
+    policy.change("plain", LIMITED)
+    assert (policy.rules["plain"], policy.admit(ARRIVAL, NOTHING, NOW)) == (LIMITED, Run(LIMITED, alone=True))
+    policy.change("rated", replace(RATED, hard_limit_s=9.0))
+    assert isinstance(policy.admit(rated(0), NOTHING, NOW), Run)
+    policy.change("rated", replace(RATED, hard_limit_s=8.0))  # the rate is the same: so are its tokens
+    assert policy.admit(rated(1), NOTHING, NOW) == Park(NOW + 1)
+    policy.change("rated", replace(RATED, rate_per_second=0.5))
+    assert isinstance(policy.admit(rated(2), NOTHING, NOW), Run)  # another bucket, and it is full
+    assert policy.admit(rated(3), NOTHING, NOW) == Park(NOW + 2)
+    policy.change("rated", PLAIN)
+    assert [policy.admit(rated(number), NOTHING, NOW) for number in range(4, 9)] == [Run(PLAIN)] * 5
 
 
 def test_what_nobody_said_of_a_task_or_a_message_is_nothing_special() -> None:
@@ -192,33 +192,33 @@ def test_what_nobody_said_of_a_task_or_a_message_is_nothing_special() -> None:
 
 
 def test_one_tasks_rate_is_not_anothers() -> None:
-    desk = Desk(RULES | {"other": RATED}, max_deliveries=3)
-    assert desk.admit(rated(0), NOTHING, NOW) == Run(RATED)
-    assert desk.admit(Arrival("other", "o"), NOTHING, NOW) == Run(RATED)
-    assert desk.admit(ARRIVAL, NOTHING, NOW) == Run(PLAIN)
+    policy = AdmissionPolicy(RULES | {"other": RATED}, max_deliveries=3)
+    assert policy.admit(rated(0), NOTHING, NOW) == Run(RATED)
+    assert policy.admit(Arrival("other", "o"), NOTHING, NOW) == Run(RATED)
+    assert policy.admit(ARRIVAL, NOTHING, NOW) == Run(PLAIN)
 
 
 def test_a_task_that_is_not_due_or_refused_pays_nothing() -> None:
-    desk = Desk(RULES, max_deliveries=3)
-    desk.admit(rated(0)._replace(due=NOW + 60), NOTHING, NOW)
-    desk.admit(rated(1)._replace(starts=3), NOTHING, NOW)
-    desk.admit(rated(2), revoked_ids("t2"), NOW)
-    assert desk.admit(rated(3), NOTHING, NOW) == Run(RATED)
+    policy = AdmissionPolicy(RULES, max_deliveries=3)
+    policy.admit(rated(0)._replace(due=NOW + 60), NOTHING, NOW)
+    policy.admit(rated(1)._replace(starts=3), NOTHING, NOW)
+    policy.admit(rated(2), revoked_ids("t2"), NOW)
+    assert policy.admit(rated(3), NOTHING, NOW) == Run(RATED)
 
 
 def test_a_redelivered_task_keeps_to_its_rate_and_then_runs_alone() -> None:
-    desk = Desk(RULES, max_deliveries=3)
-    desk.admit(rated(0), NOTHING, NOW)
+    policy = AdmissionPolicy(RULES, max_deliveries=3)
+    policy.admit(rated(0), NOTHING, NOW)
     again = rated(1)._replace(redelivered=True)
-    assert desk.admit(again, NOTHING, NOW) == Park(NOW + 1)
-    assert desk.admit(again, NOTHING, NOW + 1) == Run(RATED, alone=True, count_start=True)
+    assert policy.admit(again, NOTHING, NOW) == Park(NOW + 1)
+    assert policy.admit(again, NOTHING, NOW + 1) == Run(RATED, alone=True, count_start=True)
 
 
 def test_what_was_promised_is_bounded() -> None:
-    desk = Desk({"rated": TaskRules(rate_per_second=1e-6)}, max_deliveries=3)
+    policy = AdmissionPolicy({"rated": TaskRules(rate_per_second=1e-6)}, max_deliveries=3)
     for number in range(PROMISES_MAX + 50):
-        desk.admit(rated(number), NOTHING, NOW)
-    assert len(desk._promised) == PROMISES_MAX
+        policy.admit(rated(number), NOTHING, NOW)
+    assert len(policy._promised) == PROMISES_MAX
 
 
 @given(
@@ -237,9 +237,9 @@ def test_what_was_promised_is_bounded() -> None:
     )
 )
 def test_nothing_runs_that_must_not_and_nothing_is_parked_in_the_past(arrivals: list[Arrival]) -> None:
-    desk = Desk(RULES, max_deliveries=3)
+    policy = AdmissionPolicy(RULES, max_deliveries=3)
     for arrival in arrivals:
-        decision = desk.admit(arrival, revoked_ids("a"), NOW)
+        decision = policy.admit(arrival, revoked_ids("a"), NOW)
         if isinstance(decision, Run):
             assert arrival.task_id != "a" and arrival.task in RULES and arrival.starts < 3
             assert not arrival.redelivered or (decision.alone and decision.count_start)

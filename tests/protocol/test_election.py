@@ -24,15 +24,7 @@ from tests.protocol.electing import (
     waiting,
     watching,
 )
-from umbel.protocol.coordination import (
-    Busy,
-    Closed,
-    ElectionRequest,
-    ElectionState,
-    Granted,
-    Policy,
-)
-from umbel.protocol.election_events import (
+from umbel.protocol.election.events import (
     Asked,
     CallClaim,
     CallFinish,
@@ -54,7 +46,15 @@ from umbel.protocol.election_events import (
     Swept,
     Tell,
 )
-from umbel.protocol.election_table import ElectionSettings, cohort
+from umbel.protocol.election.table import ElectionSettings, cohort
+from umbel.protocol.leadership.coordination import (
+    Busy,
+    Closed,
+    ElectionRequest,
+    ElectionState,
+    Granted,
+    Policy,
+)
 from umbel.protocol.machine import Tick
 
 # ---- a request is heard ----------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 import pytest
 
-from umbel.protocol import election_mixed
-from umbel.protocol.coordination import ElectionRequest, Instant, Policy
-from umbel.protocol.election_mixed import Enter, Membership, MixedElections, Unfenced
-from umbel.protocol.election_v1_events import AckHeard, Called, ElectHeard, PublishAck, PublishElect
+from umbel.protocol.compat import election_mixed
+from umbel.protocol.compat.election_mixed import Enter, Membership, MixedElections, Unfenced
+from umbel.protocol.compat.election_v1_events import AckHeard, Called, ElectHeard, PublishAck, PublishElect
+from umbel.protocol.leadership.coordination import ElectionRequest, Instant, Policy
 
 CALLED = Called("e", "task", b"{}")
 ELECT = PublishElect("e", "task", b"{}", clock=1)

@@ -20,12 +20,7 @@ from tests.protocol.electing import (
     waiting,
     watching,
 )
-from umbel.protocol.coordination import (
-    Closed,
-    ElectionState,
-    Granted,
-)
-from umbel.protocol.election_events import (
+from umbel.protocol.election.events import (
     Asked,
     CallClaim,
     ClaimReplied,
@@ -42,7 +37,12 @@ from umbel.protocol.election_events import (
     Swept,
     Tell,
 )
-from umbel.protocol.election_table import cohort
+from umbel.protocol.election.table import cohort
+from umbel.protocol.leadership.coordination import (
+    Closed,
+    ElectionState,
+    Granted,
+)
 from umbel.protocol.machine import Tick
 
 # ---- hearing from others ---------------------------------------------------------------------------

@@ -9,19 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from umbel.protocol import coordination
-from umbel.protocol.coordination import (
-    CLOSED_STATES,
-    ElectionRecord,
-    ElectionRequest,
-    ElectionState,
-    Granted,
-    Instant,
-    Policy,
-    StoreFacts,
-)
-from umbel.protocol.election import Elections
-from umbel.protocol.election_events import (
+from umbel.protocol.election.election import Elections
+from umbel.protocol.election.events import (
     Asked,
     CallClaim,
     CallFinish,
@@ -42,7 +31,18 @@ from umbel.protocol.election_events import (
     Swept,
     Tell,
 )
-from umbel.protocol.election_table import ElectionSettings
+from umbel.protocol.election.table import ElectionSettings
+from umbel.protocol.leadership import coordination
+from umbel.protocol.leadership.coordination import (
+    CLOSED_STATES,
+    ElectionRecord,
+    ElectionRequest,
+    ElectionState,
+    Granted,
+    Instant,
+    Policy,
+    StoreFacts,
+)
 from umbel.protocol.machine import Tick
 
 WALL = 1_000_000.0

@@ -5,10 +5,9 @@ from collections import deque
 
 import pytest
 
-from umbel.protocol import election_v1
 from umbel.protocol.clock import LamportClock
-from umbel.protocol.coordination import Instant
-from umbel.protocol.election_v1 import (
+from umbel.protocol.compat import election_v1
+from umbel.protocol.compat.election_v1 import (
     ClassicElections,
     Decided,
     Effect,
@@ -18,7 +17,7 @@ from umbel.protocol.election_v1 import (
     Shed,
     Stop,
 )
-from umbel.protocol.election_v1_events import (
+from umbel.protocol.compat.election_v1_events import (
     AckHeard,
     Called,
     Candidate,
@@ -26,6 +25,7 @@ from umbel.protocol.election_v1_events import (
     PublishAck,
     PublishElect,
 )
+from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.machine import Tick
 
 COMMAND = Called("e", "task", b"{}")

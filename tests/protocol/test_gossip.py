@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.protocol.coordination import Instant
-from umbel.protocol.gossip import GONE_KEPT_S, Membership
-from umbel.protocol.gossip_events import (
+from umbel.protocol.leadership.coordination import Instant
+from umbel.protocol.machine import Tick
+from umbel.protocol.membership.events import (
     Accuse,
     Accused,
     Answered,
@@ -37,10 +37,10 @@ from umbel.protocol.gossip_events import (
     TellView,
     Viewed,
 )
-from umbel.protocol.machine import Tick
-from umbel.protocol.members import LATE_MAX_S, Looks
-from umbel.protocol.newcomers import ASKED_PER_S, KEPT_S, NEWCOMERS_MAX
-from umbel.protocol.views import SETTLED_S, UNNAMED_MAX_S, VIEW_MAX
+from umbel.protocol.membership.gossip import GONE_KEPT_S, Membership
+from umbel.protocol.membership.members import LATE_MAX_S, Looks
+from umbel.protocol.membership.newcomers import ASKED_PER_S, KEPT_S, NEWCOMERS_MAX
+from umbel.protocol.membership.views import SETTLED_S, UNNAMED_MAX_S, VIEW_MAX
 
 H = 2.0
 ME = ("me@x", 500, 1)

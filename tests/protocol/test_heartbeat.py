@@ -2,9 +2,9 @@
 
 import pytest
 
-from umbel.protocol.coordination import Instant
-from umbel.protocol.gossip_mode import GossipMode, is_among_lowest, mode_for, patterns_for
-from umbel.protocol.heartbeat import (
+from umbel.protocol.leadership.coordination import Instant
+from umbel.protocol.machine import Tick
+from umbel.protocol.membership.heartbeat import (
     Beat,
     BeatKind,
     BeatNow,
@@ -16,7 +16,7 @@ from umbel.protocol.heartbeat import (
     Resized,
     interval_s,
 )
-from umbel.protocol.machine import Tick
+from umbel.protocol.membership.mode import GossipMode, is_among_lowest, mode_for, patterns_for
 
 
 def at(seconds: float) -> Instant:

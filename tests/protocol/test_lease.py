@@ -7,9 +7,9 @@ from itertools import count
 
 import pytest
 
-from umbel.protocol import coordination
-from umbel.protocol.coordination import Instant, LeaseRecord, LeaseReply, acquire_lease
-from umbel.protocol.lease import (
+from umbel.protocol.leadership import coordination
+from umbel.protocol.leadership.coordination import Instant, LeaseRecord, LeaseReply, acquire_lease
+from umbel.protocol.leadership.lease import (
     Acquired,
     AcquireReplied,
     CallAcquire,

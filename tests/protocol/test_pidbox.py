@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.protocol.clock import LamportClock
+from umbel.protocol.delivery.trust import Doubt, Doubted, Signed
 from umbel.protocol.pidbox import (
     EXPIRY_GRACE_S,
     PATTERN_MAX,
@@ -27,7 +28,6 @@ from umbel.protocol.pidbox import (
     is_meant,
     pattern_problem,
 )
-from umbel.protocol.trust import Doubt, Doubted, Signed
 
 NODE = "w1@east"
 NOW = 1_800_000_000.0

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.machine import Tick
-from umbel.protocol.recording import (
+from umbel.protocol.leadership.recording import (
     LAST_READS_MAX,
     Acknowledge,
     Begin,
@@ -25,6 +24,7 @@ from umbel.protocol.recording import (
     Stop,
     WritingFailed,
 )
+from umbel.protocol.machine import Tick
 
 SMALL = RotationSettings(file_max_bytes=1000, file_max_rows=10, file_max_age_s=60.0, idle_poll_s=0.25)
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.revoked import HEARSAY_S, SWEEP_EVERY_S, RevokedTasks
+from umbel.protocol.delivery.revoked import HEARSAY_S, SWEEP_EVERY_S, RevokedTasks
 
 
 def filled(entries: list[tuple[str, float]]) -> RevokedTasks:

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.coordination import Instant
-from umbel.protocol.machine import Tick
-from umbel.protocol.schedule import (
+from umbel.protocol.leadership.coordination import Instant
+from umbel.protocol.leadership.schedule import (
     AHEAD_MAX_S,
     CATCH_UP_MAX,
     CatchUp,
@@ -30,6 +29,7 @@ from umbel.protocol.schedule import (
     Unproven,
     Unsure,
 )
+from umbel.protocol.machine import Tick
 
 S = 1_000_000
 BEAT = Entry("beat", Every(10 * S))

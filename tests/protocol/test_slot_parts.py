@@ -5,10 +5,10 @@ import pytest
 from tests.protocol.test_slots import QUICK_S, Job, Outcome, jobs, make
 from umbel.protocol.machine import Tick
 from umbel.protocol.pace import Paces
-from umbel.protocol.slot_child import Child, State, least_useful
-from umbel.protocol.slot_events import Dismiss, Finished, Kill, Retire, SignalSoftLimit, SlotSettings, Submit
-from umbel.protocol.slot_starts import Starts
-from umbel.protocol.slot_wear import Wear
+from umbel.protocol.pool.child import Child, State, least_useful
+from umbel.protocol.pool.events import Dismiss, Finished, Kill, Retire, SignalSoftLimit, SlotSettings, Submit
+from umbel.protocol.pool.starts import Starts
+from umbel.protocol.pool.wear import Wear
 
 PACES = Paces(batch_target_s=0.1, batch_max=100)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 
 from umbel.protocol.machine import Tick
-from umbel.protocol.slot_events import (
+from umbel.protocol.pool.events import (
     Began,
     ChildDied,
     ChildReady,
@@ -35,7 +35,7 @@ from umbel.protocol.slot_events import (
     Withdraw,
     Withdrawn,
 )
-from umbel.protocol.slots import Slots
+from umbel.protocol.pool.slots import Slots
 
 QUICK_S, SLOW_S = 0.001, 5.0
 STOPS, SHRINKS = "the pool stops", "the pool shrinks"

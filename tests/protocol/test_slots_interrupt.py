@@ -4,8 +4,8 @@ import pytest
 
 from tests.protocol.test_slots import Job, ended, make
 from umbel.protocol.machine import Tick
-from umbel.protocol.slot_events import Finished, Interrupt, SignalSoftLimit, Submit
-from umbel.protocol.slots import _SOFT_REPEATS
+from umbel.protocol.pool.events import Finished, Interrupt, SignalSoftLimit, Submit
+from umbel.protocol.pool.slots import _SOFT_REPEATS
 
 
 def test_each_job_that_runs_is_told_that_the_worker_stops() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.protocol.test_slots import Job, Outcome
 from umbel.protocol.machine import Tick
-from umbel.protocol.slot_events import (
+from umbel.protocol.pool.events import (
     Began,
     ChildDied,
     ChildReady,
@@ -46,7 +46,7 @@ from umbel.protocol.slot_events import (
     Withdraw,
     Withdrawn,
 )
-from umbel.protocol.slots import Slots
+from umbel.protocol.pool.slots import Slots
 
 MAX_BYTES, HARD_BYTES = 100, 200
 RUNTIMES_S = {"quick": 0.0005, "middling": 0.004, "slow": 3.0}

@@ -1,4 +1,4 @@
-from umbel.protocol.stall import StallWatch
+from umbel.protocol.pool.stall import StallWatch
 
 PATIENCE_S = 60.0
 

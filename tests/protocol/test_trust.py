@@ -1,6 +1,6 @@
 """How old a signature may be, and that each is heard once."""
 
-from umbel.protocol.trust import (
+from umbel.protocol.delivery.trust import (
     HEARD_MAX,
     REQUEST_WINDOW_S,
     Doubt,

@@ -12,7 +12,7 @@ from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
 from tests.scenarios.places import Place, place
 from tests.waiting import wait_until
-from umbel.protocol.states import READY_STATES, SUCCESS
+from umbel.protocol.delivery.states import READY_STATES, SUCCESS
 from umbel.wire.message import Message, Outgoing
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))

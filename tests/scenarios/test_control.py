@@ -16,8 +16,8 @@ from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
 from tests.servers.way import Way
 from tests.waiting import wait_until
-from umbel.app.workers import MAILBOX, node_name
 from umbel.errors import TaskRevoked, TimeLimitExceeded
+from umbel.launch.workers import MAILBOX, node_name
 from umbel.pools.guard import Returned, call_guarded
 
 TASKS_FILE = Path(__file__).with_name("control_tasks.py")

@@ -21,7 +21,7 @@ from tests.servers.rabbitmq import shared_server
 from tests.waiting import wait_until
 from umbel.brokers.interface import DeadLetter, Depth
 from umbel.errors import RemoteError, UmbelError, WireError
-from umbel.protocol.states import FAILURE, REVOKED, SUCCESS
+from umbel.protocol.delivery.states import FAILURE, REVOKED, SUCCESS
 
 TASKS_FILE = Path(__file__).with_name("corpus_tasks.py")
 TOGETHER = 8  # cases between which the neighbours stand

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 from umbel.app.app import App
 from umbel.brokers.registry import open_broker
 from umbel.errors import ElectionTimeout, LeaseTimeout, UnknownTopic
-from umbel.protocol.coordination import NAMESPACE, ElectionRequest, Policy, election_key
+from umbel.protocol.leadership.coordination import NAMESPACE, ElectionRequest, Policy, election_key
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 ELECTIONS = 200 if SOAK else 40

@@ -17,7 +17,7 @@ from tests.cluster import Cluster
 from tests.scenarios.places import Place, place
 from tests.servers.rabbitmq import shared_server
 from tests.waiting import wait_until
-from umbel.app.periodic import slot_id
+from umbel.app.cluster.periodic import slot_id
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 KILLS = 20 if SOAK else 2

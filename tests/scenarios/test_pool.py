@@ -14,8 +14,8 @@ from tests.pools.processes import is_gone, signals, title
 from tests.servers.redis import RedisServer, redis_server
 from tests.servers.way import Way
 from tests.waiting import wait_until
-from umbel.app.workers import node_name
 from umbel.errors import WorkerLost
+from umbel.launch.workers import node_name
 
 __all__ = ["redis_server"]  # a fixture
 TASKS_FILE = Path(__file__).with_name("pool_tasks.py")

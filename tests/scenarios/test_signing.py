@@ -19,7 +19,7 @@ from tests.cluster import Cluster
 from tests.scenarios.places import place
 from tests.servers.rabbitmq import amqp_url
 from tests.waiting import wait_until
-from umbel.app.settings import override
+from umbel.app.configuration.settings import override
 from umbel.brokers.interface import Broadcast
 from umbel.protocol.pidbox import Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request

@@ -10,8 +10,8 @@ import pytest
 from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
 from tests.waiting import wait_until
-from umbel.app.workers import node_name
-from umbel.protocol.states import READY_STATES
+from umbel.launch.workers import node_name
+from umbel.protocol.delivery.states import READY_STATES
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 CANCELS = 10_000 if SOAK else 150

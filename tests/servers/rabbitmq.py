@@ -26,7 +26,7 @@ from tests.servers.certificates import Certificates, make_certificates
 from tests.waiting import wait_until
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # the wrappers in /usr/sbin change the user
-START_S = 180.0
+START_S = 240.0
 VHOSTS = 40  # made at once: each costs little, but asking for one takes a second
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 
-from umbel.cli.options import print_table
-from umbel.protocol.coordination import Policy
+from umbel.cli.show.printing import print_table
+from umbel.protocol.leadership.coordination import Policy
 from umbel.sim.exhaustive import explore
 from umbel.sim.mutants import MUTANTS
 from umbel.sim.plan import FAULTS, parse_faults

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from umbel.cli import exits, simulate
-from umbel.protocol.election import Elections
-from umbel.protocol.election_table import ElectionSettings
+from umbel.cli import exits
+from umbel.cli.run import simulate
+from umbel.protocol.election.election import Elections
+from umbel.protocol.election.table import ElectionSettings
 from umbel.sim.cluster import TOPICS, Cluster
 from umbel.sim.mutants import ActsBeforeStart
 from umbel.sim.node import Node

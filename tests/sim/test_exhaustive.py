@@ -2,7 +2,7 @@
 
 import pytest
 
-from umbel.protocol.coordination import Policy
+from umbel.protocol.leadership.coordination import Policy
 from umbel.sim.courses import Budget
 from umbel.sim.exhaustive import explore
 from umbel.sim.mutants import ActsBeforeStart, CountsFromTheAnswer

@@ -2,8 +2,8 @@
 
 import pytest
 
-from umbel.protocol.gossip import Membership
-from umbel.protocol.views import Views
+from umbel.protocol.membership.gossip import Membership
+from umbel.protocol.membership.views import Views
 from umbel.sim.membership import AUDIBLE, MemberOutcome, run_membership
 from umbel.sim.plan import Fault, Plan, make_plan
 
@@ -99,6 +99,6 @@ def test_the_checkers_notice_a_node_that_is_given_up_at_its_first_silence(
 def test_the_checkers_notice_a_node_that_joins_with_every_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("umbel.protocol.gossip.is_same_run", lambda record, heard: False)
+    monkeypatch.setattr("umbel.protocol.membership.gossip.is_same_run", lambda record, heard: False)
     violation = run_membership(SHORT_PAUSES, observed=False).violation
     assert violation is not None and violation.promise in ("M1", "M2")

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from umbel.protocol.mingle import hello, take_in
-from umbel.protocol.revoked import HEARSAY_S, RevokedTasks
+from umbel.protocol.delivery.revoked import HEARSAY_S, RevokedTasks
+from umbel.protocol.membership.mingle import hello, take_in
 from umbel.sim.world import NodeClock, World
 
 DAY_S = 86_400.0

@@ -12,7 +12,7 @@ from textual.widgets import DataTable, Static
 from umbel.brokers.interface import Broadcast, Broker, BrokerSettings
 from umbel.brokers.registry import open_broker
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.top.feed import Feed
+from umbel.monitor.feed import Feed
 from umbel.top.screen import Top
 from umbel.wire.event import encode_event, routing_key
 

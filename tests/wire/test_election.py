@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.errors import WireError
-from umbel.protocol.coordination import ElectionRequest, ElectionState, Policy
-from umbel.protocol.election_events import ClosedHeard, ElectedHeard, Phase, Tell
-from umbel.protocol.election_v1_events import AckHeard, Candidate, ElectHeard, PublishAck, PublishElect
+from umbel.protocol.compat.election_v1_events import AckHeard, Candidate, ElectHeard, PublishAck, PublishElect
+from umbel.protocol.election.events import ClosedHeard, ElectedHeard, Phase, Tell
+from umbel.protocol.leadership.coordination import ElectionRequest, ElectionState, Policy
 from umbel.wire import election as wire
 from umbel.wire.event import decode_events, encode_event
 

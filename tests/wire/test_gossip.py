@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.gossip_events import (
+from umbel.protocol.membership.events import (
     Accused,
     Condemned,
     Heard,

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from tests.wire import examples, strategies
 from umbel.errors import BadMessage, BadValue, TaskRevoked, TooLarge, WireError, WorkerLost
-from umbel.protocol.states import FAILURE, READY_STATES, RETRY, REVOKED, STARTED, SUCCESS
+from umbel.protocol.delivery.states import FAILURE, READY_STATES, RETRY, REVOKED, STARTED, SUCCESS
 from umbel.wire.message import StoredResult
 from umbel.wire.result import (
     ResultMap,

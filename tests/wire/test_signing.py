@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from umbel.protocol.trust import Doubt, Doubted, Signed
+from umbel.protocol.delivery.trust import Doubt, Doubted, Signed
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.signing import HEADER, Keyring, key_problem, keyring_of, shown_keys
 from umbel.wire.task import read_headers

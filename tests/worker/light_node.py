@@ -15,12 +15,12 @@ from typing import Any, cast
 from tests.waiting import POLL_S
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.broker import SqliteBroker
-from umbel.protocol.gossip_events import MemberState
-from umbel.protocol.revoked import RevokedTasks
+from umbel.protocol.delivery.revoked import RevokedTasks
+from umbel.protocol.membership.events import MemberState
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import Identity, WorkerContext
+from umbel.worker.remote.state import WorkerState
 from umbel.worker.settings import Ending, WorkerSettings
-from umbel.worker.state import WorkerState
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip

@@ -9,22 +9,22 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from umbel import App
-from umbel.app.send_options import SendOptions
+from umbel.app.sending.options import SendOptions
 from umbel.brokers.interface import Delivery, Settled, Spend, Verdict
 from umbel.pools.abilities import ABILITIES
-from umbel.protocol.delivery import Desk, Run, TaskRules
-from umbel.protocol.revoked import RevokedTasks
+from umbel.protocol.delivery.delivery import AdmissionPolicy, Run, TaskRules
+from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.signing import Keyring
 from umbel.wire.task import read_headers
-from umbel.worker.admission import Admission
 from umbel.worker.context import Identity, WorkerContext
-from umbel.worker.endings import Endings
-from umbel.worker.held import Held, arrival_of
+from umbel.worker.messages.admission import Admission
+from umbel.worker.messages.claimed import Claimed, arrival_of
+from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.settling import Settler
+from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.settings import Ending, WorkerSettings
-from umbel.worker.settling import Settler
 from umbel.worker.steps.events import Events
-from umbel.worker.task_events import TaskEvents
 
 TASK, QUEUE, TAG = "t.task", "celery", 7
 Report = tuple[Sequence[StoredResult], Sequence[Outgoing]]
@@ -110,12 +110,12 @@ class Recorded:
             cast("Any", backend),
             cast("Any", abilities),
         )
-        self.desk = Desk(chosen.tasks, max_deliveries=3)
+        self.policy = AdmissionPolicy(chosen.tasks, max_deliveries=3)
         self.revoked = RevokedTasks()
         self._events = Events(self.context)
         events = TaskEvents(self._events)
-        self.endings = Endings(self.context, self.desk, self.sink, events)
-        self.admission = Admission(self.context, self.desk, self.revoked, self.sink, self.endings, events)
+        self.endings = Endings(self.context, self.policy, self.sink, events)
+        self.admission = Admission(self.context, self.policy, self.revoked, self.sink, self.endings, events)
 
     @property
     def told(self) -> list[dict[str, Any]]:
@@ -150,11 +150,11 @@ def delivery_of(message: Message | None = None, **fields: Any) -> Delivery:
     return Delivery(TAG, QUEUE, message or message_of(), **fields)
 
 
-def held_of(run: Run | None, *, unique: str = "", reply_to: str = "", **fields: Any) -> Held:
+def claimed_of(run: Run | None, *, unique: str = "", reply_to: str = "", **fields: Any) -> Claimed:
     """An opened message, as admission hands it on."""
     message = replace(message_of(), reply_to=reply_to)
     headers = read_headers(message)
     if unique:
         headers = replace(headers, umbel_unique=unique)
     delivery = delivery_of(message, **fields)
-    return Held(1, delivery, message, headers, arrival_of(delivery, headers), run)
+    return Claimed(1, delivery, message, headers, arrival_of(delivery, headers), run)

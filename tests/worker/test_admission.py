@@ -18,17 +18,17 @@ from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.errors import BrokerUnavailable
 from umbel.pools.interface import LostJob, PoolSettings
 from umbel.pools.prefork.parent import PreforkPool
-from umbel.protocol.delivery import Desk, TaskRules
-from umbel.protocol.revoked import RevokedTasks
+from umbel.protocol.delivery.delivery import AdmissionPolicy, TaskRules
+from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.wire.message import Message, StoredResult
-from umbel.worker.admission import Admission
 from umbel.worker.context import Identity, WorkerContext
-from umbel.worker.endings import Endings
-from umbel.worker.outages import Outages
+from umbel.worker.messages.admission import Admission
+from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.settling import Settler
+from umbel.worker.messages.task_events import TaskEvents
+from umbel.worker.process.outages import Outages
 from umbel.worker.settings import Ending, WorkerSettings
-from umbel.worker.settling import Settler
 from umbel.worker.steps.events import Events
-from umbel.worker.task_events import TaskEvents
 
 OWNER, QUEUE = "w@host.1.1", "celery"
 
@@ -89,7 +89,7 @@ def bench_on(broker: SqliteBroker, tmp_path: Path, rules: TaskRules) -> Bench:
     backend = open_backend(broker.url, BrokerSettings(broker.url))
     pool = PreforkPool(PoolSettings(host=cast("Any", None), node="w@host", concurrency=1))  # never started
     context = WorkerContext(settings, Identity("w@host", 1, 1), broker, backend, pool)
-    desk = Desk(settings.tasks, max_deliveries=3)
+    policy = AdmissionPolicy(settings.tasks, max_deliveries=3)
     events = TaskEvents(Events(context))
     settler = Settler(
         broker,
@@ -101,8 +101,8 @@ def bench_on(broker: SqliteBroker, tmp_path: Path, rules: TaskRules) -> Bench:
         logged=events.logged,
         refused=nothing_refused,
     )
-    endings = Endings(context, desk, settler, events)
-    admission = Admission(context, desk, RevokedTasks(), settler, endings, events)
+    endings = Endings(context, policy, settler, events)
+    admission = Admission(context, policy, RevokedTasks(), settler, endings, events)
     return Bench(broker, context, settler, endings, admission)
 
 

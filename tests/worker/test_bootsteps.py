@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel import App
-from umbel.app.loading import FoundApp
-from umbel.app.workers import make_worker
 from umbel.errors import BadBootsteps, BrokerUnavailable
+from umbel.launch.loading import FoundApp
+from umbel.launch.workers import make_worker
 from umbel.pools.interface import HostSpec
 from umbel.worker.bootsteps import Step, starting_order
 from umbel.worker.worker import Worker

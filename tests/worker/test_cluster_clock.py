@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from umbel.clock import offset_s
-from umbel.protocol.coordination import Instant
-from umbel.protocol.gossip_events import MemberState
-from umbel.worker.driver import instant
+from umbel.coordination.driver import instant
+from umbel.protocol.leadership.coordination import Instant
+from umbel.protocol.membership.events import MemberState
 from umbel.worker.steps import cluster_clock
 from umbel.worker.steps.cluster_clock import TOO_FEW, ClusterClock
 

@@ -26,13 +26,13 @@ from umbel.control.state import ControlState
 from umbel.errors import ConfigurationError
 from umbel.pools.interface import Pool
 from umbel.protocol.clock import LamportClock
-from umbel.protocol.delivery import TaskRules
+from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.pidbox import Known
 from umbel.wire.control import REPLY_EXCHANGE, REQUEST_EXCHANGE
 from umbel.wire.message import Message
-from umbel.worker import mailbox
 from umbel.worker.context import Identity, WorkerContext
-from umbel.worker.mailbox import BUSY, WAITING_MAX
+from umbel.worker.remote import mailbox
+from umbel.worker.remote.mailbox import BUSY, WAITING_MAX
 from umbel.worker.settings import Ending, WorkerSettings
 from umbel.worker.steps.control import Control
 
@@ -333,7 +333,7 @@ def test_a_worker_obeys_what_its_setting_allows(
 @pytest.mark.parametrize("shape", ["shared"], indirect=True)  # the other looks once in a second
 def test_the_answers_tell_who_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """P7."""
-    monkeypatch.setattr("umbel.worker.mailbox.MEMBERS_FRESH_S", 0.0)
+    monkeypatch.setattr("umbel.worker.remote.mailbox.MEMBERS_FRESH_S", 0.0)
 
     async def scenario(cluster: Cluster) -> None:
         async with cluster.node("a@x") as one, cluster.node("b@x") as two:

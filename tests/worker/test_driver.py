@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from umbel.protocol.coordination import Instant
+from umbel.coordination.driver import TURN_S, drive, fairly, instant
+from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.machine import Tick
-from umbel.worker.driver import TURN_S, drive, fairly, instant
 
 
 class Echo:

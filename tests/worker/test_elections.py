@@ -14,8 +14,10 @@ import pytest
 from tests.brokers.under_test import eventually
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.coordination.election_context import ElectionContext
 from umbel.errors import BrokerUnavailable, WireError
-from umbel.protocol.coordination import (
+from umbel.protocol.election.events import CallStart, Event, StartReplied
+from umbel.protocol.leadership.coordination import (
     NAMESPACE,
     ElectionRecord,
     ElectionRequest,
@@ -24,19 +26,18 @@ from umbel.protocol.coordination import (
     Policy,
     election_key,
 )
-from umbel.protocol.election_events import CallStart, Event, StartReplied
-from umbel.protocol.gossip_events import Member, MemberState
 from umbel.protocol.machine import Tick
+from umbel.protocol.membership.events import Member, MemberState
 from umbel.wire.control import REQUEST_EXCHANGE, decode_request
 from umbel.wire.election import request_arguments
 from umbel.wire.message import Message
 from umbel.worker.context import Counters, Identity, WorkerContext
 from umbel.worker.elections.calls import StoreCalls
-from umbel.worker.elections.handlers import ElectionContext, Handler
+from umbel.worker.elections.handlers import Handler
 from umbel.worker.elections.stored import StoreElections
-from umbel.worker.guarded import Guarded
 from umbel.worker.settings import Ending, WorkerSettings
 from umbel.worker.steps.events import Events
+from umbel.worker.user_code.guarded import Guarded
 
 
 def ends(message: Message, queue: str, error: Exception, status: str) -> Ending:

@@ -16,20 +16,20 @@ from tests.worker.recorded import (
     TAG,
     Recorded,
     Report,
+    claimed_of,
     delivery_of,
-    held_of,
     result_of,
 )
 from umbel.brokers.interface import Ack, Bury, Return, Verdict
 from umbel.errors import BadMessage, TooLarge, WireError
 from umbel.pools.interface import LostJob, Outcome
-from umbel.protocol.delivery import Refusal, Run, TaskRules
+from umbel.protocol.delivery.delivery import Refusal, Run, TaskRules
 from umbel.protocol.shutdown import Ask
 from umbel.wire.message import Outgoing
-from umbel.worker.endings import REQUEUE_PAUSE_S, Endings
-from umbel.worker.held import Held
+from umbel.worker.messages.claimed import Claimed
+from umbel.worker.messages.endings import REQUEUE_PAUSE_S, Endings
+from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.steps.events import Events
-from umbel.worker.task_events import TaskEvents
 
 LATE = Run(TaskRules())
 COUNTED = Run(TaskRules(), alone=True, count_start=True)
@@ -71,7 +71,7 @@ def test_what_ran_to_its_end_is_acknowledged_with_all_it_brings(
     run: str, kind: str, counter: str, event: str
 ) -> None:
     recorded = Recorded()
-    recorded.endings.settle(held_of(RUNS[run]), outcome(kind))
+    recorded.endings.settle(claimed_of(RUNS[run]), outcome(kind))
     assert asked(recorded) == ([Ack(TAG, [SUCCESS], SENT)], [])
     assert recorded.counted == {counter: 1}
     assert kinds(recorded) == ["task-started", event]
@@ -80,7 +80,7 @@ def test_what_ran_to_its_end_is_acknowledged_with_all_it_brings(
 @pytest.mark.parametrize(("kind", "counter", "event"), ENDED)
 def test_what_was_acknowledged_early_only_reports(kind: str, counter: str, event: str) -> None:
     recorded = Recorded()
-    recorded.endings.settle(held_of(EARLY), outcome(kind))
+    recorded.endings.settle(claimed_of(EARLY), outcome(kind))
     assert asked(recorded) == ([], [([SUCCESS], SENT)])
     assert recorded.counted == {counter: 1}
     assert kinds(recorded) == ["task-started", event]
@@ -89,7 +89,7 @@ def test_what_was_acknowledged_early_only_reports(kind: str, counter: str, event
 def test_a_second_outcome_of_a_kind_is_counted_too() -> None:
     recorded = Recorded()
     for _ in range(2):
-        recorded.endings.settle(held_of(LATE), outcome("ignored"))
+        recorded.endings.settle(claimed_of(LATE), outcome("ignored"))
     assert asked(recorded) == ([Ack(TAG, [SUCCESS], SENT)] * 2, [])
     assert recorded.counted == {"ignored": 2}
 
@@ -98,7 +98,7 @@ def test_a_second_outcome_of_a_kind_is_counted_too() -> None:
 @pytest.mark.parametrize("run", ["late", "counted"])
 def test_what_the_task_rejected_is_buried_with_its_reason(run: str, summary: str, reason: str) -> None:
     recorded = Recorded()
-    recorded.endings.settle(held_of(RUNS[run]), outcome("rejected", summary=summary))
+    recorded.endings.settle(claimed_of(RUNS[run]), outcome("rejected", summary=summary))
     assert asked(recorded) == ([Bury(TAG, reason, results=[SUCCESS], follow_ups=SENT)], [])
     assert recorded.counted == {"rejected": 1, "buried": 1}
     assert kinds(recorded) == ["task-started", "task-rejected"]
@@ -106,7 +106,7 @@ def test_what_the_task_rejected_is_buried_with_its_reason(run: str, summary: str
 
 def test_what_the_task_rejected_after_an_early_ack_cannot_be_buried() -> None:
     recorded = Recorded()
-    recorded.endings.settle(held_of(EARLY), outcome("rejected"))
+    recorded.endings.settle(claimed_of(EARLY), outcome("rejected"))
     assert asked(recorded) == ([], [([SUCCESS], SENT)])
     assert recorded.counted == {"rejected": 1}
 
@@ -115,7 +115,7 @@ def test_what_the_task_rejected_after_an_early_ack_cannot_be_buried() -> None:
 def test_what_the_task_gave_back_returns_after_a_pause(run: str, charged: int) -> None:
     """The start that was counted before it ran is taken back: it killed nothing."""
     recorded, before = Recorded(), time()
-    recorded.endings.settle(held_of(RUNS[run]), outcome("requeued"))
+    recorded.endings.settle(claimed_of(RUNS[run]), outcome("requeued"))
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Return)
     assert verdict == Return(TAG, charged, ran=True, not_before=verdict.not_before)
@@ -126,18 +126,18 @@ def test_what_the_task_gave_back_returns_after_a_pause(run: str, charged: int) -
 
 def test_what_the_task_gave_back_after_an_early_ack_is_sent_again() -> None:
     recorded = Recorded()
-    held = held_of(EARLY)
-    recorded.endings.settle(held, outcome("requeued"))
+    claimed = claimed_of(EARLY)
+    recorded.endings.settle(claimed, outcome("requeued"))
     before, (results, again) = recorded.sink.reports
     assert (recorded.sink.verdicts, before, results) == ([], ([], SENT), [])
-    assert again == [Outgoing(QUEUE, held.message, again[0].not_before, redelivered=True)]
+    assert again == [Outgoing(QUEUE, claimed.message, again[0].not_before, redelivered=True)]
     assert again[0].not_before > time()
 
 
 def test_what_is_given_back_while_the_worker_stops_does_not_wait() -> None:
     recorded = Recorded()
     recorded.context.shutdown.step(Ask(), now=0.0)
-    recorded.endings.settle(held_of(LATE), outcome("requeued"))
+    recorded.endings.settle(claimed_of(LATE), outcome("requeued"))
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Return) and verdict.not_before <= time()
 
@@ -151,9 +151,9 @@ def test_what_is_given_back_while_the_worker_stops_does_not_wait() -> None:
     ],
 )
 def test_what_was_cancelled_is_revoked_and_what_it_sent_stays_sent(run: str, expected: object) -> None:
-    recorded, held = Recorded(), held_of(RUNS[run])
-    held.terminated_by = "SIGTERM"
-    recorded.endings.settle(held, outcome("cancelled"))
+    recorded, claimed = Recorded(), claimed_of(RUNS[run])
+    claimed.terminated_by = "SIGTERM"
+    recorded.endings.settle(claimed, outcome("cancelled"))
     assert asked(recorded) == expected
     assert recorded.ended == [("TaskRevoked: terminated", "REVOKED")]
     assert recorded.counted == {"revoked": 1}
@@ -165,10 +165,12 @@ def test_what_was_cancelled_is_revoked_and_what_it_sent_stays_sent(run: str, exp
 # ---- losses ----------------------------------------------------------------------------------------
 
 
-def after_loss(run: Run, loss: LostJob, *, stopping: bool = False, starts: int = 0) -> tuple[Recorded, Held]:
-    recorded, held = Recorded(), held_of(run, starts=starts)
-    recorded.endings.lose(held, loss, stopping=stopping)
-    return recorded, held
+def after_loss(
+    run: Run, loss: LostJob, *, stopping: bool = False, starts: int = 0
+) -> tuple[Recorded, Claimed]:
+    recorded, claimed = Recorded(), claimed_of(run, starts=starts)
+    recorded.endings.lose(claimed, loss, stopping=stopping)
+    return recorded, claimed
 
 
 @pytest.mark.parametrize(
@@ -182,8 +184,10 @@ def after_loss(run: Run, loss: LostJob, *, stopping: bool = False, starts: int =
 @pytest.mark.parametrize("stopping", [False, True])
 def test_a_task_over_its_time_limit_has_failed(run: str, expected: object, stopping: bool) -> None:
     recorded = Recorded()
-    held = held_of(Run(TaskRules(acks_early=run == "early", hard_limit_s=2.5), count_start=run == "counted"))
-    recorded.endings.lose(held, lost(started=True, ran=True, timed_out=True), stopping=stopping)
+    claimed = claimed_of(
+        Run(TaskRules(acks_early=run == "early", hard_limit_s=2.5), count_start=run == "counted")
+    )
+    recorded.endings.lose(claimed, lost(started=True, ran=True, timed_out=True), stopping=stopping)
     assert asked(recorded) == expected
     assert recorded.ended == [("TimeLimitExceeded: ran longer than its time limit of 2.5 s", "FAILURE")]
     assert recorded.counted == {"lost": 1, "failed": 1}
@@ -208,8 +212,8 @@ def test_what_had_not_run_returns_and_nothing_is_charged(run: str, charged: int,
 
 @pytest.mark.parametrize("stopping", [False, True])
 def test_what_had_not_run_and_was_acknowledged_early_is_sent_again(stopping: bool) -> None:
-    recorded, held = after_loss(EARLY, lost(started=False, ran=False), stopping=stopping)
-    assert asked(recorded) == ([], [([], [Outgoing(QUEUE, held.message)])])
+    recorded, claimed = after_loss(EARLY, lost(started=False, ran=False), stopping=stopping)
+    assert asked(recorded) == ([], [([], [Outgoing(QUEUE, claimed.message)])])
 
 
 @pytest.mark.parametrize(("run", "charged"), [("late", 0), ("counted", -1)])
@@ -222,9 +226,9 @@ def test_what_the_stopping_worker_cut_off_returns_as_one_that_ran(run: str, char
 @pytest.mark.parametrize(("run", "charged"), [("late", True), ("counted", False)])
 def test_a_task_whose_process_died_returns_with_one_start_charged(run: str, charged: bool) -> None:
     """One that was counted before it ran is charged already."""
-    recorded, held = after_loss(RUNS[run], lost(started=True, ran=True), starts=1)
+    recorded, claimed = after_loss(RUNS[run], lost(started=True, ran=True), starts=1)
     assert asked(recorded) == ([Return(TAG, charged, ran=True)], [])
-    assert recorded.sink.kept == [Outgoing(QUEUE, held.message, redelivered=True)]
+    assert recorded.sink.kept == [Outgoing(QUEUE, claimed.message, redelivered=True)]
     assert recorded.counted == {"lost": 1}
 
 
@@ -251,7 +255,7 @@ def test_an_outcome_that_got_lost_is_not_held_against_its_task() -> None:
 @pytest.mark.parametrize(("why", "expired"), [(Refusal.REVOKED, False), (Refusal.EXPIRED, True)])
 def test_what_must_not_run_any_more_ends_as_revoked(why: Refusal, expired: bool) -> None:
     recorded = Recorded()
-    recorded.endings.refuse(held_of(None), why)
+    recorded.endings.refuse(claimed_of(None), why)
     assert asked(recorded) == ([Ack(TAG, [REVOKED], SENT)], [])
     assert recorded.ended == [(f"TaskRevoked: {why.value}", "REVOKED")]
     assert recorded.counted == {"revoked": 1}
@@ -264,7 +268,7 @@ def test_what_must_not_run_any_more_ends_as_revoked(why: Refusal, expired: bool)
 )
 def test_what_cannot_run_is_buried_with_the_reason(why: Refusal, words: str) -> None:
     recorded = Recorded()
-    recorded.endings.refuse(held_of(None, starts=3), why)
+    recorded.endings.refuse(claimed_of(None, starts=3), why)
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury) and words in verdict.reason
     assert verdict == Bury(TAG, verdict.reason, False, [FAILURE], SENT)
@@ -286,7 +290,7 @@ def test_what_cannot_be_read_is_buried_with_the_reason(error: WireError, kind: s
 
 def test_what_is_given_back_before_it_was_judged_is_not_charged() -> None:
     recorded = Recorded()
-    recorded.endings.give_back(held_of(None), ran=False, not_before=9.0)
+    recorded.endings.give_back(claimed_of(None), ran=False, not_before=9.0)
     assert asked(recorded) == ([Return(TAG, 0, False, 9.0)], [])
 
 
@@ -307,33 +311,33 @@ OVER: Sequence[tuple[str, bool]] = (
 @pytest.mark.parametrize("run", RUNS)
 def test_a_unique_task_may_be_sent_again_once_it_is_over(run: str, kind: str, over: bool) -> None:
     recorded = Recorded()
-    recorded.endings.settle(held_of(RUNS[run], unique="one a day"), outcome(kind))
+    recorded.endings.settle(claimed_of(RUNS[run], unique="one a day"), outcome(kind))
     assert recorded.sink.released == ([("one a day", "t")] if over else [])
 
 
 def test_a_unique_task_that_was_lost_or_buried_may_be_sent_again() -> None:
     recorded = Recorded()
-    recorded.endings.lose(held_of(LATE, unique="k"), lost(started=True, ran=True), stopping=False)
+    recorded.endings.lose(claimed_of(LATE, unique="k"), lost(started=True, ran=True), stopping=False)
     assert recorded.sink.released == []  # it runs once more
-    recorded.endings.refuse(held_of(None, unique="k"), Refusal.POISONOUS)
-    recorded.endings.refuse(held_of(None, unique="k"), Refusal.EXPIRED)
+    recorded.endings.refuse(claimed_of(None, unique="k"), Refusal.POISONOUS)
+    recorded.endings.refuse(claimed_of(None, unique="k"), Refusal.EXPIRED)
     assert recorded.sink.released == [("k", "t")] * 2
 
 
 def test_where_the_broker_holds_no_keys_none_is_released() -> None:
     recorded = Recorded()
     recorded.broker.capabilities.unique = False
-    again = Endings(recorded.context, recorded.desk, recorded.sink, TaskEvents(Events(recorded.context)))
-    again.settle(held_of(LATE, unique="k"), outcome("success"))
+    again = Endings(recorded.context, recorded.policy, recorded.sink, TaskEvents(Events(recorded.context)))
+    again.settle(claimed_of(LATE, unique="k"), outcome("success"))
     assert recorded.sink.released == []
 
 
 @pytest.mark.parametrize(("reply_to", "addressed"), [("client", ["client"]), ("", [])])
 def test_results_that_are_sent_go_to_who_asked_or_nowhere(reply_to: str, addressed: list[str]) -> None:
     recorded = Recorded(results="rpc://")
-    recorded.endings.settle(held_of(LATE, reply_to=reply_to), outcome("success"))
-    recorded.endings.refuse(held_of(None, reply_to=reply_to), Refusal.EXPIRED)
-    recorded.endings.refuse(held_of(None, reply_to=reply_to), Refusal.UNKNOWN)
+    recorded.endings.settle(claimed_of(LATE, reply_to=reply_to), outcome("success"))
+    recorded.endings.refuse(claimed_of(None, reply_to=reply_to), Refusal.EXPIRED)
+    recorded.endings.refuse(claimed_of(None, reply_to=reply_to), Refusal.UNKNOWN)
     for verdict in recorded.sink.verdicts:
         assert isinstance(verdict, Ack | Bury)
         assert [result.reply_to for result in verdict.results] == addressed

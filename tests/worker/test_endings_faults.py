@@ -11,20 +11,20 @@ from tests.worker.recorded import (
     QUEUE,
     TAG,
     Recorded,
+    claimed_of,
     delivery_of,
-    held_of,
     message_of,
     result_of,
 )
 from tests.worker.test_endings import EARLY, LATE, SENT, asked, kinds, lost, outcome
 from umbel.brokers.interface import Bury, Refused
 from umbel.pools.interface import Outcome
-from umbel.protocol.delivery import Refusal
+from umbel.protocol.delivery.delivery import Refusal
 from umbel.wire.message import Message, Outgoing, StoredResult
-from umbel.worker.endings import Endings
+from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.settings import Ending
 from umbel.worker.steps.events import Events
-from umbel.worker.task_events import TaskEvents
 
 SUCCESS, FAILURE = result_of("SUCCESS"), result_of("FAILURE")
 
@@ -32,7 +32,7 @@ SUCCESS, FAILURE = result_of("SUCCESS"), result_of("FAILURE")
 def ending_with(recorded: Recorded, make: Any) -> Endings:
     """The same, where the app ends tasks like this."""
     object.__setattr__(recorded.context.settings, "end_without_running", make)
-    return Endings(recorded.context, recorded.desk, recorded.sink, TaskEvents(Events(recorded.context)))
+    return Endings(recorded.context, recorded.policy, recorded.sink, TaskEvents(Events(recorded.context)))
 
 
 FAULT = LookupError("no such thing")
@@ -57,8 +57,8 @@ def test_a_message_that_meets_a_fault_is_buried_with_the_error(caplog: pytest.Lo
 def test_a_task_that_meets_a_fault_has_failed_unless_it_has_ended(
     ended: Outcome | None, results: list[StoredResult]
 ) -> None:
-    recorded, held = Recorded(), held_of(LATE, unique="k")
-    recorded.endings.bury_faulty(held.delivery, FAULT, held, ended)
+    recorded, claimed = Recorded(), claimed_of(LATE, unique="k")
+    recorded.endings.bury_faulty(claimed.delivery, FAULT, claimed, ended)
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury) and verdict == Bury(TAG, verdict.reason, False, results, SENT)
     why = "UmbelError: fault of the worker: LookupError: no such thing"
@@ -73,8 +73,8 @@ def test_a_task_that_meets_a_fault_has_failed_unless_it_has_ended(
 def test_after_an_early_ack_a_fault_is_only_reported(
     ended: Outcome | None, results: list[object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorded, held = Recorded(), held_of(EARLY)
-    recorded.endings.bury_faulty(held.delivery, FAULT, held, ended)
+    recorded, claimed = Recorded(), claimed_of(EARLY)
+    recorded.endings.bury_faulty(claimed.delivery, FAULT, claimed, ended)
     assert asked(recorded) == ([], [(results, SENT)])
     assert recorded.counted == {"faults": 1}
     assert "dead letters" not in caplog.messages[0]
@@ -84,15 +84,15 @@ def test_a_task_that_cannot_even_fail_is_buried_without_a_result() -> None:
     def broken(*_: object) -> Any:
         raise OSError("no")
 
-    recorded, held = Recorded(), held_of(LATE)
-    ending_with(recorded, broken).bury_faulty(held.delivery, FAULT, held)
+    recorded, claimed = Recorded(), claimed_of(LATE)
+    ending_with(recorded, broken).bury_faulty(claimed.delivery, FAULT, claimed)
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury) and not verdict.results and not verdict.follow_ups
 
 
 def test_a_job_that_met_a_fault_in_the_pool_is_not_tried_again() -> None:
     recorded = Recorded()
-    recorded.endings.lose(held_of(LATE), lost(started=True, ran=True, fault="no frame"), stopping=True)
+    recorded.endings.lose(claimed_of(LATE), lost(started=True, ran=True, fault="no frame"), stopping=True)
     assert asked(recorded) == ([Bury(TAG, "no frame", False, [FAILURE], SENT)], [])
     assert recorded.ended == [("PoolError: no frame", "FAILURE")]
     assert recorded.counted == {"lost": 1, "faults": 1, "buried": 1}
@@ -101,7 +101,7 @@ def test_a_job_that_met_a_fault_in_the_pool_is_not_tried_again() -> None:
 
 def test_a_job_that_met_a_fault_in_the_pool_after_an_early_ack_has_failed() -> None:
     recorded = Recorded()
-    recorded.endings.lose(held_of(EARLY), lost(started=True, ran=False, fault="no frame"), stopping=False)
+    recorded.endings.lose(claimed_of(EARLY), lost(started=True, ran=False, fault="no frame"), stopping=False)
     assert asked(recorded) == ([], [([FAILURE], SENT)])
     assert recorded.counted == {"faults": 1, "failed": 1}
 
@@ -113,7 +113,7 @@ def test_the_part_of_a_chord_that_ends_without_running_is_counted_first() -> Non
     for counted in (chord, None):
         recorded = Recorded()
         endings = ending_with(recorded, lambda *_, one=counted: Ending([FAILURE], [], one))
-        endings.refuse(held_of(None), Refusal.EXPIRED)
+        endings.refuse(claimed_of(None), Refusal.EXPIRED)
         assert recorded.sink.chords == ([chord] if counted else [])
 
 
@@ -153,7 +153,7 @@ def test_the_log_says_how_a_task_ended(
     caplog: pytest.LogCaptureFixture, kind: str, fields: dict[str, str], level: int, traced: bool
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    Recorded().endings.settle(held_of(LATE), outcome(kind, **fields))
+    Recorded().endings.settle(claimed_of(LATE), outcome(kind, **fields))
     (entry,) = caplog.records
     about = vars(entry)
     assert (entry.levelno, "traceback" in about) == (level, traced)

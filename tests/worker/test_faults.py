@@ -9,21 +9,21 @@ from typing import Any, cast
 import pytest
 
 from umbel import App
-from umbel.app.workers import Leftovers
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.launch.workers import Leftovers
 from umbel.pools.interface import Job, LostJob, Outcome, PoolSettings, Told
 from umbel.pools.prefork.parent import PreforkPool
-from umbel.protocol.delivery import Desk, TaskRules
+from umbel.protocol.delivery.delivery import AdmissionPolicy, TaskRules
 from umbel.wire.message import StoredResult
 from umbel.wire.result import encode_success
 from umbel.worker.context import Identity, WorkerContext
-from umbel.worker.held import Held
+from umbel.worker.messages.claimed import Claimed
+from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.settings import WorkerSettings
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.tasks import Tasks
-from umbel.worker.task_events import TaskEvents
 
 OWNER, QUEUE = "w@host.1.1", "celery"
 
@@ -104,13 +104,13 @@ async def assert_that_it_was_buried_alone(bench: Bench) -> None:
 def test_a_fault_in_judging_a_message_buries_it_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    admit = Desk.admit
+    admit = AdmissionPolicy.admit
 
-    def sometimes(desk: Desk, arrival: Any, *args: Any) -> Any:
-        return fault() if arrival.task == "t.bad" else admit(desk, arrival, *args)
+    def sometimes(policy: AdmissionPolicy, arrival: Any, *args: Any) -> Any:
+        return fault() if arrival.task == "t.bad" else admit(policy, arrival, *args)
 
     async def scenario(bench: Bench, _: App) -> None:
-        monkeypatch.setattr(Desk, "admit", sometimes)
+        monkeypatch.setattr(AdmissionPolicy, "admit", sometimes)
         assert await bench.take() == ["t.good"]
         await assert_that_it_was_buried_alone(bench)
         assert "fault while handling a message; message moved to the dead letters" in caplog.text
@@ -121,16 +121,16 @@ def test_a_fault_in_judging_a_message_buries_it_alone(
 def test_a_fault_in_dispatching_a_message_buries_it_and_its_task_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Held.job
+    job = Claimed.job
 
-    def sometimes(held: Held) -> Any:
-        return fault() if held.headers.task == "t.bad" else job(held)
+    def sometimes(claimed: Claimed) -> Any:
+        return fault() if claimed.headers.task == "t.bad" else job(claimed)
 
     async def scenario(bench: Bench, app: App) -> None:
-        monkeypatch.setattr(Held, "job", sometimes)
+        monkeypatch.setattr(Claimed, "job", sometimes)
         assert await bench.take() == ["t.good"]
         await assert_that_it_was_buried_alone(bench)
-        assert [held.headers.task for held in bench.tasks.holding()] == ["t.good"]
+        assert [claimed.headers.task for claimed in bench.tasks.holding()] == ["t.good"]
         with pytest.raises(Exception, match="fault of the worker: ZeroDivisionError"):
             app.AsyncResult("bad").get(timeout=5)
 
@@ -157,7 +157,7 @@ def test_a_fault_in_judging_a_loss_buries_the_message(
 ) -> None:
     async def scenario(bench: Bench, _: App) -> None:
         await bench.take()
-        monkeypatch.setattr(Desk, "is_poisonous_after", fault)
+        monkeypatch.setattr(AdmissionPolicy, "is_poisonous_after", fault)
         number = next(job.number for job in bench.pool.jobs if job.task == "t.bad")
         bench.tasks.on_lost([LostJob(number, started=True, reason="it died", ran=True)])
         await assert_that_it_was_buried_alone(bench)

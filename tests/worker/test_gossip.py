@@ -15,12 +15,12 @@ import pytest
 from tests.worker.light_node import LightNode, light_nodes, until
 from umbel.brokers.interface import Broadcast, BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.clock import boot_time_s
 from umbel.events.stamp import EVENT_EXCHANGE
-from umbel.protocol.gossip_events import Change, Joined, Lost, MemberState
-from umbel.protocol.gossip_mode import GossipMode
+from umbel.protocol.membership.events import Change, Joined, Lost, MemberState
+from umbel.protocol.membership.mode import GossipMode
 from umbel.wire.event import encode_event
-from umbel.worker.hook_queue import WAITING_MAX, HookQueue
-from umbel.worker.run_directory import boot_time_s
+from umbel.worker.user_code.hook_queue import WAITING_MAX, HookQueue
 
 LOST, LEFT = MemberState.LOST, MemberState.LEFT
 
@@ -100,7 +100,7 @@ def test_observers_tell_views_and_the_others_believe_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also whom the view of a peer names that nobody has heard."""
-    monkeypatch.setattr("umbel.protocol.views.VIEW_S", 0.3)
+    monkeypatch.setattr("umbel.protocol.membership.views.VIEW_S", 0.3)
 
     async def scenario() -> None:
         async with light_nodes(tmp_path, *"abcde", gossip_mode=GossipMode.OBSERVED) as nodes:

@@ -11,15 +11,15 @@ from tests.worker.recorded import QUEUE, TAG, TASK, Recorded, delivery_of, messa
 from umbel.brokers.interface import Ack, Bury, Delivery, Return, Started
 from umbel.errors import BrokerUnavailable
 from umbel.pools.abilities import Abilities
-from umbel.protocol.delivery import Desk, Run, TaskRules
-from umbel.protocol.sensitive import Sensitive
-from umbel.worker.held import Held
+from umbel.protocol.delivery.delivery import AdmissionPolicy, Run, TaskRules
+from umbel.protocol.delivery.sensitive import Sensitive
+from umbel.worker.messages.claimed import Claimed
 
 RATED = TaskRules(rate_per_second=0.001)
 EARLY = TaskRules(acks_early=True)
 
 
-def admit(recorded: Recorded, *deliveries: Delivery) -> list[Held]:
+def admit(recorded: Recorded, *deliveries: Delivery) -> list[Claimed]:
     return asyncio.run(recorded.admission.admit(deliveries))
 
 
@@ -43,7 +43,7 @@ def test_a_message_before_its_time_is_parked_and_shown_as_scheduled() -> None:
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Return) and abs(verdict.not_before - due) < 5
     assert verdict == Return(TAG, not_before=verdict.not_before)
-    assert [(until, held.headers.id) for until, held in recorded.admission.scheduled] == [
+    assert [(until, claimed.headers.id) for until, claimed in recorded.admission.scheduled] == [
         (verdict.not_before, "t")
     ]
     assert recorded.counted == {"received": 1, "parked": 1}
@@ -102,8 +102,8 @@ def test_a_message_larger_than_the_limit_is_buried_and_its_size_named() -> None:
 def test_an_unreadable_message_is_buried_and_its_neighbours_run() -> None:
     recorded = Recorded()
     broken = Delivery(8, QUEUE, replace(message_of(), headers=b"{"))
-    (held,) = admit(recorded, broken, delivery_of())
-    assert held.delivery.tag == TAG
+    (claimed,) = admit(recorded, broken, delivery_of())
+    assert claimed.delivery.tag == TAG
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury) and verdict.tag == 8
 
@@ -146,17 +146,17 @@ def test_a_soft_limit_is_asked_of_a_pool_that_has_none() -> None:
 def test_a_fault_in_judging_a_message_buries_it_and_its_neighbours_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    judge = Desk.admit
+    judge = AdmissionPolicy.admit
 
-    def sometimes(desk: Desk, arrival: Any, *args: Any) -> Any:
+    def sometimes(policy: AdmissionPolicy, arrival: Any, *args: Any) -> Any:
         if arrival.task == "bad":
             raise LookupError("no such rule")
-        return judge(desk, arrival, *args)
+        return judge(policy, arrival, *args)
 
-    monkeypatch.setattr(Desk, "admit", sometimes)
+    monkeypatch.setattr(AdmissionPolicy, "admit", sometimes)
     recorded = Recorded()
-    (held,) = admit(recorded, delivery_of(message_of(task="bad")), delivery_of())
-    assert held.headers.task == TASK
+    (claimed,) = admit(recorded, delivery_of(message_of(task="bad")), delivery_of())
+    assert claimed.headers.task == TASK
     (verdict,) = recorded.sink.verdicts
     assert isinstance(verdict, Bury) and "LookupError: no such rule" in verdict.reason
     assert recorded.counted == {"received": 2, "faults": 1, "buried": 1}
@@ -165,8 +165,8 @@ def test_a_fault_in_judging_a_message_buries_it_and_its_neighbours_run(
 def test_a_message_of_a_task_with_secrets_hides_them() -> None:
     hides = Sensitive(positions=frozenset({0}), names=frozenset({"password"}))
     recorded = Recorded(rules=TaskRules(hides=hides))
-    (held,) = admit(recorded, delivery_of(message_of("secret")))
-    assert held.hides is hides
+    (claimed,) = admit(recorded, delivery_of(message_of("secret")))
+    assert claimed.hides is hides
     (event,) = recorded.told
     assert "secret" not in event["args"]
 
@@ -176,12 +176,12 @@ def test_a_message_of_a_task_with_secrets_hides_them() -> None:
 
 def test_an_early_ack_and_a_counted_start_are_settled_before_they_run() -> None:
     recorded = Recorded(rules=EARLY)
-    recorded.desk.change("t.late", TaskRules())
+    recorded.policy.change("t.late", TaskRules())
     plain = Delivery(1, QUEUE, message_of(task="t.late"))
     suspect = Delivery(2, QUEUE, message_of(task="t.late"), redelivered=True)
     early = Delivery(3, QUEUE, message_of(), redelivered=True)
     admitted = admit(recorded, plain, suspect, early)
-    assert [held.delivery.tag for held in admitted] == [1, 2, 3]
+    assert [claimed.delivery.tag for claimed in admitted] == [1, 2, 3]
     assert recorded.broker.settled == [Started(2), Ack(3)]
     assert recorded.sink.verdicts == []
 
@@ -190,13 +190,13 @@ def test_whose_claim_has_ended_meanwhile_does_not_run_here() -> None:
     recorded = Recorded(rules=EARLY)
     recorded.broker.conflicts = frozenset({8})
     admitted = admit(recorded, delivery_of(), Delivery(8, QUEUE, message_of()))
-    assert [held.delivery.tag for held in admitted] == [TAG]
+    assert [claimed.delivery.tag for claimed in admitted] == [TAG]
     assert recorded.context.counters.conflicts == 1
 
 
 def test_without_its_early_ack_nothing_of_the_claim_runs_and_all_of_it_returns() -> None:
     recorded = Recorded(rules=EARLY)
-    recorded.desk.change("t.late", TaskRules())
+    recorded.policy.change("t.late", TaskRules())
     recorded.broker.error = BrokerUnavailable("away for a moment")
     with pytest.raises(BrokerUnavailable):
         admit(recorded, delivery_of(), Delivery(8, QUEUE, message_of(task="t.late")))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from umbel.worker.logs import JsonLines, PlainLines, set_up_logging
+from umbel.logs import JsonLines, PlainLines, set_up_logging
 
 HOSTILE = f"a\x1b[2J\nFAKE LINE\u202e{os.fsdecode(bytes([255]))}"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.waiting import wait_until
-from umbel.worker.logs import OF_ALL_TASKS, OF_ONE_KIND, OF_ONE_TASK, JsonLines, LineLimit
+from umbel.logs import OF_ALL_TASKS, OF_ONE_KIND, OF_ONE_TASK, JsonLines, LineLimit
 
 FLOOD = 120_000
 SLACK = 100  # lines that budgets gain while a slow machine writes

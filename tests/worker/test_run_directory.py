@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from umbel.clock import boot_time_s
 from umbel.errors import DuplicateNode
-from umbel.worker.run_directory import (
+from umbel.worker.process.run_directory import (
     FORGOTTEN_AFTER_S,
     STALE_AFTER_S,
     NodeState,
-    boot_time_s,
     default_run_directory,
     read_states,
     refuse_second,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from umbel.protocol.clock import LamportClock
 from umbel.worker.context import Identity
-from umbel.worker.saved_state import SavedState, next_incarnation, read_saved, save, saved_file
+from umbel.worker.process.saved_state import SavedState, next_incarnation, read_saved, save, saved_file
 from umbel.worker.steps import state_store
 from umbel.worker.steps.state_store import StateStore
 

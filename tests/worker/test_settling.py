@@ -14,8 +14,8 @@ from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.errors import BrokerUnavailable
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.wire.message import Message, Outgoing, StoredResult
-from umbel.worker.outages import Outages
-from umbel.worker.settling import Settler
+from umbel.worker.messages.settling import Settler
+from umbel.worker.process.outages import Outages
 from umbel.worker.steps import events as events_step
 from umbel.worker.steps.events import BATCH_MAX, HEARTBEAT, Events
 

@@ -12,11 +12,11 @@ from tests.worker.recorded import FOLLOW_UP, result_of
 from umbel.brokers.interface import Ack, Bury, Refused, Return, Settled, Started, Tag, Verdict
 from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Outgoing, StoredResult
-from umbel.worker import settling
 from umbel.worker.context import Counters
-from umbel.worker.outages import Outages
+from umbel.worker.messages import settling
+from umbel.worker.messages.settling import BATCH_MAX, Settler
+from umbel.worker.process.outages import Outages
 from umbel.worker.settings import Ending
-from umbel.worker.settling import BATCH_MAX, Settler
 
 RESULT, SENT = result_of("SUCCESS"), [FOLLOW_UP]
 

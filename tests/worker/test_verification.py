@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from tests.worker.recorded import QUEUE, TAG, Recorded, delivery_of, message_of
 from umbel.brokers.interface import Bury, Delivery, Return
 from umbel.errors import BrokerUnavailable
-from umbel.protocol.delivery import TaskRules
-from umbel.protocol.trust import Signed
+from umbel.protocol.delivery.delivery import TaskRules
+from umbel.protocol.delivery.trust import Signed
 from umbel.wire.message import Outgoing
 from umbel.wire.signing import Keyring
-from umbel.worker.held import Held
+from umbel.worker.messages.claimed import Claimed
 
 KEYRING = Keyring([("k", b"s" * 32)])
 DAY_S = 86_400.0
@@ -29,8 +29,8 @@ def admitted(recorded: Recorded, delivery: Delivery) -> int:
     return len(take_in(recorded, delivery))
 
 
-def take_in(recorded: Recorded, delivery: Delivery) -> list[Held]:
-    async def verified_first() -> list[Held]:
+def take_in(recorded: Recorded, delivery: Delivery) -> list[Claimed]:
+    async def verified_first() -> list[Claimed]:
         return await recorded.admission.admit(await recorded.admission.verified([delivery]))
 
     return asyncio.run(verified_first())
@@ -113,9 +113,9 @@ def test_without_keys_nobody_looks_at_signatures() -> None:
 def test_what_is_sent_again_after_its_early_ack_is_signed_anew() -> None:
     recorded = Recorded(keyring=KEYRING, rules=TaskRules(acks_early=True))
     recorded.sink._broker = recorded.context.broker
-    (held,) = take_in(recorded, signed())
-    recorded.endings.give_back(held, ran=False)
+    (claimed,) = take_in(recorded, signed())
+    recorded.endings.give_back(claimed, ran=False)
     (((), (again,)),) = ((tuple(results), tuple(sent)) for results, sent in recorded.sink.reports)
-    proofs = [KEYRING.check_task(one, QUEUE)[0] for one in (held.message, again.message)]
+    proofs = [KEYRING.check_task(one, QUEUE)[0] for one in (claimed.message, again.message)]
     assert all(isinstance(proof, Signed) for proof in proofs)
     assert proofs[0] != proofs[1]

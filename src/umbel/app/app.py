@@ -13,43 +13,43 @@ from threading import Lock
 from time import time
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from umbel.app import chords, groups  # noqa: F401 (they make themselves known to canvas)
-from umbel.app.builtins import builtin_tasks
-from umbel.app.canvas import Signature, signature_from
-from umbel.app.child_logs import redirect_streams, set_up_child_logging
-from umbel.app.eager import EagerBackend, EagerMode
-from umbel.app.ids import new_ids
+from umbel.app.canvas import chord as chords  # noqa: F401 (they make themselves known to canvas)
+from umbel.app.canvas.builtin_tasks import builtin_tasks
+from umbel.app.canvas.signature import Signature, signature_from
+from umbel.app.cluster.topics import AT_MOST_ONCE, HandlerT, Topics
+from umbel.app.configuration.settings import Settings, assemble
 from umbel.app.naming import directory_of, home_of, task_name
 from umbel.app.options import TaskKeywords, options_from
-from umbel.app.publishing import patiently, publish
-from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
-from umbel.app.routing import Router
-from umbel.app.send_options import SendOptions, check_options
-from umbel.app.sending import Prepared, Standing, origin, prepare
-from umbel.app.sent_events import SentEvents
-from umbel.app.settings import Settings, assemble
+from umbel.app.running.child_logs import redirect_streams, set_up_child_logging
+from umbel.app.running.eager import EagerBackend, EagerMode
+from umbel.app.running.request import Request, current_request
+from umbel.app.running.tracer import Tracer, make_tracer
+from umbel.app.sending.ids import new_ids
+from umbel.app.sending.options import SendOptions, check_options
+from umbel.app.sending.prepare import Prepared, SendDefaults, origin, prepare
+from umbel.app.sending.publish import patiently, publish
+from umbel.app.sending.routing import Router
+from umbel.app.sending.sent_events import SentEvents
+from umbel.app.sending.uniqueness import is_unique, send_unique
 from umbel.app.signals import Signals
 from umbel.app.steps import Steps
 from umbel.app.task import AsyncTask, BoundTaskDecorator, Task, TaskDecorator
-from umbel.app.topics import AT_MOST_ONCE, HandlerT, Topics
-from umbel.app.tracer import Tracer, make_tracer
-from umbel.app.uniqueness import is_unique, send_unique
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Producer
 from umbel.brokers.registry import open_producer
 from umbel.control.panel import UsersPanel
 from umbel.errors import ConfigurationError
+from umbel.logs import tell_left_out
 from umbel.pools.interface import ChildContext, Runner
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
-from umbel.worker.logs import tell_left_out
 
 if TYPE_CHECKING:
-    from umbel.app.control import Control
-    from umbel.app.leases import HeldLease
-    from umbel.app.periodic import Periodic, Timetable
+    from umbel.app.cluster.control import Control
+    from umbel.app.cluster.leases import HeldLease
+    from umbel.app.cluster.periodic import Periodic, Timetable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,7 +60,7 @@ class App:
     """A set of tasks and where their messages and results go.
 
     Without `broker` everything lives in one SQLite file, umbel.db, beside the code that makes the
-    app. `umbel.app.settings` lists every setting and the places where it may be written.
+    app. `umbel.app.configuration.settings` lists every setting and the places where it may be written.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class App:
         given = {"broker": broker, "backend": backend, **settings}
         self.settings: Settings = assemble(given, directory=directory_of(sys._getframe(1).f_globals))
         self.router = Router(self.settings.task_routes)
-        self.standing: dict[str, Standing] = {}  # by task, for `prepare`
+        self.send_defaults: dict[str, SendDefaults] = {}  # by task, for `prepare`
         self.signals = Signals()
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.panel = UsersPanel()
@@ -88,7 +88,7 @@ class App:
     @cached_property
     def control(self) -> "Control":
         """Ask workers, and tell them what to do."""
-        from umbel.app.control import Control  # with an event loop, which few apps and no child need
+        from umbel.app.cluster.control import Control  # with an event loop, which few apps and no child need
 
         return Control(self)
 
@@ -288,7 +288,7 @@ class App:
 
     @cached_property
     def _timetable(self) -> "Timetable":
-        from umbel.app.periodic import Timetable  # with a library that few apps need
+        from umbel.app.cluster.periodic import Timetable  # with a library that few apps need
 
         return Timetable(self)
 
@@ -296,7 +296,7 @@ class App:
         self, name: str, *, ttl: float = 15.0, timeout: float | None = None
     ) -> "AbstractAsyncContextManager[HeldLease]":
         """Lead something while the block runs: `async with app.lease("name") as lease:`."""
-        from umbel.app.leases import hold_lease
+        from umbel.app.cluster.leases import hold_lease
 
         return hold_lease(self, name, ttl=ttl, timeout=timeout)
 

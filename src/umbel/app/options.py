@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 import msgspec
 
 from umbel.errors import ConfigurationError, nearest
-from umbel.protocol.rate import parse_rate
+from umbel.protocol.delivery.rate import parse_rate
+from umbel.protocol.delivery.sensitive import Sensitive
 from umbel.protocol.retry import RetryPolicy
-from umbel.protocol.sensitive import Sensitive
 from umbel.wire.limits import COUNT_MAX, DELAY_MAX_S, TIME_LIMIT_MAX_S
 from umbel.wire.show import brief
 

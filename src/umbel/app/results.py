@@ -9,11 +9,11 @@ from collections.abc import Generator, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from umbel.app.request import current_request
+from umbel.app.running.request import current_request
 from umbel.backends.interface import Backend
 from umbel.errors import BrokerError, JoinWouldBlock, RemoteError, ResultTimeout
 from umbel.pools.guard import Returned, call_guarded
-from umbel.protocol.states import FAILURE, PENDING, READY_STATES, SUCCESS
+from umbel.protocol.delivery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 from umbel.wire.message import StoredResult
 from umbel.wire.result import CELERY_ERRORS, ResultMap, decode_result
 

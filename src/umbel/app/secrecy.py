@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 
 from umbel.errors import ConfigurationError, nearest
-from umbel.protocol.sensitive import Sensitive
+from umbel.protocol.delivery.sensitive import Sensitive
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

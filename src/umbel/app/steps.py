@@ -14,7 +14,7 @@
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from umbel.worker.step_description import described
+from umbel.control.step_description import described
 
 StepT = TypeVar("StepT", bound=type[Any])
 

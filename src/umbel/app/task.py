@@ -22,16 +22,16 @@ from typing import (
     overload,
 )
 
-from umbel.app.attempts import changed_attempt
-from umbel.app.builtins import MAP_TASK, STARMAP_TASK, in_parts, map_signature
-from umbel.app.canvas import Signature
-from umbel.app.groups import Group, group
+from umbel.app.canvas.builtin_tasks import MAP_TASK, STARMAP_TASK, in_parts, map_signature
+from umbel.app.canvas.group import Group, group
+from umbel.app.canvas.signature import Signature
 from umbel.app.options import TaskOptions
-from umbel.app.request import Request, current_request
 from umbel.app.results import AsyncResult
+from umbel.app.running.attempts import changed_attempt
+from umbel.app.running.request import Request, current_request
 from umbel.app.secrecy import sensitive_of
-from umbel.app.send_options import SendOptions, check_options
-from umbel.app.sending import instant
+from umbel.app.sending.options import SendOptions, check_options
+from umbel.app.sending.prepare import instant
 from umbel.clock import cluster_now
 from umbel.errors import ConfigurationError, MaxRetriesExceeded, Retry
 from umbel.wire.result import encode_state
@@ -150,9 +150,9 @@ class Task(Generic[P, R]):
     def update_state(self, state: str, meta: Any = None, *, task_id: str | None = None) -> None:
         """Store a state of your own while the task runs, and tell it as an event (PROGRESS: `task-progress`).
 
-        In a flood of them some are left out, never the last (`app/progress.py`).
+        In a flood of them some are left out, never the last (`app/running/progress.py`).
         """
-        from umbel.app.progress import reports_of  # few tasks tell anything
+        from umbel.app.running.progress import reports_of  # few tasks tell anything
 
         request = self.request
         named = task_id or request.id
@@ -177,7 +177,7 @@ class Task(Generic[P, R]):
 
         False when it was not sent: nobody runs this task for a worker, or it has told too much already.
         """
-        from umbel.app.progress import check_type, reports_of
+        from umbel.app.running.progress import check_type, reports_of
 
         reports = reports_of(self.app, self.request)
         if reports is None:

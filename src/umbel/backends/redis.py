@@ -23,7 +23,7 @@ from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketConnection, SocketPool
 from umbel.brokers.redis.verdicts import result_arguments, ttl_ms_of
 from umbel.errors import BadURL, BrokerRefused
-from umbel.protocol.states import READY_STATES
+from umbel.protocol.delivery.states import READY_STATES
 from umbel.wire.message import Outgoing, StoredResult
 
 STORED_AT_ONCE = 1000

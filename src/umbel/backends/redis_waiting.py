@@ -14,8 +14,8 @@ from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.errors import AccessRefused, BrokerSilent, BrokerUnavailable
+from umbel.protocol.delivery.states import PENDING, READY_STATES
 from umbel.protocol.retry import reconnect_wait_s
-from umbel.protocol.states import PENDING, READY_STATES
 from umbel.wire.message import StoredResult
 from umbel.wire.values import UNREADABLE
 

@@ -26,8 +26,8 @@ import msgspec
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.errors import BrokerError, BrokerSilent, NotSupported
+from umbel.protocol.delivery.states import READY_STATES, SUCCESS
 from umbel.protocol.retry import reconnect_wait_s
-from umbel.protocol.states import READY_STATES, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.values import UNREADABLE
 

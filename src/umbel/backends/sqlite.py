@@ -16,7 +16,7 @@ from umbel.brokers.sqlite.location import path_from_url
 from umbel.brokers.sqlite.store import Store
 from umbel.brokers.sqlite.wakeup import AsyncBell, Bell
 from umbel.errors import BadURL
-from umbel.protocol.states import READY_STATES
+from umbel.protocol.delivery.states import READY_STATES
 from umbel.wire.message import Outgoing, StoredResult
 
 

@@ -1,13 +1,13 @@
 """CoordinationStore: the part of a broker that decides who does what is to be done once.
 
-One for each broker (`*/coordination*.py`), each with the rules of `protocol/coordination.py`; what they
-promise is in `docs/protocol/coordination.md`.
+One for each broker (`*/coordination*.py`), each with the rules of
+`protocol/leadership/coordination.py`; what they promise is in `docs/protocol/coordination.md`.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from umbel.protocol.coordination import ElectionRecord, ElectionReply, ElectionRequest, LeaseReply
+from umbel.protocol.leadership.coordination import ElectionRecord, ElectionReply, ElectionRequest, LeaseReply
 from umbel.wire.message import Outgoing
 
 

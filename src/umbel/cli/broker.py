@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from umbel.app.configuration.settings import assemble
 from umbel.brokers.interface import Broker, BrokerSettings
+from umbel.brokers.registry import open_broker
 from umbel.errors import BrokerUnavailable
-
-if TYPE_CHECKING:
-    from umbel.wire.signing import Keyring
+from umbel.launch.loading import find_app
+from umbel.wire.signing import Keyring
 
 T = TypeVar("T")
 SLACK_S = 0.05
@@ -20,7 +21,6 @@ def ask_broker(
     app_name: str | None, question: Callable[[Broker], Awaitable[T]], *, url: str | None = None
 ) -> T:
     """Ask the broker at the address, or that of the app, which need not be loaded where one is given."""
-    from umbel.brokers.registry import open_broker
 
     settings = BrokerSettings(url, keyring=_keyring()) if url else _settings_of(app_name)
 
@@ -43,7 +43,6 @@ def ask_in_time(
     url: str | None = None,
 ) -> T:
     """The same with a time-out that covers connecting; the question is told how much of it is left."""
-    from umbel.brokers.registry import open_broker
 
     settings = BrokerSettings(url, keyring=_keyring()) if url else _settings_of(app_name)
 
@@ -74,13 +73,11 @@ async def _close(broker: Broker, ends: float) -> None:
 
 
 def _settings_of(app_name: str | None) -> BrokerSettings:
-    from umbel.app.loading import find_app
 
     return find_app(app_name).app.settings.for_broker()
 
 
 def _keyring() -> "Keyring | None":
     """The keys of the environment or the project, where no app is loaded."""
-    from umbel.app.settings import assemble
 
     return assemble({}).keyring

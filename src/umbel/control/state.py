@@ -1,13 +1,13 @@
 """ControlState: what a control command may see and change of its worker.
 
-The worker provides it (`worker/state.py`); commands, ours and users', know nothing else of it.
+The worker provides it (`worker/remote/state.py`); commands, ours and users', know nothing else of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from umbel.protocol.clock import LamportClock
-from umbel.protocol.delivery import TaskRules
+from umbel.protocol.delivery.delivery import TaskRules
 
 REVOKE_RETENTION_S = 7 * 86_400.0
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from umbel.app.ids import new_id
-from umbel.app.periodic import slot_id
+from umbel.app.cluster.periodic import slot_id
+from umbel.app.sending.ids import new_id
 from umbel.brokers.interface import Broker
 from umbel.brokers.registry import open_broker
 from umbel.demo.ledger import Ledger, Verdict, judge, read_ledger
@@ -26,8 +26,8 @@ from umbel.demo.load import BATCHES_PER_S, Sent, send_batch, send_held
 from umbel.demo.processes import CHILDREN, Processes, command
 from umbel.demo.view import View
 from umbel.errors import BrokerError, ConfigurationError, UmbelError
-from umbel.protocol.states import READY_STATES
-from umbel.top.feed import Feed
+from umbel.monitor.feed import Feed
+from umbel.protocol.delivery.states import READY_STATES
 from umbel.urls import without_password
 from umbel.worker.steps.scheduler import SCHEDULER_LEASE
 
@@ -221,7 +221,7 @@ class Demo:
 
     async def _are_up(self, feed: Feed, processes: Processes) -> bool:
         processes.check()
-        up = {one.node.partition("@")[0] for one in feed.sight.members(time.time()) if one.state == "alive"}
+        up = {one.node.partition("@")[0] for one in feed.model.members(time.time()) if one.state == "alive"}
         return up >= set(WORKERS)
 
     async def _all_ended(self, processes: Processes) -> bool:

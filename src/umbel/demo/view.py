@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from umbel.top.feed import Feed
+from umbel.monitor.feed import Feed
 
 BARS = "▁▂▃▄▅▆▇█"
 COLOURS = {"alive": "green", "silent": "red", "left": "bright_black"}
@@ -49,18 +49,18 @@ class View:
 
     def _draw(self) -> Group:
         now = time.time()
-        sight = self._feed.sight
+        model = self._feed.model
         table = Table(box=None, pad_edge=False)
         for name in ("node", "state", "clock", "running", "done"):
             table.add_column(name, justify="left" if name in ("node", "state") else "right")
-        for one in sight.members(now):
+        for one in model.members(now):
             state = one.state if one.state != "silent" else f"silent {one.silent_s:.0f} s"
             numbers = (f"{value:,}" for value in (one.clock, one.active, one.processed))
             table.add_row(one.node, Text(state, style=COLOURS[one.state]), *numbers)
-        events, done, failed = sight.rates(now)
-        clock = sight.receiver.clock.value
+        events, done, failed = model.rates(now)
+        clock = model.receiver.clock.value
         pace = f"{done:,.0f} done/s  {failed:,.0f} failed/s  {events:,.0f} events/s  clock {clock:,}"
-        bars = f"{_bars(list(sight.history(now)))} last minute"
+        bars = f"{_bars(list(model.history(now)))} last minute"
         return Group(table, Text(f"{bars}\n{pace}\n{self._progress()}", no_wrap=True))
 
 

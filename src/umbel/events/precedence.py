@@ -17,7 +17,7 @@ heard, or a sender whose clock began again at 0, it can be the wrong attempt.
 from collections.abc import Mapping
 
 from umbel.events.types import TaskCustom, TaskEvent, TaskReceived
-from umbel.protocol.states import FAILURE, PENDING, RECEIVED, RETRY, REVOKED, STARTED, SUCCESS
+from umbel.protocol.delivery.states import FAILURE, PENDING, RECEIVED, RETRY, REVOKED, STARTED, SUCCESS
 
 REJECTED = "REJECTED"
 

@@ -12,7 +12,7 @@ import msgspec
 from umbel.events.merge import Registers, count, first_us, winner
 from umbel.events.precedence import ENDINGS, state_of
 from umbel.events.types import TaskEvent, TaskReceived, TaskSent
-from umbel.protocol.states import PENDING
+from umbel.protocol.delivery.states import PENDING
 
 
 class TaskRecord(msgspec.Struct, frozen=True, gc=False):

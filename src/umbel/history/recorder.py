@@ -1,6 +1,6 @@
 """Recorder: reads the broker's event log, writes files of the lake, and acknowledges what is safe.
 
-When to read, to close a file and to acknowledge is decided by `protocol/recording.py`; this is its
+When to read, to close a file and to acknowledge is decided by `protocol/leadership/recording.py`; this is its
 shell. One coroutine performs one thing after the other. What takes time (decoding, Parquet, disks) runs
 in a thread of its own, so that a worker's loop can carry a recorder.
 
@@ -29,8 +29,7 @@ from umbel.history.memory import Memory, read_memory, write_memory
 from umbel.history.numbering import account
 from umbel.history.rows import Heard, Rows, Unreadable
 from umbel.history.segment import Segment
-from umbel.protocol.machine import Tick
-from umbel.protocol.recording import (
+from umbel.protocol.leadership.recording import (
     Acknowledge,
     Begin,
     Effect,
@@ -47,6 +46,7 @@ from umbel.protocol.recording import (
     Stop,
     WritingFailed,
 )
+from umbel.protocol.machine import Tick
 from umbel.protocol.retry import reconnect_wait_s
 
 log = logging.getLogger("umbel.history")

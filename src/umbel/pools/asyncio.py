@@ -7,7 +7,7 @@ Limits are timed by the main loop, from the moment a job starts. A soft limit is
 the coroutine waits. At a hard limit the coroutine is cancelled; if it has not ended soon after, the
 verdict is given all the same, and what the coroutine still does is of no consequence. If by then the
 loop itself does not turn, because that coroutine holds it, an exception is raised in its code; and
-should even that not help (it waits in C), the lane is abandoned: a new thread with a new loop takes
+should even that not help (it waits in C), the thread is abandoned: a new thread with a new loop takes
 its place, and the jobs that were stuck behind it come back to be run again.
 
 A plain function in a thread cannot be ended, so it must not have a hard limit here.
@@ -24,18 +24,17 @@ from typing import Any, assert_never, cast
 
 from umbel.errors import PoolError, SoftTimeLimitExceeded, TaskCancelled, TaskError, WorkerStopping
 from umbel.pools.abilities import ABILITIES
-from umbel.pools.crew import Began, Broke, Crew, Ended, Left
 from umbel.pools.guarded_listener import GuardedListener
 from umbel.pools.interface import AsyncRunner, Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
-from umbel.pools.lane import (
+from umbel.pools.loop_thread import (
     Cancel,
     CancelAsked,
     Cancelled,
     End,
     Interrupt,
     Interruption,
-    Lane,
-    LaneEnded,
+    LoopEnded,
+    LoopThread,
     Report,
     ShowSign,
     SoftLimitPassed,
@@ -44,6 +43,7 @@ from umbel.pools.lane import (
 from umbel.pools.losses import BY_LIMIT, BY_REQUEST, apart, broken, cut_off, ended_by, not_started
 from umbel.pools.own_host import start_host, stop_host
 from umbel.pools.reports import Reports
+from umbel.pools.thread_workers import Began, Broke, Ended, Left, ThreadWorkers
 from umbel.protocol.pace import BRIEF_S
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ _WATCH_S = 1.0  # a loop that does not turn for so long is worth a line in the l
 @dataclass(slots=True)
 class _Running:
     job: Job
-    lane: Lane | None  # None: in a thread
+    loop_thread: LoopThread | None  # None: in a thread
     began: bool = False
     soft: asyncio.TimerHandle | None = None
     hard: asyncio.TimerHandle | None = None
@@ -85,7 +85,7 @@ class AsyncioPool:
         self._host: Host | None = None
         self._closing = False
         self._warned = False  # of a loop that does not turn
-        self._lanes_ended: list[Lane] = []
+        self._loops_ended: list[LoopThread] = []
 
     # ---- the interface -----------------------------------------------------------------------------
 
@@ -96,8 +96,8 @@ class AsyncioPool:
         self._reports: Reports[Report | Left | Told] = Reports(self._loop, self._on_reports)
         self._host, runner = await start_host(self._settings, self._reports.add, on_loop=True)
         self._runner = cast(AsyncRunner, runner)
-        self._crew = Crew(self.name, runner, self._reports.add)
-        self._lane = Lane(self._runner, self._reports.add, self._settings.loop)
+        self._workers = ThreadWorkers(self.name, runner, self._reports.add)
+        self._loop_thread = LoopThread(self._runner, self._reports.add, self._settings.loop)
         self._watch = self._loop.call_later(_WATCH_S, self._look)
         self._listener.on_child("started", {"child": 0, "pid": os.getpid()})
 
@@ -120,7 +120,7 @@ class AsyncioPool:
         jobs = [*self._waiting]
         self._waiting.clear()
         if self._host is not None:
-            untaken = self._crew.withdraw()
+            untaken = self._workers.withdraw()
             for job in untaken:
                 self._forget(job.number)
             jobs[:0] = untaken
@@ -132,10 +132,10 @@ class AsyncioPool:
 
     def terminate_job(self, number: int, signum: int) -> bool:
         running = self._running.get(number)
-        if running is None or running.lane is None:
+        if running is None or running.loop_thread is None:
             return False
         running.ended_by = BY_REQUEST
-        running.lane.tell(Cancel(number))
+        running.loop_thread.tell(Cancel(number))
         return True
 
     def interrupt(self) -> int:
@@ -177,11 +177,11 @@ class AsyncioPool:
         in_threads = self._in_threads
         self._lose([cut_off(number) for number in self._running])
         self._watch.cancel()
-        self._lane.tell(End())
-        self._crew.dismiss(self._crew.size)
+        self._loop_thread.tell(End())
+        self._workers.dismiss(self._workers.size)
         try:
             async with asyncio.timeout(self._settings.stop_grace_s):
-                while self._lane not in self._lanes_ended:
+                while self._loop_thread not in self._loops_ended:
                     self._ended.clear()
                     await self._ended.wait()
                 if not in_threads:  # what cannot be ended still uses the app
@@ -201,14 +201,14 @@ class AsyncioPool:
         while self._waiting and len(self._running) < self._size:
             job = self._waiting.popleft()
             if self._runner.is_async(job.task):
-                self._running[job.number] = _Running(job, self._lane)
-                self._lane.tell(job)
+                self._running[job.number] = _Running(job, self._loop_thread)
+                self._loop_thread.tell(job)
             else:
                 self._running[job.number] = _Running(job, None)
                 self._in_threads += 1
-                if self._in_threads > self._crew.size and self._crew.size < _THREADS_MAX:
-                    self._crew.hire(1)
-                self._crew.put(job)
+                if self._in_threads > self._workers.size and self._workers.size < _THREADS_MAX:
+                    self._workers.hire(1)
+                self._workers.put(job)
 
     def _arm(self, running: _Running, began_at: float) -> None:
         job, passed_s = running.job, time.time() - began_at
@@ -248,8 +248,8 @@ class AsyncioPool:
                     begun.pop(job.number, None)
                     if (running := self._forget(job.number)) is not None:
                         lost.append(ended_by(job.number, running.ended_by or "the end of its loop"))
-                case LaneEnded(lane):
-                    self._on_lane_ended(lane)
+                case LoopEnded(loop_thread):
+                    self._on_loop_ended(loop_thread)
                 case Left():
                     pass
                 case _:
@@ -272,7 +272,7 @@ class AsyncioPool:
         running = self._running.pop(number, None)
         if running is not None:
             running.disarm()
-            self._in_threads -= running.lane is None
+            self._in_threads -= running.loop_thread is None
         return running
 
     # ---- limits ------------------------------------------------------------------------------------
@@ -284,51 +284,51 @@ class AsyncioPool:
         running = self._running.get(number)
         if running is None:
             return
-        if running.lane is not None:
-            running.lane.tell(Interrupt(number, on_loop))
+        if running.loop_thread is not None:
+            running.loop_thread.tell(Interrupt(number, on_loop))
         else:
             self._raise_in_thread(number, in_thread)
 
     def _raise_in_thread(self, number: int, error: type[TaskError]) -> None:
         running = self._running.get(number)
-        if running is not None and not self._crew.raise_in(number, error):
+        if running is not None and not self._workers.raise_in(number, error):
             running.soft = self._loop.call_later(_AGAIN_S, self._raise_in_thread, number, error)
 
     def _on_hard_limit(self, number: int) -> None:
         running = self._running[number]
-        assert running.lane is not None, "plain functions have no hard limit here"
+        assert running.loop_thread is not None, "plain functions have no hard limit here"
         running.ended_by = BY_LIMIT
-        running.lane.tell(Cancel(number))
+        running.loop_thread.tell(Cancel(number))
         running.hard = self._loop.call_later(_CANCEL_S, self._on_deaf, number)
 
     def _on_deaf(self, number: int) -> None:
         """It was cancelled and goes on. The verdict does not wait for it."""
         running = self._running[number]
-        assert running.lane is not None
+        assert running.loop_thread is not None
         cancelled_at = time.monotonic() - _CANCEL_S
-        holder = running.lane.holder()
-        if running.lane.sign_at < cancelled_at and holder is not None and holder[0].number == number:
-            running.lane.break_in()
-            self._loop.call_later(_ABANDON_S, self._abandon_if_stuck, running.lane, cancelled_at)
+        holder = running.loop_thread.holder()
+        if running.loop_thread.sign_at < cancelled_at and holder is not None and holder[0].number == number:
+            running.loop_thread.break_in()
+            self._loop.call_later(_ABANDON_S, self._abandon_if_stuck, running.loop_thread, cancelled_at)
         else:
             log.warning("a task goes on after it was cancelled at its limit", extra=_about(running.job))
         self._lose([ended_by(number, BY_LIMIT)])
         self._start_next()
 
-    def _abandon_if_stuck(self, lane: Lane, since: float) -> None:
-        if lane is self._lane and lane.sign_at < since and not self._closing:
+    def _abandon_if_stuck(self, loop_thread: LoopThread, since: float) -> None:
+        if loop_thread is self._loop_thread and loop_thread.sign_at < since and not self._closing:
             log.error("a task holds up the loop of the pool beyond its limit: a new loop takes over")
-            self._replace(lane, "the loop it ran on was held up by another task, and given up")
+            self._replace(loop_thread, "the loop it ran on was held up by another task, and given up")
 
-    def _on_lane_ended(self, lane: Lane) -> None:
-        self._lanes_ended.append(lane)
-        if lane is self._lane and not self._closing:
-            self._replace(lane, "the loop it ran on came to an end")
+    def _on_loop_ended(self, loop_thread: LoopThread) -> None:
+        self._loops_ended.append(loop_thread)
+        if loop_thread is self._loop_thread and not self._closing:
+            self._replace(loop_thread, "the loop it ran on came to an end")
 
-    def _replace(self, lane: Lane, reason: str) -> None:
-        self._lane = Lane(self._runner, self._reports.add, self._settings.loop)
-        lane.tell(End())  # if its loop ever turns again
-        stuck = [number for number, running in self._running.items() if running.lane is lane]
+    def _replace(self, loop_thread: LoopThread, reason: str) -> None:
+        self._loop_thread = LoopThread(self._runner, self._reports.add, self._settings.loop)
+        loop_thread.tell(End())  # if its loop ever turns again
+        stuck = [number for number, running in self._running.items() if running.loop_thread is loop_thread]
         self._lose(
             [LostJob(one, started=False, reason=reason, ran=self._running[one].began) for one in stuck]
         )
@@ -336,15 +336,15 @@ class AsyncioPool:
 
     def _look(self) -> None:
         """Whether the loop turns; say so once if not, and who holds it."""
-        silent_s = time.monotonic() - self._lane.sign_at
-        holder = self._lane.holder() if silent_s > 2 * _WATCH_S else None
+        silent_s = time.monotonic() - self._loop_thread.sign_at
+        holder = self._loop_thread.holder() if silent_s > 2 * _WATCH_S else None
         if holder is not None and not self._warned:
             job, frame = holder
             where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             fields = {**_about(job), "for_s": round(silent_s, 1), "where": where}
             log.warning("a task holds up all others in the asyncio pool", extra=fields)
         self._warned = holder is not None
-        self._lane.tell(ShowSign())
+        self._loop_thread.tell(ShowSign())
         self._watch = self._loop.call_later(_WATCH_S, self._look)
 
     def _give_up(self) -> None:

@@ -6,9 +6,9 @@ its process or runner down, or ran into its limit, counts as a start that failed
 
 from collections.abc import Callable, Sequence
 
-from umbel.pools.crew import INTERRUPTIONS
 from umbel.pools.hosting import in_one_line
 from umbel.pools.interface import Job, LostJob
+from umbel.pools.thread_workers import INTERRUPTIONS
 
 _LIMIT_MAX_S = 2.0**53  # every loop can count to it in milliseconds
 BY_LIMIT = "its limit"

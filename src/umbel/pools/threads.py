@@ -3,7 +3,7 @@
 The event loop stays free, but threads share one interpreter: a job that computes slows the others
 and the loop, and a job that crashes takes the worker down. No thread can be ended from outside, so
 hard limits and `terminate_job` are refused; a soft limit is an exception in the job's thread
-(`crew.py` says when it arrives).
+(`thread_workers.py` says when it arrives).
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from umbel.errors import (
     WorkerStopping,
 )
 from umbel.pools.abilities import ABILITIES
-from umbel.pools.crew import Began, Broke, Crew, Ended, Left, Report
 from umbel.pools.guarded_listener import GuardedListener
 from umbel.pools.interface import Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.losses import apart, broken, cut_off, not_started
 from umbel.pools.own_host import start_host, stop_host
 from umbel.pools.reports import Reports
+from umbel.pools.thread_workers import Began, Broke, Ended, Left, Report, ThreadWorkers
 from umbel.protocol.pace import BRIEF_S
 
 _AHEAD_S, _AHEAD_MAX = 0.05, 64
@@ -48,7 +48,7 @@ class ThreadsPool:
         self.abilities = ABILITIES[self.name]
         self._settings = settings
         self._size = settings.concurrency
-        self._crew: Crew | None = None
+        self._workers: ThreadWorkers | None = None
         self._host: Host | None = None
         self._outstanding: dict[int, Job] = {}  # submitted and not back
         self._running: dict[int, _Running] = {}
@@ -64,7 +64,7 @@ class ThreadsPool:
         self._left = asyncio.Event()
         reports: Reports[Report | Told] = Reports(self._loop, self._on_reports)
         self._host, runner = await start_host(self._settings, tell=reports.add)
-        self._crew = Crew(self.name, runner, reports.add)
+        self._workers = ThreadWorkers(self.name, runner, reports.add)
         self._hire(self._size)
         self._listener.on_child("started", {"child": 0, "pid": os.getpid()})
 
@@ -73,11 +73,11 @@ class ThreadsPool:
         if unfit:
             self._listener.on_lost(unfit)
         self._outstanding |= {job.number: job for job in jobs}
-        if self._closing or self._crew is None:
+        if self._closing or self._workers is None:
             self._lose([not_started(job) for job in jobs])
             return
         for job in jobs:
-            self._crew.put(job)
+            self._workers.put(job)
 
     def room(self) -> int:
         if self._closing:
@@ -85,7 +85,7 @@ class ThreadsPool:
         return max(0, self._size * self._ahead() - len(self._outstanding))
 
     def withdraw(self) -> Sequence[Job]:
-        jobs = tuple(self._crew.withdraw()) if self._crew is not None else ()
+        jobs = tuple(self._workers.withdraw()) if self._workers is not None else ()
         for job in jobs:
             del self._outstanding[job.number]
         return jobs
@@ -108,19 +108,19 @@ class ThreadsPool:
         size = self._size + by
         if size < 1:
             raise PoolError(f"a pool of {self._size} cannot lose {-by} threads: at least one stays")
-        assert self._crew is not None, "a pool is resized after start()"
+        assert self._workers is not None, "a pool is resized after start()"
         self._size = size
         if by > 0:
             self._hire(by)
         else:
-            self._crew.dismiss(-by)
+            self._workers.dismiss(-by)
         return size
 
     def describe(self) -> dict[str, Any]:
         return {
             "implementation": self.name,
             "max-concurrency": self._size,
-            "faults": self._listener.faults if self._crew is not None else 0,
+            "faults": self._listener.faults if self._workers is not None else 0,
             "processes": [],
             "threads": self._threads,
             "running": {one.job.task_id: os.getpid() for one in self._running.values()},
@@ -128,11 +128,11 @@ class ThreadsPool:
         }
 
     async def stop(self, *, grace_s: float) -> None:
-        if self._crew is None or self._host is None or self._closing:
+        if self._workers is None or self._host is None or self._closing:
             return
         self._closing = True
-        self._lose([not_started(job) for job in self._crew.withdraw()])
-        self._crew.dismiss(self._crew.size)
+        self._lose([not_started(job) for job in self._workers.withdraw()])
+        self._workers.dismiss(self._workers.size)
         try:
             async with asyncio.timeout(grace_s if self._outstanding else self._settings.stop_grace_s):
                 while self._threads:
@@ -158,9 +158,9 @@ class ThreadsPool:
         return 2 if typical_s <= 0 else max(2, min(int(_AHEAD_S / typical_s), _AHEAD_MAX))
 
     def _hire(self, count: int) -> None:
-        assert self._crew is not None
+        assert self._workers is not None
         self._threads += count
-        self._crew.hire(count)
+        self._workers.hire(count)
 
     def _on_reports(self, reports: Sequence[Report | Told]) -> None:
         ended: list[Outcome] = []
@@ -210,13 +210,13 @@ class ThreadsPool:
         return self._loop.call_later(max(0.0, left_s), self._raise_in, job.number, SoftTimeLimitExceeded)
 
     def _raise_in(self, number: int, error: type[TaskError]) -> None:
-        assert self._crew is not None
+        assert self._workers is not None
         running = self._running.get(number)
         if running is None:
             return
         if running.limit is not None:
             running.limit.cancel()
-        if not self._crew.raise_in(number, error):
+        if not self._workers.raise_in(number, error):
             running.limit = self._loop.call_later(_AGAIN_S, self._raise_in, number, error)
 
     def _lose(self, lost: Sequence[LostJob]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Container, Iterable, Sequence
 from math import inf
 from statistics import median
 
-from umbel.protocol.coordination import Instant
+from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.value import Value
 
 TOLERANCE_S = 2.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from umbel.protocol.value import Value
 
 if TYPE_CHECKING:  # children know machines and no store
-    from umbel.protocol.coordination import Instant
+    from umbel.protocol.leadership.coordination import Instant
 
 EventT_contra = TypeVar("EventT_contra", contravariant=True)
 EffectT = TypeVar("EffectT")

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
-from umbel.protocol.opinions import Opinion, is_better
-from umbel.protocol.trust import Doubt, Doubted, Heard, Proof, Signed
+from umbel.protocol.delivery.trust import Doubt, Doubted, Heard, Proof, Signed
+from umbel.protocol.membership.opinions import Opinion, is_better
 
 EVERY_UMBEL_NODE = "@v2"
 """A destination that every node of ours takes as its own name, and no Celery node does."""

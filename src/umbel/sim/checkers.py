@@ -20,7 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, log2
 
-from umbel.protocol.coordination import (
+from umbel.protocol.election.events import Phase, RunHandler, Tell
+from umbel.protocol.election.table import SPREAD_S
+from umbel.protocol.leadership.coordination import (
     ATTEMPTS_MAX,
     CLOSED_STATES,
     TTL_S,
@@ -29,8 +31,6 @@ from umbel.protocol.coordination import (
     LeaseRecord,
     Policy,
 )
-from umbel.protocol.election_events import Phase, RunHandler, Tell
-from umbel.protocol.election_table import SPREAD_S
 from umbel.sim.network import NEAR_S
 from umbel.sim.plan import HARMLESS, THRIFTY, Ask, Plan
 from umbel.sim.world import World

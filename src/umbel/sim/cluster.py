@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from umbel.protocol.coordination import ElectionRecord, ElectionRequest, election_key
-from umbel.protocol.election import Elections
-from umbel.protocol.election_events import Asked, HolderLost
-from umbel.protocol.election_table import ElectionSettings
-from umbel.protocol.lease import Lease, LeaseSettings
+from umbel.protocol.election.election import Elections
+from umbel.protocol.election.events import Asked, HolderLost
+from umbel.protocol.election.table import ElectionSettings
+from umbel.protocol.leadership.coordination import ElectionRecord, ElectionRequest, election_key
+from umbel.protocol.leadership.lease import Lease, LeaseSettings
 from umbel.sim.checkers import Checkers
 from umbel.sim.crowd import Crowd
 from umbel.sim.network import Network

@@ -10,19 +10,8 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from umbel.protocol import coordination
-from umbel.protocol.coordination import (
-    TTL_S,
-    ElectionRecord,
-    ElectionRequest,
-    ElectionState,
-    Granted,
-    Instant,
-    Policy,
-    StoreFacts,
-)
-from umbel.protocol.election import SAFE_SHARE, Elections
-from umbel.protocol.election_events import (
+from umbel.protocol.election.election import SAFE_SHARE, Elections
+from umbel.protocol.election.events import (
     Asked,
     CallClaim,
     CallFinish,
@@ -43,7 +32,18 @@ from umbel.protocol.election_events import (
     Swept,
     Tell,
 )
-from umbel.protocol.election_table import ElectionSettings
+from umbel.protocol.election.table import ElectionSettings
+from umbel.protocol.leadership import coordination
+from umbel.protocol.leadership.coordination import (
+    TTL_S,
+    ElectionRecord,
+    ElectionRequest,
+    ElectionState,
+    Granted,
+    Instant,
+    Policy,
+    StoreFacts,
+)
 from umbel.protocol.machine import Tick
 from umbel.sim.world import EPOCH_S
 

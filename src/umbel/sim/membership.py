@@ -1,7 +1,7 @@
 """Membership in the simulator: who is taken for alive, suspect and lost, by the workers' own machines.
 
-The same crowd, faults and weather as for elections, with `protocol/gossip.py` and
-`protocol/heartbeat.py` in each node. In *observed* mode only three nodes hear heartbeats; who they
+The same crowd, faults and weather as for elections, with `protocol/membership/gossip.py` and
+`protocol/membership/heartbeat.py` in each node. In *observed* mode only three nodes hear heartbeats; who they
 are is settled by the crowd here, by leases in the worker.
 
 | promise | what is judged |
@@ -14,12 +14,12 @@ are is settled by the crowd here, by leases in the worker.
 from dataclasses import dataclass
 from typing import Any
 
-from umbel.protocol import gossip_events as said
-from umbel.protocol.coordination import Instant
-from umbel.protocol.gossip import Membership
-from umbel.protocol.heartbeat import Beat, BeatKind, BeatNow, Begin, Echoed, End, Heartbeat, Lagged
+from umbel.protocol.leadership.coordination import Instant
 from umbel.protocol.machine import Tick
-from umbel.protocol.views import UNNAMED_MAX_S, VIEW_S
+from umbel.protocol.membership import events as said
+from umbel.protocol.membership.gossip import Membership
+from umbel.protocol.membership.heartbeat import Beat, BeatKind, BeatNow, Begin, Echoed, End, Heartbeat, Lagged
+from umbel.protocol.membership.views import UNNAMED_MAX_S, VIEW_S
 from umbel.sim.alarm import NEVER, Alarm
 from umbel.sim.checkers import Violation
 from umbel.sim.crowd import Crowd, Process

@@ -8,20 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from umbel.protocol import coordination
-from umbel.protocol.coordination import (
-    CLOSED_STATES,
-    ElectionRecord,
-    ElectionReply,
-    ElectionRequest,
-    ElectionState,
-    Granted,
-    Instant,
-    Policy,
-    StoreFacts,
-)
-from umbel.protocol.election import Elections
-from umbel.protocol.election_events import (
+from umbel.protocol.election.election import Elections
+from umbel.protocol.election.events import (
     Dropped,
     Effect,
     ElectedHeard,
@@ -33,11 +21,23 @@ from umbel.protocol.election_events import (
     Stage,
     StartReplied,
 )
-from umbel.protocol.election_table import RECORDS_MAX, REQUEST_BYTES_MAX, Record, Table
-from umbel.protocol.lease import AcquireReplied, Lease, Role
-from umbel.protocol.lease import Effect as LeaseEffect
-from umbel.protocol.lease import Event as LeaseEvent
-from umbel.protocol.lease import RenewReplied as LeaseRenewReplied
+from umbel.protocol.election.table import RECORDS_MAX, REQUEST_BYTES_MAX, Record, Table
+from umbel.protocol.leadership import coordination
+from umbel.protocol.leadership.coordination import (
+    CLOSED_STATES,
+    ElectionRecord,
+    ElectionReply,
+    ElectionRequest,
+    ElectionState,
+    Granted,
+    Instant,
+    Policy,
+    StoreFacts,
+)
+from umbel.protocol.leadership.lease import AcquireReplied, Lease, Role
+from umbel.protocol.leadership.lease import Effect as LeaseEffect
+from umbel.protocol.leadership.lease import Event as LeaseEvent
+from umbel.protocol.leadership.lease import RenewReplied as LeaseRenewReplied
 from umbel.protocol.machine import Tick
 from umbel.sim.cluster import REAL, Variant
 from umbel.sim.plan import Plan, make_plan, parse_faults

@@ -1,6 +1,6 @@
 """Node: the shell around a worker's machines, as the worker has one, in the world of the simulator.
 
-It does what `worker/driver.py` and the elections step do: a due deadline first, then one event at
+It does what `coordination/driver.py` and the elections step do: a due deadline first, then one event at
 a time, effects in their order. It can die at any moment, stand still for a while with its inbox
 filling up, and be told that others are lost. A process that comes back is another Node.
 """
@@ -8,13 +8,7 @@ filling up, and be told that others are lost. A process that comes back is anoth
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from umbel.protocol.coordination import (
-    ElectionReply,
-    Granted,
-    Instant,
-    Policy,
-)
-from umbel.protocol.election_events import (
+from umbel.protocol.election.events import (
     Asked,
     CallClaim,
     CallFinish,
@@ -38,6 +32,12 @@ from umbel.protocol.election_events import (
     StartReplied,
     Stop,
     Tell,
+)
+from umbel.protocol.leadership.coordination import (
+    ElectionReply,
+    Granted,
+    Instant,
+    Policy,
 )
 from umbel.protocol.machine import Tick
 from umbel.sim.alarm import Alarm

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from random import Random
 
 from umbel.errors import ConfigurationError
-from umbel.protocol.coordination import EXPIRES_S, Policy
-from umbel.protocol.election_table import RECORDS_MAX
+from umbel.protocol.election.table import RECORDS_MAX
+from umbel.protocol.leadership.coordination import EXPIRES_S, Policy
 
 STORM_S = 60.0  # faults happen in this time
 ASKING_S = 45.0  # elections are asked for in this time

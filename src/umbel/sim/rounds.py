@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from umbel.protocol.coordination import TTL_S
+from umbel.protocol.leadership.coordination import TTL_S
 from umbel.sim.checkers import Case, Violation
 from umbel.sim.cluster import REAL, Cluster, Variant
 from umbel.sim.faults import schedule_faults

@@ -1,4 +1,4 @@
-"""The store in memory: the real decisions of `protocol/coordination.py` behind calls that can fail.
+"""The store in memory: `protocol/leadership/coordination.py` behind calls that can fail.
 
 A call is a message to the store and a message back. Each can be lost, doubled and late; so a
 decision can be made without the caller hearing of it, and made again long after it was asked for.
@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from umbel.protocol import coordination
-from umbel.protocol.coordination import (
+from umbel.protocol.leadership import coordination
+from umbel.protocol.leadership.coordination import (
     ElectionRecord,
     ElectionReply,
     ElectionRequest,

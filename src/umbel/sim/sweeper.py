@@ -1,15 +1,15 @@
 """Sweeper: a node's part in the lease `coord-sweeper`, and the sweeps of whoever holds it.
 
-The shell of `protocol/lease.py` in the simulator. Whenever its machine takes itself for the leader,
+The shell of `protocol/leadership/lease.py` in the simulator. While its machine takes itself for the leader,
 the checkers compare that with what the store says.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from umbel.protocol.coordination import ElectionRecord, LeaseReply
-from umbel.protocol.election_events import Swept
-from umbel.protocol.lease import (
+from umbel.protocol.election.events import Swept
+from umbel.protocol.leadership.coordination import ElectionRecord, LeaseReply
+from umbel.protocol.leadership.lease import (
     Acquired,
     AcquireReplied,
     CallAcquire,

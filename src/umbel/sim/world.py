@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from umbel.protocol.coordination import Instant
+from umbel.protocol.leadership.coordination import Instant
 
 EPOCH_S = 1_800_000_000.0  # the Unix time at which every world begins
 TRACE_KEPT = 400  # lines that a failing run can show

@@ -1,4 +1,4 @@
-"""Screen: the monitor in the terminal. It draws what Sight knows twice a second and asks Feed to act."""
+"""Screen: the monitor in the terminal. It draws the cluster model twice a second and asks Feed to act."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from time import localtime, strftime, time
@@ -16,10 +16,10 @@ from textual.widgets import DataTable, Footer, Input, Label, Sparkline, Static
 from umbel.errors import UmbelError
 from umbel.events.types import TaskEvent
 from umbel.events.view import TaskRecord
+from umbel.monitor.feed import Feed
+from umbel.monitor.model import Filter, MemberRow
 from umbel.protocol.pidbox import Answers
 from umbel.text import one_line
-from umbel.top.feed import Feed
-from umbel.top.sight import Filter, MemberRow
 from umbel.wire.show import brief
 
 DRAW_EVERY_S = 0.5
@@ -135,28 +135,28 @@ class Top(App[None]):
     # -- drawing ---------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        now, sight = time(), self.feed.sight
-        members = sight.members(now)
+        now, model = time(), self.feed.model
+        members = model.members(now)
         self.query_one("#summary", Static).update(self._summary(members, now))
-        self.query_one("#pace", Sparkline).data = [float(one) for one in sight.history(now)]
+        self.query_one("#pace", Sparkline).data = [float(one) for one in model.history(now)]
         if self.paused:
             return
         self._fill("members", [(one.node, _member(one)) for one in members[:MEMBERS_SHOWN]])
         queues = self.feed.queues.items()
         self._fill("queues", [(name, _numbers(name, *_depth(depth))) for name, depth in queues])
-        tasks = sight.tasks(self.filter, TASKS_SHOWN)
+        tasks = model.tasks(self.filter, TASKS_SHOWN)
         self._fill("tasks", [(one.uuid, _task(one)) for one in tasks])
         self._draw_story()
 
     def _summary(self, members: Sequence[MemberRow], now: float) -> Text:
         if self.feed.problem:
             return Text(one_line(f"{self._where}: {self.feed.problem}"), style="bold red")
-        events, succeeded, failed = self.feed.sight.rates(now)
+        events, succeeded, failed = self.feed.model.rates(now)
         alive = sum(one.state == "alive" for one in members)
-        counts = self.feed.sight.state.counts
+        counts = self.feed.model.state.counts
         shown = "  ".join(f"{state.lower()} {count:,}" for state, count in counts.items())
         text = Text(
-            f"members {alive}/{len(members)}  clock {self.feed.sight.receiver.clock.value:,}  "
+            f"members {alive}/{len(members)}  clock {self.feed.model.receiver.clock.value:,}  "
             f"{succeeded:,.0f} done/s  {failed:,.0f} failed/s  {events:,.0f} events/s"
         )
         if self.paused:
@@ -166,7 +166,7 @@ class Top(App[None]):
         return text.append(f"  {shown}  {self._where}")  # last: what a narrow terminal can do without
 
     def _draw_story(self) -> None:
-        story = self.feed.sight.story(self._chosen) if self._chosen else []
+        story = self.feed.model.story(self._chosen) if self._chosen else []
         lines = [_line(event) for event in story] or [Text("choose a task to see what became of it")]
         self.query_one("#story", Static).update(Text("\n").join(lines))
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from umbel.errors import BadMessage, BadValue
+from umbel.wire.json_lowering import Lowering
 from umbel.wire.limits import (
     DEFAULT_LIMITS,
     HEADER_LIMITS,
@@ -24,7 +25,6 @@ from umbel.wire.limits import (
     is_name,
 )
 from umbel.wire.message import Message
-from umbel.wire.plain import Lowering
 from umbel.wire.show import brief, show_args, show_kwargs
 from umbel.wire.signature import SignatureMap
 from umbel.wire.values import decode_json, decode_json_as, encode_json

@@ -10,9 +10,7 @@ from typing import Any
 
 from umbel.errors import BadMessage
 from umbel.protocol.clock import CLOCK_MAX
-from umbel.protocol.coordination import EXPIRES_S, ElectionRequest, ElectionState, Policy
-from umbel.protocol.election_events import ERROR_PREFIX, ClosedHeard, ElectedHeard, Phase, Tell
-from umbel.protocol.election_v1_events import (
+from umbel.protocol.compat.election_v1_events import (
     AckHeard,
     Called,
     Candidate,
@@ -20,6 +18,8 @@ from umbel.protocol.election_v1_events import (
     PublishAck,
     PublishElect,
 )
+from umbel.protocol.election.events import ERROR_PREFIX, ClosedHeard, ElectedHeard, Phase, Tell
+from umbel.protocol.leadership.coordination import EXPIRES_S, ElectionRequest, ElectionState, Policy
 from umbel.wire.show import brief
 from umbel.wire.values import decode_json, encode_json
 

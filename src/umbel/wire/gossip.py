@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from umbel.protocol.clock import CLOCK_MAX
-from umbel.protocol.gossip_events import (
+from umbel.protocol.membership.events import (
     Accused,
     Condemned,
     Event,
@@ -19,7 +19,7 @@ from umbel.protocol.gossip_events import (
     TellView,
     Viewed,
 )
-from umbel.protocol.views import VIEW_MAX
+from umbel.protocol.membership.views import VIEW_MAX
 
 NODE_BYTES_MAX = 240  # RabbitMQ names its mailbox "<node>.celery.pidbox", in at most 255
 REASON_CHARACTERS_MAX = 200

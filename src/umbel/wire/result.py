@@ -7,7 +7,7 @@ import msgspec
 
 from umbel import errors
 from umbel.errors import BadValue
-from umbel.protocol.states import FAILURE, SUCCESS
+from umbel.protocol.delivery.states import FAILURE, SUCCESS
 from umbel.text import leaving
 from umbel.wire.foreign import attempt
 from umbel.wire.instant import format_instant

@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from umbel.errors import BadMessage
-from umbel.protocol.trust import Doubt, Doubted, Proof, Signed, is_replayed
+from umbel.protocol.delivery.trust import Doubt, Doubted, Proof, Signed, is_replayed
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.values import UNREADABLE
 

@@ -22,8 +22,8 @@ from umbel.wire.call import (
     read_header_map,
     read_headers,
 )
+from umbel.wire.compat.legacy import body_bytes, check_kwargs, read_body_map, read_embed, to_v2
 from umbel.wire.instant import format_instant, parse_instant
-from umbel.wire.legacy import body_bytes, check_kwargs, read_body_map, read_embed, to_v2
 from umbel.wire.limits import DEFAULT_LIMITS, Limits
 from umbel.wire.message import JSON_CONTENT, Message
 from umbel.wire.show import brief, show_args, show_kwargs, show_value

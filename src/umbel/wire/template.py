@@ -13,9 +13,9 @@ import msgspec
 
 from umbel.errors import BadValue
 from umbel.wire.call import NOTHING_FOLLOWS, Embed, TaskHeaders, encode_body
+from umbel.wire.json_lowering import are_atoms, is_flat
 from umbel.wire.limits import DEFAULT_LIMITS, check_size
 from umbel.wire.message import Message
-from umbel.wire.plain import are_atoms, is_flat
 from umbel.wire.show import TEXT_MAX, show_args, show_kwargs
 
 SMALL_BYTES = 200

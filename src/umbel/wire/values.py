@@ -17,9 +17,9 @@ import msgspec
 
 from umbel.errors import BadMessage, BadValue
 from umbel.wire.foreign import attempt
+from umbel.wire.json_lowering import Lowering, is_plain, is_short_enough, items_inside
 from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size, too_deep, too_long_a_number
 from umbel.wire.message import JSON_CONTENT
-from umbel.wire.plain import Lowering, is_plain, is_short_enough, items_inside
 from umbel.wire.typed import restore
 
 __all__ = [

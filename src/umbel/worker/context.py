@@ -7,7 +7,7 @@ from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker
 from umbel.pools.interface import Pool
 from umbel.protocol.shutdown import Shutdown
-from umbel.worker.outages import Outages
+from umbel.worker.process.outages import Outages
 from umbel.worker.settings import WorkerSettings
 
 

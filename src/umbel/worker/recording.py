@@ -13,12 +13,12 @@ from pathlib import Path
 
 from umbel.brokers.interface import Broker
 from umbel.control.client import Asker
+from umbel.coordination.lease_keeper import Change, LeaseKeeper
 from umbel.errors import BrokerError, LakeBusy, LakeError
 from umbel.history.housekeeping import expire
 from umbel.history.lake import Lake
 from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
-from umbel.protocol.lease import Acquired, LeaseSettings
-from umbel.worker.leases.keeper import Change, LeaseKeeper
+from umbel.protocol.leadership.lease import Acquired, LeaseSettings
 
 log = logging.getLogger("umbel.history")
 

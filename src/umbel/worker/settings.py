@@ -1,4 +1,4 @@
-"""WorkerSettings: what a worker is handed; `app/workers.py` fills it from the app's settings."""
+"""WorkerSettings: what a worker is handed; `launch/workers.py` fills it from the app's settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from umbel.brokers.interface import Broker
 from umbel.control.panel import EVERYTHING, Panel
-from umbel.protocol.autoscale import COOL_DOWN_S
-from umbel.protocol.delivery import TaskRules
-from umbel.protocol.gossip_mode import GossipMode
-from umbel.protocol.schedule import Entry
+from umbel.protocol.delivery.delivery import TaskRules
+from umbel.protocol.leadership.schedule import Entry
+from umbel.protocol.membership.mode import GossipMode
+from umbel.protocol.pool.autoscale import COOL_DOWN_S
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.elections.handlers import Handler
-from umbel.worker.hooks import LifeHooks
+from umbel.worker.user_code.hooks import LifeHooks
 
 
 @dataclass(frozen=True, slots=True)

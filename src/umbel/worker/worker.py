@@ -19,12 +19,13 @@ from umbel.protocol.shutdown import Shutdown
 from umbel.urls import without_password
 from umbel.worker.bootsteps import Step, starting_order
 from umbel.worker.context import Counters, Identity, WorkerContext
-from umbel.worker.hooks import Hook, HookRun
-from umbel.worker.run_directory import refuse_second
-from umbel.worker.saved_state import next_incarnation, read_saved, saved_file
+from umbel.worker.messages.task_events import TaskEvents
+from umbel.worker.process.run_directory import refuse_second
+from umbel.worker.process.saved_state import next_incarnation, read_saved, saved_file
+from umbel.worker.process.stack_dump import stacks_on_signal
+from umbel.worker.process.stopping import Stopping
+from umbel.worker.remote.state import WorkerState
 from umbel.worker.settings import WorkerSettings
-from umbel.worker.stack_dump import stacks_on_signal
-from umbel.worker.state import WorkerState
 from umbel.worker.steps.autoscaler import Autoscaler
 from umbel.worker.steps.cluster_clock import ClusterClock
 from umbel.worker.steps.connection import Connection
@@ -41,9 +42,8 @@ from umbel.worker.steps.scheduler import Scheduler
 from umbel.worker.steps.state_store import StateStore
 from umbel.worker.steps.tasks import Tasks
 from umbel.worker.steps.watchdog import Watchdog
-from umbel.worker.stopping import Stopping
-from umbel.worker.task_events import TaskEvents
-from umbel.worker.user_steps import UserStep, graph
+from umbel.worker.user_code.hooks import Hook, HookRun
+from umbel.worker.user_code.user_steps import UserStep, graph
 
 log = logging.getLogger("umbel.worker")
 

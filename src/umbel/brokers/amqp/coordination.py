@@ -33,8 +33,8 @@ from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.interface import BrokerSettings
 from umbel.clock import cluster_now
 from umbel.errors import BrokerUnavailable, NotSupported
-from umbel.protocol import coordination as protocol
-from umbel.protocol.coordination import (
+from umbel.protocol.leadership import coordination as protocol
+from umbel.protocol.leadership.coordination import (
     Busy,
     ElectionRecord,
     ElectionReply,

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from umbel.errors import RevokesFull
-from umbel.protocol.coordination import RETENTION_S, ElectionRecord
+from umbel.protocol.leadership.coordination import RETENTION_S, ElectionRecord
 from umbel.wire.revoke import Revoke
 from umbel.wire.values import UNREADABLE
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from umbel.brokers.amqp.frames import Method
 from umbel.brokers.interface import BrokerSettings
-from umbel.protocol.trust import SIGNING_WINDOW_MAX_S
+from umbel.protocol.delivery.trust import SIGNING_WINDOW_MAX_S
 
 DEAD = "umbel.dead"
 REVOKES, STARTS, SIGNATURES, FACTS, CLOCK, EVENTS = (

@@ -1,7 +1,7 @@
 """Claims: what a worker takes from a Redis server, holds, and settles.
 
 What must happen together is one script (`*.lua`), judged by the server's clock; here it is sent and
-its reply read. `holding.py` knows what is held and what is in doubt, `handing.py` what the server
+its reply read. `holding.py` knows what is held and what is in doubt, `handoff.py` what the server
 handed over without a claim, `waiting.py` when there may be something to take.
 """
 
@@ -29,7 +29,7 @@ from umbel.brokers.interface import (
 )
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.answers import ASKER_LIFE_S, sweep_askers
-from umbel.brokers.redis.handing import Adoptions
+from umbel.brokers.redis.handoff import Adoptions
 from umbel.brokers.redis.holding import Group, Holding
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link

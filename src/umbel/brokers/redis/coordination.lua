@@ -1,5 +1,5 @@
 -- What elections and leases share: the store's clock, its birth, its terms. The decisions are those of
--- src/umbel/protocol/coordination.py, word for word; a property test holds the two together.
+-- src/umbel/protocol/leadership/coordination.py, word for word; a property test holds the two together.
 -- ARGV begins with: prefix, now (empty: the server's own clock; tests set it), verb.
 
 local coord = ARGV[1] .. '{coord}:'

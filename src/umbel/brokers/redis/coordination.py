@@ -1,7 +1,7 @@
 """RedisCoordination: elections and leases as scripts, and what their replies mean.
 
 The decisions are made on the server, in `election.lua` and `lease.lua`, by its clock; they are
-those of `protocol/coordination.py`.
+those of `protocol/leadership/coordination.py`.
 
 A server with replicas may fail over to one that has not heard of a grant. So each grant is followed
 by `WAIT`, and one that no replica confirmed in time is counted as unproven. It stands all the same:
@@ -25,7 +25,7 @@ from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.refusals import log_refused
 from umbel.errors import AccessRefused, BrokerError
-from umbel.protocol.coordination import (
+from umbel.protocol.leadership.coordination import (
     Busy,
     Closed,
     ElectionRecord,

@@ -6,7 +6,7 @@ serves any number of queues and priorities, nothing is popped, and Celery's cons
 lists notice nothing. A blocked `BLMOVE list list RIGHT RIGHT` takes nothing either, but needs one
 connection for each list.
 
-A worker with one queue goes further and is handed its next message (`handing.py`).
+A worker with one queue goes further and is handed its next message (`handoff.py`).
 
 Where tracking is not to be had (some proxies), the lengths are asked for every POLL_S.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import hiredis
 
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.handing import Handed
+from umbel.brokers.redis.handoff import Handed
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.replies import checked, is_wrong_type

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from umbel import clock
-from umbel.protocol.coordination import Instant
+from umbel.protocol.leadership.coordination import Instant
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _WALL = "wall clock"

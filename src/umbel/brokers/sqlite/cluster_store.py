@@ -24,8 +24,8 @@ from umbel.brokers.sqlite import (
     waiters,
 )
 from umbel.brokers.sqlite.store import Store
-from umbel.protocol import coordination as rules
-from umbel.protocol.coordination import (
+from umbel.protocol.leadership import coordination as rules
+from umbel.protocol.leadership.coordination import (
     ElectionRecord,
     ElectionReply,
     ElectionRequest,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from umbel.brokers.sqlite import meta
-from umbel.protocol.coordination import (
+from umbel.protocol.leadership.coordination import (
     RETENTION_S,
     ElectionRecord,
     ElectionRequest,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.thread import StoreThread
-from umbel.protocol.coordination import ElectionRecord, ElectionReply, ElectionRequest, LeaseReply
+from umbel.protocol.leadership.coordination import ElectionRecord, ElectionReply, ElectionRequest, LeaseReply
 from umbel.wire.message import Outgoing
 
 

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 
 from umbel.brokers.sqlite import rows
-from umbel.protocol.states import SUCCESS
+from umbel.protocol.delivery.states import SUCCESS
 from umbel.wire.message import StoredResult
 
 _REPLACE = f"""

@@ -5,7 +5,7 @@ from typing import Any
 
 from umbel.control.panel import Panel
 from umbel.control.state import ControlState
-from umbel.protocol.rate import parse_rate
+from umbel.protocol.delivery.rate import parse_rate
 from umbel.wire.limits import TIME_LIMIT_MAX_S
 
 panel = Panel()

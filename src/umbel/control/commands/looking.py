@@ -4,8 +4,8 @@ from typing import Any
 
 from umbel.control.panel import Panel
 from umbel.control.state import ControlState
-from umbel.protocol.delivery import TaskRules
-from umbel.protocol.rate import show_rate
+from umbel.protocol.delivery.delivery import TaskRules
+from umbel.protocol.delivery.rate import show_rate
 
 panel = Panel()
 

@@ -23,7 +23,7 @@ from umbel.pools.prefork.memory import OomKills
 from umbel.pools.prefork.messages import FromChild, NoOutcome, Spoiled, lost_outcome
 from umbel.pools.prefork.server_link import ServerLink
 from umbel.pools.prefork.servers import ForkServers
-from umbel.protocol.slot_events import ChildDied, ChildReady, Finished, Replace, Retire
+from umbel.protocol.pool.events import ChildDied, ChildReady, Finished, Replace, Retire
 from umbel.wire.frames import Armed, Outcomes, Problem, Ready
 
 log = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 It is started by exec, so nothing of the main process (threads, locks, connections) is in it. It
 runs no task and talks to nobody but the main process, over one control socket. When that socket
 ends, the main process has ended: every descendant is killed, grandchildren included, because as
-a subreaper it inherits them. Should it be killed itself, its keeper inherits them and does the
-same (`keeper.py`). It is the children's parent, so it alone signals them and learns
+a subreaper it inherits them. Should it be killed itself, its guard inherits them and does the
+same (`child_guard.py`). It is the children's parent, so it alone signals them and learns
 how they ended.
 
 If importing the app left a thread or a socket behind, a forked copy would hold locks whose owner
@@ -31,7 +31,7 @@ from umbel.pools.hosting import in_one_line, load_host
 from umbel.pools.interface import Host, HostSpec
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.child import run_child
-from umbel.pools.prefork.keep import kill_descendants
+from umbel.pools.prefork.child_guard_script import kill_descendants
 from umbel.pools.prefork.limits import note_calls
 from umbel.pools.prefork.messages import (
     FDS_PER_FORK,

@@ -81,7 +81,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """The app is there. `spawn_because` is empty when children are forked."""
 
     spawn_because: str
-    pid: int  # of the fork server; the main process knows only its keeper's
+    pid: int  # of the fork server; the main process knows only its guard's
 
 
 class Forked(msgspec.Struct, frozen=True, array_like=True, tag=11):

@@ -32,7 +32,7 @@ from umbel.pools.prefork.memory import resident_bytes
 from umbel.pools.prefork.messages import batch_frames
 from umbel.pools.prefork.settings import slot_settings
 from umbel.protocol.machine import Tick
-from umbel.protocol.slot_events import (
+from umbel.protocol.pool.events import (
     Began,
     ChildDied,
     ChildReady,
@@ -63,7 +63,7 @@ from umbel.protocol.slot_events import (
     Withdraw,
     Withdrawn,
 )
-from umbel.protocol.slots import Slots
+from umbel.protocol.pool.slots import Slots
 from umbel.wire.frames import Cancel, SoftLimit, Stop, encode_frame
 
 log = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ class ServerLink:
         except OSError:
             self._control.close()
             raise
-        self.pid = self._process.pid  # its keeper's, until it says its own
+        self.pid = self._process.pid  # its guard's, until it says its own
         self._loop.add_reader(self._control, self._on_readable)
 
     def send(
@@ -82,7 +82,7 @@ class ServerLink:
         return f"the fork server ended: {exit_reason(self.pid, status)}"
 
     def _start(self, setup: Setup, control: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", "umbel.pools.prefork.keeper", setup.node]
+        command = [sys.executable, "-P", "-m", "umbel.pools.prefork.child_guard", setup.node]
         # A session of its own: Ctrl-C at the terminal is for the main process to judge.
         return subprocess.Popen(
             [*command, msgspec.json.encode(setup).decode(), str(control)],

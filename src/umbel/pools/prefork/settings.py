@@ -1,7 +1,7 @@
 """What the slots machine is told of the pool's settings."""
 
 from umbel.pools.interface import PoolSettings
-from umbel.protocol.slot_events import SlotSettings
+from umbel.protocol.pool.events import SlotSettings
 
 
 def slot_settings(settings: PoolSettings) -> SlotSettings:

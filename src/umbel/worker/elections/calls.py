@@ -2,7 +2,7 @@
 
 The machine asks again by its own timer when an answer is late. A call that is still under way is
 not made twice: its answer, late as it is, serves as well, and a store that is merely slow is not
-buried. Failed calls are counted; that the broker is away is said by `worker/outages.py`.
+buried. Failed calls are counted; that the broker is away is said by `worker/process/outages.py`.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from umbel.brokers.coordination import CoordinationStore
 from umbel.errors import BrokerError
-from umbel.protocol.election_events import (
+from umbel.protocol.election.events import (
     CallClaim,
     CallFinish,
     CallRenew,

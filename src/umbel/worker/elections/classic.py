@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from umbel.protocol.coordination import NAMESPACE, ElectionRequest, Policy, election_key
-from umbel.protocol.election_events import HandlerEnded, Phase, RunHandler, Tell, outcome_text
-from umbel.protocol.election_v1 import (
+from umbel.coordination.driver import drive
+from umbel.protocol.compat.election_v1 import (
     ClassicElections,
     Decided,
     Effect,
@@ -18,14 +17,15 @@ from umbel.protocol.election_v1 import (
     Shed,
     Stop,
 )
-from umbel.protocol.election_v1_events import PublishAck, PublishElect
-from umbel.protocol.gossip_events import Member
+from umbel.protocol.compat.election_v1_events import PublishAck, PublishElect
+from umbel.protocol.election.events import HandlerEnded, Phase, RunHandler, Tell, outcome_text
+from umbel.protocol.leadership.coordination import NAMESPACE, ElectionRequest, Policy, election_key
+from umbel.protocol.membership.events import Member
 from umbel.wire import election as wire
 from umbel.worker.context import WorkerContext
-from umbel.worker.driver import drive
 from umbel.worker.elections.handlers import HandlerThreads
-from umbel.worker.guarded import Guarded
 from umbel.worker.steps.events import Events
+from umbel.worker.user_code.guarded import Guarded
 
 log = logging.getLogger("umbel.worker.elections")
 

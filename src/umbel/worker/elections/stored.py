@@ -1,4 +1,4 @@
-"""StoreElections: elections by the store, the shell around `protocol/election.py`.
+"""StoreElections: elections by the store, the shell around `protocol/election/election.py`.
 
 Commands and events come in on the loop and go to the machine's inbox; store calls, handlers and
 broadcasts go out beside it. A command from a Celery client passes through `election_mixed.py`
@@ -13,10 +13,13 @@ from time import time
 from typing import Any
 
 from umbel.control.client import Asker
+from umbel.coordination.driver import drive, instant
 from umbel.errors import BrokerError
-from umbel.protocol.coordination import ElectionRequest, ElectionState, Policy
-from umbel.protocol.election import Elections
-from umbel.protocol.election_events import (
+from umbel.protocol.compat.election_mixed import Enter, Membership, MixedElections, Unfenced
+from umbel.protocol.compat.election_mixed import Event as MixedEvent
+from umbel.protocol.compat.election_v1_events import PublishAck, PublishElect
+from umbel.protocol.election.election import Elections
+from umbel.protocol.election.events import (
     Asked,
     CallClaim,
     CallFinish,
@@ -39,18 +42,15 @@ from umbel.protocol.election_events import (
     Swept,
     Tell,
 )
-from umbel.protocol.election_mixed import Enter, Membership, MixedElections, Unfenced
-from umbel.protocol.election_mixed import Event as MixedEvent
-from umbel.protocol.election_table import ElectionSettings
-from umbel.protocol.election_v1_events import PublishAck, PublishElect
-from umbel.protocol.gossip_events import Member
+from umbel.protocol.election.table import ElectionSettings
+from umbel.protocol.leadership.coordination import ElectionRequest, ElectionState, Policy
+from umbel.protocol.membership.events import Member
 from umbel.wire import election as wire
 from umbel.worker.context import WorkerContext
-from umbel.worker.driver import drive, instant
 from umbel.worker.elections.calls import StoreCalls
 from umbel.worker.elections.handlers import HandlerThreads
-from umbel.worker.guarded import Guarded
 from umbel.worker.steps.events import Events
+from umbel.worker.user_code.guarded import Guarded
 
 log = logging.getLogger("umbel.worker.elections")
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from umbel.protocol.gossip_mode import OBSERVER_LEASES
+from umbel.protocol.membership.mode import OBSERVER_LEASES
 from umbel.worker.context import WorkerContext
 
 OF_THE_CLUSTER = ("scheduler", "recorder", "coord-sweeper", *OBSERVER_LEASES)

@@ -12,10 +12,10 @@ from itertools import count
 from random import choice, uniform
 
 from umbel.brokers.coordination import CoordinationStore
+from umbel.coordination.lease_keeper import Change, LeaseKeeper
 from umbel.errors import BrokerError
-from umbel.protocol.gossip_mode import CANDIDATES, OBSERVER_LEASES, is_among_lowest
-from umbel.protocol.lease import Acquired
-from umbel.worker.leases.keeper import Change, LeaseKeeper
+from umbel.protocol.leadership.lease import Acquired
+from umbel.protocol.membership.mode import CANDIDATES, OBSERVER_LEASES, is_among_lowest
 
 log = logging.getLogger("umbel.worker.gossip")
 

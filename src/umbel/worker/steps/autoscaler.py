@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from umbel.errors import BrokerError
-from umbel.protocol.autoscale import Autoscale, Limit, Load
+from umbel.protocol.pool.autoscale import Autoscale, Limit, Load
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 

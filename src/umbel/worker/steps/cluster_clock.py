@@ -9,12 +9,12 @@ import logging
 from typing import Any
 
 from umbel import clock
+from umbel.coordination.driver import instant
 from umbel.errors import BrokerError
 from umbel.protocol.cluster_time import OWN, ClusterTime, Judged
-from umbel.protocol.gossip_events import MemberState
+from umbel.protocol.membership.events import MemberState
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.driver import instant
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.tasks import Tasks

@@ -22,8 +22,8 @@ from umbel.protocol.clock import LamportClock
 from umbel.protocol.pidbox import Answers, Known, Mailbox
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.green_mailbox import GreenMailbox
-from umbel.worker.mailbox import Happened, MailboxShell, awaited, in_thread
+from umbel.worker.remote.green_mailbox import GreenMailbox
+from umbel.worker.remote.mailbox import Happened, MailboxShell, awaited, in_thread
 
 log = logging.getLogger("umbel.worker.control")
 

@@ -15,17 +15,17 @@ from time import monotonic
 from typing import Any, Protocol
 
 from umbel.control.state import ELECTION_REFUSED
+from umbel.coordination.lease_keeper import Change as LeaseChange
+from umbel.coordination.lease_keeper import LeaseKeeper
 from umbel.errors import WireError
-from umbel.protocol.gossip_events import Change, Joined, Member, MemberState
-from umbel.protocol.lease import Acquired
+from umbel.protocol.leadership.lease import Acquired
+from umbel.protocol.membership.events import Change, Joined, Member, MemberState
 from umbel.wire import election as wire
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.elections.stored import StoreElections
-from umbel.worker.leases.keeper import Change as LeaseChange
-from umbel.worker.leases.keeper import LeaseKeeper
-from umbel.worker.leases.told import told_lease
-from umbel.worker.state import WorkerState
+from umbel.worker.leases.announced import announced_lease
+from umbel.worker.remote.state import WorkerState
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
 
@@ -91,7 +91,7 @@ class ElectionsStep(Step):
         self._state.elections = self._asked
         self.run_in_background(rules.run(self._group))
         if not classic:
-            self._sweeper = told_lease(
+            self._sweeper = announced_lease(
                 self._context, self._events, self._gossip, SWEEPER, changed=self._sweep_when_it_leads
             )
             self.run_in_background(self._sweeper.run())

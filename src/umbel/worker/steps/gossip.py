@@ -1,4 +1,4 @@
-"""Gossip: listens to the other nodes and knows who is there; the shell around `protocol/gossip.py`.
+"""Gossip: listens to the other nodes and knows who is there; the shell of `protocol/membership/gossip.py`.
 
 A message of another node moves the clock past its own and is a sign of life; one of this node only
 moves the clock on (S4). What cannot be read is counted and logged.
@@ -16,10 +16,10 @@ from typing import Any
 
 from umbel.brokers.interface import Broadcast
 from umbel.brokers.links import EVENTS, MAIN
+from umbel.coordination.driver import drive, fairly
 from umbel.errors import BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
-from umbel.protocol.gossip import Membership
-from umbel.protocol.gossip_events import (
+from umbel.protocol.membership.events import (
     Accuse,
     Answered,
     Change,
@@ -45,7 +45,8 @@ from umbel.protocol.gossip_events import (
     Suspected,
     TellView,
 )
-from umbel.protocol.gossip_mode import ANSWERERS, GossipMode, is_among_lowest, mode_for, patterns_for
+from umbel.protocol.membership.gossip import Membership
+from umbel.protocol.membership.mode import ANSWERERS, GossipMode, is_among_lowest, mode_for, patterns_for
 from umbel.protocol.outage import LinkChange
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.event import decode_events
@@ -60,13 +61,12 @@ from umbel.wire.gossip import (
 )
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.driver import drive, fairly
-from umbel.worker.hook_queue import HookQueue
 from umbel.worker.leases.observers import ObserverSeat
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.heart import Heart
 from umbel.worker.steps.mingle import Mingle
+from umbel.worker.user_code.hook_queue import HookQueue
 
 log = logging.getLogger("umbel.worker.gossip")
 

@@ -11,8 +11,8 @@ from typing import Any
 from umbel.urls import without_password
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.run_directory import REFRESH_S, remove_state, write_state
-from umbel.worker.service import tell_manager
+from umbel.worker.process.run_directory import REFRESH_S, remove_state, write_state
+from umbel.worker.process.service import tell_manager
 from umbel.worker.steps.connection import Connection
 from umbel.worker.steps.tasks import Tasks
 
@@ -59,7 +59,7 @@ class Health(Step):
             "directory": str(self._directory),
             "queues": list(self._context.queues),
             "pool": self._context.pool.describe(),
-            "held": self._tasks.held,
+            "held": self._tasks.claimed,
             "problem": problem,
             "store_replaced": self._replaced(),
             "ready": is_consuming and not shutdown.is_stopping,

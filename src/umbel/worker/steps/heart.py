@@ -1,4 +1,4 @@
-"""Heart: says that this node is here, and when it leaves; the shell around `protocol/heartbeat.py`.
+"""Heart: says that this node is here, and when it leaves; the shell of `protocol/membership/heartbeat.py`.
 
 The same fields as Celery's heartbeats, so that Flower and Celery workers see this node; `freq`
 is the true interval, because peers take a node for lost after twice that time. With each beat the
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from random import uniform
 from typing import Any
 
+from umbel.coordination.driver import drive, instant
 from umbel.errors import BrokerError
 from umbel.events.stamp import SOFTWARE
-from umbel.protocol.gossip_mode import GossipMode
-from umbel.protocol.heartbeat import (
+from umbel.protocol.membership.heartbeat import (
     Beat,
     BeatKind,
     BeatNow,
@@ -30,10 +30,10 @@ from umbel.protocol.heartbeat import (
     Lagged,
     Resized,
 )
+from umbel.protocol.membership.mode import GossipMode
 from umbel.version import VERSION
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.driver import drive, instant
 from umbel.worker.steps.events import Events
 
 log = logging.getLogger("umbel.worker.heart")

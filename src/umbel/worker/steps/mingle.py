@@ -17,8 +17,8 @@ from typing import Any
 from umbel.brokers.links import MAILBOX, MAIN
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError
-from umbel.protocol import mingle
-from umbel.protocol.gossip_events import Introduced
+from umbel.protocol.membership import mingle
+from umbel.protocol.membership.events import Introduced
 from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.wire.gossip import read_introduction
 from umbel.wire.revoke import Revoke

@@ -1,4 +1,4 @@
-"""Scheduler: sends periodic tasks while this node leads; the shell of `protocol/schedule.py`.
+"""Scheduler: sends periodic tasks while this node leads; the shell of `protocol/leadership/schedule.py`.
 
 Every worker whose app has periodic tasks stands for the lease, and any may lead. What the leader
 sends it sends under the lease and together with the marks of what is settled, so a worker that
@@ -11,9 +11,11 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
+from umbel.coordination.driver import drive
+from umbel.coordination.lease_keeper import Change, LeaseKeeper
 from umbel.errors import BrokerError
-from umbel.protocol.lease import Acquired, LeaseSettings
-from umbel.protocol.schedule import (
+from umbel.protocol.leadership.lease import Acquired, LeaseSettings
+from umbel.protocol.leadership.schedule import (
     Effect,
     Event,
     Follow,
@@ -32,9 +34,7 @@ from umbel.protocol.schedule import (
 from umbel.wire.schedule import decode_marks, decode_pauses, encode_marks
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.driver import drive
-from umbel.worker.leases.keeper import Change, LeaseKeeper
-from umbel.worker.leases.told import PHASES, told_lease
+from umbel.worker.leases.announced import PHASES, announced_lease
 from umbel.worker.settings import PeriodicTask
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
@@ -73,7 +73,7 @@ class Scheduler(Step):
             return
         ttl_s = self._context.settings.scheduler_lease_s
         settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, wait_s=ttl_s / 10)
-        self._keeper = told_lease(
+        self._keeper = announced_lease(
             self._context,
             self._events,
             self._gossip,

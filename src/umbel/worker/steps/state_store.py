@@ -11,7 +11,7 @@ from pathlib import Path
 
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.saved_state import SavedState, save, saved_file
+from umbel.worker.process.saved_state import SavedState, save, saved_file
 from umbel.worker.steps.events import Events
 
 log = logging.getLogger("umbel.worker.state_store")

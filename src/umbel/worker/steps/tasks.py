@@ -19,21 +19,21 @@ from umbel.errors import (
 )
 from umbel.pools.guard import Raised, call_guarded, each_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, Told
-from umbel.protocol.delivery import Desk, Refusal
+from umbel.protocol.delivery.delivery import AdmissionPolicy, Refusal
+from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s
-from umbel.protocol.revoked import RevokedTasks
-from umbel.worker.admission import Admission
-from umbel.worker.adoption import Adoption
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.endings import Endings
-from umbel.worker.held import Held
-from umbel.worker.revoke_record import RevokeRecord
-from umbel.worker.scheduled import Scheduled
-from umbel.worker.settling import Settler
+from umbel.worker.messages.admission import Admission
+from umbel.worker.messages.adoption import Adoption
+from umbel.worker.messages.claimed import Claimed
+from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.revoke_record import RevokeRecord
+from umbel.worker.messages.scheduled import Scheduled
+from umbel.worker.messages.settling import Settler
+from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.steps.connection import RETURNED_TEXT
-from umbel.worker.task_events import TaskEvents
 
 log = logging.getLogger("umbel.worker.tasks")
 
@@ -58,13 +58,13 @@ class Tasks(Step):
         self._counters = context.counters
         self._broker = context.broker
         self._pool = context.pool
-        self._desk = Desk(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
+        self._policy = AdmissionPolicy(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
         self.prefetch_max = context.settings.prefetch_max  # remote control changes it
         self.revoked = RevokedTasks()
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
         self.catch_up: Callable[[], Awaitable[None]] = _nothing_missed  # before anything is taken
         self.revokes = RevokeRecord(context, self.revoked)
-        self._held: dict[int, Held] = {}
+        self._claimed: dict[int, Claimed] = {}
         self._room = asyncio.Event()
         self._stopping = False
         self._pool_failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -83,14 +83,14 @@ class Tasks(Step):
             refused=self._end_refused,
             settled=self._room.set,
         )
-        self._endings = Endings(context, self._desk, self._settler, events)
+        self._endings = Endings(context, self._policy, self._settler, events)
         self._adoption = Adoption(context)
-        self._admission = Admission(context, self._desk, self.revoked, self._settler, self._endings, events)
+        self._admission = Admission(context, self._policy, self.revoked, self._settler, self._endings, events)
 
     @property
-    def held(self) -> int:
+    def claimed(self) -> int:
         """Messages claimed and not settled."""
-        return len(self._held) + self._settler.pending
+        return len(self._claimed) + self._settler.pending
 
     @property
     def problem(self) -> str:
@@ -108,22 +108,22 @@ class Tasks(Step):
         self.run_in_background(self._fail_with_the_pool())
 
     async def stop(self) -> None:
-        """Settle everything. What runs has ended before (`worker/stopping.py`), or is cut off here."""
+        """Settle everything. What runs has ended (`worker/process/stopping.py`), or is cut off here."""
         if not self._background:
             self._stopping = True
             return
         self.stop_taking()
-        if self._held:
+        if self._claimed:
             await self.cut()
         await self._finish_settling()
         await self.end_background()
 
-    # -- stopping: what `worker/stopping.py` asks for ----------------------------------------------
+    # -- stopping: what `worker/process/stopping.py` asks for ----------------------------------------------
 
     @property
     def running(self) -> int:
         """How many messages the pool has and will not give back."""
-        return len(self._held)
+        return len(self._claimed)
 
     def stop_taking(self) -> None:
         """Claim nothing more, and return what has not started."""
@@ -131,7 +131,7 @@ class Tasks(Step):
         self._room.set()
         if self._background:
             for job in self._pool.withdraw():
-                self._endings.give_back(self._held.pop(job.number), ran=False)
+                self._endings.give_back(self._claimed.pop(job.number), ran=False)
 
     def interrupt(self) -> int:
         """Tell the tasks that run that the worker stops; how many heard it."""
@@ -140,7 +140,7 @@ class Tasks(Step):
 
     async def cut(self) -> None:
         """End the children; what they ran goes back to its queue."""
-        self._counters.cut += len(self._held)
+        self._counters.cut += len(self._claimed)
         await self._pool.stop(grace_s=0.0)
 
     async def changed(self) -> None:
@@ -154,55 +154,55 @@ class Tasks(Step):
     # -- for remote control ----------------------------------------------------------------------
 
     @property
-    def desk(self) -> Desk:
-        return self._desk
+    def policy(self) -> AdmissionPolicy:
+        return self._policy
 
     @property
     def scheduled(self) -> Scheduled:
         return self._admission.scheduled
 
-    def holding(self) -> list[Held]:
+    def holding(self) -> list[Claimed]:
         """Every message that was taken to run here and has not ended."""
-        return list(self._held.values())
+        return list(self._claimed.values())
 
-    def is_holding(self, held: Held) -> bool:
-        return self._held.get(held.number) is held
+    def is_holding(self, claimed: Claimed) -> bool:
+        return self._claimed.get(claimed.number) is claimed
 
     def drop_revoked(self) -> None:
         """What has been revoked since it was taken, and has not started, must not start."""
-        if not any(map(self._is_revoked, self._held.values())):
+        if not any(map(self._is_revoked, self._claimed.values())):
             return
         keep: list[Job] = []
         for job in self._pool.withdraw():
-            held = self._held[job.number]
-            if self._is_revoked(held):
-                del self._held[job.number]
-                self._handle(held, self._endings.refuse, Refusal.REVOKED)
+            claimed = self._claimed[job.number]
+            if self._is_revoked(claimed):
+                del self._claimed[job.number]
+                self._handle(claimed, self._endings.refuse, Refusal.REVOKED)
             else:
                 keep.append(job)
         self._put_back(keep)
 
     def return_unstarted(self) -> None:
-        """The lease had ended, and others have what was held: what has not started must not start here too.
+        """The lease had ended, and others have the messages: what has not started must not start here too.
 
         What was claimed since goes back to its queue.
         """
-        for held in self._withdraw_claimed():
-            self._endings.give_back(held, ran=False)
+        for claimed in self._withdraw_claimed():
+            self._endings.give_back(claimed, ran=False)
         if self.running:
             fields = {"count": self.running}
             log.warning("the lease had ended: tasks that run here may run elsewhere too", extra=fields)
 
-    def _withdraw_claimed(self) -> list[Held]:
+    def _withdraw_claimed(self) -> list[Claimed]:
         """What has not started, but for what was acknowledged early: that is nobody else's."""
-        withdrawn: list[Held] = []
+        withdrawn: list[Claimed] = []
         keep: list[Job] = []
         for job in self._pool.withdraw() if self._background else ():
-            held = self._held[job.number]
-            if held.run is not None and held.run.rules.acks_early:
+            claimed = self._claimed[job.number]
+            if claimed.run is not None and claimed.run.rules.acks_early:
                 keep.append(job)
             else:
-                withdrawn.append(self._held.pop(job.number))
+                withdrawn.append(self._claimed.pop(job.number))
         self._put_back(keep)
         return withdrawn
 
@@ -214,10 +214,10 @@ class Tasks(Step):
             self._room.set()
             return
         for job in jobs:
-            self._endings.give_back(self._held.pop(job.number), ran=False)
+            self._endings.give_back(self._claimed.pop(job.number), ran=False)
 
-    def _is_revoked(self, held: Held) -> bool:
-        return self.revoked.covers(held.headers.id, held.headers.stamps)
+    def _is_revoked(self, claimed: Claimed) -> bool:
+        return self.revoked.covers(claimed.headers.id, claimed.headers.stamps)
 
     # -- from the broker -------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class Tasks(Step):
         raise PoolError(await self._pool_failed)
 
     async def _take_some(self) -> None:
-        room = min(self._pool.room(), self.prefetch_max - self.held)
+        room = min(self._pool.room(), self.prefetch_max - self.claimed)
         if room <= 0:
             self._room.clear()
             await self._room.wait()
@@ -269,7 +269,7 @@ class Tasks(Step):
         await self.catch_up()
         if claim.deliveries:
             deliveries = await self._admission.verified(claim.deliveries)
-            await self._take_in(await self._adoption.rest(deliveries, self._held))
+            await self._take_in(await self._adoption.rest(deliveries, self._claimed))
         else:
             await self._broker.wait_ready(queues, IDLE_WAIT_S, owner=owner)
 
@@ -290,67 +290,67 @@ class Tasks(Step):
     async def _take_in(self, deliveries: Sequence[Delivery]) -> None:
         runnable = await self._admission.admit(deliveries)
         if self._stopping:
-            for held in runnable:
-                self._endings.give_back(held, ran=False)
+            for claimed in runnable:
+                self._endings.give_back(claimed, ran=False)
             return
         self._pool.submit(each_guarded(self._job, runnable, self._bury_faulty))
 
-    def _job(self, held: Held) -> Job:
-        job = held.job()
-        self._held[held.number] = held
-        self.totals[held.headers.task] += 1
+    def _job(self, claimed: Claimed) -> Job:
+        job = claimed.job()
+        self._claimed[claimed.number] = claimed
+        self.totals[claimed.headers.task] += 1
         return job
 
-    def _bury_faulty(self, held: Held, error: BaseException) -> None:
-        self._endings.bury_faulty(held.delivery, error, held)
+    def _bury_faulty(self, claimed: Claimed, error: BaseException) -> None:
+        self._endings.bury_faulty(claimed.delivery, error, claimed)
 
-    def _handle(self, held: Held, handle: Callable[..., None], *args: Any) -> None:
+    def _handle(self, claimed: Claimed, handle: Callable[..., None], *args: Any) -> None:
         """Whatever goes wrong with one message ends that message alone (N1)."""
-        happened = call_guarded(handle, held, *args)
+        happened = call_guarded(handle, claimed, *args)
         if isinstance(happened, Raised):
-            self._bury_faulty(held, happened.error)
+            self._bury_faulty(claimed, happened.error)
 
-    def _tell(self, held: Held, tell: Callable[..., None], *args: Any) -> None:
+    def _tell(self, claimed: Claimed, tell: Callable[..., None], *args: Any) -> None:
         """The same for what is only told of a task that runs: its end comes, with its own verdict."""
-        happened = call_guarded(tell, held, *args)
+        happened = call_guarded(tell, claimed, *args)
         if isinstance(happened, Raised):
-            self._endings.note_fault("fault while telling of a task", held.headers.id, happened.error)
+            self._endings.note_fault("fault while telling of a task", claimed.headers.id, happened.error)
 
     # -- from the pool (PoolListener) ------------------------------------------------------------
 
     def on_started(self, started: Sequence[tuple[int, float, int]]) -> None:
         for number, at, pid in started:
-            if (held := self._held.get(number)) is not None:
-                held.started_at, held.pid = at, pid
-                self._tell(held, self._events.started, at)
+            if (claimed := self._claimed.get(number)) is not None:
+                claimed.started_at, claimed.pid = at, pid
+                self._tell(claimed, self._events.started, at)
 
     def on_told(self, told: Told) -> None:
-        if (held := self._held.get(told.number)) is not None:
-            self._tell(held, self._events.told, told)
+        if (claimed := self._claimed.get(told.number)) is not None:
+            self._tell(claimed, self._events.told, told)
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:
-        ended = [(self._held.pop(outcome.number), outcome) for outcome in outcomes]
+        ended = [(self._claimed.pop(outcome.number), outcome) for outcome in outcomes]
         each_guarded(self._settle, ended, self._bury_ended)
         self._room.set()
 
-    def _settle(self, ended: tuple[Held, Outcome]) -> None:
+    def _settle(self, ended: tuple[Claimed, Outcome]) -> None:
         self._endings.settle(*ended)
 
-    def _bury_ended(self, ended: tuple[Held, Outcome], error: BaseException) -> None:
-        held, outcome = ended
-        self._endings.bury_faulty(held.delivery, error, held, outcome)
+    def _bury_ended(self, ended: tuple[Claimed, Outcome], error: BaseException) -> None:
+        claimed, outcome = ended
+        self._endings.bury_faulty(claimed.delivery, error, claimed, outcome)
 
     def on_lost(self, lost: Sequence[LostJob]) -> None:
         for one in lost:
-            held = self._held.pop(one.number)
-            self._handle(held, self._lose, one)
+            claimed = self._claimed.pop(one.number)
+            self._handle(claimed, self._lose, one)
         self._room.set()
 
-    def _lose(self, held: Held, lost: LostJob) -> None:
-        if held.terminated_by and lost.ran:
-            self._endings.end_terminated(held)
+    def _lose(self, claimed: Claimed, lost: LostJob) -> None:
+        if claimed.terminated_by and lost.ran:
+            self._endings.end_terminated(claimed)
         else:
-            self._endings.lose(held, lost, stopping=self._stopping)
+            self._endings.lose(claimed, lost, stopping=self._stopping)
 
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
         if what == "failed" and not self._pool_failed.done():
@@ -362,8 +362,12 @@ class Tasks(Step):
 
     def _of_child(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Name the task that a child was at, where the pool names its job."""
-        held = self._held.get(fields["job"]) if fields.get("job") is not None else None
-        return fields if held is None else {**fields, "task": held.headers.task, "task_id": held.headers.id}
+        claimed = self._claimed.get(fields["job"]) if fields.get("job") is not None else None
+        return (
+            fields
+            if claimed is None
+            else {**fields, "task": claimed.headers.task, "task_id": claimed.headers.id}
+        )
 
     def _end_refused(self, refused: Sequence[Refused]) -> None:
         self._endings.end_refused(refused)

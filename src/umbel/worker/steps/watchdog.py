@@ -7,7 +7,7 @@ alive; the exit code is not 0 and the last line says why.
 import asyncio
 
 from umbel.errors import BrokerError, WorkerStalled
-from umbel.protocol.stall import StallWatch
+from umbel.protocol.pool.stall import StallWatch
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.steps.tasks import Tasks

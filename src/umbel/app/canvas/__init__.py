@@ -1,0 +1,1 @@
+"""Calls as values: signatures, chains, groups and chords."""

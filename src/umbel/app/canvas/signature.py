@@ -1,0 +1,385 @@
+"""Signature and chain: calls as values, that can be kept, combined and sent later.
+
+A signature travels in messages as the six-key map of Celery's protocol, so both kinds of worker
+can run what the other composed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast
+
+from umbel.app.results import AsyncResult
+from umbel.app.running.request import Request, current_request
+from umbel.app.sending.ids import new_id
+from umbel.app.sending.options import SendOptions, check_options, known_options
+from umbel.app.sending.prepare import Prepared
+from umbel.app.sending.uniqueness import is_unique
+from umbel.errors import ConfigurationError, NotRegistered
+from umbel.protocol.delivery.sensitive import HIDDEN
+from umbel.wire.task import SignatureMap, check_signature
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+R = TypeVar("R")
+C = TypeVar("C", list[Any], dict[str, Any])
+CHAIN_TASK = "celery.chain"
+# Options of a chain that its first step does not take over.
+_OF_THE_CHAIN = frozenset({"task_id", "chain", "chord", "link", "link_error"})
+_UNCHANGING = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class Signature(Generic[R]):
+    """One call: a task's name, arguments and options. Immutable ones take no parent's result."""
+
+    subtask_type: str | None = None
+
+    def __init__(
+        self,
+        task: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: SendOptions | None = None,
+        *,
+        immutable: bool = False,
+        app: "App | None" = None,
+    ) -> None:
+        self.task = task
+        self.args = list(args)
+        self.kwargs = dict(kwargs) if kwargs else {}
+        self.options: SendOptions = {**options} if options else {}
+        self.immutable = immutable
+        self._app = app
+
+    @property
+    def app(self) -> "App":
+        if self._app is None:
+            raise ConfigurationError(f"signature of {self.task!r} belongs to no app; use app.signature(...)")
+        return self._app
+
+    def set(self, **options: Unpack[SendOptions]) -> "Signature[R]":
+        """Add sending options; returns itself, so calls can be strung together."""
+        check_options(options)
+        self.options.update(options)
+        return self
+
+    def clone(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> "Signature[R]":
+        """A copy of its own, with these arguments put first and these options on top."""
+        if options:
+            check_options(options)
+        copy: Signature[R] = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.args = _copied(self.args, self.args)
+        copy.kwargs = _copied(self.kwargs, self.kwargs.values()) if self.kwargs else {}
+        own = cast(dict[str, Any], self.options)
+        copy.options = cast(SendOptions, _copied(own, own.values())) if own else {}
+        # What is given now is not copied: the result of a chain's step may be large.
+        if args and not self.immutable:
+            copy.args = [*args, *copy.args]
+        if kwargs and not self.immutable:
+            copy.kwargs.update(kwargs)
+        if options:
+            copy.options.update(options)
+        return copy
+
+    def link(self, callback: "Signature[Any]") -> "Signature[Any]":
+        """Send `callback` with the result once this call has succeeded; returns the callback."""
+        self.options["link"] = [*_listed(self.options.get("link")), callback]
+        return callback
+
+    def link_error(self, errback: "Signature[Any]") -> "Signature[Any]":
+        """Send `errback` with this call's id if it fails; returns the errback."""
+        self.options["link_error"] = [*_listed(self.options.get("link_error")), errback]
+        return errback
+
+    def __or__(self, other: "Signature[Any]") -> "Chain":
+        if not isinstance(other, Signature):
+            return NotImplemented
+        return Chain(*_steps(self), *_steps(other), app=self._app or other._app)
+
+    def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
+        return self.apply_async(args, kwargs)
+
+    def apply_async(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncResult[R]:
+        """Send it; further arguments go first, further options on top."""
+        call = self.clone(args, kwargs, **options)
+        if type(call) is Signature and is_unique(self.app.tasks.get(self.task), call.options):
+            return self.app.send(call.task, call.args, call.kwargs, call.options)
+        call.freeze()
+        self.app.publish(call.prepare(sender=current_request()))
+        result: AsyncResult[R] = call.handle()
+        return result
+
+    def election(
+        self, *, policy: str | None = None, expires: float | None = None, timeout: float = 0.0
+    ) -> AsyncResult[R]:
+        """Have one worker send it, once, under one task id; the election has the same id."""
+        call = self.clone()
+        task_id = call.freeze()
+        self.app.control.election(
+            task_id, "task", call.to_map(), policy=policy, expires=expires, timeout=timeout
+        )
+        result: AsyncResult[R] = call.handle()
+        return result
+
+    def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
+        """The messages that sending it takes."""
+        return [self.prepare_as("", sender=sender)]
+
+    def prepare_as(self, task_id: str, *, sender: Request | None = None) -> Prepared:
+        """The message of this one call, under that id if its options name none."""
+        app = self.app
+        known = app.find_task(self.task)
+        if known is not None:
+            known.check_arguments(self.args, self.kwargs)
+        return app.prepare(self.task, self.args, self.kwargs, self.options, sender=sender, task_id=task_id)
+
+    def handle(self, parent: Any = None) -> Any:
+        """The result of a signature that has its id."""
+        ignored = self.app.ignores_result(self.task, self.options)
+        return AsyncResult(self.options["task_id"], app=self.app, parent=parent, ignored=ignored)
+
+    def absorb(self, following: "Signature[Any]") -> "Signature[Any] | None":
+        """The one signature that this and what follows it in a chain become, if they do."""
+        return None
+
+    def join_group(self, group_id: str, place: int | None) -> None:
+        """Be a member of a group: the task whose result counts is marked with it."""
+        self.options["group_id"] = group_id
+        if place is not None:
+            self.options["group_index"] = place
+
+    def join_chord(self, body: SignatureMap) -> None:
+        """Be a part of a chord: the task whose result counts carries the body."""
+        self.options["chord"] = body
+
+    def parts(self) -> int:
+        """How many results a chord gets of it, once it has joined one."""
+        return 1
+
+    def apply(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> AsyncResult[R]:
+        """Run it here, through the path a worker would take."""
+        with self.app.eager():
+            return self.apply_async(args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        """Call the task's function here and now."""
+        call = self.clone(args, kwargs)
+        task = self.app.find_task(call.task)
+        if task is None:
+            raise NotRegistered.named(call.task)
+        result: R = task(*call.args, **call.kwargs)
+        return result
+
+    def freeze(self, task_id: str | None = None) -> str:
+        """Fix the id it will be sent under, and return it."""
+        fixed = self.options.get("task_id")
+        if fixed is None:
+            fixed = self.options["task_id"] = task_id or new_id()
+        return fixed
+
+    def to_map(self) -> SignatureMap:
+        options = dict(self.options)
+        for name in ("link", "link_error"):
+            if name in options:
+                options[name] = [_as_map(one) for one in _listed(options[name])]
+        return {
+            "task": self.task,
+            "args": self.args,
+            "kwargs": self.kwargs,
+            "options": options,
+            "subtask_type": self.subtask_type,
+            "immutable": self.immutable,
+        }
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Signature[R]":
+        return self.clone()  # not of the app
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Signature) and self.to_map() == other.to_map()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        args, kwargs = self._shown()
+        given = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
+        return f"{self.task}({', '.join(given)})"
+
+    def _shown(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Without sensitive arguments. Where a chain may put a result first, their places are not known."""
+        task = None if self._app is None else self._app.find_task(self.task)
+        if task is None or (hides := task.options.hides) is None:
+            return self.args, self.kwargs
+        args, kwargs = hides.hide(self.args, self.kwargs)
+        return args if self.immutable else [HIDDEN] * len(args), kwargs
+
+
+class Chain(Signature[Any]):
+    """Calls one after another, each given the result of the one before."""
+
+    subtask_type = "chain"
+
+    def __init__(
+        self, *steps: Signature[Any], app: "App | None" = None, options: SendOptions | None = None
+    ) -> None:
+        if not steps:
+            raise ValueError("a chain needs at least one step")
+        super().__init__(CHAIN_TASK, options=options, app=app or steps[0]._app)
+        self.steps = _joined(step for one in steps for step in _steps(one))
+
+    def clone(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> "Chain":
+        first, *rest = self.steps
+        steps = [first.clone(args, kwargs), *(step.clone() for step in rest)]
+        return Chain(*steps, app=self._app, options=cast(SendOptions, {**self.options, **options}))
+
+    def freeze(self, task_id: str | None = None) -> str:
+        for step in self.steps[:-1]:
+            step.freeze()
+        return self.steps[-1].freeze(task_id or self.options.get("task_id"))
+
+    def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
+        """The message of the first step, with the others inside it, the next one last."""
+        self.freeze()
+        first, *rest = _steps(self)
+        behind = self.options.get("chain") or []  # of a chain that is itself a step of one
+        first.options["chain"] = [*behind, *(step.to_map() for step in reversed(rest))]
+        return first.prepare(sender=sender)
+
+    def handle(self, parent: Any = None) -> Any:
+        """The result of the last step; its `parent` is the step before."""
+        for step in self.steps:
+            parent = step.handle(parent)
+        return parent
+
+    def join_group(self, group_id: str, place: int | None) -> None:
+        self.steps[-1].join_group(group_id, place)
+
+    def join_chord(self, body: SignatureMap) -> None:
+        self.steps[-1].join_chord(body)
+
+    def parts(self) -> int:
+        return self.steps[-1].parts()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        first, *rest = self.steps
+        value = first(*args, **kwargs)
+        for step in rest:
+            value = step() if step.immutable else step(value)
+        return value
+
+    def to_map(self) -> SignatureMap:
+        whole = super().to_map()
+        whole["kwargs"] = {"tasks": [step.to_map() for step in self.steps]}
+        return whole
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.steps))
+
+
+def chain(*steps: Signature[Any]) -> Chain:
+    """Calls one after another, each given the result of the one before."""
+    return Chain(*steps)
+
+
+Maker = Callable[[SignatureMap, "App"], Signature[Any]]
+_MAKERS: dict[str, Maker] = {}
+
+
+def register_kind(subtask_type: str, task: str, maker: Maker) -> None:
+    """Have signatures of this kind, as they travel in messages, made by `maker`."""
+    _MAKERS[subtask_type] = _MAKERS[task] = maker
+
+
+def signature_from(value: object, app: "App") -> Signature[Any]:
+    """The signature that came as a map from a message or from a user."""
+    if isinstance(value, Signature):
+        if value._app is None:
+            value = value.clone()
+            value._app = app
+        return value
+    data = check_signature(value)
+    data["options"] = known_options(data["options"])
+    maker = _MAKERS.get(data["subtask_type"] or data["task"])
+    if maker is not None:
+        return maker(data, app)
+    options = cast(SendOptions, data["options"])
+    return Signature(
+        data["task"], data["args"], data["kwargs"], options, immutable=data["immutable"], app=app
+    )
+
+
+def _chain_from(data: SignatureMap, app: "App") -> Chain:
+    steps = [signature_from(step, app) for step in data["kwargs"].get("tasks", ())]
+    return Chain(*steps, app=app, options=cast(SendOptions, data["options"]))
+
+
+register_kind("chain", CHAIN_TASK, _chain_from)
+
+
+def _copied(values: C, items: Iterable[Any]) -> C:
+    """A list or map with contents of its own: `deepcopy` is needed only for items that can change."""
+    return values.copy() if _UNCHANGING.issuperset(map(type, items)) else deepcopy(values)
+
+
+def _joined(steps: Iterable[Signature[Any]]) -> list[Signature[Any]]:
+    """The steps of a chain; a group and what follows it become one, and so on."""
+    joined: list[Signature[Any]] = []
+    for step in steps:
+        merged = joined[-1].absorb(step) if joined else None
+        if merged is None:
+            joined.append(step)
+        else:
+            joined[-1] = merged
+    return joined
+
+
+def _steps(signature: Signature[Any]) -> list[Signature[Any]]:
+    """The steps it brings into a chain, with what was said of the whole handed to them.
+
+    A callback of a chain follows its last step, an errback may follow any of them, the other
+    options are for its first step, as Celery has it.
+    """
+    if not isinstance(signature, Chain):
+        return [signature]
+    if not signature.options:
+        return signature.steps
+    whole = signature.clone()
+    steps, options = whole.steps, whole.options
+    for step in steps:
+        _follow(step, "link_error", options)
+    _follow(steps[-1], "link", options)
+    shared = {name: value for name, value in options.items() if name not in _OF_THE_CHAIN}
+    steps[0].options = cast(SendOptions, {**shared, **steps[0].options})
+    if "task_id" in options:
+        steps[-1].freeze(options["task_id"])
+    return steps
+
+
+def _follow(step: Signature[Any], name: Literal["link", "link_error"], options: SendOptions) -> None:
+    if options.get(name):
+        step.options[name] = [*_listed(step.options.get(name)), *_listed(options[name])]
+
+
+def _listed(value: Any) -> list[Any]:
+    if not value:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _as_map(value: Any) -> SignatureMap:
+    return value.to_map() if isinstance(value, Signature) else check_signature(value)

@@ -1,0 +1,1 @@
+"""The cluster as an app sees it: remote control, elections, leases, periodic tasks."""

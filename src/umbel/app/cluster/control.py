@@ -1,0 +1,246 @@
+"""app.control: ask workers and tell them what to do, from code that waits and from async code.
+
+    app.control.ping()                                   [{"w1@host": {"ok": "pong"}}]
+    app.control.inspect().active()                       {"w1@host": [...]}
+    app.control.revoke(task_id, terminate=True)
+    await app.control.aio.ping()                         the same, awaited
+    app.control.ask("stats", timeout=2).silent           who should have answered and did not
+
+A question has one deadline, `timeout`, which covers connecting, sending and waiting; it is over earlier
+when every node has answered that was named or is known to be a member. Questions go out on a
+connection of their own, kept by one thread for the whole app and opened when first needed.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from umbel.app.cluster.commands import DEFAULT_TIMEOUT_S, Commands, Inspect, TaskIds
+from umbel.app.cluster.control_thread import ControlThread
+from umbel.app.cluster.elections import WAIT_S, ElectionOutcome, hold_election, make_election, refuse_unknown
+from umbel.brokers.interface import Broadcast
+from umbel.brokers.registry import open_broker
+from umbel.clock import cluster_now
+from umbel.control.client import UNANSWERED_TTL_S, make_request
+from umbel.control.state import REVOKE_RETENTION_S
+from umbel.errors import BrokerUnavailable
+from umbel.protocol.pidbox import Answers, Request
+from umbel.wire.control import REQUEST_EXCHANGE, encode_request
+from umbel.wire.revoke import Revoke
+from umbel.wire.values import decode_json
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+CLASSIC_ANSWER_S = 1.0
+TIDY_S = 0.05  # whoever keeps the time ends by itself
+SLACK_S = 30.0  # the thread answers long before; a caller must not hang although it did not
+
+Replies = list[dict[str, Any]]
+
+
+class Control(Commands[Replies | None, dict[str, Any] | None]):
+    """The commands for code that waits; `aio` has them for async code."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = ref(app)  # the app holds us
+        self._thread: ControlThread | None = None
+        self._making = threading.Lock()
+        self._clock = 0
+        self.aio = AsyncControl(self)
+
+    def ask(
+        self,
+        command: str,
+        arguments: dict[str, Any] | None = None,
+        *,
+        destination: Sequence[str] | None = None,
+        pattern: str | None = None,
+        matcher: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        limit: int | None = None,
+    ) -> Answers:
+        """Ask, and say who answered, who is silent and who is unknown."""
+        thread = self._open_thread()
+        asked = thread.ask(
+            command,
+            arguments,
+            destination=destination,
+            pattern=pattern,
+            matcher=matcher,
+            timeout_s=timeout,
+            limit=limit,
+        )
+        return thread.wait_for(asked, timeout + SLACK_S)
+
+    def broadcast(
+        self,
+        command: str,
+        arguments: dict[str, Any] | None = None,
+        *,
+        destination: Sequence[str] | None = None,
+        pattern: str | None = None,
+        matcher: str | None = None,
+        reply: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        limit: int | None = None,
+    ) -> Replies | None:
+        if not reply:
+            self._tell(make_request(command, arguments, destination, pattern, matcher))
+            return None
+        answers = self.ask(
+            command,
+            arguments,
+            destination=destination,
+            pattern=pattern,
+            matcher=matcher,
+            timeout=timeout,
+            limit=limit,
+        )
+        return as_list(answers)
+
+    def election(
+        self,
+        id: str,
+        topic: str,
+        action: Any = None,
+        *,
+        policy: str | None = None,
+        expires: float | None = None,
+        timeout: float = WAIT_S,
+    ) -> ElectionOutcome:
+        """Have one worker do what the topic's handler does with the action, and say how it ended.
+
+        It is opened in the store first, so that nothing is lost, and asking again with the same id
+        is always safe. With `timeout=0` nothing is waited for. Under `election_protocol = v1` the
+        workers are told and nobody can say how it ended.
+        """
+        app = self._the_app()
+        request = make_election(app.topics, id, topic, action, policy, expires)
+        if app.settings.election_protocol == "v1":
+            classic = {"id": id, "topic": topic, "action": decode_json(request.action)}
+            if timeout > 0:  # nobody says how it ends, but those who cannot take it say so
+                refuse_unknown(topic, self.ask("election", classic, timeout=min(timeout, CLASSIC_ANSWER_S)))
+            else:
+                self._tell(make_request("election", classic, None, None, None))
+            return ElectionOutcome(id, "open")
+        thread = self._open_thread()
+
+        async def hold() -> ElectionOutcome:
+            began = monotonic()
+            broker, asker = await thread.opened(timeout or WAIT_S)
+            left_s = max(0.0, timeout - (monotonic() - began)) if timeout > 0 else timeout
+            limit = asyncio.timeout(left_s + TIDY_S if timeout > 0 else None)
+            try:
+                async with limit:
+                    return await hold_election(broker, asker, request, left_s)
+            except TimeoutError:
+                if not limit.expired():  # the election's own
+                    raise
+                raise BrokerUnavailable(f"the broker did not answer within {timeout:g} s") from None
+
+        return thread.wait_for(hold(), timeout + SLACK_S)
+
+    def inspect(
+        self,
+        destination: Sequence[str] | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        pattern: str | None = None,
+        matcher: str | None = None,
+        limit: int | None = None,
+    ) -> Inspect[dict[str, Any] | None]:
+        def ask(command: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+            answers = self.ask(
+                command,
+                arguments,
+                destination=destination,
+                pattern=pattern,
+                matcher=matcher,
+                timeout=timeout,
+                limit=limit,
+            )
+            return dict(answers.replies) or None
+
+        return Inspect(ask)
+
+    def close(self) -> None:
+        """Close the connection; the next question opens another."""
+        with self._making:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.close()
+
+    def _tell(self, request: Request) -> None:
+        """What nobody answers needs no connection of its own."""
+        self._clock += 1
+        headers, body = encode_request(request, self._clock, self._the_app().settings.keyring, cluster_now())
+        self._the_app().producer.broadcast(
+            [Broadcast(REQUEST_EXCHANGE, "", body, headers)], ttl_s=UNANSWERED_TTL_S
+        )
+
+    def _record(self, task_ids: Sequence[str], *, retention_s: float = REVOKE_RETENTION_S) -> None:
+        now = cluster_now()
+        expires_at = now + retention_s
+        self._the_app().producer.revoke([Revoke(one, now, expires_at) for one in task_ids])
+
+    def _open_thread(self) -> ControlThread:
+        with self._making:
+            if self._thread is None or self._thread.pid != os.getpid():
+                settings = self._the_app().settings.for_broker()
+                self._thread = ControlThread(lambda: open_broker(settings))
+            return self._thread
+
+    def _the_app(self) -> "App":
+        app = self._app()
+        assert app is not None, "an app outlives its control"
+        return app
+
+
+class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] | None]]):
+    """The commands for async code. Questions run on the thread of `app.control`, not on your loop."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    async def ask(self, command: str, arguments: dict[str, Any] | None = None, **options: Any) -> Answers:
+        return await asyncio.to_thread(self._control.ask, command, arguments, **options)
+
+    async def broadcast(
+        self, command: str, arguments: dict[str, Any] | None = None, **options: Any
+    ) -> Replies | None:
+        return await asyncio.to_thread(self._control.broadcast, command, arguments, **options)
+
+    def inspect(
+        self,
+        destination: Sequence[str] | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        pattern: str | None = None,
+        matcher: str | None = None,
+        limit: int | None = None,
+    ) -> Inspect[Awaitable[dict[str, Any] | None]]:
+        waiting = self._control.inspect(destination, timeout, pattern, matcher, limit)
+
+        async def ask(command: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+            return await asyncio.to_thread(waiting.query, command, **arguments)
+
+        return Inspect(ask)
+
+    async def election(self, id: str, topic: str, action: Any = None, **options: Any) -> ElectionOutcome:
+        return await asyncio.to_thread(self._control.election, id, topic, action, **options)
+
+    def revoke(
+        self, task_id: TaskIds, terminate: bool = False, signal: str | None = None, **options: Any
+    ) -> Awaitable[Replies | None]:
+        return asyncio.to_thread(self._control.revoke, task_id, terminate, signal, **options)
+
+    def unrevoke(self, task_id: TaskIds, **options: Any) -> Awaitable[Replies | None]:
+        return asyncio.to_thread(self._control.unrevoke, task_id, **options)
+
+
+def as_list(answers: Answers) -> Replies:
+    """Replies in Celery's form: one map for each node."""
+    return [{node: value} for node, value in answers.replies.items()]

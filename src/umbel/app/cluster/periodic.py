@@ -1,0 +1,167 @@
+"""Periodic tasks: what an app wants sent again and again, by whichever worker leads.
+
+    @app.periodic(every=30)
+    @app.task
+    def refresh(): ...
+
+    @app.periodic(cron="15 4 * * mon-fri", tz="Europe/Vienna", catch_up="all")
+    def nightly(): ...
+
+The message of a slot has an id that follows from the entry's name and the slot, so it can be told
+from outside which slots were sent, and `umbel task show` finds it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from uuid import NAMESPACE_URL, uuid5
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from umbel.app.canvas.signature import Signature
+from umbel.app.sending.options import SendOptions
+from umbel.errors import ConfigurationError
+from umbel.protocol.leadership.schedule import CatchUp, Entry, Every, Rule
+from umbel.wire.message import Outgoing
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+EVERY_MIN_S = 0.1
+SLOT_IDS = "umbel:periodic"
+# From how far back a cron expression's last slot is looked for, first near, then far: leap days come
+# every eight years at worst.
+_LOOK_BACK = tuple(timedelta(days=days) for days in (1 / 720, 1 / 24, 1, 32, 366, 3000))
+TaskT = TypeVar("TaskT", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """The times of a cron expression in a time zone."""
+
+    expression: str
+    zone: tzinfo
+
+    def after(self, at_us: int) -> int:
+        try:
+            return _us(next(CronSim(self.expression, _when(at_us, self.zone))))
+        except StopIteration:  # never again within fifty years
+            return _us(datetime.max.replace(tzinfo=UTC))
+
+    def until(self, at_us: int) -> int:
+        """By looking forward from further and further back: that way summer time is treated alike."""
+        for back in _LOOK_BACK:
+            last = 0
+            for slot in CronSim(self.expression, _when(at_us, self.zone) - back):
+                if (slot_us := _us(slot)) > at_us:
+                    break
+                last = slot_us
+            if last:
+                return last
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Periodic:
+    """One entry of an app's schedule."""
+
+    entry: Entry
+    signature: Signature[Any]
+    said: str  # the rule in words
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    def messages(self, at_us: int) -> Sequence[Outgoing]:
+        """What one slot takes: the task under the slot's own id."""
+        call = self.signature.clone()
+        call.freeze(slot_id(self.name, at_us))
+        return [prepared.outgoing for prepared in call.prepare()]
+
+
+def slot_id(name: str, at_us: int) -> str:
+    """The id of the task that is sent for a slot, whoever sends it."""
+    return str(uuid5(uuid5(NAMESPACE_URL, SLOT_IDS), f"{name}@{at_us}"))
+
+
+class Timetable:
+    """An app's periodic tasks, by name."""
+
+    def __init__(self, app: "App") -> None:
+        self.entries: dict[str, Periodic] = {}
+        self._app = app
+
+    def add(
+        self,
+        signature: Signature[Any],
+        *,
+        every: float | timedelta | None,
+        cron: str | None,
+        tz: str,
+        catch_up: str,
+        name: str | None,
+    ) -> None:
+        named = name or signature.task
+        if named in self.entries:
+            raise ConfigurationError(f"two periodic tasks are named {named!r}; give one another name=")
+        rule, said = _rule(named, every, cron, tz)
+        entry = Entry(named, rule, _catch_up(named, catch_up))
+        self.entries[named] = Periodic(entry, signature, said)
+
+    def decorator(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: SendOptions, **rule: Any
+    ) -> Callable[[TaskT], TaskT]:
+        def register(function: TaskT) -> TaskT:
+            from umbel.app.task import Task
+
+            task: Any = function if isinstance(function, Task) else self._app.task(function)
+            self.add(Signature(task.name, args, kwargs, options, app=self._app), **rule)
+            return cast(TaskT, task)
+
+        return register
+
+
+def _rule(name: str, every: float | timedelta | None, cron: str | None, tz: str) -> tuple[Rule, str]:
+    if (every is None) == (cron is None):
+        raise ConfigurationError(f"periodic task {name!r}: give either every= or cron=")
+    if every is not None:
+        seconds = every.total_seconds() if isinstance(every, timedelta) else every
+        if not EVERY_MIN_S <= seconds < float("inf"):
+            problem = f"every={every!r}: it must be a number of seconds, at least {EVERY_MIN_S}"
+            raise ConfigurationError(f"periodic task {name!r}: {problem}")
+        return Every(round(seconds * 1_000_000)), f"every {seconds:g} s"
+    assert cron is not None
+    rule = Cron(cron, _zone(name, tz))
+    try:
+        rule.after(_us(datetime.now(UTC)))
+    except CronSimError as error:
+        problem = f"cron={cron!r}: {error}; it has five fields: minute hour day month weekday"
+        raise ConfigurationError(f"periodic task {name!r}: {problem}") from None
+    return rule, f"{cron} ({tz})"
+
+
+def _zone(name: str, tz: str) -> tzinfo:
+    try:
+        return ZoneInfo(tz)
+    except (KeyError, ValueError, OSError):  # not there, no name of one, a folder
+        problem = f"tz={tz!r} is no time zone that this machine knows; write it as Europe/Vienna"
+        raise ConfigurationError(f"periodic task {name!r}: {problem}") from None
+
+
+def _catch_up(name: str, given: str) -> CatchUp:
+    try:
+        return CatchUp(given)
+    except ValueError:
+        known = ", ".join(CatchUp)
+        raise ConfigurationError(f"periodic task {name!r}: catch_up={given!r}; one of {known}") from None
+
+
+def _when(at_us: int, zone: tzinfo) -> datetime:
+    return datetime.fromtimestamp(at_us / 1_000_000, zone)
+
+
+def _us(moment: datetime) -> int:
+    return round(moment.timestamp() * 1_000_000)

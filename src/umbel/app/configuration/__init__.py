@@ -1,0 +1,1 @@
+"""Settings of an app: their types, sources and help texts."""

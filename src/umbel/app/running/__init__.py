@@ -1,0 +1,1 @@
+"""Running a task in a child: the tracer, the request, retries, follow-ups, progress."""

@@ -1,0 +1,61 @@
+"""AsyncTracer: runs calls of `async def` tasks on the loop of whoever awaits them.
+
+What a pool with a loop of its own uses beside the plain way. What would block that loop runs in a
+thread: telling that a task has started, counting the parts of a chord, errbacks. Handlers of signals
+run on the loop, as the task does.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from umbel.app.running.awaiting import cancelled_from_within
+from umbel.app.running.request import Running
+from umbel.app.running.tracer import Tracer
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
+from umbel.pools.guard import Raised, await_guarded
+from umbel.pools.interface import Job, Outcome
+from umbel.wire.task import TaskCall
+
+if TYPE_CHECKING:
+    from umbel.app.task import Task
+
+
+_MEANINGS = (WorkerStopping, SoftTimeLimitExceeded, TaskCancelled)  # the special before the general
+
+
+class AsyncTracer(Tracer):
+    def is_async(self, task: str) -> bool:
+        found = self._app.find_task(task)
+        return found is not None and found.is_async
+
+    async def run(self, job: Job) -> Outcome:
+        opened = self._open(job)
+        if isinstance(opened, Outcome):
+            return opened
+        _, task, call, request = opened
+        with Running(request):
+            if self._app.signals.task_prerun:
+                self._tell_prerun(task, call, request)
+            if task.options.track_started:
+                await asyncio.to_thread(self._tell_started, request)
+            happened = await await_guarded(_await, task, call)
+            errbacks = call.embed.errbacks if isinstance(happened, Raised) else None
+            if errbacks or call.embed.chord is not None or call.embed.chain:
+                return await asyncio.to_thread(self._ended, opened, happened)
+            return self._ended(opened, happened)
+
+
+async def _await(task: "Task[Any, Any]", call: TaskCall) -> Any:
+    args = (task, *call.args) if task.options.bind else call.args
+    try:
+        return await task.run(*args, **call.kwargs)
+    except asyncio.CancelledError as error:
+        # The pool's exceptions are cancellations as well, so that groups and time-outs in the task
+        # let go of what they hold. From here on they are what they mean.
+        for meaning in _MEANINGS:
+            if isinstance(error, meaning):
+                raise meaning(*error.args).with_traceback(error.__traceback__) from None
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
+            raise  # the pool ends it
+        raise cancelled_from_within() from error

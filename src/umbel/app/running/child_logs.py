@@ -1,0 +1,135 @@
+"""Logging in a child: what a task logs or prints looks like the worker's own lines, and names the task.
+
+An app that has set up logging for itself keeps what it set up. What is printed is logged line by line;
+what a C library or a subprocess writes to the descriptors themselves passes by.
+"""
+
+import io
+import logging
+import os
+import sys
+import threading
+from typing import TextIO
+
+from umbel.app.running.request import current_request
+from umbel.logs import set_up_logging
+from umbel.pools.interface import ChildContext
+
+LINE_MAX_CHARS = 16 * 1024  # of a longer one the rest is left out, and counted
+
+
+def set_up_child_logging(context: ChildContext) -> None:
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    set_up_logging(
+        context.loglevel,
+        logfile=context.logfile,
+        as_json=context.log_json,
+        node=context.node,
+        child=context.child + 1,
+    )
+
+    def name_the_task(record: logging.LogRecord) -> bool:
+        request = current_request()
+        if request is not None:
+            record.task, record.task_id = request.task, request.id
+        record.child, record.pid = context.child, os.getpid()
+        return True
+
+    for handler in root.handlers:
+        handler.addFilter(name_the_task)
+
+
+def redirect_streams(level: str) -> None:
+    """From now on `print` in a task is a line of the log."""
+    number = logging.getLevelNamesMapping()[level]
+    sys.stdout = LoggedStream("umbel.stdout", number, sys.stdout)
+    sys.stderr = LoggedStream("umbel.stderr", number, sys.stderr)
+
+
+class _Line(threading.local):
+    """The line that a thread has begun: only as much of it is kept as will be logged."""
+
+    def __init__(self) -> None:
+        self.is_logged = False
+        self._parts: list[str] = []
+        self._room, self._left_out = LINE_MAX_CHARS, 0
+
+    def add(self, text: str, start: int, end: int) -> None:
+        fitting = min(end - start, self._room)
+        if fitting:
+            self._parts.append(text[start : start + fitting])
+            self._room -= fitting
+        self._left_out += end - start - fitting
+
+    def end(self) -> str:
+        """The line; another begins."""
+        line = "".join(self._parts)
+        if self._left_out:
+            line += f"... ({self._left_out} characters left out)"
+        self._parts.clear()
+        self._room, self._left_out = LINE_MAX_CHARS, 0
+        return line
+
+
+class LoggedStream(io.TextIOBase):
+    """Takes text and logs it line by line; what logging itself writes goes to the stream behind it."""
+
+    def __init__(self, name: str, level: int, behind: TextIO) -> None:
+        self._log = logging.getLogger(name)
+        self._level = level
+        self._behind = behind
+        self._line = _Line()  # threads do not mix their lines
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._behind.encoding or "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._behind.fileno()
+
+    def write(self, text: str) -> int:
+        if self._line.is_logged:  # a handler writes here: not in a circle
+            return self._behind.write(text)
+        start = 0
+        while (end := text.find("\n", start)) >= 0:
+            self._line.add(text, start, end)
+            self._say(self._line.end())
+            start = end + 1
+        if start < len(text):
+            self._line.add(text, start, len(text))
+            UNFINISHED.add(self)
+        return len(text)
+
+    def flush(self) -> None:
+        """A line that has no end yet stays: `print(".", end="", flush=True)` is no line each."""
+        self._behind.flush()
+
+    def end_line(self) -> None:
+        """Log what was begun, because nothing more comes."""
+        self._say(self._line.end())
+
+    def _say(self, line: str) -> None:
+        if not line.strip():
+            return
+        self._line.is_logged = True
+        try:
+            self._log.log(self._level, "%s", line.rstrip())
+        finally:
+            self._line.is_logged = False
+
+
+UNFINISHED: set[LoggedStream] = set()  # those with a line that has no end yet
+
+
+def end_lines() -> None:
+    """The task has ended: what it printed last belongs to it."""
+    while UNFINISHED:
+        UNFINISHED.pop().end_line()

@@ -1,0 +1,150 @@
+"""Eager mode: tasks run where they are sent, for tests and for `Task.apply`.
+
+The call is encoded, decoded and traced exactly as on its way through a broker and a child; only
+the waiting is left out: an ETA is due at once, a retry follows at once.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from umbel.app.running.tracer import Tracer
+from umbel.backends.interface import ChordPart
+from umbel.brokers.interface import Refused
+from umbel.pools.interface import Job
+from umbel.protocol.delivery.states import READY_STATES, SUCCESS
+from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.task import read_headers
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+RESULTS_MAX = 10_000
+EAGER_NODE = "eager@localhost"
+
+
+@dataclass(slots=True)
+class _Parts:
+    size: int
+    parts: dict[str, ChordPart] = field(default_factory=dict)
+
+
+class EagerBackend:
+    """Results of eager mode, in memory; the oldest go at the limit."""
+
+    url = "eager://"
+
+    def __init__(self) -> None:
+        self._results: OrderedDict[str, StoredResult] = OrderedDict()
+        self._chords: OrderedDict[str, _Parts] = OrderedDict()
+
+    def shares_settle(self, broker_url: str) -> bool:
+        return False
+
+    def store(self, results: Sequence[StoredResult]) -> None:
+        for result in results:
+            kept = self._results.get(result.task_id)
+            if kept is None or kept.status != SUCCESS:
+                self._results[result.task_id] = result
+        while len(self._results) > RESULTS_MAX:
+            self._results.popitem(last=False)
+
+    def read(self, task_ids: Iterable[str], timeout_s: float | None = None) -> Mapping[str, StoredResult]:
+        return {one: self._results[one] for one in task_ids if one in self._results}
+
+    def wait(self, task_ids: Iterable[str], timeout_s: float | None) -> Mapping[str, StoredResult]:
+        """What is not here now never will be: nobody else runs these tasks."""
+        return {one: kept for one, kept in self.read(task_ids).items() if kept.status in READY_STATES}
+
+    async def wait_async(
+        self, task_ids: Iterable[str], timeout_s: float | None
+    ) -> Mapping[str, StoredResult]:
+        return self.wait(task_ids, timeout_s)
+
+    def forget(self, task_ids: Iterable[str]) -> None:
+        for one in task_ids:
+            self._results.pop(one, None)
+
+    def start_chord(self, group_id: str, size: int) -> None:
+        self._chords[group_id] = _Parts(size)
+        while len(self._chords) > RESULTS_MAX:
+            self._chords.popitem(last=False)
+
+    def add_chord_part(self, part: ChordPart) -> Sequence[ChordPart] | None:
+        chord = self._chords.get(part.group_id)
+        if chord is None:
+            return None
+        chord.parts[part.task_id] = part
+        if len(chord.parts) < chord.size:
+            return None
+        return sorted(chord.parts.values(), key=lambda one: one.index or 0)
+
+    def claim_chord(self, group_id: str, by: str) -> bool:
+        return group_id in self._chords
+
+    def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
+        """The runner sends what follows: here nothing can come in between."""
+        self._chords.pop(group_id, None)
+        return ()
+
+    def close(self) -> None:
+        self._results.clear()
+
+
+class EagerMode:
+    """Whether tasks run where they are sent: always, by a setting, or inside a block of code."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+        self._is_lasting = app.settings.task_always_eager
+        self._lasting: EagerRunner | None = None
+        self._of_block: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{app.name}", default=None)
+
+    @property
+    def runner(self) -> "EagerRunner | None":
+        if self._is_lasting and self._lasting is None:
+            self._lasting = EagerRunner(self._app)
+        return self._of_block.get() or self._lasting
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        runner = self._of_block.get() or EagerRunner(self._app)
+        token = self._of_block.set(runner)
+        try:
+            yield
+        finally:
+            self._of_block.reset(token)
+            if self._of_block.get() is None:
+                runner.close()
+
+    def close(self) -> None:
+        if self._lasting is not None:
+            self._lasting.close()
+
+
+class EagerRunner:
+    def __init__(self, app: "App") -> None:
+        self.backend = EagerBackend()
+        self._tracer = Tracer(app, hostname=EAGER_NODE, is_eager=True)
+        self._most_returns = app.settings.task_max_deliveries
+        self._numbers = count()
+
+    def run(self, batch: Iterable[Outgoing]) -> None:
+        """Run these and everything that follows from them."""
+        waiting = deque((outgoing, 0) for outgoing in batch)
+        while waiting:
+            outgoing, returns = waiting.popleft()
+            headers = read_headers(outgoing.message)
+            job = Job(next(self._numbers), headers.task, headers.id, outgoing.queue, outgoing.message)
+            outcome = self._tracer(job)
+            self.backend.store(outcome.results)
+            waiting.extend((follow_up, 0) for follow_up in outcome.follow_ups)
+            if outcome.kind == "requeued" and returns + 1 < self._most_returns:
+                waiting.append((outgoing, returns + 1))
+
+    def close(self) -> None:
+        self._tracer.close()

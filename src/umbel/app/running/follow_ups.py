@@ -1,0 +1,137 @@
+"""Follow-ups: what is sent when a task ends.
+
+The child that ran the task works them out; the worker sends them in the same step that settles
+the message, so a crash in between repeats the task and never loses what comes after it.
+
+Order and fields as in Celery: callbacks first, then the next step of the chain; both get the
+result as their first argument unless they are immutable. An errback gets the id of the task that
+failed, or, if it can take three arguments more than it has, is called at once with (request, error,
+traceback).
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from inspect import iscoroutine
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from umbel.app.canvas.signature import Signature, signature_from
+from umbel.app.running.awaiting import run_to_end
+from umbel.app.running.request import Request
+from umbel.pools.guard import Raised, call_guarded
+from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.result import ExceptionMap, encode_failure
+from umbel.wire.task import SignatureMap, TaskCall, TaskHeaders
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+
+log = logging.getLogger("umbel.task")
+
+
+def keeps_result(app: "App", headers: TaskHeaders) -> bool:
+    """Whether a result is stored: the message says so, else the task, else the app."""
+    ignored = headers.ignore_result
+    if ignored is None and headers.task in app.tasks:
+        ignored = app.tasks[headers.task].options.ignore_result
+    return not (app.settings.task_ignore_result if ignored is None else ignored)
+
+
+def after_success(app: "App", call: TaskCall, request: Request, value: Any) -> list[Outgoing]:
+    embed = call.embed
+    if not embed.callbacks and not embed.chain:
+        return []
+    sent: list[Outgoing] = []
+    for callback in embed.callbacks or ():
+        sent += _linked(app, callback, [value], request)
+    if embed.chain:
+        *remaining, following = embed.chain
+        signature = signature_from(following, app).clone([value])
+        signature.options["chain"] = remaining
+        sent += _sent_by(request, signature.prepare(sender=request))
+    return sent
+
+
+def _run_here(work: Callable[[], object]) -> None:
+    work()
+
+
+def after_failure(
+    app: "App",
+    call: TaskCall,
+    request: Request,
+    error: BaseException,
+    traceback: str,
+    *,
+    run: Callable[[Callable[[], object]], None] = _run_here,
+) -> list[Outgoing]:
+    """Call or prepare the errbacks; one that cannot be sent is logged and the others still are.
+
+    `run` calls those that take the error itself: a worker's loop must not run users' code.
+    """
+    sent: list[Outgoing] = []
+    for errback in call.embed.errbacks or ():
+        happened = call_guarded(_fail_over, app, errback, request, error, traceback, run)
+        if isinstance(happened, Raised):
+            log.error(
+                "an errback failed",
+                extra={"task_id": request.id, "errback": errback},
+                exc_info=happened.error,
+            )
+        else:
+            sent += happened.value
+    return sent
+
+
+def _fail_over(
+    app: "App",
+    errback: SignatureMap,
+    request: Request,
+    error: BaseException,
+    traceback: str,
+    run: Callable[[Callable[[], object]], None],
+) -> list[Outgoing]:
+    signature = signature_from(errback, app)
+    facts = (request, error, traceback)
+    if not _takes(app, signature, facts):
+        return _linked(app, signature, [request.id], request)
+    run(lambda: _call(signature, facts))
+    return []
+
+
+def _call(signature: Signature[Any], facts: tuple[object, ...]) -> None:
+    answer = signature(*facts)
+    if iscoroutine(answer):
+        run_to_end(answer)
+
+
+def _takes(app: "App", signature: Signature[Any], more: tuple[object, ...]) -> bool:
+    known = app.tasks.get(signature.task)
+    if known is None or signature.immutable:
+        return False
+    try:
+        known.check_arguments([*more, *signature.args], signature.kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def steps_that_never_run(
+    call: TaskCall, error: ExceptionMap, traceback: str, *, status: str, done_at: float
+) -> Iterable[StoredResult]:
+    """The rest of a chain fails with the step that failed, or its waiters would wait for ever."""
+    for step in call.embed.chain or ():
+        if task_id := step["options"].get("task_id"):
+            yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
+
+
+def _linked(app: "App", linked: Any, args: list[Any], request: Request) -> list[Outgoing]:
+    signature = signature_from(linked, app).clone(args)
+    signature.options.setdefault("group_id", str(uuid4()))
+    return _sent_by(request, signature.prepare(sender=request))
+
+
+def _sent_by(request: Request, prepared: Iterable[Any]) -> list[Outgoing]:
+    ready = list(prepared)
+    request.sent(one.task_id for one in ready)
+    return [one.outgoing for one in ready]

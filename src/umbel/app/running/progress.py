@@ -1,0 +1,147 @@
+"""Reports: what a running task tells of itself, its states and its events, and how often.
+
+A task in a loop may tell a thousand times a second what nobody can read. So `BURST` reports go out
+at once and `PER_SECOND` after that; of the others the latest is kept. It goes out with the next
+report that may, and at the latest before the task's result: the last one always arrives. What it
+costs: after a flood, and while the task then says nothing more, the state shown is the one before.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from umbel.errors import BrokerError, WireError
+from umbel.events.precedence import STATES
+from umbel.events.types import KNOWN_TYPES, TASK_PREFIX
+from umbel.pools.interface import Told
+from umbel.protocol.delivery.sensitive import Secrets
+from umbel.wire.limits import DEFAULT_LIMITS, Limits
+from umbel.wire.result import encode_state
+from umbel.wire.values import decode_json, encode_json
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+    from umbel.app.running.request import Request
+
+log = logging.getLogger("umbel.task")
+
+BURST, PER_SECOND = 50, 10.0
+EVENT_MAX_BYTES = 16 * 1024
+EVENT_LIMITS = Limits(depth_max=DEFAULT_LIMITS.depth_max - 4)  # it travels inside others
+TYPE_MAX_CHARS = 100
+# What every event says of itself and its task.
+RESERVED = frozenset(
+    {"type", "uuid", "hostname", "pid", "clock", "timestamp", "utcoffset", "inc", "seq", "retries", "name"}
+)
+
+Teller = Callable[[Told], None]
+
+
+def reports_of(app: "App", request: "Request") -> "Reports | None":
+    """Where a running task tells of itself; None when it was called as a function."""
+    if request.reports is None and not request.called_directly:
+        request.reports = Reports(
+            app, request.id, request.reply_to, request.tell, request.number, request.secrets
+        )
+    return request.reports
+
+
+class Reports:
+    """Of one run of one task."""
+
+    def __init__(
+        self,
+        app: "App",
+        task_id: str,
+        reply_to: str,
+        tell: Teller | None = None,
+        number: int = 0,
+        secrets: Secrets | None = None,
+    ) -> None:
+        self._secrets = secrets
+        self._app = app
+        self._task_id = task_id
+        self._reply_to = reply_to
+        self._tell = tell
+        self._number = number
+        self._allowed = float(BURST)
+        self._at = monotonic()
+        self._kept: tuple[str, Any] | None = None
+
+    def state(self, state: str, meta: Any) -> None:
+        """Store a state and tell it; BrokerError when it cannot be stored, as for any other result."""
+        encode_json(meta, root="meta")  # what cannot be sent is refused now, and not when it is its turn
+        if self._may():
+            self._kept = None
+            self._send(state, meta)
+        else:
+            self._kept = (state, meta)
+
+    def event(self, event_type: str, fields: Mapping[str, Any], *, blind: bool = False) -> bool:
+        """Tell an event of the user's own; False when there were too many, or nobody to tell."""
+        check_type(event_type)
+        return self._may() and self._tell_event(event_type, fields, blind=blind)
+
+    def flush(self) -> None:
+        """The task has ended: what was kept goes out before its result."""
+        if self._kept is None:
+            return
+        (state, meta), self._kept = self._kept, None
+        try:
+            self._send(state, meta)
+        except BrokerError as error:
+            log.warning("the last state is not stored", extra={"task_id": self._task_id, "why": str(error)})
+
+    def _may(self) -> bool:
+        now = monotonic()
+        self._allowed = min(float(BURST), self._allowed + (now - self._at) * PER_SECOND)
+        self._at = now
+        if self._allowed < 1.0:
+            return False
+        self._allowed -= 1.0
+        return True
+
+    def _send(self, state: str, meta: Any) -> None:
+        stored = replace(encode_state(self._task_id, state, meta), reply_to=self._reply_to)
+        self._app.backend.store([stored])
+        event_type = f"{TASK_PREFIX}{state.lower()}"
+        if state not in BUILT_IN and event_type not in KNOWN_TYPES and is_type(event_type):
+            self._tell_event(event_type, meta if isinstance(meta, Mapping) else {"meta": meta})
+
+    def _tell_event(self, event_type: str, fields: Mapping[str, Any], *, blind: bool = False) -> bool:
+        if self._tell is None:
+            return False
+        plain = {str(name): value for name, value in fields.items() if name not in RESERVED}
+        try:
+            encoded = encode_json(plain, root="event", limits=EVENT_LIMITS)
+            if self._secrets:
+                encoded = encode_json(self._secrets.strike_all(decode_json(encoded)), root="event")
+        except WireError as error:
+            log.warning("an event cannot be sent", extra={"event": event_type, "why": str(error)})
+            return False
+        if len(encoded) > EVENT_MAX_BYTES:
+            encoded = encode_json({"left_out_bytes": len(encoded)})
+        self._tell(Told(self._number, event_type, time(), encoded, blind))
+        return True
+
+
+def is_type(event_type: str) -> bool:
+    return len(event_type) <= TYPE_MAX_CHARS and all(
+        part.isascii() and part.replace("_", "").isalnum() for part in event_type.split("-")
+    )
+
+
+def check_type(event_type: str) -> None:
+    """ValueError for what no user may say: a type of ours, of a worker, or one that is no name."""
+    if event_type in KNOWN_TYPES or event_type.startswith("worker-"):
+        raise ValueError(f"event type {event_type!r} is one that workers send; take another, task-mine say")
+    if "-" not in event_type or not is_type(event_type):
+        raise ValueError(
+            f"event type {event_type!r} is not a group and a name, in letters, digits and '_': task-progress"
+        )
+
+
+BUILT_IN = frozenset(STATES.values())

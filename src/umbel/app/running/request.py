@@ -1,0 +1,108 @@
+"""Request: what a running task knows about its own call.
+
+The current request lives in a context variable, so it is right in threads and in coroutines. A
+task called as a plain function has an empty request with `called_directly` set.
+"""
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from umbel.wire.message import Outgoing
+from umbel.wire.task import TaskCall
+
+if TYPE_CHECKING:
+    from umbel.app.running.progress import Reports, Teller
+    from umbel.protocol.delivery.sensitive import Secrets
+
+
+@dataclass(slots=True)
+class Request:
+    id: str = ""
+    task: str = ""
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    retries: int = 0
+    root_id: str | None = None
+    parent_id: str | None = None
+    group: str | None = None
+    group_index: int | None = None
+    eta: str | None = None
+    expires: str | None = None
+    timelimit: tuple[float | None, float | None] = (None, None)
+    hostname: str = ""
+    delivery_info: dict[str, Any] = field(default_factory=dict)
+    reply_to: str = ""
+    headers: dict[str, Any] = field(default_factory=dict)
+    called_directly: bool = True
+    is_eager: bool = False
+    children: list[str] = field(default_factory=list)
+    call: TaskCall | None = None
+    unsent: list[Outgoing] = field(default_factory=list)  # kept for a broker that is away
+    try_again_at: float = 0.0  # on the monotonic clock
+    reports: "Reports | None" = None  # what it has told of itself; made when it first does
+    tell: "Teller | None" = None
+    number: int = 0  # of its job
+    secrets: "Secrets | None" = None  # of its sensitive arguments
+
+    def sent(self, task_ids: Iterable[str]) -> None:
+        """Note tasks that this one sent."""
+        self.children.extend(islice(task_ids, max(0, CHILDREN_MAX - len(self.children))))
+
+
+CHILDREN_MAX = 1000  # ids of sent tasks that a result lists; the rest are sent but not listed
+
+_current: ContextVar[Request | None] = ContextVar("umbel_request", default=None)
+
+
+def current_request() -> Request | None:
+    """The request of the task that runs here, if one does."""
+    return _current.get()
+
+
+class Running:
+    """The block in which `current_request()` is this one.
+
+    A class, because every task passes here and a generator costs about twice as much.
+    """
+
+    __slots__ = ("_request", "_token")
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __enter__(self) -> Request:
+        self._token = _current.set(self._request)
+        return self._request
+
+    def __exit__(self, *_error: object) -> None:
+        _current.reset(self._token)
+
+
+def request_of(
+    call: TaskCall, *, hostname: str, queue: str, redelivered: bool = False, is_eager: bool = False
+) -> Request:
+    headers = call.headers
+    return Request(
+        id=headers.id,
+        task=headers.task,
+        args=call.args,
+        kwargs=call.kwargs,
+        retries=headers.retries,
+        root_id=headers.root_id or headers.id,
+        parent_id=headers.parent_id,
+        group=headers.group,
+        group_index=headers.group_index,
+        eta=headers.eta,
+        expires=headers.expires,
+        timelimit=headers.timelimit,
+        hostname=hostname,
+        delivery_info={"routing_key": queue, "priority": call.priority, "redelivered": redelivered},
+        reply_to=call.reply_to,
+        headers=call.extra,
+        called_directly=False,
+        is_eager=is_eager,
+        call=call,
+    )

@@ -1,0 +1,400 @@
+"""Tracer: runs one call of a task and says how it ended. What a child does all day.
+
+It decodes the message, calls the function with its request in place, turns every ending (a
+value, an exception, a retry, a refusal) into an `Outcome` with the result map already encoded,
+and never raises because of what a task or a message did.
+"""
+
+import logging
+import os
+from inspect import iscoroutine
+from random import random
+from time import perf_counter, time
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from umbel.app.canvas.chord import NOTHING_FOLLOWS, BodyOutcome, part_ended, time_left_s
+from umbel.app.running.attempts import next_attempt
+from umbel.app.running.awaiting import LastingLoop, cancelled_from_within, cancelled_type
+from umbel.app.running.child_logs import UNFINISHED, end_lines
+from umbel.app.running.follow_ups import after_failure, after_success, keeps_result, steps_that_never_run
+from umbel.app.running.request import Request, Running, request_of
+from umbel.app.running.tracebacks import traceback_text
+from umbel.app.sending.publish import patiently
+from umbel.clock import cluster_now, correct
+from umbel.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    Ignore,
+    MaxRetriesExceeded,
+    NotRegistered,
+    Reject,
+    Retry,
+    TaskCancelled,
+    TaskRejected,
+    UmbelError,
+    WireError,
+    WorkerStopping,
+)
+from umbel.pools.guard import Raised, Returned, call_guarded
+from umbel.pools.interface import ChildContext, Job, Outcome
+from umbel.protocol.delivery.sensitive import MASK, Secrets, Sensitive
+from umbel.protocol.delivery.states import FAILURE, RETRY, STARTED, SUCCESS
+from umbel.text import leaving
+from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.options import broken_rule
+from umbel.wire.result import ExceptionMap, encode_failure, encode_state, encode_success, exception_map
+from umbel.wire.show import cut
+from umbel.wire.task import TaskCall, decode_task, show_args, show_kwargs, show_value
+from umbel.wire.values import encode_json
+
+if TYPE_CHECKING:
+    from umbel.app.app import App
+    from umbel.app.running.progress import Teller
+    from umbel.app.task import Task
+
+log = logging.getLogger("umbel.task")
+EXCEPTION_MAX_CHARS = 8 * 1024
+STRUCK_MAX_CHARS = 256 * 1024
+EXCEPTION_ARGS_MAX = 16  # each up to a megabyte; a result must fit its limit
+
+
+def make_tracer(app: "App", context: ChildContext) -> "Tracer":
+    if not context.on_loop:
+        return Tracer(app, hostname=context.node, tell=context.tell)
+    from umbel.app.running.async_tracer import AsyncTracer  # brings asyncio along, which few children need
+
+    return AsyncTracer(app, hostname=context.node, tell=context.tell)
+
+
+class Tracer:
+    def __init__(
+        self, app: "App", *, hostname: str, is_eager: bool = False, tell: "Teller | None" = None
+    ) -> None:
+        self._app = app
+        self._tell = tell
+        self._hostname = hostname
+        self._is_eager = is_eager
+        self._loop = LastingLoop()
+
+    def __call__(self, job: Job) -> Outcome:
+        opened = self._open(job)
+        if isinstance(opened, Outcome):
+            return opened
+        _, task, call, request = opened
+        with Running(request):
+            if self._app.signals.task_prerun:
+                self._tell_prerun(task, call, request)
+            if task.options.track_started:
+                self._tell_started(request)
+            return self._ended(opened, call_guarded(self._call, task, call))
+
+    def close(self) -> None:
+        self._loop.close()
+
+    def _open(self, job: Job) -> "_Opened | Outcome":
+        """The call and everything that is known about it; or how a message ends that is none."""
+        if not self._is_eager:
+            correct(job.clock_offset_s)
+        run = _Run(self._app, job)
+        try:
+            call = decode_task(job.message, accept=self._app.settings.accept_content)
+        except WireError as error:
+            return run.refused(job.task_id, error)
+        task = self._app.find_task(call.headers.task)
+        if task is None:
+            return run.refused(job.task_id, NotRegistered.named(call.headers.task), call)
+        request = request_of(
+            call,
+            hostname=self._hostname,
+            queue=job.queue,
+            redelivered=job.redelivered,
+            is_eager=self._is_eager,
+        )
+        request.tell, request.number = self._tell, job.number
+        if task.options.hides is not None:
+            run.hides = task.options.hides
+            request.secrets = run.secrets = _hidden(call, task.options.hides)
+        return run, task, call, request
+
+    def _ended(self, opened: "_Opened", happened: Returned[Any] | Raised) -> Outcome:
+        run, task, call, request = opened
+        if request.reports is not None:
+            request.reports.flush()
+        if UNFINISHED:
+            end_lines()
+        if isinstance(happened, Raised):
+            outcome = run.raised(task, call, request, happened.error)
+        else:
+            outcome = run.returned(task, call, request, happened.value)
+        signals = self._app.signals
+        if signals.task_postrun:
+            signals.task_postrun.send(
+                task=task,
+                task_id=request.id,
+                args=call.args,
+                kwargs=call.kwargs,
+                state=outcome.kind,
+                value=happened.error if isinstance(happened, Raised) else happened.value,
+            )
+        return outcome if not request.unsent else _with_unsent(outcome, request.unsent)
+
+    def _tell_prerun(self, task: "Task[Any, Any]", call: TaskCall, request: Request) -> None:
+        self._app.signals.task_prerun.send(task=task, task_id=request.id, args=call.args, kwargs=call.kwargs)
+
+    def _tell_started(self, request: Request) -> None:
+        """For display only, so a backend that is away does not stop the task."""
+        meta = {"pid": os.getpid(), "hostname": self._hostname}
+        try:
+            state = encode_state(request.id, STARTED, meta)
+            self._app.backend.store([replace(state, reply_to=request.reply_to)])
+        except BrokerError as error:
+            log.warning("STARTED is not stored", extra={"task_id": request.id, "why": str(error)})
+
+    def _call(self, task: "Task[Any, Any]", call: TaskCall) -> Any:
+        args = (task, *call.args) if task.options.bind else call.args
+        try:  # not cancelled_is_failed(): every task passes here, and a generator costs as much as some
+            value = task.run(*args, **call.kwargs)
+        except cancelled_type() as error:
+            raise cancelled_from_within() from error
+        # A decorated `async def` may look like a plain function that returns a coroutine.
+        return self._loop.run(value) if iscoroutine(value) else value
+
+
+class _Run:
+    """One run of one job: measures it and builds the outcome."""
+
+    __slots__ = ("_app", "_began", "_job", "_started_at", "hides", "secrets")
+
+    def __init__(self, app: "App", job: Job) -> None:
+        self._app = app
+        self._job = job
+        self.hides: Sensitive | None = None
+        self.secrets: Secrets | None = None
+        self._started_at = time()
+        self._began = perf_counter()
+
+    def refused(self, task_id: str, error: UmbelError, call: TaskCall | None = None) -> Outcome:
+        """A message that no child can run: reported, and kept among the dead letters."""
+        described, done_at = exception_map(error), time()
+        results = [encode_failure(task_id, described, None, done_at=done_at)]
+        if call is not None:
+            results += steps_that_never_run(call, described, "", status=FAILURE, done_at=done_at)
+        return self._outcome("rejected", results=results, summary=f"{type(error).__name__}: {error}")
+
+    def returned(self, task: "Task[Any, Any]", call: TaskCall, request: Request, value: Any) -> Outcome:
+        built = call_guarded(self._success, task, call, request, value)
+        if isinstance(built, Raised):
+            if isinstance(built.error, BrokerUnavailable | WorkerStopping):
+                return self._unfinished(built.error)
+            return self.failed(task, call, request, built.error)  # an unsendable value, a broken callback
+        if self._app.signals.task_success:
+            self._app.signals.task_success.send(task=task, task_id=request.id, result=value)
+        return built.value
+
+    def _success(self, task: "Task[Any, Any]", call: TaskCall, request: Request, value: Any) -> Outcome:
+        follow_ups = after_success(self._app, call, request, value)
+        body = self._part_ended(call, request, SUCCESS, value)
+        results: tuple[StoredResult, ...] = ()
+        if keeps_result(self._app, call.headers):
+            results = (encode_success(request.id, value, done_at=time(), **self._about(request)),)
+        return self._outcome(
+            "success",
+            results=[*results, *body.results],
+            follow_ups=[*follow_ups, *body.follow_ups],
+            summary=self._show(value),
+        )
+
+    def raised(
+        self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
+    ) -> Outcome:
+        policy = task.options.retry
+        if isinstance(error, TaskCancelled):
+            return self.failed(task, call, request, error)
+        if isinstance(error, Retry):
+            if broken_rule("eta", error.when):
+                return self.failed(task, call, request, ValueError(f"Retry(when={error.when!r}): no time"))
+            if error.when is not None:  # self.retry() has judged it
+                return self._retried(task, call, request, error, error.when)
+            if policy.exhausted(request.retries):
+                text = f"{task.name}[{request.id}] was tried again {request.retries} times"
+                spent = MaxRetriesExceeded(text)
+                spent.__cause__ = error
+                return self.failed(task, call, request, error.exc or spent)
+            due = cluster_now() + policy.wait_s(request.retries, random())
+            return self._retried(task, call, request, error, due)
+        if isinstance(error, WorkerStopping):
+            return self._outcome("requeued", summary="the worker stops")
+        if isinstance(error, Ignore):
+            return self._outcome("ignored")
+        if isinstance(error, Reject):
+            reason = self.secrets.strike(str(error.reason)) if self.secrets else str(error.reason)
+            if error.requeue:
+                return self._outcome("requeued", summary=reason)
+            # A failure of its own name: who waits for the result must neither wait for ever nor get a Reject.
+            failure = TaskRejected(reason or "rejected by the task").with_traceback(error.__traceback__)
+            ended = self.failed(task, call, request, failure)
+            said = leaving(reason)
+            return replace(ended, kind="rejected", summary=said) if ended.kind == "failure" else ended
+        if isinstance(error, task.options.autoretry_for) and not policy.exhausted(request.retries):
+            due = cluster_now() + policy.wait_s(request.retries, random())
+            return self._retried(task, call, request, error, due)
+        return self.failed(task, call, request, error)
+
+    def _retried(
+        self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException, due: float
+    ) -> Outcome:
+        cause = error.exc or error if isinstance(error, Retry) else error
+        follow_up = error.again if isinstance(error, Retry) else None
+        if follow_up is None:
+            keyring, queue = self._app.settings.keyring, self._job.queue
+            follow_up = next_attempt(self._job.message, call, request, due=due, queue=queue, keyring=keyring)
+        text = self._text(cause)
+        if self._app.signals.task_retry:
+            self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)
+        results: tuple[StoredResult, ...] = ()
+        if keeps_result(self._app, call.headers):
+            results = (self._failure(request, cause, text, status=RETRY, done_at=None),)
+        return self._outcome(
+            "retry",
+            results=results,
+            follow_ups=[follow_up],
+            summary=self._repr(cause),
+            traceback=text,
+            due=due,
+        )
+
+    def failed(
+        self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
+    ) -> Outcome:
+        if isinstance(error, TaskCancelled):  # the main process knows what becomes of it
+            return self._outcome("cancelled", summary=self._repr(error))
+        text = self._text(error)
+        done_at = time()
+        follow_ups = after_failure(self._app, call, request, error, text)
+        if self._app.signals.task_failure:
+            self._app.signals.task_failure.send(task=task, task_id=request.id, error=error, traceback=text)
+        results: list[StoredResult] = []
+        if keeps_result(self._app, call.headers):
+            results.append(self._failure(request, error, text, status=FAILURE, done_at=done_at))
+        results += steps_that_never_run(call, self._described(error), text, status=FAILURE, done_at=done_at)
+        counted = call_guarded(self._part_ended, call, request, FAILURE, self._described(error))
+        if not isinstance(counted, Raised):
+            body = counted.value
+        elif isinstance(counted.error, BrokerUnavailable | WorkerStopping):
+            return self._unfinished(counted.error)
+        else:
+            log.error("cannot count a task in its chord", exc_info=counted.error)
+            body = NOTHING_FOLLOWS
+        return self._outcome(
+            "failure",
+            results=[*results, *body.results],
+            follow_ups=[*follow_ups, *body.follow_ups],
+            summary=self._repr(error),
+            traceback=text,
+        )
+
+    def _part_ended(self, call: TaskCall, request: Request, status: str, value: object) -> BodyOutcome:
+        """Count the task in its chord, waiting for a broker that is away while its time limits allow."""
+        if call.embed.chord is None and (status == SUCCESS or not call.embed.chain):
+            return NOTHING_FOLLOWS  # as for most
+        limits = (self._job.soft_limit_s, self._job.hard_limit_s)
+        wait_s = time_left_s(limits, perf_counter() - self._began)
+        return patiently(lambda: part_ended(self._app, call, request, status, value), wait_s)
+
+    def _unfinished(self, error: BaseException) -> Outcome:
+        """The task ran, but what follows cannot be written now: it is left to redelivery."""
+        return self._outcome("requeued", summary=f"it ended, but what follows it could not be sent: {error}")
+
+    def _failure(
+        self, request: Request, error: BaseException, text: str, *, status: str, done_at: float | None
+    ) -> StoredResult:
+        about = self._about(request)
+        return encode_failure(
+            request.id, self._described(error), text, status=status, done_at=done_at, **about
+        )
+
+    def _about(self, request: Request) -> dict[str, Any]:
+        about: dict[str, Any] = {
+            "children": request.children,
+            "group_id": request.group,
+            "parent_id": request.parent_id,
+        }
+        if self._app.settings.result_extended:
+            about["extended"] = {
+                "name": request.task,
+                **_arguments(request, self.hides),
+                "worker": request.hostname,
+                "retries": request.retries,
+                "queue": self._job.queue,
+            }
+        return about
+
+    def _text(self, error: BaseException) -> str:
+        return traceback_text(
+            error, max_bytes=self._app.settings.task_traceback_max_bytes, secrets=self.secrets
+        )
+
+    def _described(self, error: BaseException) -> ExceptionMap:
+        described = exception_map(error)
+        if len(described["exc_message"]) > EXCEPTION_ARGS_MAX:
+            described["exc_message"] = [*described["exc_message"][:EXCEPTION_ARGS_MAX], "…"]
+        if self.secrets:
+            described["exc_message"] = self.secrets.strike_all(described["exc_message"])
+        return described
+
+    def _show(self, value: Any) -> str:
+        text_max = self._app.settings.task_repr_max_chars
+        if not self.secrets:
+            return show_value(value, text_max)
+        # Shown at length, so that no secret is cut in two before it is struck out.
+        return cut(self.secrets.strike(show_value(value, STRUCK_MAX_CHARS)), text_max)
+
+    def _repr(self, error: BaseException) -> str:
+        shown = call_guarded(repr, error)
+        text = f"<{type(error).__name__}>" if isinstance(shown, Raised) else shown.value
+        if self.secrets:
+            text = self.secrets.strike(text)
+        return cut(text, max(self._app.settings.task_repr_max_chars, EXCEPTION_MAX_CHARS))
+
+    def _outcome(self, kind: Any, *, due: float = 0.0, summary: object = "", **fields: Any) -> Outcome:
+        return Outcome(
+            summary=cut(
+                leaving(summary if isinstance(summary, str) else show_value(summary)), STRUCK_MAX_CHARS
+            ),
+            number=self._job.number,
+            kind=kind,
+            started_at=self._started_at,
+            runtime_s=perf_counter() - self._began,
+            not_before=due,
+            **fields,
+        )
+
+
+_Opened = tuple[_Run, "Task[Any, Any]", TaskCall, Request]
+
+
+def _with_unsent(outcome: Outcome, unsent: list[Outgoing]) -> Outcome:
+    """What the task sent while the broker was away goes out with its end, however it ended."""
+    return replace(outcome, follow_ups=[*unsent, *outcome.follow_ups])
+
+
+def _arguments(request: Request, hides: Sensitive | None) -> dict[str, Any]:
+    """The arguments as they are, or as text when they came in another form than results have."""
+    args, kwargs = request.args, request.kwargs
+    if hides is not None:
+        args, kwargs = hides.hide(args, kwargs, MASK)
+    given = {"args": args, "kwargs": kwargs}
+    try:
+        encode_json(given)
+    except WireError:
+        return {"args": show_args(args), "kwargs": show_kwargs(kwargs)}
+    return given
+
+
+def _hidden(call: TaskCall, hides: Sensitive) -> Secrets:
+    """What must not get out; the headers, which further attempts take over, do not say it any more."""
+    args, kwargs = hides.hide(call.args, call.kwargs)
+    call.headers = replace(call.headers, argsrepr=show_args(args), kwargsrepr=show_kwargs(kwargs))
+    return Secrets(hides.values(call.args, call.kwargs))

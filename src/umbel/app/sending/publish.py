@@ -1,0 +1,84 @@
+"""Publishing while the broker is away: who waits, who is told, what is kept.
+
+A sender waits up to `publish_timeout_s`, trying again with growing pauses, and is then told. An
+attempt whose outcome is unknown, because the link broke before the answer, is made again: a
+message may be there twice, never not at all.
+
+A running task is not told: what it sends and nobody takes is kept and goes out when the task
+ends, with its result and its ack, as one step where the broker can. If its process dies before
+that, what was kept goes with it, and the task, which was not acknowledged, runs again. What one
+task keeps is limited by `publish_buffer_max`; past it the task is told.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from random import random
+from time import monotonic, sleep
+from typing import TypeVar
+
+from umbel.app.configuration.settings import Settings
+from umbel.app.running.request import Request
+from umbel.brokers.interface import Producer
+from umbel.errors import AccessRefused, BrokerUnavailable, BufferFull
+from umbel.protocol.retry import reconnect_wait_s
+from umbel.wire.message import Outgoing
+
+T = TypeVar("T")
+log = logging.getLogger("umbel.publishing")
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+
+
+def patiently(work: Callable[[], T], timeout_s: float) -> T:
+    """Do it, again while the broker is away and time is left; an attempt itself may take longer."""
+    ends, failures = monotonic() + timeout_s, 0
+    while True:
+        try:
+            return work()
+        except AccessRefused:
+            raise
+        except BrokerUnavailable as error:
+            failures += 1
+            pause_s = reconnect_wait_s(failures, random(), first_s=FIRST_PAUSE_S, most_s=LONGEST_PAUSE_S)
+            left_s = ends - monotonic()
+            if pause_s >= left_s:
+                raise
+            if failures == 1:
+                fields = {"up_to_s": round(left_s, 1), "why": str(error)}
+                log.warning("the broker is away: waiting", extra=fields)
+        sleep(pause_s)
+
+
+def publish(
+    producer: Producer, batch: Sequence[Outgoing], settings: Settings, request: Request | None
+) -> bool:
+    """Whether it was sent; False: it is kept until the running task ends."""
+    if request is None or request.called_directly:
+        patiently(lambda: producer.publish(batch), settings.publish_timeout_s)
+        return True
+    # What waits goes first. Who has waited once does not wait again with every message.
+    waiting, timeout_s = request.unsent, 0.0 if request.unsent else settings.publish_timeout_s
+    if monotonic() >= request.try_again_at:
+        try:
+            patiently(lambda: producer.publish([*waiting, *batch]), timeout_s)
+        except AccessRefused:
+            raise
+        except BrokerUnavailable as error:
+            _keep(request, batch, settings.publish_buffer_max, error)
+            return False
+        waiting.clear()
+        return True
+    _keep(request, batch, settings.publish_buffer_max, None)
+    return False
+
+
+def _keep(request: Request, batch: Sequence[Outgoing], limit: int, error: BrokerUnavailable | None) -> None:
+    request.try_again_at = monotonic() + LONGEST_PAUSE_S
+    if len(request.unsent) + len(batch) > limit:
+        raise BufferFull(
+            f"the broker is away, and {request.task}[{request.id}] has sent {len(request.unsent)} messages "
+            f"that wait for it: {len(batch)} more are over the limit of {limit} ('publish_buffer_max')"
+        ) from error
+    if not request.unsent:
+        why = {"task": request.task, "task_id": request.id, "why": str(error)}
+        log.warning("the broker is away: what the task sends is kept until it ends", extra=why)
+    request.unsent.extend(batch)

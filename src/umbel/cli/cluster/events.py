@@ -1,0 +1,194 @@
+"""`umbel events`: what happens in the cluster, as it happens, in the cluster's order.
+
+It listens to the broker as any monitor does, so it hears Celery's workers and clients as well as
+ours. Events come from many nodes; each is held back for a moment (`--window`) and shown where its
+logical time puts it. What is told while nobody listens is not shown later: that is history.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from time import localtime, strftime
+from typing import Any
+
+import click
+import msgspec
+
+from umbel.brokers.interface import Broker, Subscription
+from umbel.cli import exits
+from umbel.cli.broker import ask_broker
+from umbel.cli.options import app_option, broker_option, json_option
+from umbel.cli.show.printing import say
+from umbel.control.client import Asker
+from umbel.events.receiver import EventReceiver, Heard
+from umbel.events.reorder import ReorderWindow
+from umbel.events.stamp import EVENT_EXCHANGE
+from umbel.events.types import TIME_MAX_S
+from umbel.protocol.clock import LamportClock
+from umbel.text import one_line
+from umbel.wire.event import decode_events, group_of
+from umbel.wire.show import brief
+
+INBOX_MAX = 1000
+LISTENING = "umbel: listening for events"  # what is told from now on is heard
+ENVELOPE = ("type", "hostname", "pid", "clock", "timestamp", "utcoffset", "inc", "seq", "uuid")
+GLOB = frozenset("*?[")
+
+
+@click.command("events")
+@app_option
+@broker_option
+@click.option("--type", "types", multiple=True, metavar="GLOB", help="Only these: task-failed, 'worker-*'.")
+@click.option("--task", "tasks", multiple=True, metavar="ID", help="Only of tasks whose id begins so.")
+@click.option("--node", "nodes", multiple=True, metavar="GLOB", help="Only told by these: 'w1@*'.")
+@click.option("-E", "--enable", is_flag=True, help="Ask all workers to tell of tasks from now on.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many events.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Stop after so many seconds.")
+@click.option(
+    "--window",
+    "window_s",
+    type=click.FloatRange(0, 60),
+    default=0.5,
+    show_default=True,
+    help="Hold events so long to put them in order.",
+)
+@json_option
+def command(
+    app_name: str | None,
+    url: str | None,
+    types: tuple[str, ...],
+    tasks: tuple[str, ...],
+    nodes: tuple[str, ...],
+    enable: bool,
+    limit: int | None,
+    timeout_s: float | None,
+    window_s: float,
+    as_json: bool,
+) -> int:
+    """Show what happens in the cluster in Lamport order, until Ctrl-C; with --json one object a line.
+
+    Workers tell of tasks only when asked: start them with -E, or use --enable here. Clients tell
+    that they sent a task with task_send_sent_event.
+
+    Exit code: 0, or 3 when nothing was heard.
+    """
+    wanted = Wanted(types, tasks, nodes)
+    tail = Tail(wanted, window_s=window_s, limit=limit, as_json=as_json)
+    try:
+        ask_broker(app_name, lambda broker: tail.run(broker, timeout_s, enable=enable), url=url)
+    except KeyboardInterrupt:
+        tail.show(tail.window.rest())
+    if tail.window.late:
+        click.echo(f"umbel: {tail.window.late} events came too late for their place; try --window", err=True)
+    return exits.OK if tail.shown else exits.NOT_FOUND
+
+
+class Wanted:
+    """Which events are shown."""
+
+    def __init__(self, types: Iterable[str], tasks: Iterable[str], nodes: Iterable[str]) -> None:
+        self._types, self._tasks, self._nodes = tuple(types), tuple(tasks), tuple(nodes)
+
+    def __contains__(self, event: dict[str, Any]) -> bool:
+        return (
+            _matches(event["type"], self._types)
+            and _matches(str(event.get("hostname", "")), self._nodes)
+            and (not self._tasks or str(event.get("uuid", "")).startswith(self._tasks))
+        )
+
+    def patterns(self) -> list[str]:
+        """What to ask of the broker: less than everything where the types say so."""
+        groups = {group_of(one) for one in self._types} or ({"task"} if self._tasks else {"*"})
+        return ["#"] if GLOB & set("".join(groups)) else sorted(f"{group}.#" for group in groups)
+
+
+class Tail:
+    def __init__(self, wanted: Wanted, *, window_s: float, limit: int | None, as_json: bool) -> None:
+        self.shown = 0
+        self.window = ReorderWindow(window_s)
+        self._wanted = wanted
+        self._limit = limit
+        self._as_json = as_json
+        self._inbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=INBOX_MAX)
+        self._receiver = EventReceiver(LamportClock(), decode_events)
+
+    async def run(self, broker: Broker, timeout_s: float | None, *, enable: bool) -> None:
+        mark = await broker.coordination.raise_clock(0)
+        self._receiver = EventReceiver(LamportClock(mark), decode_events)
+        async with broker.subscribe(EVENT_EXCHANGE, self._wanted.patterns()) as subscription:
+            click.echo(LISTENING, err=True)
+            if enable:
+                await Asker(broker).tell("enable_events")
+            reading = asyncio.create_task(self._read(subscription))
+            showing = asyncio.create_task(self._show_on())
+            try:
+                done, _ = await asyncio.wait(
+                    {reading, showing}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()
+            finally:
+                reading.cancel()
+                showing.cancel()
+                await asyncio.gather(reading, showing, return_exceptions=True)
+        self.show(self.window.rest())
+
+    async def _read(self, subscription: Subscription) -> None:
+        async for broadcast in subscription:
+            await self._inbox.put(broadcast.body)
+
+    async def _show_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._is_full():
+            try:
+                async with asyncio.timeout_at(self.window.deadline):
+                    self._take(await self._inbox.get(), loop.time())
+            except TimeoutError:
+                pass
+            self.show(self.window.due(loop.time()))
+
+    def _take(self, body: bytes, now: float) -> None:
+        before = self._receiver.undecodable
+        for heard in self._receiver.receive(body):
+            if heard.event in self._wanted:
+                self.show(self.window.put(heard, now))
+        if self._receiver.undecodable > before:
+            say(f"umbel: an event cannot be read: {self._receiver.last_error}", err=True)
+
+    def show(self, events: Iterable[Heard]) -> None:
+        for heard in events:
+            if not self._is_full():
+                self.shown += 1
+                click.echo(_as_json(heard) if self._as_json else _as_line(heard))
+
+    def _is_full(self) -> bool:
+        return self._limit is not None and self.shown >= self._limit
+
+
+def _matches(text: str, globs: tuple[str, ...]) -> bool:
+    return not globs or any(fnmatchcase(text, glob) for glob in globs)
+
+
+def _as_json(heard: Heard) -> str:
+    """The event as it was on the wire, with the clock by which it is ordered here as `order`."""
+
+    return msgspec.json.encode({**heard.event, "order": heard.clock}, enc_hook=str).decode()
+
+
+def _as_line(heard: Heard) -> str:
+    event = heard.event
+    fields = [
+        f"{one_line(name)}={one_line(brief(value))}"
+        for name, value in event.items()
+        if name not in ENVELOPE and value is not None
+    ]
+    words = [event.get("hostname"), event["type"], event.get("uuid")]
+    told = [one_line(str(word)) for word in words if word is not None]
+    return "  ".join([_time_of(event), f"{heard.clock:>8}", *told, " ".join(fields)]).rstrip()
+
+
+def _time_of(event: dict[str, Any]) -> str:
+    at = event.get("timestamp")
+    if not isinstance(at, int | float) or not 0 <= at <= TIME_MAX_S:
+        return "--:--:--.---"
+    return f"{strftime('%H:%M:%S', localtime(at))}.{int(at * 1000) % 1000:03}"

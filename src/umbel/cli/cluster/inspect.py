@@ -1,0 +1,24 @@
+"""`umbel inspect`: ask workers what they know; nothing is changed."""
+
+import click
+
+from umbel.cli import exits
+from umbel.cli.cluster import asking
+from umbel.cli.show.answers import print_answers
+
+
+@click.command("inspect")
+@click.argument("name", metavar="[COMMAND]", required=False)
+@click.argument("words", metavar="[ARGUMENTS]...", nargs=-1)
+@asking.asks_workers
+def command(question: asking.Question, name: str | None, words: tuple[str, ...]) -> int:
+    """Ask workers COMMAND: active, stats, registered, ... Without COMMAND, list them.
+
+    Exit code: 0 all that should have answered, 69 nobody, 75 not all.
+    """
+    if name is None:
+        asking.list_commands(question.app_name, changes=False)
+        return exits.OK
+    found = asking.find_command(question.app_name, name, changes=False)
+    answers = question.ask(found.name, asking.arguments_of(found, words))
+    return question.show(answers, lambda given: print_answers(found.name, given))

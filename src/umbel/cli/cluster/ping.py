@@ -1,0 +1,23 @@
+"""`umbel ping`: which workers are there."""
+
+import click
+
+from umbel.cli.cluster import asking
+from umbel.cli.show.printing import say
+from umbel.protocol.pidbox import Answers
+
+
+@click.command("ping")
+@asking.asks_workers
+def command(question: asking.Question) -> int:
+    """Ask the workers whether they are there.
+
+    Exit code: 0 all that should have answered, 69 nobody, 75 not all.
+    """
+    return question.show(question.ask("ping"), _print)
+
+
+def _print(answers: "Answers") -> None:
+    for node, value in sorted(answers.replies.items()):
+        answer = value.get("ok", value) if isinstance(value, dict) else value
+        say(f"{node}: {answer}")

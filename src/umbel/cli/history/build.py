@@ -1,0 +1,279 @@
+"""`umbel history build`: the tables, made from the recorded events by Spark."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from umbel.cli import exits
+from umbel.cli.history.lake import history_options
+from umbel.cli.options import json_option
+from umbel.cli.show.printing import print_json, print_table
+from umbel.errors import ConfigurationError, UmbelError
+from umbel.events.tables import TABLES
+from umbel.history.lake import Lake, mode_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+    from umbel.pipeline.files import Found
+    from umbel.pipeline.io import Manifest
+
+
+@click.command("build")
+@history_options
+@click.option(
+    "--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002."
+)
+@click.option("--tables", metavar="A,B", help="Only these tables, and what they are made from.")
+@click.option("--follow", "is_following", is_flag=True, help="Go on, and publish again when events came.")
+@click.option(
+    "--until-caught-up", is_flag=True, help="With --follow: end when all that is there is published."
+)
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --follow: look for new events so often.",
+)
+@click.option(
+    "--files-per-batch",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="With --follow: take so many files at once.",
+)
+@click.option("--conf", "pairs", metavar="NAME=VALUE", multiple=True, help="A setting of Spark's.")
+@json_option
+def build(
+    lake: Path,
+    master: str | None,
+    tables: str | None,
+    is_following: bool,
+    until_caught_up: bool,
+    every_s: float,
+    files_per_batch: int,
+    pairs: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Make the tables from all recorded events, and publish them at once.
+
+    Files that cannot be read are moved to the lake's quarantine and named; the tables are made from
+    the rest, and the exit code is 75.
+    """
+    wanted, conf = _wanted(tables), _conf(pairs)
+    with _faults_told():
+        from umbel.pipeline import io
+        from umbel.pipeline.jobs.build import build as make
+        from umbel.pipeline.session import is_connect, shown, spark_session
+
+        if is_following and is_connect(master):
+            raise ConfigurationError(
+                f"--follow needs Spark's driver in its own process, and {shown(master)} is Spark Connect:"
+                " give another --master, or build without --follow"
+            )
+        lake = _existing(lake)
+        umask = 0o777 & ~mode_of(lake)  # Spark writes as many as the lake says may read it
+        conf = {"spark.hadoop.fs.permissions.umask-mode": f"{umask:03o}", **conf}
+        with _umask(umask), io.locked(lake), _progress() as progress:
+            found = _look(lake, progress, may_be_empty=is_following and not until_caught_up)
+            progress.tell("starting Spark", 0, 1)
+            work = lake / ".work"
+            with spark_session(master, lake_bytes=found.size_bytes, work_folder=work, conf=conf) as spark:
+                if not is_following:
+                    manifest = make(spark, lake, found, only=wanted, tell=progress.tell)
+                    with progress.aside():
+                        _print_summary(manifest, as_json=as_json)
+                    return exits.PARTIAL if found.unreadable else exits.OK
+                from umbel.pipeline.jobs.follow import Following, follow
+
+                def published(manifest: "Manifest") -> None:
+                    with progress.aside():
+                        _print_summary(manifest, as_json=as_json)
+                    progress.tell("waiting for events", 0, 1)
+
+                following = Following(
+                    look=lambda: _look(lake, progress, may_be_empty=True),
+                    published=published,
+                    until_caught_up=until_caught_up,
+                    every_s=every_s,
+                    files_per_batch=files_per_batch,
+                    only=wanted,
+                    tell=progress.tell,
+                )
+                with _stopped_by_signals() as stop:
+                    follow(spark, lake, following, stop=stop)
+    return exits.PARTIAL if found.unreadable else exits.OK
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    former = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(former)
+
+
+def _wanted(tables: str | None) -> list[str]:
+    names = [name.strip() for name in (tables or "").split(",") if name.strip()]
+    for name in names:
+        if name not in TABLES:
+            raise ConfigurationError(f"there is no table {name!r}; the tables are {', '.join(TABLES)}")
+    return names
+
+
+def _conf(pairs: tuple[str, ...]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise ConfigurationError(f"--conf {pair!r} is not NAME=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _existing(lake: Path) -> Path:
+    from umbel.pipeline.faults import EmptyLake
+
+    if not lake.is_dir():
+        raise EmptyLake(
+            f"there is no lake at {lake}: name one with --lake, or record one with `umbel record`"
+        )
+    return lake.resolve()
+
+
+def _look(lake: Path, progress: "Progress", *, may_be_empty: bool) -> "Found":
+    """The lake's files that can be read; those that cannot go to the quarantine and are named."""
+    from umbel.pipeline.faults import EmptyLake
+    from umbel.pipeline.files import look_into
+
+    kept = Lake(lake)
+    found = look_into(kept.event_files())
+    for one in found.unreadable:
+        moved = kept.set_aside(one.path)
+        with progress.aside():
+            click.echo(f"umbel: {one.path} cannot be read ({one.why}); moved to {moved}", err=True)
+    if not found.files and not may_be_empty:
+        raise EmptyLake(f"there are no events in {lake} yet: record some with `umbel record --lake {lake}`")
+    return found
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """SIGTERM and SIGINT end following after the round that runs."""
+    stop = threading.Event()
+    former = {
+        number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _faults_told() -> Iterator[None]:
+    """What the pipeline finds wrong, as the errors that the commands know."""
+    try:
+        from umbel.pipeline import faults
+    except ImportError:
+        raise ConfigurationError("the pipeline needs Spark and Arrow: pip install 'umbel[history]'") from None
+    # Py4J logs to whoever listens when Java has ended; what it means is said below, in one line.
+    logging.basicConfig(handlers=[logging.NullHandler()])
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(f"the pipeline needs {error.name}: pip install 'umbel[history]'") from None
+    except faults.EmptyLake as fault:
+        click.echo(f"umbel: {fault}", err=True)
+        raise click.exceptions.Exit(exits.NOT_FOUND) from None
+    except (faults.NoJava, faults.NoSpark) as fault:
+        raise ConfigurationError(str(fault)) from None
+    except faults.PipelineFault as fault:
+        raise UmbelError(str(fault)) from None
+    except OSError as error:
+        raise UmbelError(
+            f"{error.filename or 'the lake'}: {error.strerror or error}; see to that, and build again"
+        ) from None
+
+
+class Progress:
+    """What is made now, on a terminal; nothing elsewhere."""
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        pass
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For what is printed meanwhile."""
+        yield
+
+
+class _Bar(Progress):
+    def __init__(self, bar: "RichProgress") -> None:
+        self._bar = bar
+        self._step = bar.add_task("looking into the lake", total=None)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        is_counted = total > 1 and what
+        place = f" ({done + 1} of {total})" if is_counted else ""
+        self._bar.update(
+            self._step,
+            description=f"{what or 'publishing'}{place}",
+            completed=done,
+            total=total if is_counted else None,  # how long it takes is not known
+        )
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        self._bar.stop()
+        try:
+            yield
+        finally:
+            self._bar.start()
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    if not sys.stderr.isatty():
+        yield Progress()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), TimeElapsedColumn())
+    # A way of its own to the terminal: while Java starts, stderr leads to a log. And stdout stays
+    # what it is, or data would be printed where the bar is.
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
+        console = Console(file=terminal)
+        with RichProgress(
+            *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+        ) as bar:
+            yield _Bar(bar)
+
+
+def _print_summary(manifest: "Manifest", *, as_json: bool) -> None:
+    figures: dict[str, Any] = {
+        "build": manifest.build,
+        "events": manifest.events,
+        "files": manifest.source_files,
+        **manifest.rows,
+        "seconds": round(manifest.seconds, 1),
+        "events_per_s": round(manifest.events / max(manifest.seconds, 0.001)),
+        "quarantined": manifest.quarantined,
+    }
+    if as_json:
+        print_json(figures)
+        return
+    shown = figures | {"quarantined": ", ".join(manifest.quarantined) or "none"}
+    print_table(("what", "value"), [(name.replace("_", " "), value) for name, value in shown.items()])

@@ -1,0 +1,17 @@
+"""`umbel history`: what was recorded, built into tables and read. Each command has a file of its own."""
+
+import click
+
+from umbel.cli.history.build import build
+from umbel.cli.history.report import report
+from umbel.cli.history.rows import ROW_COMMANDS
+from umbel.cli.history.sql import sql, tables
+
+
+@click.group("history")
+def command() -> None:
+    """Build tables from what was recorded, and read them: rows, SQL, a report."""
+
+
+for one in (build, tables, sql, *ROW_COMMANDS, report):
+    command.add_command(one)

@@ -1,0 +1,61 @@
+"""Which lake a command works on."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from umbel.app.configuration.settings import Settings, assemble
+from umbel.cli.options import APP_KEY, FunctionT, chosen_app_option
+from umbel.errors import AppNotFound
+from umbel.launch.loading import find_app
+
+
+def lake_option(function: FunctionT) -> FunctionT:
+    """Which lake a command works on, for all of them: the one that is named, by option or variable;
+    else that of the app (`history_lake`); else, where there is no app, the app's default."""
+    option = click.option(
+        "--lake",
+        metavar="DIR",
+        envvar="UMBEL_HISTORY_LAKE",
+        # A group's own command may not be the one that runs: it asks when it does.
+        callback=lambda ctx, _, value: (
+            value if isinstance(ctx.command, click.Group) else find_lake(ctx, value)
+        ),
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Where history is kept; else the app's history_lake, else umbel-lake.",
+    )
+    return option(function)
+
+
+def history_options(function: FunctionT) -> FunctionT:
+    """For commands that need an app only to find the lake."""
+    return chosen_app_option(lake_option(function), is_handed=False)
+
+
+def find_lake(ctx: click.Context, value: Path | None) -> Path:
+    """The lake that was named, else the app's."""
+    if value is not None:
+        return value
+    default, app_name = Path(Settings().history_lake), ctx.meta.get(APP_KEY)
+    if ctx.params.get("url") or ctx.resilient_parsing:
+        return default  # a broker was named so that no app is needed
+    try:
+        return Path(find_app(app_name).app.settings.history_lake)
+    except AppNotFound as error:
+        if app_name is not None:
+            raise
+        if error.__cause__ is not None:  # there is an app, and it cannot be loaded
+            click.echo(f"umbel: {error}; taking {default} for the lake, --lake names another", err=True)
+        return default
+
+
+def find_lake_mode(app_name: str | None, url: str | None) -> int:
+    """Who may read a lake that is recorded now: as the app says; without one, as the folder's settings do."""
+    settings = assemble({}) if url else find_app(app_name).app.settings
+    return settings.lake_mode_bits()
+
+
+def can_record() -> bool:
+    """Whether what writes history is installed."""
+    return find_spec("pyarrow") is not None

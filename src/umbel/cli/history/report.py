@@ -1,0 +1,58 @@
+"""`umbel history report`: the main figures as text, and everything on one page with plots."""
+
+import os
+from pathlib import Path
+
+import click
+
+from umbel.cli import exits
+from umbel.cli.history.lake import history_options
+from umbel.cli.options import json_option
+from umbel.cli.show.printing import print_json, print_table
+from umbel.errors import HistoryError
+from umbel.history.figures import figures
+from umbel.history.query import read, require_duckdb
+from umbel.history.report import main_figures, page
+
+
+@click.command("report")
+@history_options
+@click.option(
+    "--html", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the page here."
+)
+@click.option("--title", default="Umbel history", show_default=True, help="What the page is called.")
+@json_option
+def report(lake: Path, html: Path | None, title: str, as_json: bool) -> int:
+    """Print the main figures of the history; with --html, write them all on one page with plots.
+
+    The page needs no network and no script, and can be sent, kept and printed.
+
+    Exit code: 0, or 3 when nothing is built yet.
+    """
+
+    require_duckdb()
+    found = read(lake, figures)
+    if html is not None:
+        write_page(html, page(found, title=title))
+    if as_json:
+        print_json(
+            {"figures": main_figures(found), "totals": found.totals, "html": str(html) if html else None}
+        )
+    else:
+        print_table(("figure", "value"), main_figures(found).items())
+        if html is not None:
+            click.echo(f"umbel: wrote {html}", err=True)
+    return exits.OK
+
+
+def write_page(path: Path, text: str) -> None:
+    """All of it or nothing: whoever has the old page open keeps it until the new one is whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise HistoryError(
+            f"cannot write {str(path)!r}: {error.strerror}; name another file with --html"
+        ) from None

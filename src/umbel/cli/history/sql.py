@@ -1,0 +1,159 @@
+"""`umbel history sql` and `umbel history tables`: ask anything of the history, and what there is."""
+
+import csv
+import io
+import sys
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import click
+
+from umbel.cli import exits
+from umbel.cli.history.lake import history_options
+from umbel.cli.options import json_option
+from umbel.cli.show.printing import print_json, print_table
+from umbel.errors import nearest
+from umbel.events.tables import TABLES
+from umbel.history.query import Answer, Tables, read, require_duckdb
+
+CELL_MAX = 120
+
+
+@click.command("sql")
+@click.argument("query")
+@history_options
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1_000_000),
+    default=1000,
+    show_default=True,
+    help="Print no more than so many rows.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Give up after so many seconds.",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@json_option
+def sql(query: str, lake: Path, limit: int, timeout_s: float, as_csv: bool, as_json: bool) -> int:
+    """Ask the tables with SQL, in DuckDB's dialect; QUERY may be - to read it from stdin.
+
+    It can only read: no other files, no network, no settings. Times are UTC.
+
+    \b
+    umbel history sql "select name, count(*) n, avg(run_s) from tasks group by name order by n desc"
+
+    Exit code: 0, 1 when the query is wrong or takes too long, 3 when nothing is built yet.
+    """
+    if as_csv and as_json:
+        raise click.UsageError("give one of --csv and --json")
+
+    require_duckdb()
+    text = sys.stdin.read() if query == "-" else query
+    answer = read(lake, lambda found: found.ask(text, limit=limit, timeout_s=timeout_s))
+    if as_json:
+        print_json([{name: plain(value) for name, value in row.items()} for row in answer.dicts()])
+    elif as_csv:
+        click.echo(_csv(answer), nl=False)
+    else:
+        print_table(answer.columns, [[cell(value) for value in row] for row in answer.rows])
+    note_more(answer)
+    return exits.OK
+
+
+@click.command("tables")
+@history_options
+@click.argument("name", required=False)
+@json_option
+def tables(lake: Path, name: str | None, as_json: bool) -> int:
+    """List the tables and how many rows they have; with NAME, the columns of one and what they hold.
+
+    Exit code: 0, or 3 when nothing is built yet.
+    """
+
+    require_duckdb()
+    if name is not None and name not in TABLES:
+        near = nearest(name, TABLES)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise click.UsageError(f"no table {name!r}; there are {', '.join(TABLES)}{hint}")
+    chosen = TABLES.values() if name is None else [TABLES[name]]
+
+    def counted(found: Tables) -> dict[str, int]:
+        return {one.name: int(found.ask(f"select count(*) from {one.name}").rows[0][0]) for one in chosen}
+
+    rows = read(lake, counted)
+    if as_json:
+        print_json(
+            [
+                {"name": one.name, "doc": one.doc, "rows": rows[one.name], "columns": list(one.columns)}
+                for one in chosen
+            ]
+        )
+    elif name is None:
+        print_table(
+            ("table", "rows", "what it holds"), [(one.name, rows[one.name], one.doc) for one in chosen]
+        )
+    else:
+        columns = TABLES[name].columns
+        print_table(
+            ("column", "type", "null", "what it holds"),
+            [(one.name, one.kind, "yes" if one.nullable else "no", one.doc) for one in columns],
+        )
+    return exits.OK
+
+
+def note_more(answer: "Answer") -> None:
+    if answer.more:
+        click.echo(f"umbel: only the first {len(answer.rows)} rows; --limit gives more", err=True)
+
+
+def cell(value: Any) -> str:
+    """A value as people read it in a table: on one line, and not endlessly long."""
+    if value is None:
+        return ""
+    shown = plain(value)
+    text = f"{shown:.6g}" if isinstance(shown, float) else str(shown)
+    text = " ".join(text.split())
+    return text if len(text) <= CELL_MAX else text[: CELL_MAX - 1] + "…"
+
+
+def plain(value: Any) -> Any:
+    """A value of DuckDB as JSON has it."""
+
+    match value:
+        case datetime():
+            at = value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+            return at.isoformat(timespec="auto").replace("+00:00", "Z")
+        case date():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return float(value)
+        case float():
+            return value if isfinite(value) else str(value)
+        case bytes():
+            return value.hex()
+        case list() | tuple():
+            return [plain(one) for one in value]
+        case dict():
+            return {str(key): plain(one) for key, one in value.items()}
+        case None | bool() | int() | str():
+            return value
+        case _:
+            return str(value)
+
+
+def _csv(answer: "Answer") -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(answer.columns)
+    writer.writerows([["" if value is None else plain(value) for value in row] for row in answer.rows])
+    return text.getvalue()

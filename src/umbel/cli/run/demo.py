@@ -1,0 +1,82 @@
+"""`umbel demo`: a cluster on this machine, put through what clusters go through, in about a minute."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import click
+
+from umbel.app.sending.ids import new_id
+from umbel.cli import exits
+from umbel.cli.history.lake import can_record
+from umbel.cli.options import json_option
+from umbel.cli.run.demo_closing import show
+from umbel.demo.processes import environment
+from umbel.demo.story import Demo
+from umbel.errors import ConfigurationError
+
+MARKER = ".umbel-demo"  # a folder without it is not ours to empty
+
+
+@click.command("demo")
+@click.option(
+    "-b",
+    "--broker",
+    "url",
+    metavar="URL",
+    help="redis://… or amqp://…, one without other workers; default: the embedded one.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(5, 3600), default=30.0, show_default=True, help="Of mixed load."
+)
+@click.option(
+    "--history/--no-history", default=True, help="Record events and have Spark make tables of them."
+)
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("umbel-demo"),
+    show_default=True,
+    help="Where logs, events and the report are left.",
+)
+@json_option
+def command(url: str | None, seconds: float, history: bool, directory: Path, as_json: bool) -> int:
+    """See it work: three workers under load, one of them killed, an election, history.
+
+    Ends with what was sent, what ran, what was repeated and why, and whether results, the tasks' own
+    ledger and history agree; exit code 1 if they do not.
+    """
+
+    home = _home(directory)
+    broker = url or f"sqlite:///{home / 'demo.db'}"
+    backend = broker if not broker.startswith("amqp") else f"sqlite:///{home / 'results.db'}"
+    os.environ.update(environment(broker, backend, home, f"demo_{new_id()[:8]}"))
+
+    if history and not can_record():
+        click.echo("umbel: no history: it needs `pip install 'umbel[history]'`", err=True)
+        history = False
+    try:
+        outcome = asyncio.run(Demo(home, seconds, history=history).run())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        click.echo("umbel: stopped; no process is left", err=True)
+        return exits.FAILED
+    show(outcome, as_json=as_json)
+    return exits.OK if not outcome.verdict.problems else exits.FAILED
+
+
+def _home(directory: Path) -> Path:
+    """A folder of our own: made, or emptied if it is one that a demo left."""
+    home = directory.resolve()
+    if home.exists():
+        if not (home / MARKER).exists():
+            problem = f"{str(directory)!r} exists and was not left by a demo; name another with --directory"
+            raise ConfigurationError(problem)
+        shutil.rmtree(home)
+    try:
+        home.mkdir(parents=True)
+        (home / MARKER).touch()
+    except OSError as error:
+        problem = f"cannot write to {str(home)!r}: {error.strerror}; name another folder with --directory"
+        raise ConfigurationError(problem) from None
+    return home

@@ -1,0 +1,101 @@
+"""The closing report: what was sent, what ran, what was repeated and why, who led, what history says."""
+
+from collections import Counter
+from typing import Any
+
+import click
+
+from umbel.cli.show.printing import print_json, print_table
+from umbel.demo.load import KINDS
+from umbel.demo.story import Outcome
+
+
+def as_data(outcome: Outcome) -> dict[str, Any]:
+    repeated = outcome.ledger.repeats_after("")
+    crashes = {one for one in repeated if outcome.sent.kinds.get(one) == "crashing"}
+    recovered = outcome.ledger.repeats_after(outcome.killed).keys() - crashes
+    return {
+        "ok": not outcome.verdict.problems,
+        "problems": outcome.verdict.problems,
+        "seconds": round(outcome.took_s, 1),
+        "sent": len(outcome.sent),
+        "kinds": {kind: _of_kind(outcome, kind) for kind in KINDS},
+        "runs": outcome.ledger.total,
+        "periodic": len(_ticks(outcome)),
+        "repeated": {
+            "runs": repeated.total(),
+            "because their process crashed": len(crashes),
+            "because their worker was killed": len(recovered),
+        },
+        "killed": outcome.killed,
+        "running_at_the_kill": len(outcome.interrupted),
+        "led": outcome.leaders,
+        "handed_over_s": round(outcome.handed_over_s, 1),
+        "elected": outcome.winner,
+        "history": outcome.figures,
+        "no_history": outcome.no_history,
+        "html": str(outcome.html) if outcome.html else None,
+    }
+
+
+def show(outcome: Outcome, *, as_json: bool) -> None:
+    data = as_data(outcome)
+    if as_json:
+        print_json(data)
+        return
+    columns = ("kind", "what it does", "sent", "succeeded", "failed", "revoked", "runs")
+    rows = [(kind, KINDS[kind][1], *counts.values()) for kind, counts in data["kinds"].items()]
+    click.echo()
+    print_table(columns, rows)
+    click.echo()
+    repeated = data["repeated"]
+    facts = [
+        ("periodic task", f"{data['periodic']} slots of one second, each sent once"),
+        (
+            "killed",
+            f"{data['killed']} (-9), while it ran {data['running_at_the_kill']} tasks; others ran them again",
+        ),
+        ("periodic tasks led by", f"{' → '.join(data['led'])}, handed over after {data['handed_over_s']} s"),
+        ("elected", data["elected"]),
+        ("runs repeated", _repeats(repeated)),
+    ]
+    print_table(("what happened", ""), facts)
+    if data["history"]:
+        click.echo()
+        print_table(("what history says", ""), list(data["history"].items()))
+    click.echo()
+    if outcome.no_history:
+        click.echo(f"no history: {outcome.no_history}")
+    if data["html"]:
+        click.echo(f"the report: {data['html']}")
+    for problem in data["problems"]:
+        click.secho(f"wrong: {problem}", fg="red")
+    verdict = "everything fits together" if data["ok"] else f"{len(data['problems'])} things do not fit"
+    ledger = "the tasks' own ledger"
+    compared = f"results, {ledger} and history" if data["history"] else f"results and {ledger}"
+    click.echo(f"{data['sent']:,} tasks in {data['seconds']} s\n{compared} compared: {verdict}")
+
+
+def _of_kind(outcome: Outcome, kind: str) -> dict[str, int]:
+    ids = [one for one, found in outcome.sent.kinds.items() if found == kind]
+    states = Counter(outcome.states.get(one, "unknown") for one in ids)
+    wanted = set(ids)
+    runs = sum(len(nodes) for (one, _), nodes in outcome.ledger.runs.items() if one in wanted)
+    return {
+        "sent": len(ids),
+        "succeeded": states["SUCCESS"],
+        "failed": states["FAILURE"],
+        "revoked": states["REVOKED"],
+        "runs": runs,
+    }
+
+
+def _ticks(outcome: Outcome) -> set[int]:
+    return {outcome.slots[one] for one in outcome.ledger.ids if one in outcome.slots}
+
+
+def _repeats(repeated: dict[str, int]) -> str:
+    """In a line of a narrow terminal."""
+    total, *reasons = repeated.items()
+    said = "; ".join(f"{count} {why.replace('because their', 'whose')}" for why, count in reasons if count)
+    return f"{total[1]}: {said}" if said else str(total[1])

@@ -1,0 +1,163 @@
+"""`umbel dev`: one terminal for one's own project: a worker that starts anew when the code changes.
+
+The worker is a process of its own, so a change is loaded as a fresh start would load it. It is told
+to stop as any worker is: what runs may end, for a moment, and goes back to the queue otherwise. Code
+that cannot be loaded is said and waited for: the next change tries again.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from umbel.cli import exits
+from umbel.cli.history.lake import can_record
+from umbel.cli.options import app_option
+
+LOOK_EVERY_S = 0.3
+FILES_MAX = 20_000
+GRACE_S = 3.0
+STOP_S = 10.0
+PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist", "umbel-lake"})
+WATCHED = (".py", ".toml", ".env")
+Files = Mapping[Path, int]
+
+
+@click.command("dev")
+@app_option
+@click.option("-c", "--concurrency", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--record/--no-record", default=None, help="Keep history; default: if umbel[history] is there.")
+@click.option(
+    "--lake",
+    metavar="DIR",
+    envvar="UMBEL_HISTORY_LAKE",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where history is kept; else the app's history_lake, else umbel-lake.",
+)
+def command(app_name: str | None, concurrency: int, record: bool | None, lake: Path | None) -> int:
+    """Work on your tasks: the embedded broker, periodic tasks and a worker that reloads on change.
+
+    Finds ./tasks.py or ./app.py by itself. Ctrl-C ends it.
+    """
+    flags = ["-c", str(concurrency), "--grace", str(GRACE_S), "-E"]
+    environment = dict(os.environ)
+    if record is not None or can_record():
+        environment["UMBEL_WORKER_RECORD"] = "false" if record is False else "true"
+    if lake is not None:
+        environment["UMBEL_HISTORY_LAKE"] = str(lake)
+    _say(f"watching {Path.cwd()}")
+    _say("send a task from another terminal: umbel call NAME; Ctrl-C ends it")
+    dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags], environment)
+    # Told to end by a service or by a terminal that is closed, it ends as by Ctrl-C.
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.default_int_handler)
+    try:
+        dev.run()
+    except KeyboardInterrupt:
+        _say("stopping")
+    finally:
+        dev.stop()
+    return exits.OK
+
+
+class Dev:
+    def __init__(self, folder: Path, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self._folder, self._environment = folder, environment
+        self._command = [sys.executable, "-m", "umbel.cli.main", "worker", *arguments]
+        self._worker: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> None:
+        """Until Ctrl-C."""
+        known = files_in(self._folder)
+        self._start()
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            self._look_after()
+            now = files_in(self._folder)
+            changed = changes(known, now)
+            if changed:
+                known = self._settled(now)
+                _say(f"{', '.join(map(str, changed[:3]))} changed: starting anew")
+                self.stop()
+                self._start()
+
+    def stop(self) -> None:
+        """As an operator would, and then less and less gently; Ctrl-C again is the next step at once."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGQUIT, signal.SIGKILL):
+            if worker.poll() is None:
+                worker.send_signal(signum)
+            try:
+                worker.wait(timeout=GRACE_S if signum == signal.SIGTERM else STOP_S)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                continue
+            return
+
+    def _start(self) -> None:
+        # A group of its own: Ctrl-C in the terminal reaches us, and we tell the worker, once.
+        self._worker = subprocess.Popen(
+            self._command,
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+
+    def _look_after(self) -> None:
+        if self._worker is not None and self._worker.poll() is not None:
+            _say(f"the worker ended with exit code {self._worker.returncode}; it starts at the next change")
+            self._worker = None
+
+    def _settled(self, found: Files) -> Files:
+        """An editor or a checkout writes many files: wait until they rest."""
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            now = files_in(self._folder)
+            if now == found:
+                return now
+            found = now
+
+
+def files_in(folder: Path) -> Files:
+    """The project's own files and when each was changed."""
+    found: dict[Path, int] = {}
+    for path, stat in _walk(folder):
+        found[path.relative_to(folder)] = stat.st_mtime_ns
+        if len(found) >= FILES_MAX:
+            break
+    return found
+
+
+def changes(before: Files, after: Files) -> list[Path]:
+    """Files that were changed, added or removed."""
+    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:  # removed meanwhile, or not ours to read
+        return
+    for entry in entries:
+        if entry.name.startswith(".") and entry.name != ".env":
+            continue
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                is_environment = Path(entry.path, "pyvenv.cfg").exists()
+                if entry.name not in PASSED_OVER and not is_environment:
+                    yield from _walk(Path(entry.path))
+            elif entry.name.endswith(WATCHED):
+                yield Path(entry.path), entry.stat()
+        except OSError:
+            continue
+
+
+def _say(text: str) -> None:
+    click.echo(f"umbel dev: {text}", err=True)

@@ -1,0 +1,284 @@
+"""`umbel record`: write down what happens in a cluster, for as long as it runs."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from umbel.brokers.interface import Broker, EventLogState
+from umbel.cli import exits
+from umbel.cli.broker import ask_broker
+from umbel.cli.history.lake import find_lake, find_lake_mode, lake_option
+from umbel.cli.options import app_option, broker_option, json_option
+from umbel.cli.show.printing import duration, print_json, print_table
+from umbel.errors import LakeError
+from umbel.history.housekeeping import compact as put_together
+from umbel.history.housekeeping import expire
+from umbel.history.lake import Lake
+from umbel.history.memory import all_memories
+from umbel.history.recorder import RecorderSettings
+from umbel.logs import set_up_logging
+from umbel.protocol.leadership.recording import RotationSettings
+from umbel.worker.recording import RecorderSeat, SeatSettings, lease_of
+
+NAME = "recorder"
+SHOW_EVERY_S = 0.5
+STATUS_COLUMNS = ("recorder", "lag", "events", "files", "gaps", "missing", "lost", "unreadable", "last file")
+
+
+def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+        if value.replace("_", "").replace(".", "").isalnum() and not value.startswith("."):
+            return value
+        raise click.BadParameter(f"{value!r} names files: use letters, digits, dots and underscores")
+
+    return click.option(
+        "--name", default=NAME, show_default=True, callback=checked, help="The recorder's name at the broker."
+    )(function)
+
+
+@click.group("record", invoke_without_command=True)
+@app_option
+@broker_option
+@lake_option
+@name_option
+@click.option(
+    "--rotate",
+    "rotate_s",
+    type=click.FloatRange(0.05, 3600),
+    default=60.0,
+    show_default=True,
+    help="Close a file after so many seconds.",
+)
+@click.option(
+    "--rotate-bytes",
+    type=click.IntRange(64 * 1024, 2**30),
+    default=64 * 1024 * 1024,
+    show_default=True,
+    help="Close a file at this size.",
+)
+@click.option("--keep-days", type=click.FloatRange(min=1), help="Drop days older than that; default: none.")
+@click.option(
+    "--lease",
+    "lease_s",
+    type=click.FloatRange(0.5, 300),
+    default=10.0,
+    show_default=True,
+    help="Another recorder takes over when this one was silent for so many seconds.",
+)
+@click.option("--no-wait", is_flag=True, help="Do not stand by when somebody else records: end with 75.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    app_name: str | None,
+    url: str | None,
+    lake: Path | None,
+    name: str,
+    rotate_s: float,
+    rotate_bytes: int,
+    keep_days: float | None,
+    lease_s: float,
+    no_wait: bool,
+) -> int:
+    """Record the cluster's events as Parquet files in a lake, until Ctrl-C or SIGTERM.
+
+    Needs no app with --broker, and records Celery's workers too. One recorder of a name works at a
+    time; others stand by. What is not on disk is not acknowledged, so nothing is lost when it dies.
+    The broker keeps events for it while it is away: `umbel record forget` ends that.
+    """
+    if ctx.invoked_subcommand is not None:
+        return exits.OK
+    from umbel.history.arrow import arrow
+
+    arrow()  # or a clear message, before anything is registered
+    set_up_logging("warning" if sys.stderr.isatty() else "info")
+    rotation = RotationSettings(file_max_bytes=rotate_bytes, file_max_age_s=rotate_s)
+    where, recorder = find_lake(ctx, lake), RecorderSettings(name, rotation)
+    settings = SeatSettings(where, recorder, lease_s, keep_days, find_lake_mode(app_name, url))
+    return ask_broker(app_name, lambda broker: _record(broker, settings, no_wait=no_wait), url=url)
+
+
+async def _record(broker: Broker, settings: "SeatSettings", *, no_wait: bool) -> int:
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    refused = ""
+
+    def standing_by(who: str) -> None:
+        nonlocal refused
+        if no_wait:
+            refused = who
+            stop.set()
+        else:
+            logging.getLogger("umbel.history").warning("standing by: %s", who)
+
+    owner = f"record@{socket.gethostname()}.{os.getpid()}.{time.time_ns() // 1000}"
+    seat = RecorderSeat(broker, settings, owner, standing_by=standing_by)
+    showing = asyncio.create_task(_show(seat)) if sys.stderr.isatty() else None
+    try:
+        await seat.run(stop)
+    finally:
+        if showing is not None:
+            showing.cancel()
+            click.echo(err=True)
+    if refused:
+        click.echo(f"umbel: {refused}; without --no-wait this one stands by", err=True)
+        return exits.PARTIAL
+    return exits.OK
+
+
+async def _show(seat: "RecorderSeat") -> None:
+    """One line that changes, for a person at a terminal."""
+    while True:
+        recorder = seat.recorder
+        if recorder is None:
+            line = f"standing by: {seat.leader or 'nobody'} records"
+        else:
+            at = recorder.progress
+            line = f"{at.events:,} events, {at.files:,} files, {_bytes(at.size_bytes)}, {at.lag:,} behind"
+            line += f" - {at.problem}" if at.problem else "" if seat.is_ready else " - calling the workers"
+        click.echo(f"\r\x1b[K{line[:200]}", err=True, nl=False)
+        await asyncio.sleep(SHOW_EVERY_S)
+
+
+@command.command("status")
+@app_option
+@broker_option
+@lake_option
+@json_option
+def status(app_name: str | None, url: str | None, lake: Path, as_json: bool) -> int:
+    """Show how far each recorder is, and what lies in the lake.
+
+    Without --broker or an app only the lake is looked at. Exit code: 0, or 3 when nothing was
+    ever recorded.
+    """
+
+    found = Lake(lake)
+    log = ask_broker(app_name, lambda broker: broker.event_log(), url=url) if app_name or url else None
+    memories = {memory.name: memory for memory in all_memories(found)}
+    names = sorted({*memories, *(log.acknowledged if log else ())})
+    size = found.size()
+    told = {
+        "lake": str(found.root),
+        "files": size.files,
+        "bytes": size.size_bytes,
+        "quarantined": len(list(found.quarantine.glob("[!.]*"))) if found.quarantine.is_dir() else 0,
+        "lost_by_log": log.lost if log else None,
+        "recorders": [_status_of(name, memories.get(name), log) for name in names],
+    }
+    if as_json:
+        print_json(told)
+    else:
+        click.echo(
+            f"{found.root}: {size.files:,} files, {_bytes(size.size_bytes)}, set aside: {told['quarantined']}"
+        )
+        rows: Any = told["recorders"]
+        print_table(STATUS_COLUMNS, [_status_row(row) for row in rows])
+    return exits.OK if names or size.files else exits.NOT_FOUND
+
+
+def _status_of(name: str, memory: Any, log: EventLogState | None) -> dict[str, Any]:
+    place = log.acknowledged.get(name) if log else None
+    last = datetime.fromtimestamp(memory.updated_at, UTC) if memory and memory.updated_at else None
+    counts = ("events", "files", "gaps", "missing", "lost", "unreadable", "starts")
+    return {
+        "recorder": name,
+        "registered": None if log is None else place is not None,
+        "acknowledged": place,
+        "lag": None if log is None or place is None else log.last_offset - place,
+        **{count: getattr(memory, count) if memory else 0 for count in counts},
+        "deaf_s": round(memory.deaf_s, 3) if memory else 0.0,
+        "last_file_at": last.isoformat(timespec="seconds") if last else None,
+    }
+
+
+def _status_row(told: dict[str, Any]) -> list[object]:
+    """What fits into 80 columns. A lag of "-": the broker keeps nothing for it; "?": it was not asked."""
+    lag = "?" if told["registered"] is None else told["lag"] if told["registered"] else "-"
+    last = told["last_file_at"]
+    age = "-" if last is None else f"{duration(time.time() - datetime.fromisoformat(last).timestamp())} ago"
+    shown = told | {"lag": lag, "last file": age}
+    return [shown[column] for column in STATUS_COLUMNS]
+
+
+@command.command("compact")
+@lake_option
+@click.option("--keep-days", type=click.FloatRange(min=1), help="Drop days older than that too.")
+@json_option
+def compact(lake: Path, keep_days: float | None, as_json: bool) -> int:
+    """Put the small files of past hours together; readers and the stream notice nothing."""
+    from umbel.history.arrow import arrow
+
+    arrow()
+    found = _existing(Lake(lake))
+    done = put_together(found)
+    dropped = expire(found, keep_days) if keep_days is not None else None
+    told: dict[str, Any] = {
+        "written": done.written,
+        "replaced": len(done.replaced),
+        "removed": [*done.removed, *(dropped.removed if dropped else ())],
+        "set_aside": done.set_aside,
+        "dropped_days": dropped.dropped_days if dropped else [],
+        "kept_days": dropped.kept_days if dropped else [],
+    }
+    if as_json:
+        print_json(told)
+    else:
+        click.echo(
+            f"{len(done.replaced):,} files put together into {len(done.written):,}; "
+            f"{len(told['removed']):,} removed; days dropped: {', '.join(told['dropped_days']) or 'none'}"
+        )
+        for name in done.set_aside:
+            click.echo(f"umbel: cannot be read, moved to {name}", err=True)
+        for day in told["kept_days"]:
+            click.echo(f"umbel: {day} stays: `umbel history build --follow` has not taken it yet", err=True)
+    return exits.OK
+
+
+@command.command("forget")
+@app_option
+@broker_option
+@click.argument("name", default=NAME)
+@json_option
+def forget(app_name: str | None, url: str | None, name: str, as_json: bool) -> int:
+    """Have the broker keep no more events for the recorder NAME; what is in the lake stays."""
+
+    async def ask(broker: Broker) -> bool:
+        known = name in await broker.recorders()
+        holder = (await broker.coordination.read_lease(lease_of(name))).holder
+        if holder:
+            raise LakeError(f"{holder} records as {name!r} and would register again: stop it first")
+        await broker.forget_recorder(name)
+        return known
+
+    known = ask_broker(app_name, ask, url=url)
+    if as_json:
+        print_json({"recorder": name, "forgotten": known})
+    elif not known:
+        click.echo(f"umbel: no recorder is named {name!r}; `umbel record status` lists them", err=True)
+    return exits.OK if known else exits.NOT_FOUND
+
+
+def _existing(lake: Any) -> Any:
+    if not lake.root.is_dir():
+        raise LakeError(f"there is no lake at {lake.root}; `umbel record` makes one, --lake names another")
+    return lake
+
+
+def _bytes(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:,.4g} {unit}"
+        size /= 1024
+    return f"{size:,.1f} GiB"

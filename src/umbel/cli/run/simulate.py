@@ -1,0 +1,238 @@
+"""`umbel simulate`: the decisions of the workers in virtual time, under faults, with their promises checked.
+
+Nothing is started and nothing is sent: the same machines that the workers run decide here by
+themselves, thousands of elections in a second. A broken promise ends the run with its seed and the
+smallest script that still breaks it; `--replay` runs either again.
+"""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from umbel.cli import exits
+from umbel.cli.options import json_option
+from umbel.cli.show.printing import print_json, print_table
+from umbel.errors import ConfigurationError
+from umbel.protocol.leadership.coordination import Policy
+from umbel.sim.exhaustive import explore
+from umbel.sim.mutants import MUTANTS
+from umbel.sim.plan import FAULTS, Plan, make_plan, parse_faults
+from umbel.sim.rounds import Outcome, Tally, hash_of_hashes, round_size, rounds, run_plan
+from umbel.sim.shrink import shrink
+from umbel.sim.v1 import V1Tally, rounds_v1
+
+NODES_MAX = 1000
+
+
+@click.command("simulate")
+@click.option("--nodes", type=click.IntRange(1, NODES_MAX), default=5, show_default=True)
+@click.option("--elections", type=click.IntRange(1, 10_000_000), default=2000, show_default=True)
+@click.option("--faults", "faults_text", default="all", show_default=True, metavar="none|all|NAME,NAME…")
+@click.option("--seed", default="1", show_default=True, help="Decides everything that chance decides.")
+@click.option("--protocol", type=click.Choice(["v1", "v2"]), default="v2", show_default=True)
+@click.option(
+    "--replay", metavar="SEED:ROUND|FILE", help="Run one round again, or a script that was printed."
+)
+@click.option("--list-faults", is_flag=True, help="Say what each fault is.")
+@click.option("--mutants", is_flag=True, help="Break one rule after the other; each must be noticed.")
+@click.option("--exhaustive", is_flag=True, help="Every course of one election on two nodes.")
+@json_option
+def command(
+    nodes: int,
+    elections: int,
+    faults_text: str,
+    seed: str,
+    protocol: str,
+    replay: str | None,
+    list_faults: bool,
+    mutants: bool,
+    exhaustive: bool,
+    as_json: bool,
+) -> int:
+    """Simulate elections under faults, and check every promise."""
+
+    if list_faults:
+        print_json(FAULTS) if as_json else print_table(("fault", "what happens"), FAULTS.items())
+        return exits.OK
+    if mutants:
+        return _hunt(as_json=as_json)
+    if exhaustive:
+        return _explore(as_json=as_json)
+    faults = parse_faults(faults_text)
+    if protocol == "v1":
+        return _simulate_v1(nodes, elections, faults, seed, as_json=as_json)
+    if replay is not None:
+        return _replay(replay, nodes, elections, faults, as_json=as_json)
+    return _simulate(nodes, elections, faults, seed, as_json=as_json)
+
+
+def _simulate(nodes: int, elections: int, faults: frozenset[str], seed: str, *, as_json: bool) -> int:
+
+    tally, hashes, broken = Tally(), [], None
+    began = time.perf_counter()
+    for outcome in _shown(rounds(nodes, elections, faults, seed), elections):
+        tally.add(outcome.tally)
+        hashes.append(outcome.trace_hash)
+        broken = outcome if outcome.violation is not None else None
+    took_s = time.perf_counter() - began
+    figures = {"protocol": "v2", "nodes": nodes, "faults": sorted(faults), "seed": seed}
+    figures |= _figures(tally, took_s) | {"trace_hash": hash_of_hashes(hashes)}
+    figures["violations"] = [] if broken is None else [broken.violation]
+    if broken is None:
+        print_json(figures) if as_json else _print_figures(figures)
+        return exits.OK
+    return _confess(broken, figures, as_json=as_json)
+
+
+def _simulate_v1(nodes: int, elections: int, faults: frozenset[str], seed: str, *, as_json: bool) -> int:
+    """Celery's rules: what became of the elections. They promise nothing, so nothing is broken."""
+
+    tally = V1Tally()
+    began = time.perf_counter()
+    for one in rounds_v1(nodes, elections, faults, seed):
+        tally.add(one)
+    took_s = time.perf_counter() - began
+    figures = {"protocol": "v1", "nodes": nodes, "faults": sorted(faults), "seed": seed}
+    figures |= {
+        "elections": tally.elections,
+        "runs": {name: tally.runs[name] for name in ("none", "one", "several")},
+        "failed_share": round(1 - tally.runs["one"] / tally.elections, 4),
+        "workers_that_died_of_it": tally.died,
+        "publishes_per_election": round(tally.publishes / tally.elections, 3),
+        "deliveries_per_election": round(tally.deliveries / tally.elections, 3),
+        "took_s": round(took_s, 2),
+    }
+    print_json(figures) if as_json else _print_figures(figures)
+    return exits.OK
+
+
+def _hunt(*, as_json: bool) -> int:
+
+    rows = []
+    for mutant in MUTANTS:
+        caught = mutant.hunt()
+        broken = "not noticed" if caught is None or caught.violation is None else caught.violation.promise
+        rows.append((mutant.name, mutant.faults, broken, "" if caught is None else caught.plan.seed))
+    missed = sum(row[2] == "not noticed" for row in rows)
+    if as_json:
+        keys = ("mutant", "faults", "broke", "seed")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+    else:
+        print_table(("mutant", "hunted under", "broke", "in round"), rows)
+    click.echo(f"{len(rows) - missed} of {len(rows)} mutants were caught", err=True)
+    return exits.FAILED if missed else exits.OK
+
+
+def _explore(*, as_json: bool) -> int:
+
+    explored = [explore(policy) for policy in Policy]
+    figures = [
+        {
+            "policy": one.policy,
+            "states": one.states,
+            "courses_that_ended": one.endings,
+            "complete": one.complete,
+            "violation": one.violation,
+        }
+        for one in explored
+    ]
+    print_json(figures) if as_json else print_table(list(figures[0]), [list(row.values()) for row in figures])
+    return exits.OK if all(one.complete and one.violation is None for one in explored) else exits.FAILED
+
+
+def _replay(replay: str, nodes: int, elections: int, faults: frozenset[str], *, as_json: bool) -> int:
+    """One round again: by the number that it had, or from a file with its script."""
+
+    if Path(replay).is_file():
+        try:
+            plan = msgspec.json.decode(Path(replay).read_bytes(), type=Plan)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError(f"{replay} holds no script of a round: {error}") from None
+    else:
+        number = replay.rpartition(":")[2]
+        if not number.isdecimal():
+            raise ConfigurationError(f"{replay!r} is neither SEED:ROUND nor a file with a script")
+        plan = make_plan(replay, nodes, round_size(elections, int(number)), faults)
+    outcome = run_plan(plan)
+    figures = {"nodes": plan.nodes, "seed": plan.seed, "elections": len(plan.asks)}
+    figures |= {"trace_hash": outcome.trace_hash, "events": outcome.tally.events}
+    figures["violations"] = [] if outcome.violation is None else [outcome.violation]
+    if as_json:
+        print_json(figures)
+    else:
+        print_table(("what", "value"), figures.items())
+        for line in outcome.last_lines if outcome.violation else ():
+            click.echo(line, err=True)
+    return exits.OK if outcome.violation is None else exits.FAILED
+
+
+def _confess(broken: "Outcome", figures: dict[str, Any], *, as_json: bool) -> int:
+    """A promise was broken: the seed, the smallest script, and how to see it again."""
+
+    click.echo("a promise was broken; looking for a smaller script", err=True)
+    small = shrink(broken)
+    script = msgspec.json.encode(small.plan, enc_hook=str)
+    if as_json:
+        print_json(figures | {"script": msgspec.Raw(script), "script_breaks": small.violation})
+    else:
+        _print_figures(figures)
+        click.echo(msgspec.json.format(script, indent=1))
+    click.echo(f"broken: {broken.violation}", err=True)
+    click.echo(f"in round {broken.plan.seed}; the script above breaks: {small.violation}", err=True)
+    click.echo("run the script again with --replay FILE", err=True)
+    return exits.FAILED
+
+
+def _figures(tally: "Tally", took_s: float) -> dict[str, Any]:
+    elections = max(tally.elections, 1)
+    decided = sorted(tally.decided_s)
+    return {
+        "elections": tally.elections,
+        "rounds": tally.rounds,
+        "ended": dict(sorted(tally.ended.items())),
+        "runs": tally.runs,
+        "extra_runs": tally.extra_runs,
+        "publishes_per_election": round(tally.publishes / elections, 3),
+        "deliveries_per_election": round(tally.deliveries / elections, 3),
+        "store_calls_per_election": round(tally.store_calls / elections, 3),
+        "lease_and_sweep_calls": tally.lease_calls,
+        "decision_s": {"p50": _share(decided, 0.5), "p99": _share(decided, 0.99)},
+        "faults_that_happened": dict(sorted(tally.counts.items())),
+        "steps": tally.events,
+        "took_s": round(took_s, 2),
+        "elections_per_s": round(tally.elections / took_s),
+    }
+
+
+def _share(ordered: list[float], share: float) -> float | None:
+    return round(ordered[int(len(ordered) * share)], 3) if ordered else None
+
+
+def _print_figures(figures: dict[str, Any]) -> None:
+    def flat(value: Any) -> object:
+        if isinstance(value, dict):
+            return ", ".join(f"{name} {one}" for name, one in value.items())
+        return ", ".join(map(str, value)) or "none" if isinstance(value, list) else value
+
+    print_table(("what", "value"), [(name.replace("_", " "), flat(one)) for name, one in figures.items()])
+
+
+def _shown(outcomes: Iterable["Outcome"], elections: int) -> Iterator["Outcome"]:
+    """Pass the outcomes on, with a bar for whoever watches."""
+    if not sys.stderr.isatty():
+        yield from outcomes
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("elections", total=elections)
+        for outcome in outcomes:
+            yield outcome
+            progress.update(bar, advance=outcome.tally.elections)

@@ -1,0 +1,1 @@
+"""How commands print: data to stdout, all else to stderr."""

@@ -1,0 +1,109 @@
+"""`umbel call`: send a task from the shell."""
+
+import json
+from typing import Any
+
+import click
+
+from umbel.cli import exits
+from umbel.cli.options import app_option, json_option
+from umbel.cli.tasks.result import show
+from umbel.errors import WireError, nearest
+from umbel.launch.loading import find_app
+from umbel.wire.instant import parse_instant
+
+
+def _moment(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> str | None:
+
+    try:
+        if text is not None:
+            parse_instant(text)
+    except WireError as error:
+        raise click.BadParameter(f"{error}; write it as 2030-01-31T18:00:00+01:00") from None
+    return text
+
+
+@click.command("call")
+@app_option
+@click.argument("task")
+@click.argument("args", nargs=-1)
+@click.option("--args", "json_args", metavar="JSON", help="Positional arguments as a JSON list.")
+@click.option("--kwargs", "json_kwargs", metavar="JSON", help="Keyword arguments as a JSON object.")
+@click.option("--countdown", type=float, help="Run it so many seconds from now.")
+@click.option("--eta", callback=_moment, help="Run it at this moment (ISO 8601).")
+@click.option("--expires", type=float, help="Do not run it after so many seconds.")
+@click.option("-q", "--queue", help="The queue to send it to.")
+@click.option("--priority", type=click.IntRange(0, 9), help="0 (first) to 9.")
+@click.option("--task-id", help="The id to send it under.")
+@click.option("--wait", type=float, metavar="SECONDS", help="Wait for the result and print it.")
+@click.option("--unregistered", is_flag=True, help="Send it although this app does not know the task.")
+@json_option
+def command(
+    app_name: str | None,
+    task: str,
+    args: tuple[str, ...],
+    json_args: str | None,
+    json_kwargs: str | None,
+    wait: float | None,
+    unregistered: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Send TASK. Each of ARGS is read as JSON, or as text where it is not JSON."""
+
+    app = find_app(app_name).app
+    if task not in app.tasks and not unregistered:
+        near = nearest(task, app.tasks)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(app.tasks)) or 'none'}"
+        raise click.UsageError(
+            f"no task named {task!r} in this app; {hint} (--unregistered sends it all the same)"
+        )
+    positional = [*_json_list(json_args), *map(_value, args)]
+    keywords = _json_object(json_kwargs)
+    given = {name: value for name, value in options.items() if value is not None}
+    if task in app.tasks:
+        try:
+            app.tasks[task].check_arguments(positional, keywords)
+        except TypeError as error:
+            raise click.UsageError(str(error)) from None
+    try:
+        result = app.send(task, positional, keywords, given)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:  # an option out of its bounds
+        raise click.UsageError(str(error)) from None
+    if wait is None:
+        _print({"task_id": result.id}, result.id, as_json=as_json)
+        return exits.OK
+
+    return show(app, result.id, wait=wait, as_json=as_json)
+
+
+def _print(data: dict[str, Any], text: str, *, as_json: bool) -> None:
+    click.echo(json.dumps(data) if as_json else text)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _json_list(text: str | None) -> list[Any]:
+    found = _parsed(text, "--args") if text else []
+    if not isinstance(found, list):
+        raise click.BadParameter(f"{text!r} is not a JSON list", param_hint="--args")
+    return found
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    found = _parsed(text, "--kwargs") if text else {}
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{text!r} is not a JSON object", param_hint="--kwargs")
+    return found
+
+
+def _parsed(text: str, option: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not JSON: {error}", param_hint=option) from None

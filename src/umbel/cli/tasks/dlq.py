@@ -1,0 +1,96 @@
+"""`umbel dlq`: the dead letters, why they are there, and giving them another chance."""
+
+from datetime import UTC, datetime
+
+import click
+
+from umbel.brokers.interface import Broker, DeadLetter
+from umbel.cli import exits
+from umbel.cli.broker import ask_broker
+from umbel.cli.options import app_option, json_option
+from umbel.cli.show.printing import print_json, print_table
+from umbel.errors import WireError
+from umbel.wire.task import TaskHeaders, read_headers, to_v2
+
+LIST_MAX = 100_000
+
+
+@click.group("dlq")
+def command() -> None:
+    """The dead letters: tasks that could not be run."""
+
+
+@command.command("ls")
+@app_option
+@click.option("--limit", type=click.IntRange(1, LIST_MAX), default=100, show_default=True)
+@json_option
+def ls(app_name: str | None, limit: int, as_json: bool) -> int:
+    """List the dead letters, newest first, with the reason for each."""
+    letters = ask_broker(app_name, lambda broker: broker.dead_letters(limit))
+    rows = [_row(letter) for letter in letters]
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ("id", "buried", "queue", "task", "task_id", "starts", "reason")
+        print_table(columns, [[row[column] for column in columns] for row in rows])
+    return exits.OK
+
+
+@command.command("requeue")
+@app_option
+@click.argument("letters", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All of them.")
+@json_option
+def requeue(app_name: str | None, letters: tuple[str, ...], every: bool, as_json: bool) -> int:
+    """Give dead letters back to their queues; name them by the id or task id that `ls` shows."""
+    if every == bool(letters):
+        raise click.UsageError("name the letters to requeue, or say --all")
+
+    async def give_back(broker: Broker) -> tuple[int, list[str]]:
+        known = await broker.dead_letters(LIST_MAX)
+        chosen = {name: letter for letter in known for name in (str(letter.letter_id), _task_id(letter))}
+        missing = [name for name in letters if name not in chosen]
+        ids = [letter.letter_id for letter in known] if every else []
+        ids += [chosen[name].letter_id for name in letters if name in chosen]
+        return await broker.requeue_dead(list(dict.fromkeys(ids))), missing
+
+    returned, missing = ask_broker(app_name, give_back)
+    if as_json:
+        print_json({"requeued": returned, "missing": missing})
+    else:
+        click.echo(f"{returned} requeued")
+    for name in missing:
+        click.echo(f"umbel: no dead letter {name!r}; `umbel dlq ls` lists them", err=True)
+    if missing:
+        return exits.PARTIAL if returned else exits.NOT_FOUND
+    return exits.OK
+
+
+def _row(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "id": letter.letter_id,
+        "buried": datetime.fromtimestamp(letter.buried_at, UTC).isoformat(timespec="seconds"),
+        "queue": letter.queue,
+        "task": _task_name(letter),
+        "task_id": _task_id(letter),
+        "starts": letter.starts,
+        "reason": letter.reason,
+    }
+
+
+def _task_name(letter: DeadLetter) -> str:
+    headers = _headers(letter)
+    return str(headers.task) if headers else "?"
+
+
+def _task_id(letter: DeadLetter) -> str:
+    headers = _headers(letter)
+    return str(headers.id) if headers else letter.message.correlation_id
+
+
+def _headers(letter: DeadLetter) -> "TaskHeaders | None":
+
+    try:
+        return read_headers(to_v2(letter.message))
+    except WireError:
+        return None

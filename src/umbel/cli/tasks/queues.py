@@ -1,0 +1,90 @@
+"""`umbel queues`: what waits, and emptying it."""
+
+import click
+
+from umbel.brokers.interface import Broker, Delivery
+from umbel.cli import exits
+from umbel.cli.broker import ask_broker
+from umbel.cli.options import app_option, json_option
+from umbel.cli.show.printing import print_json, print_table
+from umbel.errors import WireError
+from umbel.wire.task import read_headers, to_v2
+
+PEEK_MAX = 1000
+
+
+@click.group("queues")
+def command() -> None:
+    """List, look into or empty the queues."""
+
+
+@command.command("ls")
+@app_option
+@json_option
+def ls(app_name: str | None, as_json: bool) -> int:
+    """List the queues and how many messages wait, are not yet due, and run."""
+    depths = ask_broker(app_name, lambda broker: broker.queues())
+    rows = [(name, depth.ready, depth.delayed, depth.claimed) for name, depth in sorted(depths.items())]
+    if as_json:
+        print_json([dict(zip(("queue", "ready", "delayed", "claimed"), row, strict=True)) for row in rows])
+    else:
+        print_table(("queue", "ready", "delayed", "claimed"), rows)
+    return exits.OK
+
+
+@command.command("peek")
+@app_option
+@click.argument("queue")
+@click.option("--limit", type=click.IntRange(1, PEEK_MAX), default=20, show_default=True)
+@json_option
+def peek(app_name: str | None, queue: str, limit: int, as_json: bool) -> int:
+    """Show the next messages of QUEUE without taking them."""
+    deliveries = ask_broker(app_name, lambda broker: broker.peek(queue, limit))
+    rows = [_row(delivery) for delivery in deliveries]
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ("task_id", "task", "args", "kwargs", "retries", "starts")
+        print_table(columns, [[row[column] for column in columns] for row in rows])
+    return exits.OK
+
+
+@command.command("purge")
+@app_option
+@click.argument("queue")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+def purge(app_name: str | None, queue: str, yes: bool, as_json: bool) -> int:
+    """Remove every message that waits in QUEUE. What runs is left alone."""
+
+    async def empty(broker: Broker) -> int | None:
+        depth = (await broker.queues()).get(queue)
+        waiting = depth.ready + depth.delayed if depth else 0
+        if waiting and not yes and not click.confirm(f"Remove {waiting} messages of {queue!r}?", err=True):
+            return None
+        return await broker.purge(queue)
+
+    removed = ask_broker(app_name, empty)
+    if removed is None:
+        raise click.Abort
+    if as_json:
+        print_json({"queue": queue, "removed": removed})
+    else:
+        click.echo(f"{removed} messages removed from {queue}")
+    return exits.OK
+
+
+def _row(delivery: Delivery) -> dict[str, object]:
+
+    row: dict[str, object] = {"priority": delivery.message.priority, "starts": delivery.starts}
+    try:
+        headers = read_headers(to_v2(delivery.message))
+    except WireError as error:
+        return {"task_id": "?", "task": f"unreadable: {error}", "args": "", "kwargs": "", "retries": 0} | row
+    return row | {
+        "task_id": headers.id,
+        "task": headers.task,
+        "args": headers.argsrepr,
+        "kwargs": headers.kwargsrepr,
+        "retries": headers.retries,
+    }

@@ -1,0 +1,193 @@
+"""`umbel task show`: the story of one task, from whoever knows it.
+
+The lake and its tables know what was recorded, the broker's event log what is not recorded yet, the
+result backend how it ended. Whatever of these is there is asked; none of them is needed.
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from umbel.brokers.interface import Broker
+from umbel.cli import exits
+from umbel.cli.broker import ask_broker
+from umbel.cli.history.lake import lake_option
+from umbel.cli.options import app_option, broker_option, json_option
+from umbel.cli.show.printing import print_json, print_table, say
+from umbel.errors import AppNotFound, BadMessage
+from umbel.events.reading import EventReader
+from umbel.events.types import TaskEvent
+from umbel.history.lake import Lake
+from umbel.history.query import require_duckdb
+from umbel.history.story import Story, events_in_files, rows_in_tables, story_of
+from umbel.launch.loading import find_app
+from umbel.protocol.delivery.states import READY_STATES
+from umbel.text import one_line
+from umbel.wire.event import decode_events
+from umbel.wire.result import ResultMap, decode_result
+
+READ_AT_ONCE = 5000
+LOG_MAX = 500_000
+SHOWN = (
+    "name",
+    "args",
+    "kwargs",
+    "worker",
+    "retries",
+    "queue",
+    "parent_id",
+    "root_id",
+    "result",
+    "exception",
+)
+
+
+@click.group("task")
+def command() -> None:
+    """Look at one task."""
+
+
+@command.command("show")
+@click.argument("task_id")
+@app_option
+@broker_option
+@lake_option
+@json_option
+def show(task_id: str, app_name: str | None, url: str | None, lake: Path, as_json: bool) -> int:
+    """Show the story of TASK_ID: every event of it in causal order, and how it ended.
+
+    Asked are the lake (--lake), the event log of the broker (of the app, or -b URL; not RabbitMQ's,
+    which only its recorder can read) and the result backend of the app.
+
+    Exit code: 0, or 3 when nobody knows the task.
+    """
+    logged, result = _ask_cluster(app_name, url, task_id)
+    story = _recorded(lake, task_id, logged)
+    if story is None and result is None:
+        click.echo(
+            f"umbel: nobody knows the task {task_id}: it is in no event of the lake {str(lake)!r} and has no"
+            " result; name another lake with --lake, or its app with -A",
+            err=True,
+        )
+        return exits.NOT_FOUND
+    if as_json:
+        print_json(_as_data(task_id, story, result))
+    else:
+        _print(task_id, story, result)
+    return exits.OK
+
+
+def _recorded(lake: Path, task_id: str, logged: "list[TaskEvent]") -> "Story | None":
+
+    if not lake.is_dir():
+        return story_of(task_id, logged)
+
+    require_duckdb()
+    files = Lake(lake).event_files()
+    return story_of(task_id, [*events_in_files(files, task_id), *logged], rows_in_tables(lake, task_id))
+
+
+def _ask_cluster(
+    app_name: str | None, url: str | None, task_id: str
+) -> "tuple[list[TaskEvent], ResultMap | None]":
+    """What the broker's log and the result backend say; nothing where no app and no broker is named."""
+
+    if url is not None:
+        return ask_broker(None, lambda broker: _logged(broker, task_id), url=url), None
+    try:
+        app = find_app(app_name).app
+    except AppNotFound:
+        if app_name is not None:
+            raise
+        return [], None
+    stored = app.backend.read([task_id]).get(task_id)
+    logged = ask_broker(app_name, lambda broker: _logged(broker, task_id))
+    return logged, decode_result(stored.payload) if stored else None
+
+
+async def _logged(broker: "Broker", task_id: str) -> "list[TaskEvent]":
+    """Events that a recorder has not acknowledged yet. Reading them does not take them from it."""
+
+    if not broker.capabilities.event_log or broker.capabilities.transport == "amqp":
+        return []
+    wanted, reader, found = task_id.encode(), EventReader(), []
+    for name in await broker.recorders():
+        place = read = 0
+        while read < LOG_MAX:
+            entries = await broker.read_events(name, READ_AT_ONCE, after=place)
+            if not entries:
+                break
+            place, read = entries[-1].offset, read + len(entries)
+            for entry in entries:
+                if wanted not in entry.body:
+                    continue
+                try:
+                    told = [reader.read(event) for event in decode_events(entry.body)]
+                except BadMessage:
+                    continue
+                found += [one for one in told if isinstance(one, TaskEvent) and one.uuid == task_id]
+    return found
+
+
+def _as_data(task_id: str, story: "Story | None", result: "ResultMap | None") -> dict[str, Any]:
+
+    return {
+        "task_id": task_id,
+        "state": _state(story, result),
+        "task": msgspec.to_builtins(story.record) if story and story.record else None,
+        "result": None if result is None else {"status": result.status, "result": result.result},
+        "timeline": [
+            {
+                "rank": rank,
+                **{name: getattr(one, name) for name in one.__struct_fields__ if name != "order"},
+                "at": _instant(one.timestamp),
+            }
+            for rank, one in enumerate(story.events if story else (), start=1)
+        ],
+    }
+
+
+def _print(task_id: str, story: "Story | None", result: "ResultMap | None") -> None:
+    click.echo(f"{click.style(one_line(task_id), bold=True)}: {one_line(_state(story, result))}")
+    record = story.record if story else None
+    for name in SHOWN:
+        value = getattr(record, name, None)
+        if value is not None:
+            say(f"    {name.replace('_', ' ')}: {value}")
+    if story is None:
+        click.echo("umbel: no event of it was recorded; this is what the result backend knows", err=True)
+        return
+    click.echo()
+    rows = [
+        (
+            rank,
+            "" if one.attempt is None else one.attempt,
+            one.clock or "",
+            _instant(one.timestamp),
+            one.type,
+            one.hostname,
+            " ".join((one.detail or "").split())[:120],
+        )
+        for rank, one in enumerate(story.events, start=1)
+    ]
+    print_table(("", "attempt", "clock", "at (UTC)", "event", "told by", "says"), rows)
+
+
+def _state(story: "Story | None", result: "ResultMap | None") -> str:
+    """Events say where it is; without them the stored result says how it ended."""
+
+    told = story.state if story else ""
+    if result is not None and (not told or (told not in READY_STATES and result.status in READY_STATES)):
+        return result.status
+    return told or "recorded"
+
+
+def _instant(seconds: float) -> str:
+    return (
+        datetime.fromtimestamp(seconds, UTC)
+        .isoformat(sep=" ", timespec="milliseconds")
+        .removesuffix("+00:00")
+    )

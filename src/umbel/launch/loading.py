@@ -1,0 +1,118 @@
+"""Loading: from what a user typed after -A to an app, in commands and in children.
+
+`-A module:attr`, `-A module` (its `app`, or its only App), `-A path/to/file.py[:attr]`. Left out:
+the variable UMBEL_APP, then ./tasks.py, then ./app.py.
+"""
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
+
+from umbel.app.app import App
+from umbel.errors import AppNotFound, ConfigurationError, NoApp
+from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.interface import HostSpec
+
+GUESSES = ("tasks", "app")
+LOADER = "umbel.launch.loading:load_app"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundApp:
+    app: App
+    spec: HostSpec
+
+
+def find_app(wanted: str | None) -> FoundApp:
+    """Load the app a command works for, and say how children load the same."""
+    target = wanted or os.environ.get("UMBEL_APP") or _guess()
+    module, attribute = _split(target)
+    if module.endswith(".py"):
+        path = Path(module).resolve()
+        if not path.is_file():
+            raise AppNotFound(f"-A {target}: there is no file {path}")
+        directory, module = _as_module(path)
+    else:
+        directory = str(Path.cwd())
+    canonical = f"{module}:{attribute}" if attribute else module
+    return FoundApp(load_app(canonical, directory), HostSpec(LOADER, canonical, (directory,)))
+
+
+def load_app(target: str, *search_path: str) -> App:
+    for directory in search_path:
+        if directory not in sys.path:
+            sys.path.insert(0, directory)
+    module, attribute = _split(target)
+    imported = call_guarded(importlib.import_module, module)
+    if isinstance(imported, Raised):
+        error = imported.error
+        # The module itself or a package above it is missing; else it is something it imports.
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise AppNotFound(f"-A {target}: there is no module {module!r} here; run where it lies") from None
+        kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
+        raise AppNotFound(
+            f"-A {target}: importing {module!r} failed: {kind}{error}{_place_of(error)}"
+        ) from error
+    if attribute:
+        found = getattr(imported.value, attribute, None)
+        if isinstance(found, App):
+            return found
+        raise AppNotFound(
+            f"-A {target}: {module!r} has no App named {attribute!r}{_others(vars(imported.value))}"
+        )
+    return _only_app(vars(imported.value), target)
+
+
+def _as_module(path: Path) -> tuple[str, str]:
+    """The directory to search and the dotted name, so that a task has one name however it is loaded."""
+    package, names = path.parent, [path.stem]
+    while (package / "__init__.py").is_file():
+        names.insert(0, package.name)
+        package = package.parent
+    return str(package), ".".join(names)
+
+
+def _place_of(error: BaseException) -> str:
+    """Where in the user's code an import failed, as ` (tasks.py, line 3)`."""
+    if isinstance(error, SyntaxError):
+        return ""  # it names its place, and the frames are those of whoever imports
+    passed_over = ("<", str(Path(__file__).parents[1]))  # importlib, and Umbel itself
+    frames = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith(passed_over)]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def _only_app(names: dict[str, object], target: str) -> App:
+    apps = _apps(names)
+    if "app" in apps:
+        return apps["app"]
+    if len({id(app) for app in apps.values()}) == 1:
+        return next(iter(apps.values()))
+    if apps:
+        raise AppNotFound(
+            f"-A {target}: it has several apps; name one of {', '.join(sorted(apps))} after a colon"
+        )
+    raise AppNotFound(f"-A {target}: there is no App in it; write: app = App({target.rpartition('.')[2]!r})")
+
+
+def _others(names: dict[str, object]) -> str:
+    apps = sorted(_apps(names))
+    return f"; it has {', '.join(apps)}" if apps else ""
+
+
+def _apps(names: dict[str, object]) -> dict[str, App]:
+    return {name: value for name, value in names.items() if isinstance(value, App)}
+
+
+def _split(target: str) -> tuple[str, str]:
+    module, _, attribute = target.partition(":")
+    return module, attribute
+
+
+def _guess() -> str:
+    for guess in GUESSES:
+        if Path(f"{guess}.py").is_file():
+            return guess
+    raise NoApp("no app given and neither ./tasks.py nor ./app.py is here; use -A module:attr")

@@ -1,0 +1,232 @@
+"""LoopThread: a thread with an event loop on which jobs run as coroutines, steered from the main loop.
+
+Whatever the main loop wants of it goes through one inbox; what happens comes back as reports. So a
+coroutine that does not give the loop back holds up this loop thread and nothing else, and the main loop can
+see that it does: a loop thread that is asked for a sign does not give one.
+
+Soft limits, cancels, and the word that the worker stops are raised where the coroutine waits. They are
+cancellations and what they mean at once: a group or a time-out inside the task then cancels what
+it holds, as it would for a plain cancellation, and the task may catch `SoftTimeLimitExceeded`.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, assert_never, cast
+
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
+from umbel.pools.guard import Raised, await_guarded, await_to_the_end
+from umbel.pools.interface import AsyncRunner, Job, LoopChoice
+from umbel.pools.loops import loop_factory
+from umbel.pools.reports import Reports
+from umbel.pools.thread_workers import Began, Broke, Ended
+
+_AGAIN_S = 0.01  # until the next try to interrupt a job
+_END_S = 1.0  # for cancelled coroutines to end, when the thread does
+
+
+class SoftLimitPassed(SoftTimeLimitExceeded, asyncio.CancelledError):
+    def __init__(self) -> None:
+        super().__init__("the soft time limit passed")
+
+
+class WorkerStops(WorkerStopping, asyncio.CancelledError):
+    def __init__(self) -> None:
+        super().__init__("the worker stops; the task goes back to its queue")
+
+
+class CancelAsked(TaskCancelled, asyncio.CancelledError):
+    def __init__(self) -> None:
+        super().__init__("cancelled")
+
+
+Interruption = type[SoftLimitPassed] | type[WorkerStops] | type[CancelAsked]
+
+
+class _Broken(asyncio.CancelledError):
+    """Raised in code that holds up the loop beyond its hard limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    number: int
+    error: Interruption
+
+
+@dataclass(frozen=True, slots=True)
+class ShowSign:
+    """Say that the loop turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    pass
+
+
+Order = Job | Cancel | Interrupt | ShowSign | End
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEnded:
+    loop_thread: "LoopThread"
+
+
+Report = Began | Ended | Broke | Cancelled | LoopEnded
+
+
+class LoopThread:
+    def __init__(self, runner: AsyncRunner, report: Callable[[Report], None], loop: LoopChoice) -> None:
+        self.sign_at = time.monotonic()  # when the loop last showed that it turns
+        self._runner = runner
+        self._loop_choice = loop
+        self._report = report
+        self._tasks: dict[int, tuple[asyncio.Task[None], _Interruptible]] = {}
+        self._started = threading.Event()
+        self._ending: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._live, name="umbel-loop", daemon=True)
+        self._thread.start()
+        self._started.wait()  # no user code runs before, so this takes no time
+
+    def tell(self, order: Order) -> None:
+        self._inbox.add(order)
+
+    # ---- seen from outside -------------------------------------------------------------------------
+
+    def holder(self) -> tuple[Job, FrameType] | None:
+        """The job whose code runs at this moment, and where; None when the loop waits or turns."""
+        frame = innermost = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None:
+            if frame.f_code is LoopThread._run.__code__ and innermost is not None:
+                return frame.f_locals["job"], innermost
+            frame = frame.f_back
+        return None
+
+    def break_in(self) -> None:
+        """Raise in the code that runs on the loop: at its next step of Python, if it ever comes."""
+        error = ctypes.py_object(_Broken)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), error)
+
+    # ---- in the thread -----------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        try:
+            with (
+                contextlib.suppress(asyncio.CancelledError),
+                asyncio.Runner(loop_factory=loop_factory(self._loop_choice)) as runner,
+            ):
+                runner.run(self._serve())
+        finally:
+            self._started.set()
+            self._report(LoopEnded(self))
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ending = asyncio.Event()
+        self._inbox: Reports[Order] = Reports(self._loop, self._on_orders)
+        self._started.set()
+        await self._ending.wait()
+        tasks = [task for task, _ in self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_END_S)
+
+    def _on_orders(self, orders: Sequence[Order]) -> None:
+        self.sign_at = time.monotonic()
+        for order in orders:
+            match order:
+                case Job():
+                    self._begin(order)
+                case Cancel(number):
+                    if (found := self._tasks.get(number)) is not None:
+                        found[0].cancel()
+                case Interrupt(number, error):
+                    self._interrupt(number, error)
+                case ShowSign():
+                    pass
+                case End():
+                    assert self._ending is not None
+                    self._ending.set()
+                case _:
+                    assert_never(order)
+
+    def _begin(self, job: Job) -> None:
+        coroutine = _Interruptible(self._run(job))
+        task: asyncio.Task[None] = self._loop.create_task(cast(Coroutine[Any, Any, None], coroutine))
+        self._tasks[job.number] = task, coroutine
+
+    def _interrupt(self, number: int, error: Interruption) -> None:
+        found = self._tasks.get(number)
+        if found is not None and not found[1].interrupt(found[0], error):
+            self._loop.call_later(_AGAIN_S, self._interrupt, number, error)
+
+    async def _run(self, job: Job) -> None:
+        self._report(Began(job, time.time(), 0))
+        try:
+            ran = await await_to_the_end(self._runner.run, job)
+        except asyncio.CancelledError:
+            self._report(Cancelled(job))
+            return  # the loop is ours: nobody awaits this task
+        finally:
+            del self._tasks[job.number]
+        self._report(Broke(job, ran.error) if isinstance(ran, Raised) else Ended(ran.value))
+
+
+class _Interruptible(Coroutine[Any, Any, None]):
+    """A coroutine in which an exception of ours can be raised where it waits.
+
+    asyncio can only cancel. So it is cancelled, and gets our exception in place of the plain one.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._coroutine = coroutine
+        self._error: Interruption | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def interrupt(self, task: asyncio.Task[None], error: Interruption) -> bool:
+        """False when this is not the moment: try again."""
+        if not _is_guarded(self._coroutine):
+            return False
+        if not task.cancelling():  # else it is told to end already
+            self._task, self._error = task, error
+            task.cancel()
+        return True
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, error: Any, value: Any = None, traceback: Any = None) -> Any:
+        ours, self._error = self._error, None
+        if ours is None or self._task is None:
+            return self._coroutine.throw(error)
+        self._task.uncancel()  # for the task it is an exception, not the end
+        return self._coroutine.throw(ours())
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._coroutine.__await__()
+
+
+def _is_guarded(coroutine: Any) -> bool:
+    """Whether it waits inside a guarded call: elsewhere the exception would hit our own code."""
+    while coroutine is not None and getattr(coroutine, "cr_code", None) is not await_guarded.__code__:
+        coroutine = getattr(coroutine, "cr_await", None)
+    return coroutine is not None

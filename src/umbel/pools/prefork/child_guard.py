@@ -1,0 +1,57 @@
+"""The child guard: parent of the fork server, which outlives it and leaves none of its descendants behind.
+
+A process that a task started in a session of its own belongs, when its parents die, to the nearest
+ancestor that adopts orphans. That is the fork server; but it can be killed too, alone or together
+with the main process. Then the orphans come to the guard, which kills them and ends as the fork
+server did, so that the main process learns how that was. It does nothing else. It parts from the
+fork server before that has imported anything, and goes on as a small script (`child_guard_script.py`):
+a process that adopts orphans still does so after it has executed another program.
+
+It stops being right if main process, fork server and guard are killed in one moment.
+"""
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from umbel.pools.prefork import child_guard_script, kernel
+
+
+def split_from_guard(node: str, control: int) -> None:
+    """Return in a new process, the fork server to be; the one that called this stays as its guard."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return  # there is nobody who adopts orphans, so there is nothing to child_guard_script
+    guard = os.getpid()
+    kernel.adopt_orphans()
+    server = os.fork()
+    if server:
+        _keep(node, server, control)
+    os.setsid()  # as if it had been started by the main process
+    kernel.die_with_parent()
+    if os.getppid() != guard:
+        os._exit(1)
+
+
+def _keep(node: str, server: int, control: int) -> NoReturn:
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)  # which stays so in another program
+    os.set_inheritable(control, True)
+    arguments = [
+        str(server),
+        str(control),
+        f"child guard of {node}",
+    ]  # the last for people who look at processes
+    os.execv(sys.executable, [sys.executable, "-I", "-S", child_guard_script.__file__, *arguments])
+
+
+def main(node: str, setup: str, control: str) -> NoReturn:
+    os.set_inheritable(int(control), False)
+    split_from_guard(node, int(control))
+    from umbel.pools.prefork.forkserver import serve  # only now: the guard needs nothing of it
+
+    serve(setup, int(control))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,77 @@
+"""What the guard does, as a script of its own: it waits, and it kills.
+
+It runs for as long as its worker in an interpreter that has loaded nothing else, neither Umbel nor
+any library nor `site`, because all that it holds it holds once more for every worker
+(`child_guard.py` starts it).
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+
+_PATIENCE_S = 3.0  # for the fork server to end by itself when the main process has
+_CLEAN_UP_S = 10.0  # a process in an uninterruptible wait can survive SIGKILL for a while
+_CLEAN_UP_STEP_S = 0.005
+
+
+def kill_descendants() -> None:
+    """Orphans come to us as their parents die, until none is left. For a process that adopts them."""
+    give_up_at = time.monotonic() + _CLEAN_UP_S
+    while time.monotonic() < give_up_at:
+        for pid in children_of(os.getpid()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(_CLEAN_UP_STEP_S)
+
+
+def children_of(pid: int) -> list[int]:
+    """The direct children; none where there is no /proc to ask."""
+    found = []
+    for entry in filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        try:
+            # The command in parentheses may hold anything; what follows the last one is fixed.
+            with open(f"/proc/{entry}/stat", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended while we looked
+        if int(fields[1]) == pid:
+            found.append(int(entry))
+    return found
+
+
+def await_end(server: int, control: int) -> int:
+    """How the fork server ended; it is ended if the main process is gone and it does not notice."""
+    ended = os.pidfd_open(server)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(control, 0)  # nothing is read here: only that the other end is closed shows
+    if all(descriptor != ended for descriptor, _ in poll.poll()):
+        poll.unregister(control)
+        if not poll.poll(_PATIENCE_S * 1000):
+            os.kill(server, signal.SIGKILL)
+    return os.waitpid(server, 0)[1]
+
+
+def main(server: int, control: int) -> None:
+    status = await_end(server, control)
+    kill_descendants()
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:  # end as it did
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if -code != signal.SIGKILL:  # which has no handler to reset
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

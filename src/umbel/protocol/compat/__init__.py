@@ -1,0 +1,1 @@
+"""Celery's elections (v1), and clusters that hold both kinds of worker."""

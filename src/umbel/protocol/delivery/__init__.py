@@ -1,0 +1,1 @@
+"""Decisions about one message: run, delay, refuse, acknowledge."""

@@ -1,0 +1,1 @@
+"""Decisions about an election: who does what must be done once."""

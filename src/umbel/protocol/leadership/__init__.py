@@ -1,0 +1,1 @@
+"""Decisions of a leader: leases, the coordination store, the schedule, the recorder."""

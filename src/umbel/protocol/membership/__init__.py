@@ -1,0 +1,1 @@
+"""Decisions about who is in the cluster: mingle, gossip, heartbeats, suspicion."""

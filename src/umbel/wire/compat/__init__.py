@@ -1,0 +1,1 @@
+"""Celery's older message formats."""

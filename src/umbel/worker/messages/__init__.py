@@ -1,0 +1,1 @@
+"""A message inside the worker, from admission to settling."""

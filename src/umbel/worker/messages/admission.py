@@ -1,0 +1,141 @@
+"""Admission: which delivered messages may run here now; for all others the verdict is on its way.
+
+The shell of `protocol/delivery/delivery.py`. A message is verified where there are keys, opened and
+judged. Where that must be known before its task runs, it is acknowledged early or counted as started.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+
+from umbel.brokers.interface import Ack, Delivery, Return, Started, Verdict
+from umbel.clock import cluster_now
+from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
+from umbel.pools.guard import each_guarded
+from umbel.protocol.delivery.delivery import AdmissionPolicy, Park, Refuse
+from umbel.protocol.delivery.revoked import RevokedTasks
+from umbel.wire.task import read_headers, to_v2
+from umbel.worker.context import WorkerContext
+from umbel.worker.messages.claimed import Claimed, arrival_of
+from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.scheduled import Scheduled
+from umbel.worker.messages.settling import Settler
+from umbel.worker.messages.task_events import TaskEvents
+from umbel.worker.messages.verification import Verification
+
+
+class Admission:
+    def __init__(
+        self,
+        context: WorkerContext,
+        policy: AdmissionPolicy,
+        revoked: RevokedTasks,
+        settler: Settler,
+        endings: Endings,
+        events: TaskEvents,
+    ) -> None:
+        self.scheduled = Scheduled()
+        self._broker = context.broker
+        self._pool = context.pool
+        self._counters = context.counters
+        self._message_max_bytes = context.settings.message_max_bytes
+        self._policy = policy
+        self._revoked = revoked
+        self._settler = settler
+        self._endings = endings
+        self._events = events
+        self._numbers = count(1)
+        keyring = context.broker.keyring
+        self._verification = None if keyring is None else Verification(keyring, context, settler, endings)
+
+    async def verified(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Those that come from somebody who may send: nothing else is looked at."""
+        if self._verification is None:
+            return deliveries
+        return await self._verification.genuine(deliveries, cluster_now())
+
+    async def admit(self, deliveries: Sequence[Delivery]) -> list[Claimed]:
+        now = cluster_now()
+        judged = each_guarded(lambda one: self._judge(one, now), deliveries, self._endings.bury_faulty)
+        return await self._settled_first([claimed for claimed in judged if claimed is not None])
+
+    def _judge(self, delivery: Delivery, now: float) -> Claimed | None:
+        """The message if it may run now; otherwise its verdict is on the way."""
+        self._counters.received += 1
+        claimed = self._opened(delivery)
+        if claimed is None:
+            return None
+        decision = self._policy.admit(claimed.arrival, self._revoked, now)
+        if isinstance(decision, Park):
+            self._counters.parked += 1
+            if claimed.arrival.due > now:  # else it is its rate that makes it wait
+                self.scheduled.add(claimed, decision.until, now)
+            self._settler.add(Return(delivery.tag, not_before=decision.until))
+            return None
+        self._events.received(claimed)
+        if isinstance(decision, Refuse):
+            self._endings.refuse(claimed, decision.why)
+            return None
+        if delivery.redelivered or delivery.starts:
+            self._counters.repeated += 1
+        claimed.run = decision
+        if problem := self._beyond_the_pool(claimed):
+            self._endings.bury(claimed, NotSupported(problem), charged=False)
+            return None
+        return claimed
+
+    def _beyond_the_pool(self, claimed: Claimed) -> str:
+        """Why the pool cannot run it; "" when it can. Tasks routed elsewhere were not judged at the start."""
+        assert claimed.run is not None
+        abilities, is_async = self._pool.abilities, claimed.run.rules.is_async
+        if is_async and abilities.async_tasks:
+            return f"this worker's pool cannot run `async def` tasks: {abilities.async_tasks}"
+        hard, soft = claimed.limits
+        if hard is soft is None:
+            return ""
+        reason = abilities.unenforceable(is_async=is_async, soft=soft is not None, hard=hard is not None)
+        return reason and f"this worker's pool cannot enforce the message's time limit: {reason}"
+
+    def _opened(self, delivery: Delivery) -> Claimed | None:
+        try:
+            size = len(delivery.message.body) + len(delivery.message.headers)
+            if size > (most := self._message_max_bytes):
+                raise TooLarge(
+                    f"the message has {size} bytes, over the limit of {most} ('message_max_bytes')"
+                )
+            message = to_v2(delivery.message)
+            headers = read_headers(message)
+            arrival = arrival_of(delivery, headers)
+        except WireError as error:
+            self._endings.bury_unreadable(delivery, error)
+            return None
+        claimed = Claimed(next(self._numbers), delivery, message, headers, arrival)
+        if (rules := self._policy.rules.get(headers.task)) is not None:
+            claimed.hides = rules.hides
+        return claimed
+
+    async def _settled_first(self, admitted: list[Claimed]) -> list[Claimed]:
+        """What must be in the broker before a job runs: its early ack, or its counted start."""
+        first: dict[int | str, Claimed] = {}
+        verdicts: list[Verdict] = []
+        for claimed in admitted:
+            assert claimed.run is not None
+            tag = claimed.delivery.tag
+            if claimed.run.rules.acks_early:
+                verdicts.append(Ack(tag))
+            elif claimed.run.count_start:
+                verdicts.append(Started(tag))
+            else:
+                continue
+            first[tag] = claimed
+        if not verdicts:
+            return admitted
+        try:
+            refused = (await self._broker.settle(verdicts)).conflicts
+        except BrokerError:
+            # We live and keep our lease, so nobody else would ever return them. What was applied in
+            # spite of the error refuses this: then an early ack keeps its promise, at most once.
+            for claimed in admitted:
+                self._settler.add(Return(claimed.delivery.tag))
+            raise
+        self._counters.conflicts += len(refused)
+        return [claimed for claimed in admitted if claimed.delivery.tag not in refused]

@@ -1,0 +1,105 @@
+"""Claimed: one message that this worker has claimed and not yet settled."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from umbel.brokers.interface import Delivery
+from umbel.clock import offset_s
+from umbel.errors import WireError
+from umbel.pools.interface import Job
+from umbel.protocol.delivery.delivery import Arrival, Run
+from umbel.protocol.delivery.sensitive import HIDDEN, MASK, Sensitive
+from umbel.wire.message import Message
+from umbel.wire.task import TaskHeaders, decode_task, parse_instant, show_args, show_kwargs
+
+DECODED_MAX_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class Claimed:
+    number: int
+    delivery: Delivery
+    message: Message  # as protocol version 2
+    headers: TaskHeaders
+    arrival: Arrival
+    run: Run | None = None
+    told_started: bool = False
+    started_at: float | None = None  # Unix time, once it is known to run
+    pid: int | None = None
+    hides: Sensitive | None = None
+    terminated_by: str = ""  # the signal, when somebody asked to end it
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Arguments and keywords as events may show them.
+
+        What the sender wrote into the headers is not believed where something is sensitive: Celery's
+        clients know nothing of that.
+        """
+        headers = self.headers
+        if self.hides is None:
+            return headers.argsrepr, headers.kwargsrepr
+        found = self.arguments()
+        if found is None:
+            return MASK, MASK
+        return show_args(found[0]), show_kwargs(found[1])
+
+    def arguments(self, mask: Any = HIDDEN) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
+        """Without the sensitive ones; None when they cannot be read here, or are large.
+
+        Only JSON is: the main process runs nothing that a message brings.
+        """
+        if not self.message.body or len(self.message.body) > DECODED_MAX_BYTES:
+            return None
+        try:
+            call = decode_task(self.message)
+        except WireError:
+            return None
+        return (
+            (call.args, call.kwargs) if self.hides is None else self.hides.hide(call.args, call.kwargs, mask)
+        )
+
+    def is_of(self, delivery: Delivery) -> bool:
+        """Whether the delivery brings this very message: a retry of the task has other headers."""
+        one, other = self.delivery, delivery
+        return one.queue == other.queue and (one.message.headers, one.message.body) == (
+            other.message.headers,
+            other.message.body,
+        )
+
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """(hard, soft): the message's own, else the task's; 0 in a message is none, as Celery has it."""
+        assert self.run is not None, "only an admitted message has limits"
+        hard, soft = self.headers.timelimit
+        rules = self.run.rules
+        return hard or rules.hard_limit_s, soft or rules.soft_limit_s
+
+    def job(self) -> Job:
+        assert self.run is not None, "only an admitted message becomes a job"
+        hard, soft = self.limits
+        return Job(
+            self.number,
+            self.headers.task,
+            self.headers.id,
+            self.delivery.queue,
+            self.message,
+            soft,
+            hard,
+            self.run.alone or hard is not None or soft is not None,
+            self.delivery.redelivered,
+            offset_s(),
+        )
+
+
+def arrival_of(delivery: Delivery, headers: TaskHeaders) -> Arrival:
+    return Arrival(
+        headers.task,
+        headers.id,
+        parse_instant(headers.eta) if headers.eta else 0.0,
+        parse_instant(headers.expires) if headers.expires else 0.0,
+        delivery.starts,
+        delivery.redelivered,
+        headers.stamps,
+    )

@@ -1,0 +1,288 @@
+"""Settler: brings verdicts to the broker, as many at a time as have gathered.
+
+While one batch is on its way the next gathers, so an idle worker settles each message at once
+and a busy one in large batches, without a timer. A batch that the broker cannot take now
+(unavailable) is kept and tried again; meanwhile the worker claims nothing new, because unsettled
+messages count as claimed, and so do results and follow-ups of messages that were acknowledged before
+they ran. What the broker will never take (refused) ends alone, and the rest is settled.
+While somebody records, what was told of an outcome is in the event log before the outcome is
+settled: a worker that dies between the two makes history tell a run that is then repeated, which
+is what happened, and never leaves out one that nobody repeats.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from random import random
+
+import msgspec
+
+from umbel.backends.interface import Backend
+from umbel.brokers.interface import Ack, Broker, Bury, Refused, Return, Settled, Tag, Verdict
+from umbel.clock import cluster_now
+from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
+from umbel.pools.guard import Raised, await_guarded
+from umbel.protocol.retry import reconnect_wait_s
+from umbel.wire.message import Outgoing, StoredResult
+from umbel.worker.context import Counters
+from umbel.worker.process.outages import Outages
+from umbel.worker.settings import Ending
+
+log = logging.getLogger("umbel.worker.settling")
+PART = "settling"
+BATCH_MAX = 500
+
+
+class Settler:
+    """`settled` is called whenever fewer messages are claimed than before.
+
+    `logged` returns when the event log, if there is one, has what was told so far. `refused` is
+    told what the broker or the store does not take; messages among that are dead letters then.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        backend: Backend,
+        counters: Counters,
+        *,
+        outages: Outages,
+        store_outages: Outages,
+        together: bool,
+        logged: Callable[[], Awaitable[None]],
+        refused: Callable[[Sequence[Refused]], None],
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._broker = broker
+        self._backend = backend
+        self._counters = counters
+        self._outages = outages
+        self._store_outages = store_outages
+        self._together = together  # results ride with their acks
+        self._logged = logged
+        self._refused = refused
+        self._settled = settled
+        self._waiting: list[Verdict] = []
+        self._results: list[StoredResult] = []
+        self._follow_ups: list[Outgoing] = []
+        self._chords: list[Callable[[], Ending]] = []
+        self._uniques: list[tuple[str, str]] = []
+        self._messages: dict[Tag, Outgoing] = {}  # of verdicts that wait and end without an outcome
+        self._dead: list[Refused] = []
+        self._singly = 0  # so many of those that wait are settled one by one
+        self._gathered = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.problem = ""
+
+    @property
+    def pending(self) -> int:
+        """What is not settled, stored or sent yet: a worker that has much of it takes nothing new."""
+        return len(self._waiting) + len(self._results) + len(self._follow_ups) + len(self._chords)
+
+    def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
+        """`message`: what is returned or buried, for the case that the broker has forgotten it."""
+        if message is not None:
+            self._messages[verdict.tag] = message
+        self._waiting.append(verdict)
+        self._wake()
+
+    def report(self, results: Sequence[StoredResult], follow_ups: Sequence[Outgoing]) -> None:
+        """Store and send for a message that was acknowledged before it ran."""
+        if results or follow_ups:
+            self._results += results
+            self._follow_ups += follow_ups
+            self._wake()
+
+    def resend(self, message: Outgoing) -> None:
+        """Send a message once more that has ended for the broker, and so has used its signature."""
+        keyring = self._broker.keyring
+        self.report((), [message if keyring is None else keyring.renewed(message, cluster_now())])
+
+    def count_first(self, chord: Callable[[], Ending]) -> None:
+        """Count a task in its chord before anything that is added from now on is settled."""
+        self._chords.append(chord)
+        self._wake()
+
+    def release(self, key: str, task_id: str) -> None:
+        """Free the key of a unique task, once its message is settled."""
+        self._uniques.append((key, task_id))
+        self._wake()
+
+    async def drained(self) -> None:
+        await self._idle.wait()
+
+    async def flush(self) -> None:
+        """Try once to settle what has gathered, when `run` does not go on."""
+        await self._settle_gathered()
+
+    async def run(self) -> None:
+        failures = 0
+        while True:
+            await self._gathered.wait()
+            self._gathered.clear()
+            try:
+                await self._settle_gathered()
+            except BrokerError as error:
+                failures += 1
+                self._note_failure(error)
+                self._gathered.set()
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+                continue
+            self._outages.worked(PART)
+            failures, self.problem = 0, ""
+            if not self.pending and not self._uniques:
+                self._idle.set()
+
+    async def _settle_gathered(self) -> None:
+        while True:
+            while self._chords or self._results or self._follow_ups:
+                await self._store_reported()
+            # From here to the slice nothing is awaited: what a verdict depends on was stored above.
+            if not self._waiting:
+                break
+            batch = self._waiting[: 1 if self._singly else BATCH_MAX]
+            await self._logged()
+            sent = await self._with_results_stored(batch)
+            settled = await self._settle(sent)
+            if settled is None:
+                self._singly = len(batch)
+                continue
+            self._singly = max(0, self._singly - 1)
+            del self._waiting[: len(batch)]
+            self._settled()
+            self._keep_unknown(sent, settled)
+            if settled.conflicts:
+                self._counters.conflicts += len(settled.conflicts)
+                log.warning(
+                    "finished after the claim had ended: outcome dropped; the message is redelivered",
+                    extra={"count": len(settled.conflicts)},
+                )
+            self._refused(settled.refused)
+        await self._bury_unknown()
+        await self._release_gathered()
+
+    async def _settle(self, batch: Sequence[Verdict]) -> Settled | None:
+        """None: something about them is refused or raises, so that each must go by itself."""
+        happened = await await_guarded(self._broker.settle, batch)
+        if not isinstance(happened, Raised):
+            return happened.value
+        if isinstance(happened.error, BrokerError) and not isinstance(happened.error, BrokerRefused):
+            raise happened.error  # later, then
+        return await self._bury(batch[0], happened.error) if len(batch) == 1 else None
+
+    async def _bury(self, verdict: Verdict, error: BaseException) -> Settled:
+        """A message whose outcome cannot be written goes to the dead letters, or stays as it is."""
+        self._counters.faults += 1
+        reason = f"its outcome cannot be written: {type(error).__name__}: {error}"
+        log.error("cannot settle a message; moving it to the dead letters", exc_info=error)
+        buried = await await_guarded(self._broker.settle, [Bury(verdict.tag, reason)])
+        if not isinstance(buried, Raised):
+            return buried.value
+        if isinstance(buried.error, BrokerError) and not isinstance(buried.error, BrokerRefused):
+            raise buried.error
+        log.error("cannot bury a message; it stays claimed until this worker stops", exc_info=buried.error)
+        return Settled(0)
+
+    def _keep_unknown(self, batch: Sequence[Verdict], settled: Settled) -> None:
+        """The data was replaced, and nobody but this worker knows these: what they brought is kept."""
+        if not self._messages and not settled.unknown:
+            return
+        for verdict in batch:
+            message = self._messages.pop(verdict.tag, None)
+            if verdict.tag not in settled.unknown:
+                continue
+            match verdict:
+                case Ack() | Bury():
+                    self._counters.unknown += 1
+                    self.report(verdict.results, verdict.follow_ups)
+                    if isinstance(verdict, Bury) and message is not None:
+                        self._dead.append(Refused(message, verdict.reason))
+                case Return() if message is not None:
+                    self._counters.unknown += 1
+                    self.resend(message)
+
+    async def _release_gathered(self) -> None:
+        if self._uniques:
+            claimed = tuple(self._uniques)
+            await self._broker.coordination.release_unique(claimed)
+            del self._uniques[: len(claimed)]
+
+    async def _with_results_stored(self, batch: list[Verdict]) -> list[Verdict]:
+        if self._together:
+            return batch
+        bringing = [verdict for verdict in batch if isinstance(verdict, Ack | Bury) and verdict.results]
+        if not bringing:
+            return batch
+        # A run whose claim has ended is repeated elsewhere: its result must not stand in for that one's.
+        ended = await self._broker.ended([verdict.tag for verdict in bringing])
+        results = [result for verdict in bringing if verdict.tag not in ended for result in verdict.results]
+        if results:
+            await self._store(results)
+        return [
+            msgspec.structs.replace(verdict, results=()) if isinstance(verdict, Ack | Bury) else verdict
+            for verdict in batch
+        ]
+
+    async def _store_reported(self) -> None:
+        while self._chords:
+            more = await await_guarded(asyncio.to_thread, self._chords[0])
+            if isinstance(more, Raised):
+                if isinstance(more.error, BrokerUnavailable):
+                    self._store_outages.failed(PART, more.error)
+                    raise more.error
+                log.error("cannot count a task in its chord", exc_info=more.error)
+            else:
+                self._results += more.value.results
+                self._follow_ups += more.value.follow_ups
+            del self._chords[0]
+        results, follow_ups = tuple(self._results), tuple(self._follow_ups)
+        await self._logged()  # what is reported meanwhile has its own turn: its events may not be there yet
+        if results:
+            await self._store(results)
+            del self._results[: len(results)]
+        if follow_ups:
+            await self._publish(follow_ups)
+            del self._follow_ups[: len(follow_ups)]
+        self._settled()
+
+    async def _store(self, results: Sequence[StoredResult]) -> None:
+        try:
+            await asyncio.to_thread(self._backend.store, results)
+        except BrokerRefused as error:
+            self._refused([Refused(results[place], str(error)) for place in _places(error, results)])
+        except BrokerError as error:
+            self._store_outages.failed(PART, error)
+            raise
+        self._store_outages.worked(PART)
+
+    async def _publish(self, messages: Sequence[Outgoing]) -> None:
+        try:
+            await self._broker.publish(messages)
+        except BrokerRefused as error:
+            if not error.places and len(messages) > 1:  # nothing was sent: find out which it is
+                for message in messages:
+                    await self._publish([message])
+                return
+            refused = [Refused(messages[place], str(error)) for place in _places(error, messages)]
+            await self._broker.bury(refused)
+            self._refused(refused)
+
+    async def _bury_unknown(self) -> None:
+        if self._dead:
+            dead = tuple(self._dead)
+            await self._broker.bury(dead)
+            del self._dead[: len(dead)]
+
+    def _wake(self) -> None:
+        self._idle.clear()
+        self._gathered.set()
+
+    def _note_failure(self, error: BrokerError) -> None:
+        self.problem = f"results cannot be acknowledged: {error}"
+        if not self._store_outages.problem:
+            self._outages.failed(PART, error)
+
+
+def _places(error: BrokerRefused, parts: Sequence[object]) -> Sequence[int]:
+    return error.places or range(len(parts))

@@ -1,0 +1,1 @@
+"""The worker as a process: logs, signals, shutdown, run directory, service manager."""

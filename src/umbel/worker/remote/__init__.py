@@ -1,0 +1,1 @@
+"""Remote control: the mailboxes of a worker, and what commands see and change of it."""

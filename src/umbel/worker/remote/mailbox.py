@@ -1,0 +1,317 @@
+"""MailboxShell: listens for control requests on one connection, has them carried out, sends the replies.
+
+The shell of `protocol/pidbox.py`. Commands of ours that do not wait are carried out in the order in
+which they came; those that wait, and all that users wrote, beside it, so that a `ping` is answered
+whatever the others do. Where they are carried out is for whoever makes the shell to say (`Runner`).
+
+In a flood requests are read in turns, so that the worker goes on. A `ping` is answered when it is read;
+other commands wait for their turn, and are answered with an error when WAITING_MAX of them wait. HANDLED_MAX
+of ours and as many of users are carried out beside it at a time; the next of its kind waits, others pass it.
+No more requests are read while as many replies wait as are kept: the flood waits at the broker, or in the
+subscription, which has a limit.
+
+A fault of the channel makes the mailbox anew, and the worker goes on (P5). What was sent while it
+was away is missed, on Redis as with Celery's workers; the caller sees who is silent.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from random import random
+from time import monotonic, time
+from typing import Any, Protocol
+
+from umbel.brokers.interface import Broadcast, Broker
+from umbel.clock import cluster_now
+from umbel.control.panel import NO_ANSWER, Command, Panel
+from umbel.control.state import ControlState
+from umbel.coordination.driver import fairly
+from umbel.errors import BrokerError, BrokerRefused, WireError
+from umbel.pools.guard import Raised, Returned, call_guarded
+from umbel.protocol.pidbox import Handle, Known, Mailbox, Malformed, PassedOver, Refused, Request
+from umbel.protocol.retry import reconnect_wait_s
+from umbel.wire.control import REQUEST_EXCHANGE, decode_request, encode_reply
+
+log = logging.getLogger("umbel.worker.control")
+
+REPLIES_MAX, REPLIES_MAX_BYTES = 1000, 16 * 2**20
+ERROR_CHARS_MAX = 2000
+REPLY_TTL_S = 60.0
+REPLY_TRIES_S = 10.0
+HANDLED_MAX = 100
+WAITING_MAX, WAITING_MAX_BYTES = 200, 4 * 2**20
+MEMBERS_FRESH_S = 0.2
+BUSY = "too many commands wait here; ask later"
+MEMBERS_TOLD_MAX = 100  # in a larger cluster only the first few nodes tell who is a member
+MEMBERS_TOLD_BY = 3
+
+Happened = Returned[Any] | Raised
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A command that waits for its turn."""
+
+    request: Request
+    command: Command
+    arguments: dict[str, Any]
+    size_bytes: int
+
+
+class Runner(Protocol):
+    """Carries commands out with the worker's state."""
+
+    def at_once(self, command: Command, arguments: dict[str, Any]) -> Happened | None:
+        """What happened, for a command that may run here and now; None for any other."""
+        ...
+
+    async def beside(self, command: Command, arguments: dict[str, Any]) -> Happened: ...
+
+
+class MailboxShell:
+    def __init__(
+        self,
+        node: str,
+        broker: Broker,
+        mailbox: Mailbox,
+        panel: Panel,
+        runner: Runner,
+        members: Callable[[], Sequence[Known]],
+        report: Callable[[BrokerError | None], None],
+    ) -> None:
+        self.resets = 0  # faults that ended the subscription; it restores lost links by itself
+        self.replies_dropped = 0
+        self.is_open = asyncio.Event()
+        self._node = node
+        self._broker = broker
+        self._mailbox = mailbox
+        self._panel = panel
+        self._runner = runner
+        self._members = members
+        self._report = report  # whether the broker lets us listen
+        self._replies: deque[tuple[Broadcast, float]] = deque()
+        self._replies_bytes = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._replies_clock = 0
+        self._to_send = asyncio.Event()
+        self._members_at = -MEMBERS_FRESH_S
+        self._members_told: Sequence[Known] = ()
+        self._waiting: deque[Waiting] = deque()  # those that nobody has looked at yet
+        self._waiting_count = self._waiting_bytes = 0  # of all that are not being carried out yet
+        self._to_do = asyncio.Event()
+        self._our_places = asyncio.Semaphore(HANDLED_MAX)
+        self._users_places = asyncio.Semaphore(HANDLED_MAX)  # theirs may hang
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Until cancelled; what is being carried out then is given up."""
+        async with asyncio.TaskGroup() as self._group:
+            self._group.create_task(self._send_replies())
+            self._group.create_task(self._carry_out())
+            await self._listen()
+
+    async def send_last_replies(self) -> None:
+        """To be called when `run` has ended."""
+        try:
+            async with asyncio.timeout(1.0):
+                await self._send_waiting()
+        except (BrokerError, TimeoutError) as error:
+            log.debug("the last replies are lost", extra={"why": str(error)})
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async with self._broker.subscribe(REQUEST_EXCHANGE, [self._node]) as requests:
+                    self.is_open.set()
+                    failures = 0
+                    self._report(None)
+                    async for broadcast in fairly(requests):
+                        self._take(broadcast)
+                        await self._has_room.wait()
+            except BrokerError as error:
+                failures += 1
+                self.resets += 1
+                self._report(error)
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+
+    def _take(self, broadcast: Broadcast) -> None:
+        try:
+            keyring = self._broker.keyring
+            event: Request | Malformed = decode_request(broadcast.headers, broadcast.body, keyring)
+        except WireError as error:
+            event = Malformed(str(error))
+        for effect in self._mailbox.step(event, cluster_now()):
+            match effect:
+                case Handle(request):
+                    self._handle(request, len(broadcast.body))
+                case Refused(request, why):
+                    log.warning("command refused", extra={"command": request.method[:100], "why": why})
+                    self._answer(request, {"error": why})
+                case PassedOver(why):
+                    log.debug("command passed over", extra={"why": why})
+
+    # -- handlers --------------------------------------------------------------------------------
+
+    def _handle(self, request: Request, size_bytes: int) -> None:
+        command = self._panel.find(request.method)
+        assert command is not None, "the mailbox refuses commands that nobody knows"
+        log.debug("command", extra={"command": command.name})
+        bound = call_guarded(command.bind, request)
+        if isinstance(bound, Raised):
+            self._answer(request, _error(bound.error))
+        elif command.is_stateless and (happened := self._runner.at_once(command, bound.value)) is not None:
+            self._finish(request, command, happened)
+        elif self._waiting_count >= WAITING_MAX or self._waiting_bytes >= WAITING_MAX_BYTES:
+            self._answer(request, {"error": BUSY})
+        else:
+            self._waiting.append(Waiting(request, command, bound.value, size_bytes))
+            self._waiting_count += 1
+            self._waiting_bytes += size_bytes
+            self._to_do.set()
+
+    async def _carry_out(self) -> None:
+        async for waiting in self._commands():
+            if (happened := self._runner.at_once(waiting.command, waiting.arguments)) is not None:
+                self._leave_line(waiting)
+                self._finish(waiting.request, waiting.command, happened)
+            else:
+                assert self._group is not None
+                self._group.create_task(self._handle_beside(waiting))
+            await asyncio.sleep(0)  # reading goes first: a ping may be next
+
+    async def _commands(self) -> AsyncIterator[Waiting]:
+        while True:
+            while self._waiting:
+                yield self._waiting.popleft()
+            self._to_do.clear()
+            await self._to_do.wait()
+
+    async def _handle_beside(self, waiting: Waiting) -> None:
+        places = self._users_places if waiting.command.is_users else self._our_places
+        async with places:  # in the order in which they came
+            self._leave_line(waiting)
+            happened = await self._runner.beside(waiting.command, waiting.arguments)
+            self._finish(waiting.request, waiting.command, happened)
+
+    def _leave_line(self, waiting: Waiting) -> None:
+        self._waiting_count -= 1
+        self._waiting_bytes -= waiting.size_bytes
+
+    def _finish(self, request: Request, command: Command, happened: Happened) -> None:
+        if isinstance(happened, Raised):
+            log.error(
+                "a command failed", extra={"command": command.name}, exc_info=_unless_ours(happened.error)
+            )
+            self._answer(request, _error(happened.error))
+        elif command.is_answered and happened.value is not NO_ANSWER:
+            self._answer(request, happened.value)
+
+    # -- replies ---------------------------------------------------------------------------------
+
+    def _answer(self, request: Request, value: Any) -> None:
+        """Queue a reply; where it is one too many, the next request waits."""
+        to = request.reply_to
+        if to is None:
+            return
+        self._replies_clock += 1
+        told = (request.ticket, self._replies_clock, self._members_to_tell())
+        try:
+            headers, body = encode_reply(self._node, value, *told)
+        except WireError as error:
+            headers, body = encode_reply(self._node, {"error": str(error)}, *told)
+        self._replies.append((Broadcast(to.exchange, to.routing_key, body, headers), time()))
+        self._replies_bytes += len(headers) + len(body)
+        if len(self._replies) >= REPLIES_MAX or self._replies_bytes >= REPLIES_MAX_BYTES:
+            self._has_room.clear()
+        self._to_send.set()
+
+    def _members_to_tell(self) -> Sequence[Known]:
+        if monotonic() - self._members_at >= MEMBERS_FRESH_S:
+            members = self._members()
+            if len(members) > MEMBERS_TOLD_MAX:
+                first = sorted(one.node for one in members if one.is_umbel)[:MEMBERS_TOLD_BY]
+                members = members if self._node in first else ()
+            self._members_told, self._members_at = members, monotonic()
+        return self._members_told
+
+    async def _send_replies(self) -> None:
+        failures = 0
+        while True:
+            await self._to_send.wait()
+            self._to_send.clear()
+            try:
+                await self._send_waiting()
+                failures = 0
+            except BrokerError as error:
+                failures += 1
+                log.debug("replies cannot be sent; trying on", extra={"why": str(error)})
+                self._to_send.set()
+                await asyncio.sleep(reconnect_wait_s(failures, random()))
+
+    async def _send_waiting(self) -> None:
+        while self._replies:
+            now = time()
+            batch = list(self._replies)
+            fresh = [reply for reply, at in batch if now - at < REPLY_TRIES_S]
+            self.replies_dropped += len(batch) - len(fresh)
+            await self._send(fresh)
+            for reply, _ in batch:
+                self._replies.popleft()
+                self._replies_bytes -= len(reply.headers) + len(reply.body)
+            self._has_room.set()
+
+    async def _send(self, replies: Sequence[Broadcast]) -> None:
+        """Send them; where the broker refuses, the replies that it refuses are dropped, and no others."""
+        try:
+            if replies:
+                await self._broker.broadcast(replies, ttl_s=REPLY_TTL_S)
+        except (BrokerRefused, WireError) as error:
+            if len(replies) > 1:
+                for reply in replies:
+                    await self._send([reply])
+                return
+            self.replies_dropped += 1
+            log.warning("a reply is refused", extra={"to": replies[0].routing_key[:100], "why": str(error)})
+
+
+async def awaited(coroutine: Coroutine[Any, Any, Any]) -> Happened:
+    """What came of a command of ours that waits."""
+    done = await asyncio.gather(coroutine, return_exceptions=True)
+    return Raised(done[0]) if isinstance(done[0], Exception) else Returned(done[0])
+
+
+async def in_thread(command: Command, state: ControlState, arguments: dict[str, Any]) -> Happened:
+    """Run a user's handler in a thread of its own, which does not keep the worker from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Happened] = loop.create_future()
+
+    def run() -> Any:
+        value = command.handler(state, **arguments)
+        return asyncio.run(value) if asyncio.iscoroutine(value) else value
+
+    def settle(happened: Happened) -> None:
+        if not done.done():
+            done.set_result(happened)
+
+    def work() -> None:
+        happened = call_guarded(run)
+        call_guarded(loop.call_soon_threadsafe, settle, happened)  # the loop may have ended meanwhile
+
+    threading.Thread(target=work, name=f"umbel-control-{command.name}", daemon=True).start()
+    return await done
+
+
+def _error(error: BaseException) -> dict[str, str]:
+    return {"error": repr(error)[:ERROR_CHARS_MAX]}
+
+
+def _unless_ours(error: BaseException) -> BaseException | None:
+    """The error with its traceback; the broker's own say all in one line."""
+    return None if isinstance(error, BrokerError) else error

@@ -1,0 +1,1 @@
+"""Code that users wrote for a worker: hooks, bootsteps, handlers; each guarded."""
