@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tests.scenarios.transcripts import Simulation, Step, phrase
-from umbel.protocol import election_events as election
-from umbel.protocol import lease
-from umbel.protocol.coordination import Busy, Instant, Policy
-from umbel.protocol.election import Elections
-from umbel.protocol.election_table import ElectionSettings
-from umbel.protocol.lease import Lease, LeaseSettings
+from umbel.protocol.election import events as election
+from umbel.protocol.election.election import Elections
+from umbel.protocol.election.table import ElectionSettings
+from umbel.protocol.leadership import lease
+from umbel.protocol.leadership.coordination import Busy, Instant, Policy
+from umbel.protocol.leadership.lease import Lease, LeaseSettings
 from umbel.protocol.machine import Tick
 from umbel.sim.cluster import Cluster, Variant
 from umbel.sim.plan import Ask, Plan

@@ -1,7 +1,7 @@
 """Workers on the embedded broker, in virtual time: what they claim, run and settle, step by step.
 
 Real are the broker's file, the app, its tracer (which runs the tasks, counts the parts of chords and makes
-results), and the decisions: `protocol/delivery.py`, `protocol/revoked.py`, `protocol/mingle.py`. Simulated
+results), and the decisions: `protocol/delivery/`, `protocol/membership/mingle.py`. Simulated
 are time and the shell of the worker: it claims and runs when a step says so; it renews its lease and looks
 for the messages of lost workers as often as `worker/steps/connection.py` does.
 """
@@ -16,22 +16,22 @@ from typing import Any
 
 from tests.scenarios.transcripts import Simulation, Step, phrase
 from umbel import App, Signature, chord
-from umbel.app.tracer import Tracer
-from umbel.app.workers import Leftovers, task_rules
+from umbel.app.running.tracer import Tracer
 from umbel.brokers.interface import Ack, BrokerSettings, Claim, Delivery, Started
 from umbel.brokers.sqlite.clock import Clock
 from umbel.brokers.sqlite.store import Store
 from umbel.errors import TaskRevoked
+from umbel.launch.workers import Leftovers, task_rules
 from umbel.pools.interface import Job
-from umbel.protocol import mingle
-from umbel.protocol.coordination import Instant
-from umbel.protocol.delivery import Desk, Park, Refuse, Run
-from umbel.protocol.revoked import RevokedTasks
-from umbel.protocol.states import REVOKED
+from umbel.protocol.delivery.delivery import AdmissionPolicy, Park, Refuse, Run
+from umbel.protocol.delivery.revoked import RevokedTasks
+from umbel.protocol.delivery.states import REVOKED
+from umbel.protocol.leadership.coordination import Instant
+from umbel.protocol.membership import mingle
 from umbel.sim.world import World
 from umbel.wire.revoke import Revoke
 from umbel.wire.task import read_headers
-from umbel.worker.held import arrival_of
+from umbel.worker.messages.claimed import arrival_of
 from umbel.worker.steps.connection import LOST_CHECKS_PER_LEASE, RENEWALS_PER_LEASE
 from umbel.worker.steps.mingle import RECORDED_S
 
@@ -93,7 +93,9 @@ class Node:
         self._app, self._say = app, say
         self._owner = f"{name}@sim.1.1"
         self._cursor = 0
-        self._desk = Desk(task_rules(app, app.settings), max_deliveries=app.settings.task_max_deliveries)
+        self._policy = AdmissionPolicy(
+            task_rules(app, app.settings), max_deliveries=app.settings.task_max_deliveries
+        )
         self._tracer = Tracer(app, hostname=f"{name}@sim")
         self._claimed: dict[str, Claimed] = {}
 
@@ -126,7 +128,7 @@ class Node:
 
     def _admit(self, delivery: Delivery) -> None:
         headers = read_headers(delivery.message)
-        decision = self._desk.admit(arrival_of(delivery, headers), self.revoked, self.store.clock.wall_s())
+        decision = self._policy.admit(arrival_of(delivery, headers), self.revoked, self.store.clock.wall_s())
         again = " again" if delivery.redelivered else ""
         match decision:
             case Refuse(why):
