@@ -69,7 +69,11 @@ def in_background(command: str, home: Path, environment: dict[str, str]) -> Iter
         raise
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(STOP_S)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
 
 
 def wait_for_server(environment: dict[str, str]) -> None:
