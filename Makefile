@@ -6,6 +6,7 @@ SHELL := /bin/bash
 
 BIN := .venv/bin
 CODE := src tests $(wildcard scripts/*.py) docs/conf.py $(if $(wildcard benchmarks/*.py),benchmarks)
+EXAMPLES := $(wildcard examples/*/)
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,9 +18,10 @@ demo: setup ## a cluster on this machine, in about a minute
 	@$(BIN)/umbel demo
 
 check: setup ## static: format, lint, types, who may import whom, dead links
-	@$(BIN)/ruff format --check --quiet --output-format concise $(CODE) || { echo "run: make format" >&2; exit 1; }
-	@$(BIN)/ruff check --quiet $(CODE)
+	@$(BIN)/ruff format --check --quiet --output-format concise $(CODE) examples || { echo "run: make format" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet $(CODE) examples
 	@$(BIN)/mypy $(CODE)
+	@for example in $(EXAMPLES); do MYPYPATH="$$example" $(BIN)/mypy --no-error-summary "$$example"; done
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m scripts.links
 
@@ -68,8 +70,8 @@ site: ## the documentation as a web site, in build/site; warnings are errors
 	@echo "open build/site/index.html"
 
 format: setup ## rewrite the code the way check wants it
-	@$(BIN)/ruff format --quiet $(CODE)
-	@$(BIN)/ruff check --quiet --fix $(CODE)
+	@$(BIN)/ruff format --quiet $(CODE) examples
+	@$(BIN)/ruff check --quiet --fix $(CODE) examples
 
 # One lock serves every platform, and no index or path of this machine gets into it.
 LOCK = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
@@ -85,4 +87,4 @@ lock: setup ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade for 
 
 clean: ## remove what the targets made
 	@rm -rf .venv .venv-bench .venv-celery .venv-celery55 .venv-docs .venv-3.* .venv-pyodide build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	@find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

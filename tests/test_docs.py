@@ -15,7 +15,11 @@ from umbel.app.configuration.settings_help import HELP
 from umbel.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
 TOPS = [ROOT, ROOT / "docs", ROOT / "src/umbel", ROOT / "src/umbel/brokers"]
 SAID_FOR_ALL = {"--app", "--json", "--help", "--broker", "--run-dir"}  # above and below the table of commands
 
