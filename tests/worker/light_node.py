@@ -73,7 +73,7 @@ class LightNode:
 
     async def die(self) -> None:
         """As if by SIGKILL: no goodbye, nothing is given back."""
-        self.gossip._seat._campaign and self.gossip._seat._campaign.cancel()
+        self.gossip._candidate._campaign and self.gossip._candidate._campaign.cancel()
         for step in self._steps:
             await step.end_background()
         await self.gossip.end_listening()

@@ -76,7 +76,7 @@ def test_lost_nodes_are_looked_for_as_often_as_the_interval_says(tmp_path: Path)
 
 
 def observers(nodes: dict[str, LightNode]) -> list[str]:
-    return [name for name, node in nodes.items() if node.gossip._seat.observes]
+    return [name for name, node in nodes.items() if node.gossip._candidate.observes]
 
 
 def test_who_hears_no_heartbeats_hears_no_heartbeats(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """RedisBackend: results under Celery's keys, and waiting for them on their channels (wire 6.2).
 
-A result is stored and told in one script, in which the first SUCCESS stays. A waiter subscribes to
+A result is stored and published in one script, in which the first SUCCESS stays. A waiter subscribes to
 the channels of all its tasks on one connection and then reads once, so that no result falls in
 between. On an event loop all waiters share one connection, in threads each waiter has its own.
 """

@@ -173,7 +173,7 @@ class Claim:
     revokes: Sequence[Revoke]
     revoked_cursor: int
     returned: int = 0  # messages of dead owners that this claim gave back on the way
-    lease_ended: bool = False  # the owner's, since it last renewed it or claimed: others have what it held
+    lease_ended: bool = False  # the owner's, since it last renewed or claimed: others have its messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class ElectionContext:
         self.term = order.term
         self.attempt = order.attempt
         self.cancelled = ""  # why, once it is
-        self.stopped = False  # what it was told last
+        self.stopped = False  # the last `still_mine()` returned false
         self._deadline_s = order.deadline_s
 
     def deadline(self) -> float:

@@ -126,7 +126,7 @@ def first_us(registers: Registers, slot: str) -> int | None:
 
 
 def count(registers: Registers, slot: str) -> int:
-    """How many different events of this type were told, up to the limit."""
+    """How many different events of this type were received, up to the limit."""
     assert slot in COUNTED
     repeats = registers.repeats
     if repeats is not None and slot in repeats.digests:

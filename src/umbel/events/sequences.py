@@ -100,7 +100,7 @@ class Sequences:
         return True
 
     def settled(self, now: float) -> list[Gap]:
-        """The holes that nothing filled in time. Each is told once."""
+        """The holes that were not filled in time. Each is reported once."""
         gaps, self._full = self._full, []
         if not self.holes_open:
             return gaps

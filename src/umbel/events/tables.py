@@ -4,7 +4,7 @@ The lists are data, like the lake's own (`columns.py`): the pipeline makes its S
 them, readers their queries, the documentation its tables. Columns are only ever added.
 
 A task's row is the view of its registers (`view.py`) with times as instants, and two durations. An
-attempt's is the same view of what was told of that attempt. Everything else is counted from those
+attempt's is the same view of that attempt's events. Everything else is counted from those
 two, or from what workers say of themselves, so an event that is in the lake twice changes nothing.
 """
 

@@ -1,4 +1,4 @@
-"""Timeline: all that was told of a task, each event once, in the order of the merge.
+"""Timeline: all events of a task, each once, in the order of the merge.
 
 It is the largest of the joins: the set of events itself. What the registers keep can be made from
 it again, and the view of those must be the same, which the tests hold. It is for showing a task's

@@ -178,7 +178,7 @@ class AsyncioPool:
         self._lose([cut_off(number) for number in self._running])
         self._watch.cancel()
         self._loop_thread.tell(End())
-        self._workers.dismiss(self._workers.size)
+        self._workers.stop_threads(self._workers.size)
         try:
             async with asyncio.timeout(self._settings.stop_grace_s):
                 while self._loop_thread not in self._loops_ended:
@@ -207,7 +207,7 @@ class AsyncioPool:
                 self._running[job.number] = _Running(job, None)
                 self._in_threads += 1
                 if self._in_threads > self._workers.size and self._workers.size < _THREADS_MAX:
-                    self._workers.hire(1)
+                    self._workers.start_threads(1)
                 self._workers.put(job)
 
     def _arm(self, running: _Running, began_at: float) -> None:

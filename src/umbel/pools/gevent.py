@@ -38,7 +38,7 @@ class _Running:
     child: GreenChild
     soft: asyncio.TimerHandle | None = None
     hard: asyncio.TimerHandle | None = None
-    ended_by: str = ""  # why it was told to end
+    ended_by: str = ""  # what stopped it
 
     def disarm(self) -> None:
         for timer in (self.soft, self.hard):
@@ -198,7 +198,7 @@ class GeventPool:
         running.hard = self._loop.call_later(_END_S, self._on_deaf, number, self._loop.time())
 
     def _on_deaf(self, number: int, since: float) -> None:
-        """It was told to end and goes on, or its child does not even listen."""
+        """The job was cancelled and goes on, or its child does not respond."""
         running = self._running[number]
         self._lose([ended_by(number, BY_LIMIT)])
         if running.child.sign_at < since:

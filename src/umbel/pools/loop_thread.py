@@ -203,7 +203,7 @@ class _Interruptible(Coroutine[Any, Any, None]):
         """False when this is not the moment: try again."""
         if not _is_guarded(self._coroutine):
             return False
-        if not task.cancelling():  # else it is told to end already
+        if not task.cancelling():  # else it is being cancelled already
             self._task, self._error = task, error
             task.cancel()
         return True

@@ -1,6 +1,6 @@
 """Losses: jobs that came back without an outcome of their own, in the words of all pools.
 
-Whether a loss is held against the task is said here, once: only a job that is known to have brought
+Whether a loss counts against the task is decided here, once: only a job that is known to have brought
 its process or runner down, or ran into its limit, counts as a start that failed.
 """
 

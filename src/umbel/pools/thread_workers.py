@@ -1,12 +1,12 @@
 """ThreadWorkers: threads of this process that run jobs, and the soft limit as an exception in one of them.
 
-Threads take jobs from one queue, so a long job holds up nobody but its own thread. Taking one is
+Threads take jobs from one queue, so a long job blocks only its own thread. Taking one is
 atomic: a job is run or withdrawn, never both.
 
-Soft limits, cancels, and the word that the worker stops. Python can raise an exception in another thread, at
+Soft limits, cancels and the worker's shutdown are exceptions. Python can raise one in another thread, at
 that thread's next step of Python code: a job that waits in C (a long `time.sleep`, a driver that
 blocks) gets it when that returns.
-Whoever takes the seat's one ticket decides: the loop, to raise, or the thread, whose job has ended.
+The taker of the run's one ticket decides: the loop, to raise, or the thread, whose job has ended.
 So the exception cannot reach a later job. It is raised only while the thread is inside a guarded
 call, where it is caught; should the thread leave that call in the very moment, its job's outcome is
 lost, and the job counts as one that ran and comes back to be run again.
@@ -59,7 +59,7 @@ Report = Began | Ended | Broke | Left
 
 
 @dataclass(slots=True)
-class _Seat:
+class _ThreadRun:
     """What the loop must know of a thread to raise in it."""
 
     ident: int
@@ -79,80 +79,82 @@ class ThreadWorkers:
         self._name = name
         self._runner = runner
         self._report = report
-        self._orders: SimpleQueue[Job | None] = SimpleQueue()
-        self._seats: dict[int, _Seat] = {}  # by job: those that run
-        self._hired = 0
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._running: dict[int, _ThreadRun] = {}  # by job: those that run
+        self._started = 0
         self.size = 0  # threads that were not asked to leave
 
-    def hire(self, count: int) -> None:
+    def start_threads(self, count: int) -> None:
         for _ in range(count):
-            self._hired += 1
+            self._started += 1
             self.size += 1
-            threading.Thread(target=self._work, name=f"umbel-{self._name}-{self._hired}", daemon=True).start()
+            threading.Thread(
+                target=self._work, name=f"umbel-{self._name}-{self._started}", daemon=True
+            ).start()
 
-    def dismiss(self, count: int) -> None:
+    def stop_threads(self, count: int) -> None:
         """So many threads end, each after the jobs that were put before this."""
         self.size -= count
         for _ in range(count):
-            self._orders.put(None)
+            self._jobs.put(None)
 
     def put(self, job: Job) -> None:
-        self._orders.put(job)
+        self._jobs.put(job)
 
     def withdraw(self) -> list[Job]:
         """The jobs that no thread has taken; from now on none will."""
         jobs, leaving = [], 0
         while True:
             try:
-                order = self._orders.get_nowait()
+                job = self._jobs.get_nowait()
             except Empty:
                 break
-            if order is None:
+            if job is None:
                 leaving += 1
             else:
-                jobs.append(order)
+                jobs.append(job)
         for _ in range(leaving):
-            self._orders.put(None)
+            self._jobs.put(None)
         return jobs
 
     def waiting(self) -> int:
-        return self._orders.qsize()
+        return self._jobs.qsize()
 
     def raise_in(self, job: int, error: type[TaskError]) -> bool:
         """Raise in the thread that runs this job; False when this is not the moment: try again.
 
-        A job hears one exception only: who was told of its limit is not told of the worker's end.
+        A job gets one exception only: after its soft limit it does not get the worker's shutdown.
         """
-        seat = self._seats.get(job)
-        if seat is None:
+        run = self._running.get(job)
+        if run is None:
             return True  # it has ended
-        frame = sys._current_frames().get(seat.ident)
+        frame = sys._current_frames().get(run.ident)
         if not is_guarded(frame, within=_run.__code__):
             return False
-        if not seat.take_ticket():
+        if not run.take_ticket():
             return True
-        _raise_in(seat.ident, error)
-        seat.raised = True
+        _raise_in(run.ident, error)
+        run.raised = True
         return True
 
     def _work(self) -> None:
         thread, ident = threading.get_native_id(), threading.get_ident()
-        while (job := self._orders.get()) is not None:
+        while (job := self._jobs.get()) is not None:
             self._report(Began(job, time.time(), thread))
-            seat = self._seats[job.number] = _Seat(ident)
-            ran = call_to_the_end(_run, self._runner, job, seat)
-            del self._seats[job.number]
+            run = self._running[job.number] = _ThreadRun(ident)
+            ran = call_to_the_end(_run, self._runner, job, run)
+            del self._running[job.number]
             self._report(Broke(job, ran.error) if isinstance(ran, Raised) else Ended(ran.value))
             del job, ran  # or an idle thread would keep its last job's values alive
         self._report(Left(thread))
 
 
-def _run(runner: Runner, job: Job, seat: _Seat) -> Outcome:
+def _run(runner: Runner, job: Job, run: _ThreadRun) -> Outcome:
     outcome: Outcome | None = None
     try:
         outcome = runner(job)
-        if not seat.take_ticket():
-            _absorb(seat)
+        if not run.take_ticket():
+            _absorb(run)
     except INTERRUPTIONS:
         # It left the guarded call just then. With the outcome in hand nothing is lost.
         if outcome is None:
@@ -160,11 +162,11 @@ def _run(runner: Runner, job: Job, seat: _Seat) -> Outcome:
     return outcome
 
 
-def _absorb(seat: _Seat) -> None:
+def _absorb(run: _ThreadRun) -> None:
     """The exception was raised, or is about to be. If the job did not get it, nobody else may."""
-    while not seat.raised:
+    while not run.raised:
         time.sleep(_POST_S)
-    _raise_in(seat.ident, None)
+    _raise_in(run.ident, None)
 
 
 def _raise_in(ident: int, error: type[BaseException] | None) -> None:

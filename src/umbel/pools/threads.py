@@ -65,7 +65,7 @@ class ThreadsPool:
         reports: Reports[Report | Told] = Reports(self._loop, self._on_reports)
         self._host, runner = await start_host(self._settings, tell=reports.add)
         self._workers = ThreadWorkers(self.name, runner, reports.add)
-        self._hire(self._size)
+        self._start_threads(self._size)
         self._listener.on_child("started", {"child": 0, "pid": os.getpid()})
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -111,9 +111,9 @@ class ThreadsPool:
         assert self._workers is not None, "a pool is resized after start()"
         self._size = size
         if by > 0:
-            self._hire(by)
+            self._start_threads(by)
         else:
-            self._workers.dismiss(-by)
+            self._workers.stop_threads(-by)
         return size
 
     def describe(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class ThreadsPool:
             return
         self._closing = True
         self._lose([not_started(job) for job in self._workers.withdraw()])
-        self._workers.dismiss(self._workers.size)
+        self._workers.stop_threads(self._workers.size)
         try:
             async with asyncio.timeout(grace_s if self._outstanding else self._settings.stop_grace_s):
                 while self._threads:
@@ -157,10 +157,10 @@ class ThreadsPool:
             return 1
         return 2 if typical_s <= 0 else max(2, min(int(_AHEAD_S / typical_s), _AHEAD_MAX))
 
-    def _hire(self, count: int) -> None:
+    def _start_threads(self, count: int) -> None:
         assert self._workers is not None
         self._threads += count
-        self._workers.hire(count)
+        self._workers.start_threads(count)
 
     def _on_reports(self, reports: Sequence[Report | Told]) -> None:
         ended: list[Outcome] = []

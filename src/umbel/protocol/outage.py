@@ -5,7 +5,7 @@ that the broker is away, and that it is back. An outage begins with the first li
 the first call that fails. It ends when every link is restored and every part that failed works.
 
 The parts of a long outage notice its end at different times: a link may find out that it is dead
-when the network is back already. So the end of one that lasted is told after `settle_s` of quiet.
+when the network is back already. So the end of a longer one is reported after `settle_s` of quiet.
 A short one, a connection that was closed and made again, needs SHORT_S of quiet: what it leaves
 to reconcile (a message that is redelivered, a hello) is known by then.
 

@@ -1,7 +1,7 @@
 """Shutdown: how a worker comes to its end, from the first request to the last message (F7).
 
 Each request makes it more urgent. The first: take nothing more and finish what runs, for up to
-`grace_s` (warm). The second: the tasks that run are told, and have `soft_s` to tidy up (soft). The
+`grace_s` (warm). The second: the running tasks are interrupted, and have `soft_s` to clean up (soft). The
 third, or the end of the time: what still runs is cut off and its message returned (cold). An order
 to quit is cold at once.
 

@@ -1,4 +1,4 @@
-"""Value: what a machine is told and what it answers, as small frozen records.
+"""Value: the inputs and effects of a machine, as small frozen records.
 
     class Stand(Value):
         members: frozenset[NodeId]

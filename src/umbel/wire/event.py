@@ -26,7 +26,7 @@ def routing_key_of_list(group: str) -> str:
 
 
 def group_of(event_type: str) -> str:
-    """`task` or `worker`: what a sender can be told to leave out."""
+    """`task` or `worker`: what a sender can be configured to leave out."""
     return event_type.partition("-")[0]
 
 

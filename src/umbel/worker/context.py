@@ -1,4 +1,4 @@
-"""What the steps of one worker share: who it is, what it counts, what it was told to be."""
+"""What the steps of one worker share: its identity, counters and settings."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any

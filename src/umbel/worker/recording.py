@@ -1,4 +1,4 @@
-"""RecorderSeat: one candidate for the lease `recorder`; whoever holds it records (D1).
+"""RecorderCandidate: one candidate for the lease `recorder`; its holder records (D1).
 
 A worker has one as its step, `umbel record` is one. When the holder dies, the next one takes over
 where it stopped: the place is the broker's. A stand-by only asks for the lease.
@@ -37,7 +37,7 @@ EXPIRE_EVERY_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class SeatSettings:
+class RecordingSettings:
     lake: Path
     recorder: RecorderSettings = field(default_factory=RecorderSettings)
     lease_s: float = LEASE_S
@@ -49,16 +49,16 @@ def lease_of(name: str) -> str:
     return LEASE if name == DEFAULT_NAME else f"{LEASE}.{name}"
 
 
-class RecorderSeat:
+class RecorderCandidate:
     """`standing_by(who)` is called on the loop when somebody else is seen to record.
 
-    `outages`: of the process whose broker this is; a process of its own says them by itself.
+    `outages`: those of the worker whose broker this is; without one, the candidate logs its own.
     """
 
     def __init__(
         self,
         broker: Broker,
-        settings: SeatSettings,
+        settings: RecordingSettings,
         owner: str,
         *,
         outages: Outages | None = None,
@@ -85,7 +85,7 @@ class RecorderSeat:
         return self._keeper.leader
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Stand, and record for as long as the lease is ours, until told to stop."""
+        """Stand for the lease, and record while this candidate has it, until `stop` is set."""
         campaign = asyncio.create_task(self._keeper.run(), name="umbel-recorder-lease")
         try:
             while not stop.is_set():

@@ -76,7 +76,7 @@ class WorkerSettings:
     autoscale_cool_down_s: float = COOL_DOWN_S
     pool_restarts: bool = False
     control_allow: tuple[str, ...] = (EVERYTHING,)
-    shown_settings: Mapping[str, Any] = field(default_factory=dict)  # as they may be told to others
+    shown_settings: Mapping[str, Any] = field(default_factory=dict)  # as they may be shown to others
     changed_settings: frozenset[str] = frozenset()  # those that are not at their defaults
     control_commands: Panel = field(default_factory=Panel)  # those that users wrote
     election_handlers: Mapping[str, Handler] = field(default_factory=dict)  # by topic

@@ -168,7 +168,7 @@ class AmqpBroker:
         return (await self._sessions.get()).claims.renew(owner)
 
     async def return_lost(self) -> int:
-        """What silent owners of this process held; RabbitMQ itself returns that of dead processes."""
+        """Return the claims of silent owners in this process; RabbitMQ returns those of dead processes."""
         claims = (await self._sessions.get()).claims
         lost, claims.lost = claims.lost, 0
         return lost

@@ -1,6 +1,6 @@
 """Claims: who holds which messages, on one connection.
 
-The connection is the lease: when it ends, RabbitMQ gives what it held to others, marked as
+The connection is the lease: when it ends, RabbitMQ requeues its messages, marked as
 redelivered. On top of that an owner that falls silent for `lease_s` while its connection lives is
 put out here, by its own broker, so that the promise is the one every broker makes.
 """
@@ -41,14 +41,14 @@ class Owner:
     def __init__(self, name: str, deadline: float) -> None:
         self.name = name
         self.deadline = deadline
-        self.is_new = True  # and was not told so
+        self.is_new = True  # and its owner does not know yet
         self.consumers: dict[str, Consumer] = {}
         self.turn = -1  # the place of the queue that was served last
         self.lock = asyncio.Lock()
 
 
 class Claims:
-    """`on_deleted` is told of a queue that was deleted while it was consumed, and of the claims on it."""
+    """`on_deleted` gets each queue that was deleted while it was consumed, and the claims on it."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Claims:
         on_deleted: Callable[[str, set[Tag]], None],
     ) -> None:
         self.standing: dict[Tag, Claimed] = {}
-        self.lost = 0  # taken from silent owners and not told yet
+        self.lost = 0  # taken from silent owners and not reported yet
         self._link = link
         self._lease_s = lease_s
         self._starts_of = starts_of
@@ -83,7 +83,7 @@ class Claims:
         loop.call_at(owner.deadline, self._watch, owner)
 
     def renew(self, name: str) -> bool:
-        """The owner is alive; whether its lease stood. It is told once."""
+        """The owner is alive; whether its lease was still valid. A loss is reported once."""
         self.touch(name)
         owner = self._owners[name]
         stood, owner.is_new = not owner.is_new, False

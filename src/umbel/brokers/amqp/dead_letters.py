@@ -105,7 +105,7 @@ async def requeue(
 ) -> int:
     """Publish the letters to their queues, then acknowledge them here; the rest goes back.
 
-    A letter that its queue refuses stays, and is told when the others are requeued.
+    A letter that its queue refuses stays, and is reported after the others are requeued.
     """
     left = (await session.counts([topology.DEAD])).get(topology.DEAD, 0)
     requeuing = _Requeuing(session, await session.link.channel(), letter_ids)

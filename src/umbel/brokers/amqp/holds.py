@@ -75,7 +75,7 @@ class Holds:
         """Declare it again; the boot time from which on it is ours for another time to live."""
         queue = self._held.get(what)
         if queue is None or self._link is None:
-            raise BrokerUnavailable("nothing is held")
+            raise BrokerUnavailable(f"this process does not have the lock {what!r}")
         async with self._prolonging:  # one at a time: a refusal ends the channel
             if self._renewals is None or self._renewals.error is not None:
                 self._renewals = await self._link.channel()
@@ -174,7 +174,7 @@ class Holds:
         return self._link
 
     def _note_ended(self, error: BrokerError) -> None:
-        """A connection on which nothing was held is nobody's loss."""
+        """The loss of a connection without locks is not reported."""
         if self._held and not self._is_closed:
             self._watch.lost(str(error))
 

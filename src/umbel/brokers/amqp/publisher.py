@@ -1,7 +1,7 @@
 """Publisher: declares what is missing, publishes, and returns when the server has answered for all.
 
 A message for a queue that was deleted since it was declared comes back; it is declared and sent
-again, once. What the server refuses is told by its place, so that the others count: a queue that
+again, once. What the server refuses is reported by its place, so that the others count: a queue that
 cannot be declared refuses its messages, a full one (`reject-publish`) answers each, and a message
 over the server's size limit closes its channel, so large ones are sent alone.
 """

@@ -301,7 +301,7 @@ class FactsView:
             del self._attempts[fact]
 
     def fading(self) -> list[Fact]:
-        """What was told so long ago that it should be told again. Elections may fade."""
+        """Facts written so long ago that they should be written again. Elections may expire."""
         old = [key for key, offset in self._told.items() if offset < self._offset - TELL_AGAIN_AFTER]
         facts: list[Fact] = []
         for kind, name in old:

@@ -4,7 +4,7 @@ The queue is exclusive and goes with its connection, so what is broadcast while 
 is missed: broadcasts are lossy; a reader that needs all events reads the event log. At most
 PREFETCH broadcasts wait in this process; the rest waits in the queue until its TTL.
 
-A deleted queue is told by the server; a deleted exchange is not, so a listener that hears nothing binds
+The server reports a deleted queue but not a deleted exchange, so a listener that hears nothing binds
 its queue again from time to time.
 """
 

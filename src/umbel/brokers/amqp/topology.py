@@ -178,7 +178,7 @@ def stream(name: str, *, max_bytes: int, max_age_s: float | None = None) -> Queu
 def streams(settings: BrokerSettings) -> list[Queue]:
     """The streams that every broker follows.
 
-    Facts and the clock mark have no age: they are told again before they fall off the end.
+    Facts and the clock mark do not expire: they are written again before they fall off the end.
     """
     age_s = settings.revoke_retention_s
     signatures = [stream(SIGNATURES, max_bytes=_LARGE_BYTES, max_age_s=SIGNING_WINDOW_MAX_S)]
@@ -204,7 +204,7 @@ def event_stream(settings: BrokerSettings) -> Queue:
 
 
 def event_binding() -> list[Call]:
-    """What puts into the event log whatever is told on the exchange of events, by Celery's nodes too."""
+    """The binding that copies every event into the event log, those of Celery's nodes too."""
     bind: Call = (Method.QUEUE_BIND, (0, EVENTS, EVENT_EXCHANGE, "#", False, {}))
     return [*exchange(EVENT_EXCHANGE).calls(), bind]
 

@@ -1,7 +1,7 @@
 """Claims: what a worker takes from a Redis server, holds, and settles.
 
 What must happen together is one script (`*.lua`), judged by the server's clock; here it is sent and
-its reply read. `holding.py` knows what is held and what is in doubt, `handoff.py` what the server
+its reply read. `holding.py` knows what is claimed and what is in doubt, `handoff.py` what the server
 handed over without a claim, `waiting.py` when there may be something to take.
 """
 
@@ -55,7 +55,7 @@ _revoke = msgspec.json.Decoder(Revoke).decode
 class Claims:
     """`declare` makes queues known before anything is taken from them.
 
-    `on_replaced` is told when the server's data is found to be other data, once the claims are sorted out.
+    `on_replaced` is called when the server's data was replaced, after the claims are compared with it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Claims:
         self._last_queue = ""  # had the last turn in the last claim
         self._lost_checked_at = 0.0
         self._sweep_askers_at = 0.0
-        self._marks: dict[Tag, str] = {}  # of the signatures that held messages have used
+        self._marks: dict[Tag, str] = {}  # of the signatures that claimed messages have used
         self._passed_over: dict[str, str] = {}  # queues that cannot be taken from, and why
 
     async def reconnect(self) -> None:

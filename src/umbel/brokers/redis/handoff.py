@@ -45,7 +45,7 @@ class Handed(NamedTuple):
 
 
 class Adoptions:
-    """What was handed over and is not yet known to be held; one at a time."""
+    """The message that was handed over and is not yet known to be claimed; one at a time."""
 
     def __init__(self, link: Link, keys: Keys, holding: Holding, *, lease_s: float) -> None:
         self._link = link
@@ -58,7 +58,7 @@ class Adoptions:
 
     @property
     def pending(self) -> Tag | None:
-        """The claim that is not known to be held yet."""
+        """The claim that is not confirmed yet."""
         return None if self._pending is None else self._pending[0]
 
     def begin(

@@ -165,7 +165,7 @@ class Holding:
         return frozenset(unknown)
 
     def holds_of(self, tags: Iterable[Tag]) -> tuple[dict[Hold, list[Tag]], list[Tag]]:
-        """The tags by their holds, and those that are not held any more."""
+        """The tags by their holds, and those that are no longer claimed."""
         found: dict[Hold, list[Tag]] = {}
         gone: list[Tag] = []
         for tag in tags:
@@ -177,7 +177,7 @@ class Holding:
         return frozenset(ended) - self._unknown
 
     def judge(self, verdicts: Iterable[Verdict]) -> tuple[list[Group], set[Tag]]:
-        """Sort verdicts into groups to be settled together, and those on claims not held here.
+        """Sort verdicts into groups to be settled together, and those on claims not made here.
 
         A verdict that ends a claim takes it from here; `restore` gives it back.
         """

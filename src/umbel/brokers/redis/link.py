@@ -3,9 +3,9 @@
 Commands of different tasks go out as they come and are answered in that order, so that nobody
 waits for another's reply before sending. A caller that is cancelled leaves its reply to be read
 and dropped in its turn. A reply that does not come in time means that the connection is dead: it
-is closed, everybody who waits on it is told, and the next call makes a new one.
+is closed, every waiting caller gets an error, and the next call opens a new one.
 
-Calling is all there is to healing: who is told that the server cannot be reached calls again
+Healing needs only another call: a caller that gets an error calls again
 later, and the first one that succeeds has connected for all. After a failure the next address of
 several has its turn.
 """

@@ -53,7 +53,7 @@ def error_of(reply: hiredis.ReplyError, address: Address) -> BrokerError:
 
 
 def is_missing_script(reply: Any) -> bool:
-    """The server does not know the script of this digest: it is new, or was told to forget."""
+    """The server does not know the script of this digest: it is new, or its scripts were flushed."""
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(NO_SCRIPT)
 
 

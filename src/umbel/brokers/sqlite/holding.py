@@ -15,7 +15,7 @@ class Holding:
     def __init__(self) -> None:
         self.owners: set[str] = set()
         self.unknown: set[Tag] = set()  # claimed in a file that is gone, and not settled
-        self.marks: dict[Tag, str] = {}  # of the signatures that held messages have used
+        self.marks: dict[Tag, str] = {}  # of the signatures that claimed messages have used
         self._held: dict[Tag, str] = {}
 
     def take(self, owner: str, deliveries: Iterable[Delivery]) -> None:

@@ -297,7 +297,7 @@ class Store:
                 waiters.unregister(db, gone)
 
     def _greet(self, db: sqlite3.Connection) -> None:
-        """Tell a new file its birth, and end what was held when the machine last went down."""
+        """Record the birth of a new file, and end the leases of the machine's last boot."""
         if not meta.number(db, meta.BORN):
             meta.put(db, meta.BORN, self.clock.wall_s())
         if meta.text(db, meta.BOOT_ID) != self.clock.boot_id:

@@ -28,7 +28,7 @@ from umbel.history.memory import all_memories
 from umbel.history.recorder import RecorderSettings
 from umbel.logs import set_up_logging
 from umbel.protocol.leadership.recording import RotationSettings
-from umbel.worker.recording import RecorderSeat, SeatSettings, lease_of
+from umbel.worker.recording import RecorderCandidate, RecordingSettings, lease_of
 
 NAME = "recorder"
 SHOW_EVERY_S = 0.5
@@ -103,11 +103,11 @@ def command(
     set_up_logging("warning" if sys.stderr.isatty() else "info")
     rotation = RotationSettings(file_max_bytes=rotate_bytes, file_max_age_s=rotate_s)
     where, recorder = find_lake(ctx, lake), RecorderSettings(name, rotation)
-    settings = SeatSettings(where, recorder, lease_s, keep_days, find_lake_mode(app_name, url))
+    settings = RecordingSettings(where, recorder, lease_s, keep_days, find_lake_mode(app_name, url))
     return ask_broker(app_name, lambda broker: _record(broker, settings, no_wait=no_wait), url=url)
 
 
-async def _record(broker: Broker, settings: "SeatSettings", *, no_wait: bool) -> int:
+async def _record(broker: Broker, settings: "RecordingSettings", *, no_wait: bool) -> int:
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -124,10 +124,10 @@ async def _record(broker: Broker, settings: "SeatSettings", *, no_wait: bool) ->
             logging.getLogger("umbel.history").warning("standing by: %s", who)
 
     owner = f"record@{socket.gethostname()}.{os.getpid()}.{time.time_ns() // 1000}"
-    seat = RecorderSeat(broker, settings, owner, standing_by=standing_by)
-    showing = asyncio.create_task(_show(seat)) if sys.stderr.isatty() else None
+    candidate = RecorderCandidate(broker, settings, owner, standing_by=standing_by)
+    showing = asyncio.create_task(_show(candidate)) if sys.stderr.isatty() else None
     try:
-        await seat.run(stop)
+        await candidate.run(stop)
     finally:
         if showing is not None:
             showing.cancel()
@@ -138,16 +138,18 @@ async def _record(broker: Broker, settings: "SeatSettings", *, no_wait: bool) ->
     return exits.OK
 
 
-async def _show(seat: "RecorderSeat") -> None:
+async def _show(candidate: "RecorderCandidate") -> None:
     """One line that changes, for a person at a terminal."""
     while True:
-        recorder = seat.recorder
+        recorder = candidate.recorder
         if recorder is None:
-            line = f"standing by: {seat.leader or 'nobody'} records"
+            line = f"standing by: {candidate.leader or 'nobody'} records"
         else:
             at = recorder.progress
             line = f"{at.events:,} events, {at.files:,} files, {_bytes(at.size_bytes)}, {at.lag:,} behind"
-            line += f" - {at.problem}" if at.problem else "" if seat.is_ready else " - calling the workers"
+            line += (
+                f" - {at.problem}" if at.problem else "" if candidate.is_ready else " - calling the workers"
+            )
         click.echo(f"\r\x1b[K{line[:200]}", err=True, nl=False)
         await asyncio.sleep(SHOW_EVERY_S)
 

@@ -106,7 +106,7 @@ async def revoke_by_stamped_headers(
 
 
 def _is_for_all(request: Request) -> bool:
-    """What only some nodes are told is theirs alone; the record is everybody's."""
+    """A request to some nodes only is not recorded: the record applies to all nodes."""
     return request.destination is None and not request.pattern
 
 

@@ -117,7 +117,7 @@ def _make_child(setup: Setup, channel: socket.socket, tokens: int) -> "Child | G
 def _settle_in(setup: Setup, number: int, parent: int) -> None:
     signal.set_wakeup_fd(-1)
     kernel.die_with_parent()
-    if os.getppid() != parent:  # it ended before we asked to be told
+    if os.getppid() != parent:  # it ended before the notification was set up
         os._exit(STATUS_BROKEN)
     with contextlib.suppress(PermissionError):  # already done for a child that was started afresh
         os.setpgid(0, 0)

@@ -1,6 +1,6 @@
 """Children: the processes of a prefork pool, by slot: how each is made, what it says, how it ends.
 
-A child's death is reported to the machine when the fork server has told its exit status and
+A child's death is reported to the machine when the fork server has reported its exit status and
 everything it wrote has been read. Should the fork server itself die, its children are killed by
 the kernel; each is reported when its socket ends, and a new server is started.
 

@@ -32,7 +32,7 @@ _UNWRITABLE = (BadFrame, msgspec.MsgspecError, TypeError, ValueError, OverflowEr
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What a fork server, or a child that starts afresh, is told on its command line (JSON)."""
+    """The settings of a fork server or a spawned child, on its command line (JSON)."""
 
     loader: str
     target: str

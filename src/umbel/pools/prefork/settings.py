@@ -1,4 +1,4 @@
-"""What the slots machine is told of the pool's settings."""
+"""The pool's settings as the slots machine needs them."""
 
 from umbel.pools.interface import PoolSettings
 from umbel.protocol.pool.events import SlotSettings

@@ -250,7 +250,7 @@ class Elections:
         return CallStart(record.election_id, record.key, self._holder, record.term, now.boot_s)
 
     def _finish(self, record: Record, ended: HandlerEnded, now: Instant) -> list[Effect]:
-        if now.boot_s >= record.deadline_s:  # what was done is told, even if the store never hears it
+        if now.boot_s >= record.deadline_s:  # the outcome is reported, even if the store never gets it
             return self._tell_end(record, ended, now)
         self._arm(record, now, self._settings.rpc_timeout_s)
         outcome = outcome_text(ended.ok, ended.outcome)

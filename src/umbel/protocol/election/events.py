@@ -96,7 +96,7 @@ class FinishReplied(Value):
 class HandlerEnded(Value):
     """The handler returned, or raised: then `ok` is false and `outcome` says what.
 
-    `stopped`: the last thing it was told is that the election is not its own any more.
+    `stopped`: its last `still_mine()` returned false.
     """
 
     election_id: str

@@ -133,7 +133,7 @@ class Strained(Value):
 class Observe(Value):
     """Whether heartbeats are heard here from now on, so that silence means something.
 
-    `tells`: others rely on what is heard here, and are told views.
+    `tells`: others rely on what is heard here, and are sent views.
     """
 
     on: bool

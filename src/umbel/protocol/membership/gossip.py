@@ -1,7 +1,7 @@
 """Membership: who is in the cluster, who is silent, who is gone, as one node sees it.
 
 Every event of a node is a sign of life. A name that was heard once is no member yet (`newcomers.py`). A
-node that is silent for too long becomes suspect: the others are told, the broker is asked, the node is
+node that is silent for too long becomes suspect: the others are notified, the broker is asked, the node is
 pinged, and a suspect that hears of it beats at once. Only when its time is over is it lost. A node that
 says goodbye has left. Each run of a node (its incarnation) joins, and leaves or is lost, once; what an
 older run still has on its way is ignored.

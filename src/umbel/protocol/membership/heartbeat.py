@@ -3,7 +3,7 @@
 The interval grows with the cluster, so that heartbeats stay a small part of the traffic:
 N / 200 seconds, but at least what is set (2 s) and at most 15 s. It goes out with each beat as
 `freq`; peers, Celery's and Flower among them, take a node for lost after twice that time, so they
-adapt by themselves. A longer interval is told with the beat before it begins.
+adapt by themselves. A longer interval is announced with the beat before it begins.
 
 A beat that is asked for right after another waits for a tenth of a second: a flood of requests must not
 become one of beats.

@@ -6,7 +6,7 @@ sign, for ASKED_PER_S newcomers at most, and where it knows the node, by its mar
 is a member at once.
 
 At NEWCOMERS_MAX the oldest goes first, and after KEPT_S any does. So a flood of names costs a table of
-that size, takes no place from a member and is told to nobody. In a flood that replaces the whole table
+that size, takes no place from a member and is not announced. In a flood that replaces the whole table
 within an interval, a node that starts becomes a member by the broker's word, or when the flood is over.
 """
 

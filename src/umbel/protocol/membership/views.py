@@ -5,7 +5,7 @@ node until the next one. So each observer tells, every half minute, whom it know
 of the names at a time: nobody asks, nobody answers, and a large cluster is gone through in minutes.
 
 A node that is named joins. One that is not is lost when no view names it for more than a minute: the
-next observer names whom a single one, cut off or new in its seat, did not hear, and a node whose clock
+next observer names whom a single one, cut off or newly elected, did not hear, and a node whose clock
 was set back is heard after a minute. What changed a moment ago is left alone, because the view may be
 older than that.
 

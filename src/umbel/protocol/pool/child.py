@@ -35,7 +35,7 @@ class Child(Generic[WorkT]):
     sent: int = 0  # batches
     ended: int = 0  # jobs
     stale: bool = False  # it is to be replaced as soon as it is idle
-    heavy: bool = False  # it held too much memory, and that was said
+    heavy: bool = False  # it used too much memory, and that was reported
     begun_at: float = 0.0  # when its start was asked for
     ready_at: float | None = None
     kill_reason: str = ""

@@ -1,1 +1,1 @@
-"""Leases in a worker: who holds one, who is told, who hears the others, and what stands in the store."""
+"""Leases in a worker: holding, announcing and observing them, and listing them from the store."""

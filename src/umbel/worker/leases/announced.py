@@ -1,4 +1,4 @@
-"""A lease whose changes the cluster is told, and whose release by another is heard.
+"""A lease whose changes are announced to the cluster, and whose release by another node is heard.
 
 So followers need not wait until a lease that was given back would have ended.
 """

@@ -1,4 +1,4 @@
-"""ObserverSeat: this node's part in the three leases whose holders hear everybody's heartbeats.
+"""ObserverCandidate: this node's part in the three leases whose holders hear everybody's heartbeats.
 
 Eight nodes are candidates for each lease, chosen by their names, so that a large cluster does not
 ask the store all the time. The others look at one of the leases every minute or two and stand for it
@@ -23,7 +23,7 @@ LOOK_S = (60.0, 120.0)
 ASK_S = 2.0
 
 
-class ObserverSeat:
+class ObserverCandidate:
     """`changed(observes)` is called on the loop when this node gets or loses a lease."""
 
     def __init__(
@@ -40,7 +40,7 @@ class ObserverSeat:
         self._look_at = 0.0
 
     async def review(self, group: asyncio.TaskGroup, nodes: Sequence[str]) -> None:
-        """Stand for a lease, or no more, by who is there now."""
+        """Stand for a lease or withdraw, by the nodes that are online now."""
         if self.observes:
             return
         lease = await self._wanted(nodes)
@@ -48,11 +48,11 @@ class ObserverSeat:
             await self.leave()
         if lease and self._keeper is None:
             holder = f"{self._owner}.{next(self._numbers)}"  # each campaign has a new name
-            self._keeper = LeaseKeeper(self._store, lease, holder, changed=self._seat_changed)
+            self._keeper = LeaseKeeper(self._store, lease, holder, changed=self._lease_changed)
             self._campaign = group.create_task(self._keeper.run(), name=f"umbel-{lease}")
 
     async def leave(self) -> None:
-        """Stand for nothing any more, and give back what is held."""
+        """Withdraw, and release the lease if this node has it."""
         keeper, campaign = self._keeper, self._campaign
         self._keeper = self._campaign = None
         if keeper is None or campaign is None:
@@ -85,7 +85,7 @@ class ObserverSeat:
             log.debug("cannot read the leases of gossip observers", extra={"why": str(error)})
             return False
 
-    def _seat_changed(self, change: Change) -> None:
+    def _lease_changed(self, change: Change) -> None:
         observes = isinstance(change, Acquired)
         if observes != self.observes:
             self.observes = observes

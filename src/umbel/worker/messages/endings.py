@@ -291,7 +291,7 @@ class Endings:
     def _end_refused_result(self, result: StoredResult, reason: str) -> None:
         fields = {"task_id": result.task_id, "state": result.status, "why": reason}
         log.error("cannot store the result", extra=fields)
-        if result.status != FAILURE:  # a short one may be taken, and who waits for it is told
+        if result.status != FAILURE:  # a short one may be accepted, and ends the wait for the result
             error = BrokerRefused(
                 f"the task ended as {result.status}, but its result cannot be stored: {reason}"
             )

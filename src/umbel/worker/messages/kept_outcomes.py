@@ -1,7 +1,7 @@
 """KeptOutcomes: how tasks ended whose messages may come back to this worker.
 
 A task may end after its claim has: RabbitMQ takes back what was claimed on a connection that was cut,
-every broker what a worker held whose lease ended. Its outcome cannot be settled with that claim. If the
+every broker the messages of a worker whose lease ended. Its outcome cannot be settled with that claim. If the
 message is redelivered to this very worker, the outcome is settled with the new claim, and the task is
 not run again.
 
@@ -48,7 +48,7 @@ class KeptOutcomes:
         self._size_bytes = 0
 
     def wait(self, verdict: Ack, delivery: Delivery) -> None:
-        """The outcome is to be settled; `settled` is told when it is, or cannot be."""
+        """The outcome is to be settled; `settled` is called when it is, or cannot be."""
         self._waiting[verdict.tag] = delivery
 
     def waiting_like(self, delivery: Delivery) -> Tag | None:

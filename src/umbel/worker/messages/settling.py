@@ -5,7 +5,7 @@ and a busy one in large batches, without a timer. A batch that the broker cannot
 (unavailable) is kept and tried again; meanwhile the worker claims nothing new, because unsettled
 messages count as claimed, and so do results and follow-ups of messages that were acknowledged before
 they ran. What the broker will never take (refused) ends alone, and the rest is settled.
-While somebody records, what was told of an outcome is in the event log before the outcome is
+While a recorder runs, the events of an outcome are in the event log before the outcome is
 settled: a worker that dies between the two makes history tell a run that is then repeated, which
 is what happened, and never leaves out one that nobody repeats.
 """
@@ -40,8 +40,8 @@ NOT_APPLIED = (
 class Settler:
     """`settled` is called whenever fewer messages are claimed than before.
 
-    `logged` returns when the event log, if there is one, has what was told so far. `refused` is
-    told what the broker or the store does not take; messages among that are dead letters then.
+    `logged` returns when the event log, if there is one, has the events sent so far. `refused` gets
+    what the broker or the store refuses; messages among that are dead letters then.
     """
 
     def __init__(

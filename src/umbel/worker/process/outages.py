@@ -45,7 +45,7 @@ class Outages:
         self._on_end: list[Callable[[], None]] = []
 
     def on_link(self, callback: Callable[[LinkChange], None]) -> None:
-        """Be told of everything that becomes of links."""
+        """Call `callback` for each change of a link."""
         self._on_link.append(callback)
 
     def on_begin(self, callback: Callable[[], None]) -> None:

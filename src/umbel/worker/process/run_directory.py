@@ -80,7 +80,7 @@ class NodeState:
     problem: str
     fields: dict[str, Any]
     live: bool = False  # its process is there and its loop turns: starting it again would not help
-    ready: bool = False  # and it takes tasks: it has a queue, a broker, and was not told to stop
+    ready: bool = False  # and it takes tasks: it has a queue, a broker, and no stop request
 
 
 def read_states(directory: Path) -> list[NodeState]:

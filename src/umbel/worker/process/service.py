@@ -1,4 +1,4 @@
-"""What a service manager is told, where one listens (systemd, `Type=notify`): up, alive, stopping.
+"""Notifications to a service manager, if there is one (systemd, `Type=notify`): up, alive, stopping.
 
 The address comes in `NOTIFY_SOCKET`. Nobody there is no failure: a worker runs as well without.
 """

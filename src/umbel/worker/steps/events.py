@@ -50,7 +50,7 @@ class Events(Step):
         self._told = 0  # how many were ever queued, and the place in that count up to which all are logged
         self._logged = 0
         self._log_grew = asyncio.Event()
-        self._unlogged = 0  # outcomes that were settled before the log had them, not told yet
+        self._unlogged = 0  # outcomes that were settled before the log had them, not reported yet
         self._sending = asyncio.Lock()
         self._stamper = EventStamper(
             hostname=context.identity.node,
@@ -119,7 +119,7 @@ class Events(Step):
         self._arrived.set()
 
     async def logged(self) -> None:
-        """Return when the log has what was told so far (D1): at once when nobody records.
+        """Return when the log has the events sent so far (D1): at once without a recorder.
 
         Tasks matter more than their history: a log that cannot be written holds nothing up.
         """

@@ -3,7 +3,7 @@
 A message of another node moves the clock past its own and is a sign of life; one of this node only
 moves the clock on (S4). What cannot be read is counted and logged.
 
-Other steps ask `members()`, are told of changes by `on_change` and get the events of a type by
+Other steps ask `members()`, get changes by `on_change` and get the events of a type by
 `listen`. What they give is called on the loop and must not block.
 """
 
@@ -61,7 +61,7 @@ from umbel.wire.gossip import (
 )
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.leases.observers import ObserverSeat
+from umbel.worker.leases.observers import ObserverCandidate
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.heart import Heart
@@ -110,7 +110,7 @@ class Gossip(Step):
         self._asking: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
         self._ears: list[asyncio.Task[None]] = []  # the last one stays
-        self._seat = ObserverSeat(
+        self._candidate = ObserverCandidate(
             context.broker.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
         )
         self.undecodable = 0
@@ -123,7 +123,7 @@ class Gossip(Step):
         self._listeners.setdefault(event_type, []).append(callback)
 
     def on_change(self, callback: Callable[[Change], None]) -> None:
-        """Be told of each node that joined, left or was lost."""
+        """Register a callback for each node that joined, left or was lost."""
         self._watchers.append(callback)
 
     def members(self) -> Sequence[Member]:
@@ -142,7 +142,7 @@ class Gossip(Step):
 
     def should_answer(self, node: str) -> bool:
         """Whether this node answers the other's hello: all do in a small cluster, else a few."""
-        if self.mode is GossipMode.FULL or self._seat.observes:
+        if self.mode is GossipMode.FULL or self._candidate.observes:
             return True
         return is_among_lowest(node, self._context.identity.node, self._names(), ANSWERERS)
 
@@ -164,7 +164,7 @@ class Gossip(Step):
 
     async def stop(self) -> None:
         await self.end_background()
-        await self._seat.leave()
+        await self._candidate.leave()
         await self.end_listening()
 
     async def end_listening(self) -> None:
@@ -175,7 +175,7 @@ class Gossip(Step):
             await asyncio.wait(tasks)
 
     def _introductions(self) -> list[list[Any]]:
-        """Those that a newcomer is told of."""
+        """The members that a newcomer is sent."""
         return [introduction(member) for member in self.members() if member.state is MemberState.ALIVE]
 
     def _myself(self) -> Member:
@@ -204,9 +204,9 @@ class Gossip(Step):
                 log.info("gossip mode changed", extra={"mode": self.mode.value, "nodes": self._machine.nodes})
                 self._listen_anew()
             if self.mode is GossipMode.OBSERVED:
-                await self._seat.review(self._group, self._names())
+                await self._candidate.review(self._group, self._names())
             else:
-                await self._seat.leave()
+                await self._candidate.leave()
             await asyncio.sleep(self._context.settings.gossip_interval_s or REVIEW_S)
 
     def _names(self) -> list[str]:
@@ -221,7 +221,7 @@ class Gossip(Step):
         """Listen to what is to be heard now; what was heard until now goes on for a moment."""
         assert self._group is not None
         before = [ear for ear in self._ears if not ear.done()]
-        patterns = patterns_for(self.mode, observer=self._seat.observes)
+        patterns = patterns_for(self.mode, observer=self._candidate.observes)
         ear = self._group.create_task(
             self._listen(patterns, before, self._observing()), name="umbel-gossip-listens"
         )
@@ -255,7 +255,7 @@ class Gossip(Step):
         self._tell(Observe(False) if is_deaf else self._observing())
 
     def _observing(self) -> Observe:
-        hears_beats = self.mode is GossipMode.FULL or self._seat.observes
+        hears_beats = self.mode is GossipMode.FULL or self._candidate.observes
         return Observe(hears_beats, tells=hears_beats and self.mode is GossipMode.OBSERVED)
 
     async def _take(self, broadcast: Broadcast) -> None:

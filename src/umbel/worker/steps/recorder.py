@@ -41,7 +41,7 @@ class RecorderStep(Step):
         # Only who records needs any of this.
         from umbel.history.arrow import arrow
 
-        await asyncio.to_thread(arrow)  # who asked for history and cannot have it is told at once
+        await asyncio.to_thread(arrow)  # fail at once if history is asked for and not installed
         self.run_in_background(self._record(lake))
 
     async def stop(self) -> None:
@@ -52,19 +52,23 @@ class RecorderStep(Step):
 
     async def _record(self, lake: Path) -> None:
         from umbel.history.recorder import RecorderSettings
-        from umbel.worker.recording import RecorderSeat, SeatSettings
+        from umbel.worker.recording import RecorderCandidate, RecordingSettings
 
         # The connection is the worker's: a large answer would hold up what it does for tasks.
         recorder = RecorderSettings(read_max=READ_MAX)
         chosen = self._context.settings
-        settings = SeatSettings(lake, recorder, lease_s=chosen.lease_s, lake_mode=chosen.history_lake_mode)
+        settings = RecordingSettings(
+            lake, recorder, lease_s=chosen.lease_s, lake_mode=chosen.history_lake_mode
+        )
         campaigns = 0
         while not self._stop.is_set():
             campaigns += 1
             owner = f"{self._context.identity.owner}.recorder.{campaigns}"
-            seat = RecorderSeat(self._context.broker, settings, owner, outages=self._context.outages)
+            candidate = RecorderCandidate(
+                self._context.broker, settings, owner, outages=self._context.outages
+            )
             try:
-                await seat.run(self._stop)
+                await candidate.run(self._stop)
             except ConfigurationError:
                 raise
             except UmbelError as error:

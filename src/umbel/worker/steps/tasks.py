@@ -320,7 +320,7 @@ class Tasks(Step):
             self._bury_faulty(claimed, happened.error)
 
     def _tell(self, claimed: Claimed, tell: Callable[..., None], *args: Any) -> None:
-        """The same for what is only told of a task that runs: its end comes, with its own verdict."""
+        """The same for events of a running task: its end comes later, with its verdict."""
         happened = call_guarded(tell, claimed, *args)
         if isinstance(happened, Raised):
             self._endings.note_fault(
