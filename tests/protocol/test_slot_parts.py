@@ -1,4 +1,4 @@
-"""What is known of one child, its starts and its wear, each by itself."""
+"""What is known of one child, its starts and its recycling, each by itself."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from umbel.protocol.machine import Tick
 from umbel.protocol.pace import Paces
 from umbel.protocol.pool.child import Child, State, holder_of, least_useful, takers_of
 from umbel.protocol.pool.events import Dismiss, Finished, Kill, Retire, SignalSoftLimit, SlotSettings, Submit
+from umbel.protocol.pool.recycling import Recycling
 from umbel.protocol.pool.starts import Starts
-from umbel.protocol.pool.wear import Wear
 
 PACES = Paces(batch_target_s=0.1, batch_max=100)
 
@@ -124,27 +124,34 @@ def test_a_child_that_did_something_ends_the_row_of_failed_starts() -> None:
 
 
 def test_a_child_is_weighed_when_its_job_ends_unless_that_was_done_a_moment_ago() -> None:
-    wear = Wear(SlotSettings(children=1, memory_max_bytes=1))
+    recycling = Recycling(SlotSettings(children=1, memory_max_bytes=1))
     child = child_with()
     looks: list[tuple[bool, float | None]] = []
     for now in (1.0, 1.01, 2.0):
-        looks.append((wear.is_to_be_weighed(child, now), child.weigh_at))
+        looks.append((recycling.is_to_be_weighed(child, now), child.weigh_at))
         if looks[-1][0]:
-            wear.weighed(child, now)
+            recycling.weighed(child, now)
     assert looks == [(True, None), (False, pytest.approx(1.05)), (True, None)]
     child.weighed_at = 0.0
-    assert wear.is_to_be_weighed(child, 0.05)  # the pause is over
+    assert recycling.is_to_be_weighed(child, 0.05)  # the pause is over
 
 
 def test_a_child_is_too_heavy_above_its_limits_not_at_them() -> None:
-    wear = Wear(SlotSettings(children=1, memory_max_bytes=100, memory_hard_bytes=200))
-    judged = [(bool(wear.too_heavy(size)), bool(wear.far_too_heavy(size))) for size in (100, 101, 200, 201)]
+    recycling = Recycling(SlotSettings(children=1, memory_max_bytes=100, memory_hard_bytes=200))
+    judged = [
+        (bool(recycling.over_memory_limit(size)), bool(recycling.over_hard_limit(size)))
+        for size in (100, 101, 200, 201)
+    ]
     assert judged == [(False, False), (True, False), (True, False), (True, True)]
-    strict = Wear(SlotSettings(children=1, memory_hard_bytes=200))
-    assert [bool(strict.too_heavy(size)) for size in (200, 201)] == [False, True]
+    strict = Recycling(SlotSettings(children=1, memory_hard_bytes=200))
+    assert [bool(strict.over_memory_limit(size)) for size in (200, 201)] == [False, True]
 
 
 def test_a_child_within_its_limits_stays() -> None:
-    wear, child = Wear(SlotSettings(children=1)), child_with()
-    assert (wear.worn_out(child), wear.too_heavy(1), wear.far_too_heavy(1)) == ("", "", "")
-    assert wear.is_to_be_weighed(child, 1.0) is False
+    recycling, child = Recycling(SlotSettings(children=1)), child_with()
+    assert (
+        recycling.job_limit_reached(child),
+        recycling.over_memory_limit(1),
+        recycling.over_hard_limit(1),
+    ) == ("", "", "")
+    assert recycling.is_to_be_weighed(child, 1.0) is False

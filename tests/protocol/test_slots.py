@@ -414,7 +414,7 @@ def test_a_child_that_is_being_started_goes_before_those_that_work() -> None:
     assert slots.step(Resize(1), now=0.0) == []
 
 
-# ---- wear ------------------------------------------------------------------------------------------
+# ---- recycling -------------------------------------------------------------------------------------
 
 
 def test_a_child_gets_no_more_jobs_than_it_may_run_and_goes_after_the_last() -> None:

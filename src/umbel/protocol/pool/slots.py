@@ -56,7 +56,7 @@ from umbel.protocol.pool.events import (
     WorkT,
 )
 from umbel.protocol.pool.fleet import Fleet
-from umbel.protocol.pool.wear import Wear
+from umbel.protocol.pool.recycling import Recycling
 
 _SOFT_REPEAT_S, _SOFT_REPEATS = 0.25, 8  # a signal may come a moment before the job it is meant for
 
@@ -69,7 +69,7 @@ class Slots(Generic[WorkT, EndedT]):
         self._children = self._fleet.children
         self._ready: deque[WorkT] = deque()  # bounded by the worker, which submits what room() allows
         self._paces = Paces(batch_target_s=settings.batch_target_s, batch_max=settings.batch_max)
-        self._wear = Wear(settings)
+        self._recycling = Recycling(settings)
         self._withdrawing: set[int] | None = None  # children whose tokens a withdrawal waits for
 
     @property
@@ -123,7 +123,7 @@ class Slots(Generic[WorkT, EndedT]):
             if child.state is not State.READY or child.recalled:
                 continue
             free = min(wanted, 2) - 1 if child.single else wanted - child.outstanding()
-            room += free if child.single else self._wear.allowance(child, free)
+            room += free if child.single else self._recycling.allowance(child, free)
         return max(0, room)
 
     def waiting(self) -> int:
@@ -155,7 +155,7 @@ class Slots(Generic[WorkT, EndedT]):
             if not self._ready:
                 break
             share = -(-len(self._ready) // (len(takers) - position))
-            if not (share := self._wear.allowance(child, share)):
+            if not (share := self._recycling.allowance(child, share)):
                 continue
             jobs = self._next_batch(share=share)
             if not jobs:
@@ -195,7 +195,7 @@ class Slots(Generic[WorkT, EndedT]):
             child.soft_repeats = _SOFT_REPEATS
         elif child.recall_at is None:
             child.recall_at = now + self._settings.batch_patience_s
-        self._wear.job_sent(child, now)
+        self._recycling.job_sent(child, now)
         self._fleet.watch(child)
         return Send(child.number, batch.number, tuple(jobs))
 
@@ -227,9 +227,9 @@ class Slots(Generic[WorkT, EndedT]):
 
     def _go_on(self, child: Child[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
         """A job has ended: perhaps it was the child's last; perhaps its memory is to be seen first."""
-        if worn := self._wear.worn_out(child):
-            return self._fleet.retire(child, worn, now) + self._dispatch(now)
-        if self._wear.is_to_be_weighed(child, now):
+        if why := self._recycling.job_limit_reached(child):
+            return self._fleet.retire(child, why, now) + self._dispatch(now)
+        if self._recycling.is_to_be_weighed(child, now):
             return [Weigh(child.number)]
         self._fleet.watch(child)
         return self._dispatch(now)
@@ -237,11 +237,11 @@ class Slots(Generic[WorkT, EndedT]):
     def _judge_weight(self, child: Child[WorkT], size_bytes: int, now: float) -> list[Effect[WorkT, EndedT]]:
         effects: list[Effect[WorkT, EndedT]] = []
         if child.state in (State.READY, State.LEAVING) and not child.kill_reason:
-            self._wear.weighed(child, now)
+            self._recycling.weighed(child, now)
             self._fleet.watch(child)
-            if child.batches and (why := self._wear.far_too_heavy(size_bytes)):
+            if child.batches and (why := self._recycling.over_hard_limit(size_bytes)):
                 effects = self._fleet.kill(child, why)
-            elif not child.heavy and (why := self._wear.too_heavy(size_bytes)):
+            elif not child.heavy and (why := self._recycling.over_memory_limit(size_bytes)):
                 child.heavy = True
                 running = self.running(child.number)
                 said = Overweight(child.number, None if running is None else running.number, size_bytes)

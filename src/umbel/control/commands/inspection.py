@@ -1,4 +1,4 @@
-"""Commands that only look: is it there, what does it know, how is it doing."""
+"""Commands that only inspect a worker: whether it answers, what it knows, what it does."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Wear: when a child has done enough and is replaced (F5), by how many jobs it ran and what it holds.
+"""Recycling: when a child is replaced (F5), by the number of jobs it ran and the memory it uses.
 
 A child is given no more jobs than it may still run, so the last of them is known when it is sent
 and nothing has to be taken back. Memory is looked at when a job ends, at most every
@@ -16,7 +16,7 @@ _EVERY_S, _PAUSE_S = 0.5, 0.05
 _MIB = 1024 * 1024
 
 
-class Wear:
+class Recycling:
     def __init__(self, settings: SlotSettings) -> None:
         self._jobs_max = settings.jobs_max
         self._max_bytes = settings.memory_max_bytes
@@ -29,7 +29,7 @@ class Wear:
             return wanted
         return max(0, min(wanted, self._jobs_max - child.ended - child.outstanding()))
 
-    def worn_out(self, child: Child[WorkT]) -> str:
+    def job_limit_reached(self, child: Child[WorkT]) -> str:
         """Why it goes now, or nothing."""
         if self._jobs_max is not None and child.ended >= self._jobs_max:
             return f"max_tasks_per_child reached after {child.ended} tasks"
@@ -53,13 +53,13 @@ class Wear:
         child.weighed_at = now
         child.weigh_at = now + _EVERY_S if child.batches else None
 
-    def too_heavy(self, size_bytes: int) -> str:
+    def over_memory_limit(self, size_bytes: int) -> str:
         """Why it is replaced when its job has ended, or nothing."""
         if self._max_bytes is None or size_bytes <= self._max_bytes:
-            return self.far_too_heavy(size_bytes)  # idle: the next job must not pay for the last one
+            return self.over_hard_limit(size_bytes)  # idle: the next job must not pay for the last one
         return f"memory use of {_shown(size_bytes)} exceeds max_memory_per_child of {_shown(self._max_bytes)}"
 
-    def far_too_heavy(self, size_bytes: int) -> str:
+    def over_hard_limit(self, size_bytes: int) -> str:
         """Why it is killed, or nothing."""
         if self._hard_bytes is None or size_bytes <= self._hard_bytes:
             return ""
