@@ -13,7 +13,7 @@ from tests.brokers.under_test import LONG_S, OWNER, PEER, BrokerUnderTest, event
 from tests.servers.rabbitmq import amqp_url, shared_server
 from tests.servers.way import Way
 from umbel.brokers.amqp.capabilities import CAPABILITIES
-from umbel.brokers.amqp.holds import HEARTBEATS_S, heartbeat_for
+from umbel.brokers.amqp.locks import HEARTBEATS_S, heartbeat_for
 from umbel.brokers.amqp.records import ElectionFact, FactsView, LeaseFact, encode_record
 from umbel.brokers.interface import Broker, BrokerSettings
 from umbel.protocol.leadership.coordination import (

@@ -1,11 +1,11 @@
-"""AmqpCoordination: elections and leases on RabbitMQ, by holds and facts.
+"""AmqpCoordination: elections and leases on RabbitMQ, by locks and facts.
 
-A hold (`holds.py`) says who may act: it ends with its holder's connection, and the holder's own
+A lock (`locks.py`) says who may act: it ends with its holder's connection, and the holder's own
 process ends it when its time to live is over. The facts (`records.py`) say what happened: who
 holds under which term, how an election ended, what data a lease has. They are a log that all read
 in one order, and an entry counts only if its writer knew the last one that counted. So a holder that
 lost its connection cannot overwrite its successor, and of a start and a claim that cross each
-other only the first counts: at most one start under AT_MOST_ONCE holds whatever becomes of holds
+other only the first counts: at most one start under AT_MOST_ONCE holds whatever becomes of locks
 and clocks.
 
 What this cannot promise: RabbitMQ has no conditional publish, so `fenced_publish` is as good as the
@@ -27,7 +27,7 @@ from msgspec.structs import replace as replace_fact
 from umbel.brokers.amqp import outbox, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.facts import change, tell
-from umbel.brokers.amqp.holds import Holds, Own, heartbeat_for, is_held
+from umbel.brokers.amqp.locks import Locks, Own, heartbeat_for, is_locked
 from umbel.brokers.amqp.records import ElectionFact, LeaseFact
 from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.interface import BrokerSettings
@@ -55,17 +55,17 @@ class AmqpCoordination:
     def __init__(self, sessions: Sessions, settings: BrokerSettings) -> None:
         self._sessions = sessions
         self._timeout_s = settings.connect_timeout_s
-        self._holds: dict[int, Holds] = {}  # by their connection's heartbeat
+        self._queue_locks: dict[int, Locks] = {}  # by their connection's heartbeat
         self._own: dict[str, Own] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.unproven = 0  # what RabbitMQ confirms, it has replicated
 
     async def close(self) -> None:
-        for holds in self._holds.values():
-            await holds.close()
+        for locks in self._queue_locks.values():
+            await locks.close()
 
     async def reconnect(self) -> None:
-        await asyncio.gather(*(holds.reconnect() for holds in self._holds.values()))
+        await asyncio.gather(*(locks.reconnect() for locks in self._queue_locks.values()))
 
     async def sweep(self) -> None:
         session = await self._current()
@@ -86,8 +86,8 @@ class AmqpCoordination:
             is_told = own is not None and self._leads(session, name, holder, own.term)
             if own is not None and is_told and await self._renew(what, own, ttl_s):
                 return self._lease_reply(session, name, own, granted=True)
-            async with self._taken(what, ttl_s, session) as hold:
-                if hold is None:
+            async with self._taken(what, ttl_s, session) as lock:
+                if lock is None:
                     return _busy(session.views.facts.leases.get(name), ttl_s)
                 term = 0
                 for _ in range(WRITES_MAX):
@@ -95,7 +95,7 @@ class AmqpCoordination:
                     term = protocol.next_term(_now(), session.views.facts.last_term)
                     data = b"" if known is None else known.data
                     if await self._write_lease(session, LeaseFact(name, holder, term, ttl_s, data, 0)):
-                        self._keep(what, hold, holder, term, ttl_s)
+                        self._keep(what, lock, holder, term, ttl_s)
                         break
             own = self._mine(what, holder, term)
             if own is None:  # its connection ended meanwhile
@@ -126,7 +126,7 @@ class AmqpCoordination:
         own = self._valid(f"lease.{name}")
         if own is not None:
             return self._lease_reply(session, name, own, granted=False)
-        if known.holder and await is_held(session, f"lease.{name}"):
+        if known.holder and await is_locked(session, f"lease.{name}"):
             return LeaseReply(False, known.holder, known.term, known.ttl_s, known.data)
         return LeaseReply(False, "", known.term, 0.0, known.data)
 
@@ -183,13 +183,13 @@ class AmqpCoordination:
                 if own.holder == holder and self._heads(session, key, holder, own.term):
                     return Granted(own.term, elections[key].attempt)
                 return Busy(own.holder, own.term, own.left_s)
-            async with self._taken(what, ttl_s, session) as hold:
-                if hold is None:
+            async with self._taken(what, ttl_s, session) as lock:
+                if lock is None:
                     known = elections.get(key)
                     return Busy(known.holder, known.term, ttl_s) if known else Busy("", 0, ttl_s)
                 reply = await self._claim(session, key, holder, request, ttl_s)
                 if isinstance(reply, Granted):
-                    self._keep(what, hold, holder, reply.term, ttl_s)
+                    self._keep(what, lock, holder, reply.term, ttl_s)
             if isinstance(reply, Granted) and self._mine(what, holder, reply.term) is None:
                 return Busy(holder, reply.term, ttl_s)  # its connection ended meanwhile
             return reply
@@ -257,7 +257,7 @@ class AmqpCoordination:
             if record.state is ElectionState.OPEN or (
                 record.state is ElectionState.HELD
                 and self._valid(f"election.{key}") is None
-                and not await is_held(session, f"election.{key}")
+                and not await is_locked(session, f"election.{key}")
             ):
                 found.append((key, record))
         return found
@@ -283,7 +283,7 @@ class AmqpCoordination:
             await session.catch_up()
         return clock.mark
 
-    # -- holds and facts -------------------------------------------------------------------------
+    # -- locks and facts -------------------------------------------------------------------------
 
     async def _current(self) -> Session:
         """A session whose views know what was confirmed until now, but for a moment's delay."""
@@ -301,45 +301,45 @@ class AmqpCoordination:
     @asynccontextmanager
     async def _taken(
         self, what: str, ttl_s: float, session: Session
-    ) -> AsyncIterator[tuple[Holds, float] | None]:
-        """The hold, or None if it is another's. Unless it was kept inside, it is given up at the end."""
+    ) -> AsyncIterator[tuple[Locks, float] | None]:
+        """The lock, or None if it is another's. Unless it was kept inside, it is given up at the end."""
         self._forget(what)
         heartbeat_s = heartbeat_for(ttl_s)
-        holds = self._holds.get(heartbeat_s)
-        if holds is None:
+        locks = self._queue_locks.get(heartbeat_s)
+        if locks is None:
             name = f"umbel {os.getpid()} holds {heartbeat_s}"
-            holds = self._holds[heartbeat_s] = Holds(
+            locks = self._queue_locks[heartbeat_s] = Locks(
                 self._timeout_s, heartbeat_s, name, self._sessions.on_link
             )
-        taken_at = await holds.take(what, ttl_s, session.link.location)
+        taken_at = await locks.take(what, ttl_s, session.link.location)
         if taken_at is None:
             yield None
             return
         try:
             await session.catch_up()  # with what the last holder wrote
-            yield holds, taken_at
+            yield locks, taken_at
         finally:
             if what not in self._own:
-                holds.drop(what)
+                locks.drop(what)
 
     def _valid(self, what: str) -> Own | None:
         own = self._own.get(what)
-        return own if own is not None and own.left_s > 0 and own.holds.has(what) else None
+        return own if own is not None and own.left_s > 0 and own.locks.has(what) else None
 
     def _mine(self, what: str, holder: str, term: int) -> Own | None:
         own = self._valid(what)
         return own if own is not None and (own.holder, own.term) == (holder, term) else None
 
-    def _keep(self, what: str, hold: tuple[Holds, float], holder: str, term: int, ttl_s: float) -> None:
-        holds, taken_at = hold
-        own = self._own[what] = Own(holds, holder, term, ttl_s)
+    def _keep(self, what: str, lock: tuple[Locks, float], holder: str, term: int, ttl_s: float) -> None:
+        locks, taken_at = lock
+        own = self._own[what] = Own(locks, holder, term, ttl_s)
         own.prolong(taken_at)
         self._watch(what, own)
 
     async def _renew(self, what: str, own: Own, ttl_s: float | None = None) -> bool:
         try:
-            proven_at = await own.holds.prolong(what)
-        except BrokerUnavailable:  # its connection has ended, and the hold with it
+            proven_at = await own.locks.prolong(what)
+        except BrokerUnavailable:  # its connection has ended, and the lock with it
             return False
         if self._valid(what) is not own:
             return False
@@ -348,7 +348,7 @@ class AmqpCoordination:
         return True
 
     def _watch(self, what: str, own: Own) -> None:
-        """A holder that does not renew gives the hold up, though its connection lives."""
+        """A holder that does not renew gives the lock up, though its connection lives."""
         if self._own.get(what) is not own:
             return
         if own.left_s > 0:
@@ -359,12 +359,12 @@ class AmqpCoordination:
     def _forget(self, what: str) -> None:
         own = self._own.pop(what, None)
         if own is not None:
-            own.holds.drop(what)
+            own.locks.drop(what)
 
     async def _drop(self, what: str) -> None:
         own = self._own.pop(what, None)
         if own is not None:
-            await own.holds.drop_now(what)
+            await own.locks.drop_now(what)
 
     async def _write_election(self, session: Session, key: str, record: ElectionRecord) -> bool:
         version = session.views.facts.next_version("election", key)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.brokers.test_redis_handing import HANDED, is_blocked, waiting
+from tests.brokers.test_redis_handoff import HANDED, is_blocked, waiting
 from tests.brokers.under_test import (
     LONG_S,
     OWNER,
@@ -173,8 +173,8 @@ def test_consumers_that_are_killed_at_any_moment_lose_nothing(
     log = tmp_path / "log"
     log.touch()
     sent = [f"m{number}" for number in range(1500 if os.environ.get("UMBEL_SOAK") else 100)]
-    command = [sys.executable, "-m", "tests.brokers.mortals", redis_server.url, str(log)]
-    mortals = [subprocess.Popen([*command, name, "1.0"], cwd=ROOT) for name in ("ada", "bob", "eve")]
+    command = [sys.executable, "-m", "tests.brokers.dying_consumers", redis_server.url, str(log)]
+    consumers = [subprocess.Popen([*command, name, "1.0"], cwd=ROOT) for name in ("ada", "bob", "eve")]
 
     def runs() -> list[tuple[str, bool]]:
         lines = [line.split() for line in log.read_text().splitlines()]
@@ -195,9 +195,9 @@ def test_consumers_that_are_killed_at_any_moment_lose_nothing(
         wait_until(lambda: {text for text, _ in runs()} == set(sent), deadline_s=LONG_S, what="every message")
         wait_until(is_quiet, deadline_s=LONG_S, what="the end of every message")
     finally:
-        for one in mortals:
+        for one in consumers:
             one.terminate()
-        for one in mortals:
+        for one in consumers:
             one.wait(10)
     first_runs = [text for text, again in runs() if not again]
     assert len(set(first_runs)) == len(first_runs), "a second run says that it is one"

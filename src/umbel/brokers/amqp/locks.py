@@ -1,16 +1,16 @@
-"""Holds: exclusive queues as locks that die with their holder's connection.
+"""Locks: exclusive queues as locks that die with their holder's connection.
 
 RabbitMQ lets one connection at a time have an exclusive queue of a name and removes it when that
-connection ends, for whatever reason. Holds have a connection of their own, so that a channel full
+connection ends, for whatever reason. They have a separate connection, so that a channel full
 of messages never delays its heartbeats.
 
-A hold also ends when it was not declared again for its time to live (`x-expires`), by the server's clock:
+A lock also ends when it was not declared again for its time to live (`x-expires`), by the server's clock:
 the server keeps the connection of a holder that was cut off for two to three heartbeats, and others need
 not wait for that. The holder must have given up before. It counts from the sending of a declaration that the
 server has answered, and has a connection whose two heartbeats are at least the time to live. What stands
 between the two and ends the connection towards the server only, defeats that.
 
-A passive declaration would prolong another's hold, unless it asks for no answer (`is_held`).
+A passive declaration would prolong another's lock, unless it asks for no answer (`is_locked`).
 """
 
 import asyncio
@@ -34,7 +34,7 @@ HEARTBEATS_S = (1, 2, 4, 8, 16, 32, 60)
 
 
 def heartbeat_for(ttl_s: float) -> int:
-    """So long that the server keeps a hold for `ttl_s` after it last heard of its holder."""
+    """So long that the server keeps a lock for `ttl_s` after it last heard of its holder."""
     return next((one for one in HEARTBEATS_S if 2 * one >= ttl_s), HEARTBEATS_S[-1])
 
 
@@ -43,7 +43,7 @@ def boot_time() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-class Holds:
+class Locks:
     def __init__(
         self, timeout_s: float, heartbeat_s: int, name: str, on_link: Callable[[LinkChange], None] = unheard
     ) -> None:
@@ -54,10 +54,10 @@ class Holds:
         self._is_closed = False
         self._location: Location | None = None
         self._link: Link | None = None
-        # Holds are given up on one channel, which nothing that is refused closes; and taken on others,
+        # Locks are given up on one channel, which nothing that is refused closes; and taken on others,
         # when it has answered that what was given up before is gone.
         self._channel: Channel | None = None
-        self._renewals: Channel | None = None  # holds are prolonged on one more
+        self._renewals: Channel | None = None  # locks are prolonged on one more
         self._prolonging = asyncio.Lock()
         self._lock = asyncio.Lock()
         self._held: dict[str, topology.Queue] = {}
@@ -183,7 +183,7 @@ class Holds:
 class Own:
     """What this process holds: under which term, and until when on its own clock."""
 
-    holds: Holds
+    locks: Locks
     holder: str
     term: int
     ttl_s: float
@@ -194,10 +194,10 @@ class Own:
         return self.deadline - boot_time()
 
     def prolong(self, proven_at: float) -> None:
-        self.deadline = proven_at + min(self.ttl_s, self.holds.proof_s)
+        self.deadline = proven_at + min(self.ttl_s, self.locks.proof_s)
 
 
-async def is_held(session: Session, what: str) -> bool:
+async def is_locked(session: Session, what: str) -> bool:
     """Whether anybody's connection has it; asked on a connection that has none."""
     channel = await session.link.channel()
     name = topology.hold_queue(what).name

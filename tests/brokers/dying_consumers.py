@@ -1,6 +1,6 @@
 """Consumers that die, one after another, at whatever moment chance has for them.
 
-Usage: python -m tests.brokers.mortals URL LOG NAME LEASE_S
+Usage: python -m tests.brokers.dying_consumers URL LOG NAME LEASE_S
 
 Each is a process of its own, forked when the one before it has died, and an owner of its own. It
 writes a line to LOG for each message that it runs: the text, and whether it may have run before.
