@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from umbel.app.canvas.signature import Signature
 from umbel.app.sending.ids import new_id
 from umbel.app.sending.prepare import origin
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import ClusterRecord
 from umbel.brokers.registry import open_broker
 from umbel.coordination.lease_keeper import LeaseKeeper
 from umbel.errors import LeaseTimeout
@@ -34,7 +34,7 @@ ASK_EVERY_S = 0.5  # who is no worker hears of no release
 class HeldLease:
     """A lease that is ours, at least it was when the block began."""
 
-    def __init__(self, broker: Broker, name: str, ttl_s: float) -> None:
+    def __init__(self, broker: ClusterRecord, name: str, ttl_s: float) -> None:
         settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, ask_every_s=ASK_EVERY_S)
         self.name = name
         self.data = b""  # what the last leader left with `update`

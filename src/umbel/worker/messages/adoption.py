@@ -9,7 +9,7 @@ It stops being right where the message went to another worker: then both run, wh
 import logging
 from collections.abc import Mapping, Sequence
 
-from umbel.brokers.interface import Delivery
+from umbel.brokers.interface import Delivery, Messages
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed
 
@@ -18,7 +18,7 @@ log = logging.getLogger("umbel.worker.tasks")
 
 class Adoption:
     def __init__(self, context: WorkerContext) -> None:
-        self._broker = context.broker
+        self._broker: Messages = context.broker
         self._counters = context.counters
 
     async def rest(

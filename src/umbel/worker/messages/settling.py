@@ -14,11 +14,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from random import random
+from typing import Protocol
 
 import msgspec
 
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import Ack, Broker, Bury, Refused, Return, Settled, Tag, Verdict
+from umbel.brokers.interface import Ack, Bury, ClusterRecord, Messages, Refused, Return, Settled, Tag, Verdict
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from umbel.pools.guard import Raised, await_guarded
@@ -33,6 +34,10 @@ PART = "settling"
 BATCH_MAX = 500
 
 
+class SettlingBroker(Messages, ClusterRecord, Protocol):
+    """Messages, and the keys of unique tasks, which are released with them."""
+
+
 class Settler:
     """`settled` is called whenever fewer messages are claimed than before.
 
@@ -42,7 +47,7 @@ class Settler:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: SettlingBroker,
         backend: Backend,
         counters: Counters,
         *,

@@ -142,7 +142,7 @@ class WorkerState:
         return ELECTION_REFUSED if self.elections is None else self.elections(request)
 
     async def leases(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        return await look_at_leases(self._context, names)
+        return await look_at_leases(self._context.broker, self._context.identity.owner, names)
 
     def terminate(self, task_ids: Sequence[str], signal: str) -> Sequence[str]:
         return self._terminator.terminate(task_ids, signal)

@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 from umbel import clock
+from umbel.brokers.interface import ClusterRecord
 from umbel.coordination.driver import instant
 from umbel.errors import BrokerError
 from umbel.protocol.cluster_time import OWN, ClusterTime, Judged
@@ -36,6 +37,7 @@ class ClusterClock(Step):
     def __init__(self, context: WorkerContext, mingle: Mingle, gossip: Gossip, tasks: Tasks) -> None:
         super().__init__()
         self._context = context
+        self._cluster: ClusterRecord = context.broker
         self._machine = ClusterTime()
         self._judged = Judged(0.0, "", 1)
         self._said = ""
@@ -94,7 +96,7 @@ class ClusterClock(Step):
     async def _read_store(self) -> None:
         try:
             before = instant()
-            at_s = await self._context.broker.store_time()
+            at_s = await self._cluster.store_time()
             if at_s is not None:
                 way_s = instant().boot_s - before.boot_s
                 self._machine.hear_store(at_s + way_s / 2, instant())

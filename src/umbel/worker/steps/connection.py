@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from random import random
 from time import time
 
-from umbel.brokers.interface import Replaced
+from umbel.brokers.interface import BrokerConnection, Replaced
 from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable
 from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s
@@ -41,7 +41,7 @@ class Connection(Step):
     def __init__(self, context: WorkerContext) -> None:
         super().__init__()
         self._context = context
-        self._broker = context.broker
+        self._broker: BrokerConnection = context.broker
         self._owner = context.identity.owner
         self._opened = False
         self.problem = ""  # why the lease cannot be renewed now

@@ -14,7 +14,7 @@ from random import random, uniform
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import Broadcast
+from umbel.brokers.interface import Broadcast, ClusterRecord, FanOut
 from umbel.brokers.links import EVENTS, MAIN
 from umbel.coordination.driver import drive, fairly
 from umbel.errors import BrokerError, WireError
@@ -89,6 +89,8 @@ class Gossip(Step):
     ) -> None:
         super().__init__()
         self._context = context
+        self._fan_out: FanOut = context.broker
+        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._heart = heart
         self._control = control
@@ -111,7 +113,7 @@ class Gossip(Step):
         self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
         self._ears: list[asyncio.Task[None]] = []  # the last one stays
         self._seat = ObserverSeat(
-            context.broker.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
+            self._cluster.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
         )
         self.undecodable = 0
         self.mode = mode_for(context.settings.gossip_mode, GossipMode.FULL, 1)
@@ -149,7 +151,7 @@ class Gossip(Step):
     # -- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        capabilities = self._context.broker.capabilities
+        capabilities = self._fan_out.capabilities
         if self._context.settings.without_gossip:
             log.info("gossip is off: 'without_gossip'")
             return
@@ -234,7 +236,7 @@ class Gossip(Step):
         while True:
             try:
                 ttl_s = self._context.settings.heartbeat_interval_s  # older news are no news (S6)
-                async with self._context.broker.subscribe(
+                async with self._fan_out.subscribe(
                     EVENT_EXCHANGE, patterns, unread_ttl_s=ttl_s
                 ) as subscription:
                     self._context.outages.worked(self.name)
@@ -382,7 +384,7 @@ class Gossip(Step):
     async def _probe(self, member: Member) -> None:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                evidence = await self._context.broker.probe(member.node, member.inc)
+                evidence = await self._cluster.probe(member.node, member.inc)
         except (BrokerError, TimeoutError) as error:
             log.debug("cannot ask after a node", extra={"suspect": member.node, "why": str(error)})
             return

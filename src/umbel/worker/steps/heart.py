@@ -14,6 +14,7 @@ from collections.abc import Callable
 from random import uniform
 from typing import Any
 
+from umbel.brokers.interface import ClusterRecord
 from umbel.coordination.driver import drive, instant
 from umbel.errors import BrokerError
 from umbel.events.stamp import SOFTWARE
@@ -49,6 +50,7 @@ class Heart(Step):
     def __init__(self, context: WorkerContext, events: Events) -> None:
         super().__init__()
         self._context = context
+        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._is_on = not context.settings.without_heartbeat
         self._machine = Heartbeat(context.settings.heartbeat_interval_s, uniform)
@@ -109,7 +111,7 @@ class Heart(Step):
         identity = self._context.identity
         try:
             async with asyncio.timeout(freq_s):
-                await self._context.broker.mark_alive(
+                await self._cluster.mark_alive(
                     identity.node, identity.incarnation, ttl_s=MARK_INTERVALS * freq_s
                 )
         except (BrokerError, TimeoutError) as error:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from time import time
 from typing import Any
 
+from umbel.brokers.interface import ClusterRecord
 from umbel.brokers.links import MAILBOX, MAIN
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError
@@ -44,6 +45,7 @@ class Mingle(Step):
     def __init__(self, context: WorkerContext, events: Events, control: Control, tasks: Tasks) -> None:
         super().__init__()
         self._context = context
+        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._control = control
         self._tasks = tasks
@@ -56,7 +58,7 @@ class Mingle(Step):
         self.told_time: Callable[[object, object], None] = lambda _node, _at_s: None
 
     async def start(self) -> None:
-        capabilities = self._context.broker.capabilities
+        capabilities = self._cluster.capabilities
         if self._context.settings.without_mingle:
             log.info("mingle is off: 'without_mingle'")
             return
@@ -86,7 +88,7 @@ class Mingle(Step):
 
     def _say_again(self) -> None:
         """The outage is over. What was said while this node was cut off is missed: ask for it."""
-        if self._context.broker.capabilities.transport in ONLY_OURS:  # it knows no links
+        if self._cluster.capabilities.transport in ONLY_OURS:  # it knows no links
             self._is_due = True
         self.run_in_background(self._catch_up())
 
@@ -155,6 +157,6 @@ class Mingle(Step):
             log.info("learned of revoked tasks", extra={"peer": peer, "count": len(learned.news)})
             news = [Revoke(task_id, now, now + RECORDED_S) for task_id in learned.news]
             try:
-                await self._context.broker.revoke(news)
+                await self._cluster.revoke(news)
             except BrokerError as error:
                 log.error("what a peer revoked is known here only", extra={"peer": peer, "why": str(error)})

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import random
 from typing import Any
 
-from umbel.brokers.interface import Delivery, Refused
+from umbel.brokers.interface import Delivery, Messages, Refused
 from umbel.errors import (
     BrokerError,
     PoolError,
@@ -56,7 +56,7 @@ class Tasks(Step):
         self._context = context
         self._events = events
         self._counters = context.counters
-        self._broker = context.broker
+        self._broker: Messages = context.broker
         self._pool = context.pool
         self._policy = AdmissionPolicy(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
         self.prefetch_max = context.settings.prefetch_max  # remote control changes it
