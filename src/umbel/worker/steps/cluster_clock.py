@@ -17,7 +17,6 @@ from umbel.protocol.membership.events import MemberState
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.steps.gossip import Gossip
-from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.tasks import Tasks
 
 log = logging.getLogger("umbel.worker.clock")
@@ -34,7 +33,7 @@ class ClusterClock(Step):
     name = "cluster_clock"
     requires = ("connection",)
 
-    def __init__(self, context: WorkerContext, mingle: Mingle, gossip: Gossip, tasks: Tasks) -> None:
+    def __init__(self, context: WorkerContext, gossip: Gossip, tasks: Tasks) -> None:
         super().__init__()
         self._context = context
         self._cluster: ClusterRecord = context.broker
@@ -44,7 +43,6 @@ class ClusterClock(Step):
         self._tasks = tasks
         self._gossip = gossip
         self._members: frozenset[str] = frozenset()  # who has a voice, as of the last look
-        mingle.told_time = self._answered
         for event_type in TELLING:
             gossip.listen(event_type, self._heard)
 
@@ -57,8 +55,11 @@ class ClusterClock(Step):
         await self.end_background()
         clock.correct(0.0)
 
-    def _answered(self, node: object, at_s: object) -> None:
-        """Judged at once: the first task is taken after the hello."""
+    def answered(self, node: object, at_s: object) -> None:
+        """What time it is by a node that answered this one's hello.
+
+        Judged at once: the first task is taken after the hello.
+        """
         self._hear(node, at_s)
         self._judge()
 

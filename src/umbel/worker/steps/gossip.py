@@ -16,6 +16,7 @@ from typing import Any
 
 from umbel.brokers.interface import Broadcast, ClusterRecord, FanOut
 from umbel.brokers.links import EVENTS, MAIN
+from umbel.control.client import Asker
 from umbel.coordination.driver import drive, fairly
 from umbel.errors import BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
@@ -29,6 +30,7 @@ from umbel.protocol.membership.events import (
     Effect,
     Event,
     Heard,
+    Introduced,
     Joined,
     Kind,
     Left,
@@ -62,10 +64,8 @@ from umbel.wire.gossip import (
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.leases.observers import ObserverSeat
-from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.heart import Heart
-from umbel.worker.steps.mingle import Mingle
 from umbel.worker.user_code.hook_queue import HookQueue
 
 log = logging.getLogger("umbel.worker.gossip")
@@ -84,19 +84,14 @@ class Gossip(Step):
     name = "gossip"
     requires = ("mingle", "heart")
 
-    def __init__(
-        self, context: WorkerContext, events: Events, heart: Heart, control: Control, mingle: Mingle
-    ) -> None:
+    def __init__(self, context: WorkerContext, events: Events, heart: Heart, asker: Asker) -> None:
         super().__init__()
         self._context = context
         self._fan_out: FanOut = context.broker
         self._cluster: ClusterRecord = context.broker
         self._events = events
         self._heart = heart
-        self._control = control
-        mingle.introduce = self._tell
-        mingle.cut_off = self.strained
-        mingle.members = self._introductions
+        self._asker = asker
         identity = context.identity
         run = (identity.node, identity.incarnation, identity.pid)
         self._machine = Membership(
@@ -142,6 +137,14 @@ class Gossip(Step):
         log.debug("strained", extra={"why": reason})
         self._tell(Strained(reason))
 
+    def introduce(self, introduced: Introduced) -> None:
+        """Another node knows of this one."""
+        self._tell(introduced)
+
+    def introductions(self) -> list[list[Any]]:
+        """Those that a newcomer is told of."""
+        return [introduction(member) for member in self.members() if member.state is MemberState.ALIVE]
+
     def should_answer(self, node: str) -> bool:
         """Whether this node answers the other's hello: all do in a small cluster, else a few."""
         if self.mode is GossipMode.FULL or self._seat.observes:
@@ -158,7 +161,7 @@ class Gossip(Step):
         if not capabilities.fanout:
             log.warning("gossip is off: %s", capabilities.why_not("fanout"))
             return
-        self._heart.on_lag = self.strained
+        self._heart.on_lag(self.strained)
         self._context.outages.on_link(self._note_link)
         self.run_in_background(drive(self._machine, self._inbox, self._perform))
         self._listen_anew()
@@ -175,10 +178,6 @@ class Gossip(Step):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-    def _introductions(self) -> list[list[Any]]:
-        """Those that a newcomer is told of."""
-        return [introduction(member) for member in self.members() if member.state is MemberState.ALIVE]
 
     def _myself(self) -> Member:
         identity, now = self._context.identity, time()
@@ -201,7 +200,8 @@ class Gossip(Step):
         assert self._group is not None
         while True:
             setting, mode = self._context.settings.gossip_mode, self.mode
-            self.mode = self._heart.mode = mode_for(setting, mode, self._machine.nodes)
+            self.mode = mode_for(setting, mode, self._machine.nodes)
+            self._heart.tell_mode(self.mode)
             if self.mode is not mode:
                 log.info("gossip mode changed", extra={"mode": self.mode.value, "nodes": self._machine.nodes})
                 self._listen_anew()
@@ -374,7 +374,7 @@ class Gossip(Step):
     async def _ping(self, member: Member) -> None:
         wait_s = max(PROBE_TIMEOUT_S, member.freq_s)
         try:
-            answers = await self._control.ask("ping", destination=[member.node], timeout_s=wait_s)
+            answers = await self._asker.ask("ping", destination=[member.node], timeout_s=wait_s)
         except BrokerError as error:
             log.debug("cannot ping a node", extra={"suspect": member.node, "why": str(error)})
             return

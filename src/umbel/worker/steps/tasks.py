@@ -62,7 +62,7 @@ class Tasks(Step):
         self.prefetch_max = context.settings.prefetch_max  # remote control changes it
         self.revoked = RevokedTasks()
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
-        self.catch_up: Callable[[], Awaitable[None]] = _nothing_missed  # before anything is taken
+        self._before_taking: list[Callable[[], Awaitable[None]]] = []
         self.revokes = RevokeRecord(context, self.revoked)
         self._claimed: dict[int, Claimed] = {}
         self._room = asyncio.Event()
@@ -150,6 +150,10 @@ class Tasks(Step):
 
     def note_change(self) -> None:
         self._room.set()
+
+    def before_taking(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Be awaited after each claim, before anything of it is judged."""
+        self._before_taking.append(callback)
 
     # -- for remote control ----------------------------------------------------------------------
 
@@ -266,7 +270,8 @@ class Tasks(Step):
         self.revokes.learn(claim, after=read)
         if claim.returned:
             log.warning(RETURNED_TEXT, extra={"count": claim.returned})
-        await self.catch_up()
+        for catch_up in self._before_taking:
+            await catch_up()
         if claim.deliveries:
             deliveries = await self._admission.verified(claim.deliveries)
             await self._take_in(await self._adoption.rest(deliveries, self._claimed))
@@ -379,7 +384,3 @@ class Tasks(Step):
                 await (self._settler.flush() if is_cancelled else self._settler.drained())
         except (TimeoutError, BrokerError):
             log.error("could not settle in time", extra={"count": self._settler.pending})
-
-
-async def _nothing_missed() -> None:
-    """Nobody listens to the others here."""
