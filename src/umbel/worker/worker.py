@@ -55,15 +55,8 @@ class Worker:
     def __init__(self, settings: WorkerSettings, *, broker: Broker, backend: Backend, pool: Pool) -> None:
         saved = read_saved(saved_file(settings.run_directory, settings.node, broker.url))
         incarnation = next_incarnation(saved, time.time_ns() // 1000)
-        self._context = context = WorkerContext(
-            settings,
-            Identity(settings.node, os.getpid(), incarnation),
-            broker,
-            backend,
-            pool,
-            queues=list(settings.queues),
-            shutdown=Shutdown(grace_s=settings.grace_s, soft_s=settings.soft_grace_s),
-        )
+        identity = Identity(settings.node, os.getpid(), incarnation)
+        self._context = context = _context(settings, identity, broker, backend, pool)
         events = Events(context)
         heart = Heart(context, events)
         tasks = Tasks(context, TaskEvents(events))
@@ -185,6 +178,20 @@ class Worker:
         log.info("worker ready", extra=fields)
         gc.freeze()  # what is there now stays: the collector need not look at it, which held the loop up
         await self._stopping.wait_for(self._hook("worker_ready", settings.hooks.ready))
+
+
+def _context(
+    settings: WorkerSettings, identity: Identity, broker: Broker, backend: Backend, pool: Pool
+) -> WorkerContext:
+    return WorkerContext(
+        settings,
+        identity,
+        broker,
+        backend,
+        pool,
+        queues=list(settings.queues),
+        shutdown=Shutdown(grace_s=settings.grace_s, soft_s=settings.soft_grace_s),
+    )
 
 
 def _first_cause(several: BaseExceptionGroup[BaseException]) -> BaseException:
