@@ -11,6 +11,9 @@ def scripts(redis_server: RedisServer, redis_url: str) -> Scripts:
     return Scripts(redis_server)
 
 
+LEASE_END = 2**32
+
+
 def end_lease(scripts: Scripts, owner: str) -> None:
     scripts.ask("ZADD", "umbel.owners", 1, owner)
 
@@ -46,10 +49,23 @@ def test_who_was_given_up_learns_it_from_its_next_renewal(scripts: Scripts) -> N
     scripts.owners("renew", ADA)
     end_lease(scripts, ADA)
     assert scripts.owners("reap") == 0
-    assert scripts.ask("HEXISTS", "umbel.renewals", ADA) == 0
     assert float(scripts.ask("ZSCORE", "umbel.lost", ADA)) == pytest.approx(scripts.now, abs=10)
     assert scripts.owners("check", ADA, known=1) == 0
-    assert scripts.owners("renew", ADA, known=1) == [0, 1, 0, 1]
+    assert scripts.owners("renew", ADA, known=1) == [0, LEASE_END + 2, 0, 1]
+    assert scripts.ask("EXISTS", "umbel.lost") == 0
+    # A reply that never came says nothing: who asks again, knowing what it knew, learns it again.
+    assert scripts.owners("check", ADA, known=1) == 0
+    assert scripts.owners("renew", ADA, known=1) == [1, LEASE_END + 3, 0, 1]
+    assert scripts.owners("renew", ADA, known=LEASE_END + 3) == [1, LEASE_END + 4, 0, 0]
+    end_lease(scripts, ADA)
+    scripts.owners("reap")
+    assert scripts.owners("renew", ADA, known=LEASE_END + 4) == [0, 2 * LEASE_END + 5, 0, 1]
+
+
+def test_a_note_of_a_version_that_forgot_renewals_is_understood(scripts: Scripts) -> None:
+    scripts.ask("ZADD", "umbel.lost", scripts.now, ADA)
+    assert scripts.owners("check", ADA, known=7) == 0
+    assert scripts.owners("renew", ADA, known=7) == [0, 1, 0, 1]
     assert scripts.owners("renew", ADA, known=1) == [1, 2, 0, 0]
 
 
@@ -57,8 +73,10 @@ def test_the_note_of_one_that_was_given_up_is_kept_for_a_week(scripts: Scripts) 
     day_s = 86400
     for owner, days in (("old", 7.1), ("older", 30), ("recent", 6.9), ("today", 0)):
         scripts.ask("ZADD", "umbel.lost", scripts.now - days * day_s, owner)
+        scripts.ask("HSET", "umbel.renewals", owner, LEASE_END + 1)
     scripts.owners("reap")
     assert scripts.ask("ZRANGE", "umbel.lost", 0, -1) == [b"recent", b"today"]
+    assert set(scripts.ask("HKEYS", "umbel.renewals")) == {b"recent", b"today"}
 
 
 def test_reaping_returns_what_those_held_whose_lease_has_ended(scripts: Scripts) -> None:
@@ -243,6 +261,11 @@ def test_unparking_stops_where_nobody_takes_a_message(scripts: Scripts) -> None:
     assert scripts.owners("unpark", ADA) == 1
     assert scripts.waiting("q") == [b"a"]
     assert len(scripts.delayed("q")) == 2
+    scripts.ask("SADD", "umbel.queues", "r")
+    for queue in ("q", "r"):
+        scripts.delay(queue, 4.0, f"n.0:4:P:{queue}\0d")
+        scripts.delay(queue, 6.0, "n.0:5:P:bad\0e")
+    assert scripts.owners("unpark", ADA) == 2  # one of each
 
 
 def test_many_owners_are_given_up_in_parts(scripts: Scripts) -> None:
@@ -259,6 +282,14 @@ def test_a_held_message_that_names_no_queue_is_a_dead_letter(scripts: Scripts) -
     (letter,) = scripts.letters()
     assert (letter["list"], letter["envelope"]) == ("", "a")
     assert letter["reason"] == "nothing says which queue this came from"
+
+
+def test_what_names_no_queue_does_not_keep_the_others_from_going_back(scripts: Scripts) -> None:
+    scripts.hold(ADA, _1="a", _2="b")
+    scripts.ask("HSET", f"umbel.inflight.{ADA}", "no field of ours", "c", "nor this", "d")
+    assert scripts.owners("forget", ADA) == 4
+    assert scripts.waiting("q") == [b"a", b"b"]
+    assert {letter["envelope"] for letter in scripts.letters()} == {"c", "d"}
 
 
 def test_an_epoch_is_gone_with_its_owner(scripts: Scripts) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
 from umbel.worker.messages import settling
+from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.messages.settling import BATCH_MAX, Settler
 from umbel.worker.process.outages import Outages
 from umbel.worker.settings import Ending
@@ -31,6 +33,7 @@ class Recorder:
     refuses: Callable[[str, Any], Exception | None] = lambda what, value: None
     refused: Sequence[Refused] = ()
     keyring: None = None
+    before: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a broker's reply takes
 
     def _ask(self, what: str, value: Any) -> None:
         if what in self.failures:
@@ -41,6 +44,7 @@ class Recorder:
         self.asked.append((what, value))
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
+        await self._reply()
         self._ask("settle", list(verdicts))
         return Settled(len(verdicts), self.conflicts, self.refused)
 
@@ -58,7 +62,12 @@ class Recorder:
         self._ask("store", list(results))
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        await self._reply()
         self._ask("release", list(held))
+
+    async def _reply(self) -> None:
+        if self.before is not None:
+            await self.before()
 
     async def logged(self) -> None:
         self._ask("logged", None)
@@ -91,6 +100,7 @@ def play(scenario: Callable[[Bench], Coroutine[Any, Any, None]], *, together: bo
             counters,
             outages=Outages(),
             store_outages=Outages("result store"),
+            kept=KeptOutcomes(monotonic),
             together=together,
             logged=recorder.logged,
             refused=refused.extend,
@@ -221,6 +231,33 @@ def test_a_unique_key_is_released_after_its_message_is_settled() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("what", ["settle", "release"])
+def test_what_gathers_while_the_last_is_brought_is_waited_for_too(what: str) -> None:
+    async def scenario(bench: Bench) -> None:
+        def another(asked: str, value: Any) -> None:
+            if asked != "release" or value != [("key", "t")]:
+                return
+            if what == "settle":
+                bench.settler.add(Ack(1))
+            else:
+                bench.settler.release("other", "u")
+
+        async def slowly() -> None:
+            loop = asyncio.get_running_loop()
+            replied = loop.create_future()
+            loop.call_soon(replied.set_result, None)
+            await replied
+
+        bench.recorder.refuses = another
+        bench.recorder.before = slowly
+        bench.settler.release("key", "t")
+        await run_until_drained(bench)
+        last = ("settle", [Ack(1)]) if what == "settle" else ("release", [("other", "u")])
+        assert bench.asked == [("release", [("key", "t")]), last]
+
+    play(scenario)
+
+
 def test_claims_that_had_ended_are_counted() -> None:
     async def scenario(bench: Bench) -> None:
         bench.recorder.conflicts = frozenset({1, 2})
@@ -257,7 +294,9 @@ def test_what_the_broker_cannot_take_now_is_kept_and_nothing_is_done_twice(
         await bench.settler.drained()
         assert [failures for failures, _ in waited] == [1, 2, 3, 4]
         assert "no publish now" in waited[0][1] and bench.settler.problem == ""
-        assert [record.levelname for record in caplog.records].count("ERROR") == 1  # however often it failed
+        assert [record.levelname for record in caplog.records].count(
+            "WARNING"
+        ) == 1  # however often it failed
         assert bench.asked == [
             ("store", [RESULT]),
             ("publish", SENT),

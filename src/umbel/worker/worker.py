@@ -21,6 +21,7 @@ from umbel.urls import without_password
 from umbel.worker.bootsteps import Step, starting_order
 from umbel.worker.context import Counters, Identity, WorkerContext
 from umbel.worker.messages.task_events import TaskEvents
+from umbel.worker.process.outages import Outages
 from umbel.worker.process.run_directory import refuse_second
 from umbel.worker.process.saved_state import next_incarnation, read_saved, saved_file
 from umbel.worker.process.stack_dump import stacks_on_signal
@@ -161,7 +162,7 @@ class Worker:
             try:
                 await step.stop()
             except (UmbelError, OSError) as error:
-                log.error("a step did not stop in good order", extra={"step": step.name, "why": str(error)})
+                log.error("bootstep failed to stop cleanly", extra={"step": step.name, "why": str(error)})
         happened = {name: count for name, count in self.counters.as_dict().items() if count}
         log.info("worker stopped", extra=self._context.log_fields(**happened))
 
@@ -189,6 +190,8 @@ def _context(
         broker,
         backend,
         pool,
+        outages=Outages("broker", without_password(broker.url)),
+        store_outages=Outages("result store", without_password(backend.url)),
         queues=list(settings.queues),
         shutdown=Shutdown(grace_s=settings.grace_s, soft_s=settings.soft_grace_s),
     )

@@ -19,19 +19,34 @@ from typing import Protocol
 import msgspec
 
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import Ack, Bury, ClusterRecord, Messages, Refused, Return, Settled, Tag, Verdict
+from umbel.brokers.interface import (
+    Ack,
+    Bury,
+    ClusterRecord,
+    Delivery,
+    Messages,
+    Refused,
+    Return,
+    Settled,
+    Tag,
+    Verdict,
+)
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from umbel.pools.guard import Raised, await_guarded
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
+from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.process.outages import Outages
 from umbel.worker.settings import Ending
 
 log = logging.getLogger("umbel.worker.settling")
 PART = "settling"
 BATCH_MAX = 500
+NOT_APPLIED = (
+    "task finished after its claim had expired; outcome dropped unless the message is redelivered here"
+)
 
 
 class SettlingBroker(Messages, ClusterRecord, Protocol):
@@ -56,6 +71,7 @@ class Settler:
         together: bool,
         logged: Callable[[], Awaitable[None]],
         refused: Callable[[Sequence[Refused]], None],
+        kept: KeptOutcomes,
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._broker = broker
@@ -72,6 +88,7 @@ class Settler:
         self._follow_ups: list[Outgoing] = []
         self._chords: list[Callable[[], Ending]] = []
         self._uniques: list[tuple[str, str]] = []
+        self._kept = kept
         self._messages: dict[Tag, Outgoing] = {}  # of verdicts that wait and end without an outcome
         self._dead: list[Refused] = []
         self._singly = 0  # so many of those that wait are settled one by one
@@ -84,6 +101,11 @@ class Settler:
     def pending(self) -> int:
         """What is not settled, stored or sent yet: a worker that has much of it takes nothing new."""
         return len(self._waiting) + len(self._results) + len(self._follow_ups) + len(self._chords)
+
+    def add_outcome(self, ack: Ack, delivery: Delivery) -> None:
+        """A task has ended; if its claim has ended first, the outcome is kept for its message's return."""
+        self._kept.wait(ack, delivery)
+        self.add(ack)
 
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
         """`message`: what is returned or buried, for the case that the broker has forgotten it."""
@@ -157,15 +179,19 @@ class Settler:
             del self._waiting[: len(batch)]
             self._settled()
             self._keep_unknown(sent, settled)
-            if settled.conflicts:
-                self._counters.conflicts += len(settled.conflicts)
-                log.warning(
-                    "finished after the claim had ended: outcome dropped; the message is redelivered",
-                    extra={"count": len(settled.conflicts)},
-                )
+            self._note_conflicts(batch, settled.conflicts)
             self._refused(settled.refused)
         await self._bury_unknown()
         await self._release_gathered()
+
+    def _note_conflicts(self, batch: Sequence[Verdict], conflicts: frozenset[Tag]) -> None:
+        again = self._kept.settled(batch, conflicts)
+        self._waiting += again.values()
+        if count := len(conflicts - again.keys()):
+            self._counters.conflicts += count
+            self._outages.consequence(
+                log, logging.WARNING, NOT_APPLIED, named="outcomes not applied", count=count
+            )
 
     async def _settle(self, batch: Sequence[Verdict]) -> Settled | None:
         """None: something about them is refused or raises, so that each must go by itself."""
@@ -180,13 +206,16 @@ class Settler:
         """A message whose outcome cannot be written goes to the dead letters, or stays as it is."""
         self._counters.faults += 1
         reason = f"its outcome cannot be written: {type(error).__name__}: {error}"
-        log.error("cannot settle a message; moving it to the dead letters", exc_info=error)
+        log.error("cannot acknowledge a message; moving it to dead letters", exc_info=error)
         buried = await await_guarded(self._broker.settle, [Bury(verdict.tag, reason)])
         if not isinstance(buried, Raised):
             return buried.value
         if isinstance(buried.error, BrokerError) and not isinstance(buried.error, BrokerRefused):
             raise buried.error
-        log.error("cannot bury a message; it stays claimed until this worker stops", exc_info=buried.error)
+        log.error(
+            "cannot move a message to dead letters; it stays claimed until this worker stops",
+            exc_info=buried.error,
+        )
         return Settled(0)
 
     def _keep_unknown(self, batch: Sequence[Verdict], settled: Settled) -> None:
@@ -236,7 +265,7 @@ class Settler:
                 if isinstance(more.error, BrokerUnavailable):
                     self._store_outages.failed(PART, more.error)
                     raise more.error
-                log.error("cannot count a task in its chord", exc_info=more.error)
+                log.error("cannot count the task in its chord", exc_info=more.error)
             else:
                 self._results += more.value.results
                 self._follow_ups += more.value.follow_ups

@@ -27,7 +27,7 @@ class WorkerQueues(WorkerNode):
     def set_prefetch_max(self, most: int) -> None:
         if most < 1:
             raise ValueError(f"a worker holds at least 1 message, not {most}")
-        self._parts.tasks.prefetch_max = most
+        self._parts.tasks.hold_at_most(most)
 
     async def dead_letters(self, limit: int) -> list[dict[str, Any]]:
         return [

@@ -30,6 +30,7 @@ BATCH_MAX = 200
 RECORDER_CHECK_S = 2.0
 HEARTBEAT = "worker-heartbeat"
 LOG_WAIT_MAX_S = 2.0
+SLOW = "event log is slow; task outcomes were acknowledged before they were logged"
 BEAT_TTL_MIN_S = 1.0  # a listener may be a moment late
 
 
@@ -52,6 +53,7 @@ class Events(Step):
         self._told = 0  # how many were ever queued, and the place in that count up to which all are logged
         self._logged = 0
         self._log_grew = asyncio.Event()
+        self._unlogged = 0  # outcomes that were settled before the log had them, not told yet
         self._sending = asyncio.Lock()
         self._stamper = EventStamper(
             hostname=context.identity.node,
@@ -100,7 +102,7 @@ class Events(Step):
                 await self._cluster.coordination.raise_clock(self.clock.value)
             except BrokerError as error:
                 fields = {"why": str(error), "count": len(self._waiting)}
-                log.warning("the last events are lost", extra=fields)
+                log.warning("last events could not be sent", extra=fields)
 
     def tell(self, event_type: str, *, at: float | None = None, **fields: Any) -> None:
         """Queue one event; never blocks."""
@@ -137,7 +139,7 @@ class Events(Step):
                     self._log_grew.clear()
                     await self._log_grew.wait()
         except TimeoutError:
-            log.warning("the event log is slow: outcomes are settled before it has them")
+            self._unlogged += 1
 
     async def _send_on(self) -> None:
         while True:
@@ -148,6 +150,7 @@ class Events(Step):
                     await self._send_waiting()
                 self._context.outages.worked(self.name)
                 self._failing = False
+                self._tell_unlogged()
             except BrokerError as error:
                 self._context.outages.failed(self.name, error)
                 self._failing = True
@@ -155,6 +158,14 @@ class Events(Step):
                 self._drop_old_beats()
                 self._arrived.set()
                 await asyncio.sleep(1.0)
+
+    def _tell_unlogged(self) -> None:
+        """Said once the log has them: until then it may be the broker that is away."""
+        if self._unlogged:
+            self._context.outages.consequence(
+                log, logging.WARNING, SLOW, named="settled before logged", count=self._unlogged
+            )
+            self._unlogged = 0
 
     def _drop_old_beats(self) -> None:
         """Of the heartbeats that wait only the last says anything; it goes first, or it never would."""
@@ -173,7 +184,7 @@ class Events(Step):
         try:
             await self._send_all()
         except WireError as error:
-            log.error("events that cannot be encoded are dropped", extra={"why": str(error)})
+            log.error("event cannot be encoded; dropped", extra={"why": str(error)})
             self._drop_unsendable()
             await self._send_all()
 
@@ -237,7 +248,7 @@ class Events(Step):
                 await self.look_for_recorders()
                 self.clock.adjust(await self._cluster.coordination.raise_clock(self.clock.value))
             except BrokerError as error:
-                log.debug("cannot look for recorders", extra={"why": str(error)})
+                log.debug("cannot check whether a recorder is running", extra={"why": str(error)})
 
     async def look_for_recorders(self) -> None:
         """Log events from now on, if anybody records; a recorder that begins asks for this at once."""

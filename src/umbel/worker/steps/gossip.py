@@ -134,7 +134,7 @@ class Gossip(Step):
 
     def strained(self, reason: str) -> None:
         """This node was slow, or cut off: others may only have seemed silent."""
-        log.debug("strained", extra={"why": reason})
+        log.debug("gossip overloaded; event processing is behind", extra={"why": reason})
         self._tell(Strained(reason))
 
     def introduce(self, introduced: Introduced) -> None:
@@ -156,10 +156,10 @@ class Gossip(Step):
     async def start(self) -> None:
         capabilities = self._fan_out.capabilities
         if self._context.settings.without_gossip:
-            log.info("gossip is off: 'without_gossip'")
+            log.info("gossip disabled by without_gossip")
             return
         if not capabilities.fanout:
-            log.warning("gossip is off: %s", capabilities.why_not("fanout"))
+            log.warning("gossip disabled: %s", capabilities.why_not("fanout"))
             return
         self._heart.on_lag(self.strained)
         self._context.outages.on_link(self._note_link)
@@ -213,11 +213,8 @@ class Gossip(Step):
 
     def _names(self) -> list[str]:
         """Our nodes that are there; Celery's observe for themselves."""
-        return [
-            member.node
-            for member in self.members()
-            if member.software == SOFTWARE and member.state is MemberState.ALIVE
-        ]
+        ours = [one for one in self.members() if one.software == SOFTWARE]
+        return [one.node for one in ours if one.state is MemberState.ALIVE]
 
     def _listen_anew(self) -> None:
         """Listen to what is to be heard now; what was heard until now goes on for a moment."""
@@ -266,7 +263,7 @@ class Gossip(Step):
         except WireError as error:
             self.undecodable += 1
             fields = {"routing_key": broadcast.routing_key[:100], "why": str(error)}
-            log.warning("an event cannot be read", extra=fields)
+            log.warning("unreadable event from another node", extra=fields)
             return
         for event in events:
             own = self._is_own(event)
@@ -305,9 +302,9 @@ class Gossip(Step):
             case Joined() | Left() | Lost():
                 self._changed(effect)
             case Suspected(member):
-                log.warning("node is silent", extra=_fields(member))
+                log.warning("node missed its heartbeats", extra=_fields(member))
             case Cleared(member):
-                log.info("node was heard again", extra=_fields(member))
+                log.info("node heartbeats resumed", extra=_fields(member))
             case Accuse(member):
                 self._events.tell(SUSPECT, freq=self._heart.freq_s, **subject_fields(member))
             case Condemn(member):
@@ -324,12 +321,14 @@ class Gossip(Step):
                 self._heart.come_online() if lost else self._heart.beat()
             case Degraded(suspects, nodes):
                 fields = {"silent": suspects, "nodes": nodes}
-                log.warning("most nodes fell silent at once: nobody is given up for now", extra=fields)
+                log.warning("most nodes went silent; failure detection suspended", extra=fields)
             case Restored():
-                log.info("nodes are judged again")
+                log.info("failure detection resumed")
             case Namesake(pid, inc):
                 fields = self._context.log_fields(pid=pid, incarnation=inc)
-                log.error("another process has this node's name; give one of them another (-n)", extra=fields)
+                log.error(
+                    "duplicate node name: another process uses it; rename one of them (-n)", extra=fields
+                )
 
     def _changed(self, change: Change) -> None:
         member = change.member
@@ -376,7 +375,7 @@ class Gossip(Step):
         try:
             answers = await self._asker.ask("ping", destination=[member.node], timeout_s=wait_s)
         except BrokerError as error:
-            log.debug("cannot ping a node", extra={"suspect": member.node, "why": str(error)})
+            log.debug("cannot ping a silent node", extra={"suspect": member.node, "why": str(error)})
             return
         if member.node in answers.replies:
             self._tell(Answered(member.node))
@@ -386,7 +385,10 @@ class Gossip(Step):
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 evidence = await self._cluster.probe(member.node, member.inc)
         except (BrokerError, TimeoutError) as error:
-            log.debug("cannot ask after a node", extra={"suspect": member.node, "why": str(error)})
+            log.debug(
+                "cannot ask other nodes about a silent node",
+                extra={"suspect": member.node, "why": str(error)},
+            )
             return
         self._tell(Probed(member.node, member.inc, member.pid, evidence.value))
 

@@ -36,6 +36,9 @@ RECORDED_S = 7 * 86_400.0
 BACKGROUND_WAIT_S = 1.0
 RELINK_S = 5.0  # so long the links that were lost are waited for
 TRIES_MAX = 3
+SYNCHRONIZED = "synchronized with other nodes"
+LEARNED = "received revoked task ids from other nodes"
+UNLINKED = "not all connections restored; synchronizing without them"
 
 
 class Mingle(Step):
@@ -67,15 +70,16 @@ class Mingle(Step):
     async def start(self) -> None:
         capabilities = self._cluster.capabilities
         if self._context.settings.without_mingle:
-            log.info("mingle is off: 'without_mingle'")
+            log.info("mingle disabled by without_mingle")
             return
         if not capabilities.fanout:
-            log.warning("mingle is off: %s", capabilities.why_not("fanout"))
+            log.warning("mingle disabled: %s", capabilities.why_not("fanout"))
             return
         outages = self._context.outages
         outages.on_begin(lambda: self._gossip.strained("broker reconnected"))
         outages.on_link(self._note_link)
-        outages.on_end(self._say_again)
+        if capabilities.transport in ONLY_OURS:  # it knows no links
+            outages.on_end(self._say_again)
         self._tasks.before_taking(self._catch_up)
         await self._tasks.revokes.read()
         if capabilities.transport in ONLY_OURS:
@@ -85,18 +89,21 @@ class Mingle(Step):
 
     async def _begin(self, wait_s: float) -> None:
         if not await self._say_hello(wait_s):
-            log.warning("nobody could be said hello to at the start")
+            log.warning("start-up synchronization failed; no other node reached")
 
     # -- asking ----------------------------------------------------------------------------------
 
     def _note_link(self, change: LinkChange) -> None:
+        """What was said while this node was cut off is missed: ask for it, whether tasks are taken or not."""
+        outages = self._context.outages
         if isinstance(change, LinkLost) and change.link in (MAIN, MAILBOX):
             self._is_due = True
+            outages.reconciling(self.name)
+        elif self._is_due and outages.is_linked:
+            self.run_in_background(self._catch_up())
 
     def _say_again(self) -> None:
-        """The outage is over. What was said while this node was cut off is missed: ask for it."""
-        if self._cluster.capabilities.transport in ONLY_OURS:  # it knows no links
-            self._is_due = True
+        self._is_due = True
         self.run_in_background(self._catch_up())
 
     async def _catch_up(self) -> None:
@@ -111,6 +118,7 @@ class Mingle(Step):
                 self._is_due = False
                 if not await self._say_hello(self._context.settings.mingle_wait_s):
                     self._is_due = True
+        self._context.outages.worked(self.name)  # where it could not be said, others fail too
         self._tasks.drop_revoked()
 
     async def _relinked(self) -> None:
@@ -119,7 +127,9 @@ class Mingle(Step):
             async with asyncio.timeout(RELINK_S):
                 await self._context.outages.linked()
         except TimeoutError:
-            log.warning("not all links are restored; saying hello without them")
+            self._context.outages.consequence(
+                log, logging.WARNING, UNLINKED, named="synchronized without a link"
+            )
 
     async def _say_hello(self, wait_s: float) -> bool:
         node = self._context.identity.node
@@ -134,9 +144,10 @@ class Mingle(Step):
                     await self._take_in(peer, reply)
                     self._introduce(reply.get("members"))
         except BrokerError as error:
-            log.debug("cannot say hello to the others", extra={"why": str(error)})
+            log.debug("cannot synchronize with other nodes", extra={"why": str(error)})
             return False
-        log.info("mingled", extra={"peers": len(others), "clock": self._events.clock.value})
+        fields = {"peers": len(others), "clock": self._events.clock.value}
+        self._context.outages.consequence(log, logging.INFO, SYNCHRONIZED, named="synchronized", **fields)
         return True
 
     def _introduce(self, members: object) -> None:
@@ -159,11 +170,16 @@ class Mingle(Step):
         now = cluster_now()
         learned = mingle.take_in(said, self._revoked, now)
         if learned.bad:
-            log.warning("entries of a hello cannot be read", extra={"peer": peer, "count": learned.bad})
+            log.warning("unreadable entries in a hello reply", extra={"peer": peer, "count": learned.bad})
         if learned.news and "ages" not in said:  # ours have them from the record already
-            log.info("learned of revoked tasks", extra={"peer": peer, "count": len(learned.news)})
+            self._context.outages.consequence(
+                log, logging.INFO, LEARNED, named="revokes learned", count=len(learned.news), peer=peer
+            )
             news = [Revoke(task_id, now, now + RECORDED_S) for task_id in learned.news]
             try:
                 await self._cluster.revoke(news)
             except BrokerError as error:
-                log.error("what a peer revoked is known here only", extra={"peer": peer, "why": str(error)})
+                log.error(
+                    "cannot store revokes learned from another node; they apply on this node only",
+                    extra={"peer": peer, "why": str(error)},
+                )

@@ -36,7 +36,7 @@ class RecorderStep(Step):
         capabilities = self._context.broker.capabilities
         if not (capabilities.event_log and capabilities.leases):
             missing = "leases" if capabilities.event_log else "event_log"
-            log.warning("recording is off: %s", capabilities.why_not(missing))
+            log.warning("history recording disabled: %s", capabilities.why_not(missing))
             return
         # Only who records needs any of this.
         from umbel.history.arrow import arrow
@@ -62,12 +62,13 @@ class RecorderStep(Step):
         while not self._stop.is_set():
             campaigns += 1
             owner = f"{self._context.identity.owner}.recorder.{campaigns}"
+            seat = RecorderSeat(self._context.broker, settings, owner, outages=self._context.outages)
             try:
-                await RecorderSeat(self._context.broker, settings, owner).run(self._stop)
+                await seat.run(self._stop)
             except ConfigurationError:
                 raise
             except UmbelError as error:
-                log.error("cannot record; trying again in %g s: %s", AGAIN_S, error)
+                log.error("cannot record history; retrying in %g s: %s", AGAIN_S, error)
                 try:
                     async with asyncio.timeout(AGAIN_S):
                         await self._stop.wait()

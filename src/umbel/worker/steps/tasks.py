@@ -13,10 +13,7 @@ from random import random
 from typing import Any
 
 from umbel.brokers.interface import Delivery, Messages, Refused
-from umbel.errors import (
-    BrokerError,
-    PoolError,
-)
+from umbel.errors import BrokerError, PoolError
 from umbel.pools.guard import Raised, call_guarded, each_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, Told
 from umbel.protocol.delivery.delivery import AdmissionPolicy, Refusal
@@ -29,6 +26,7 @@ from umbel.worker.messages.admission import Admission
 from umbel.worker.messages.adoption import Adoption
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.messages.revoke_record import RevokeRecord
 from umbel.worker.messages.scheduled import Scheduled
 from umbel.worker.messages.settling import Settler
@@ -38,6 +36,8 @@ from umbel.worker.steps.connection import RETURNED_TEXT
 log = logging.getLogger("umbel.worker.tasks")
 
 IDLE_WAIT_S = 1.0
+UNCONFIRMED = frozenset({"amqp"})  # brokers that do not say whether an ack has arrived
+ELSEWHERE = "worker lease expired; running tasks may also run on another worker"
 _CHILD_LOGGED_AT = {
     "died": logging.WARNING,
     "heavy": logging.WARNING,
@@ -59,7 +59,7 @@ class Tasks(Step):
         self._broker: Messages = context.broker
         self._pool = context.pool
         self._policy = AdmissionPolicy(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
-        self.prefetch_max = context.settings.prefetch_max  # remote control changes it
+        self.prefetch_max = context.settings.prefetch_max
         self.revoked = RevokedTasks()
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
         self._before_taking: list[Callable[[], Awaitable[None]]] = []
@@ -72,6 +72,8 @@ class Tasks(Step):
         together = context.broker.capabilities.stores_results and context.backend.shares_settle(
             context.broker.url
         )
+        confirmed = context.broker.capabilities.transport not in UNCONFIRMED
+        kept = KeptOutcomes(asyncio.get_running_loop().time, confirmed=confirmed)
         self._settler = Settler(
             context.broker,
             context.backend,
@@ -81,10 +83,11 @@ class Tasks(Step):
             together=together,
             logged=events.logged,
             refused=self._end_refused,
+            kept=kept,
             settled=self._room.set,
         )
         self._endings = Endings(context, self._policy, self._settler, events)
-        self._adoption = Adoption(context)
+        self._adoption = Adoption(context, kept, self._settler)
         self._admission = Admission(context, self._policy, self.revoked, self._settler, self._endings, events)
 
     @property
@@ -165,6 +168,10 @@ class Tasks(Step):
     def scheduled(self) -> Scheduled:
         return self._admission.scheduled
 
+    def hold_at_most(self, most: int) -> None:
+        """So many messages, running and waiting; what is held already stays."""
+        self.prefetch_max = most
+
     def holding(self) -> list[Claimed]:
         """Every message that was taken to run here and has not ended."""
         return list(self._claimed.values())
@@ -194,8 +201,9 @@ class Tasks(Step):
         for claimed in self._withdraw_claimed():
             self._endings.give_back(claimed, ran=False)
         if self.running:
-            fields = {"count": self.running}
-            log.warning("the lease had ended: tasks that run here may run elsewhere too", extra=fields)
+            self._context.outages.consequence(
+                log, logging.WARNING, ELSEWHERE, named="maybe run twice", count=self.running
+            )
 
     def _withdraw_claimed(self) -> list[Claimed]:
         """What has not started, but for what was acknowledged early: that is nobody else's."""
@@ -246,7 +254,7 @@ class Tasks(Step):
             for queue in tuple(self._context.queues):
                 await self._broker.leave_queue(self._context.identity.owner, queue)
         except BrokerError as error:  # then the broker returns it when the worker is gone
-            log.warning("cannot leave the queues yet", extra={"why": str(error)})
+            log.warning("cannot stop consuming yet; retrying", extra={"why": str(error)})
 
     async def _fail_with_the_pool(self) -> None:
         """A worker whose children cannot be started any more must not go on claiming."""
@@ -269,7 +277,9 @@ class Tasks(Step):
             self.return_unstarted()
         self.revokes.learn(claim, after=read)
         if claim.returned:
-            log.warning(RETURNED_TEXT, extra={"count": claim.returned})
+            self._context.outages.consequence(
+                log, logging.WARNING, RETURNED_TEXT, named="returned of others", count=claim.returned
+            )
         for catch_up in self._before_taking:
             await catch_up()
         if claim.deliveries:
@@ -383,4 +393,6 @@ class Tasks(Step):
             async with asyncio.timeout(self._context.settings.lease_s):
                 await (self._settler.flush() if is_cancelled else self._settler.drained())
         except (TimeoutError, BrokerError):
-            log.error("could not settle in time", extra={"count": self._settler.pending})
+            log.error(
+                "could not acknowledge all messages before shutdown", extra={"count": self._settler.pending}
+            )
