@@ -34,13 +34,20 @@ class BrokerInfo(Protocol):
 class BrokerConnection(BrokerInfo, Protocol):
     """Opens, closes and restores the connection; keeps the owner's lease; removes what is too old.
 
-    `on_link` is called on the loop for each link that is lost, restored, or lost and given up.
-    `on_replaced` is called on the loop when the broker notices that its data was replaced. It has then
-    made again what it needs itself: queues, the owner's lease, subscriptions follow within seconds.
+    It has one listener for its links and one for its data; both are called on the loop.
     """
 
-    on_link: Callable[[LinkChange], None]
-    on_replaced: Callable[[Replaced], None]
+    def on_link(self, callback: Callable[[LinkChange], None]) -> None:
+        """Tell of each link that is lost, restored, or lost and given up."""
+        ...
+
+    def on_replaced(self, callback: Callable[[Replaced], None]) -> None:
+        """Tell when the broker notices that its data was replaced.
+
+        It has then made again what it needs itself: queues, the owner's lease, subscriptions follow within
+        seconds.
+        """
+        ...
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...

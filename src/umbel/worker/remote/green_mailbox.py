@@ -133,7 +133,7 @@ class GreenMailbox:
 
     async def _listen(self) -> None:
         broker = self._open_broker()
-        broker.on_link = self._note_link
+        broker.on_link(self._note_link)
         await self._open(broker)
         self._shell = MailboxShell(
             self._node, broker, self.mailbox, self._panel, self, lambda: self._known, self._report

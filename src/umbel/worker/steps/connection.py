@@ -55,8 +55,8 @@ class Connection(Step):
         self._on_replaced = on_replaced
         self._on_lease_ended = on_lease_ended
         self._relink = asyncio.Event()
-        self._broker.on_replaced = self._note_replaced
-        self._broker.on_link = self._note_link
+        self._broker.on_replaced(self._note_replaced)
+        self._broker.on_link(self._note_link)
 
     async def start(self) -> None:
         await self._open()
