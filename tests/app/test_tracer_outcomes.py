@@ -11,7 +11,8 @@ import pytest
 from tests.app.test_tracer import job_of
 from umbel import App, Task
 from umbel.app.running.async_tracer import AsyncTracer
-from umbel.app.running.tracer import EXCEPTION_ARGS_MAX, EXCEPTION_MAX_CHARS, Tracer, make_tracer
+from umbel.app.running.tracer import EXCEPTION_ARGS_MAX, EXCEPTION_MAX_CHARS, Tracer
+from umbel.app.running.tracers import make_tracer
 from umbel.errors import Retry, TaskCancelled, WorkerStopping
 from umbel.pools.interface import ChildContext, Job
 from umbel.wire.message import Message, StoredResult

@@ -13,18 +13,18 @@ from threading import Lock
 from time import time
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from umbel.app.canvas import chord as chords  # noqa: F401 (they make themselves known to canvas)
-from umbel.app.canvas.builtin_tasks import builtin_tasks
+from umbel.app.canvas.builtin_tasks import builtin_functions
 from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.cluster.topics import AT_MOST_ONCE, HandlerT, Topics
 from umbel.app.configuration.settings import Settings, assemble
 from umbel.app.naming import directory_of, home_of, task_name
-from umbel.app.options import TaskKeywords, options_from
+from umbel.app.options import TaskKeywords, TaskOptions, options_from
 from umbel.app.results import AsyncResult
 from umbel.app.running.child_logs import redirect_streams, set_up_child_logging
 from umbel.app.running.eager import EagerBackend, EagerMode
 from umbel.app.running.request import Request, current_request
-from umbel.app.running.tracer import Tracer, make_tracer
+from umbel.app.running.tracer import Tracer
+from umbel.app.running.tracers import make_tracer
 from umbel.app.sending.ids import new_ids
 from umbel.app.sending.options import SendOptions, check_options
 from umbel.app.sending.prepare import Prepared, SendDefaults, origin, prepare
@@ -79,11 +79,13 @@ class App:
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
-        self._eager = EagerMode(self)
+        self._eager = EagerMode(self, name)
         self._sent_events: SentEvents | None = None
         self._tracer: Tracer | None = None
         self._node = ""
-        self._builtins = builtin_tasks(self)
+        self._builtins: dict[str, Task[Any, Any]] = {
+            one: Task(self, one, function, TaskOptions()) for one, function in builtin_functions(self).items()
+        }
 
     @cached_property
     def control(self) -> "Control":
@@ -298,7 +300,7 @@ class App:
         """Lead something while the block runs: `async with app.lease("name") as lease:`."""
         from umbel.app.cluster.leases import hold_lease
 
-        return hold_lease(self, name, ttl=ttl, timeout=timeout)
+        return hold_lease(self.settings.for_broker(), name, ttl=ttl, timeout=timeout)
 
     # -- results ---------------------------------------------------------------------------------
 
