@@ -2,13 +2,13 @@
 when they are first needed, so that importing a module with an app touches nothing."""
 
 import os
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
 from importlib import import_module
 from inspect import iscoroutinefunction
+from pathlib import Path
 from threading import Lock
 from time import time
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
@@ -59,16 +59,23 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 class App:
     """A set of tasks and where their messages and results go.
 
-    Without `broker` everything lives in one SQLite file, umbel.db, beside the code that makes the
-    app. `umbel.app.configuration.settings` lists every setting and the places where it may be written.
+    Without `broker` everything lives in one SQLite file, umbel.db, in the app's `directory`: without one,
+    where `-A` finds the app, or the current directory. `umbel.app.configuration.settings` lists every
+    setting and the places where it may be written.
     """
 
     def __init__(
-        self, name: str = "main", broker: str | None = None, backend: str | None = None, **settings: Any
+        self,
+        name: str = "main",
+        broker: str | None = None,
+        backend: str | None = None,
+        *,
+        directory: str | Path | None = None,
+        **settings: Any,
     ) -> None:
         self.name = name
         given = {"broker": broker, "backend": backend, **settings}
-        self.settings: Settings = assemble(given, directory=directory_of(sys._getframe(1).f_globals))
+        self.settings: Settings = assemble(given, directory=directory_of(directory))
         self.router = Router(self.settings.task_routes)
         self.send_defaults: dict[str, SendDefaults] = {}  # by task, for `prepare`
         self.signals = Signals()
