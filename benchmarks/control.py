@@ -110,7 +110,7 @@ def blocked(cluster: Cluster, home: Path) -> Iterator[None]:
 def draining(cluster: Cluster, home: Path) -> Iterator[None]:
     with blocked(cluster, home):
         cluster.workers[NODE].send_signal(signal.SIGTERM)
-        wait_until(lambda: "waiting for running tasks" in cluster.log(NODE), what="it to drain")
+        wait_until(lambda: "waiting for running tasks to finish" in cluster.log(NODE), what="it to drain")
         yield
 
 

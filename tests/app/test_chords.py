@@ -232,10 +232,12 @@ def test_of_a_chain_within_a_chain_the_last_step_alone_is_the_part(bench: Bench)
     assert bench.is_open(other)  # one of two
 
 
-def test_a_failed_body_without_an_id_still_calls_its_errback(bench: Bench) -> None:
-    """N1: a peer may write a body that names no id."""
+@pytest.mark.parametrize("as_list", [True, False])
+def test_a_failed_body_without_an_id_still_calls_its_errback(bench: Bench, as_list: bool) -> None:
+    """N1: a peer may write a body that names no id, and one errback without a list around it."""
     (alone,) = bench.add.prepare()
-    body = bench.total.to_map() | {"options": {"link_error": [bench.tell.to_map()]}}
+    errback = bench.tell.to_map()
+    body = bench.total.to_map() | {"options": {"link_error": [errback] if as_list else errback}}
     call = call_of(alone.outgoing.message)
     call.embed.chord = body
     bench.app.backend.start_chord("g", 1)

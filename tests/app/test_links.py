@@ -177,7 +177,7 @@ def test_an_errback_that_raises_hinders_neither_the_others_nor_the_failure(
         result = shop.sell.apply_async(task_id="t", link_error=[broken.s(), unfit.s(), shop.note_id.s()])
         assert isinstance(result.result, OutOfStock)
     assert [noted[0] for noted in shop.noted] == ["t"]
-    assert [record.message for record in caplog.records] == ["an errback failed"] * 2
+    assert [record.message for record in caplog.records] == ["errback raised an exception"] * 2
 
 
 def test_errbacks_do_not_follow_an_attempt_that_is_tried_again(app: App, shop: Shop) -> None:

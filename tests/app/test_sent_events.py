@@ -88,4 +88,6 @@ def test_a_task_is_sent_although_it_cannot_be_told(
     monkeypatch.setattr(app.producer, "broadcast", full)
     assert app.send_task("shop.pack", task_id="t").id == "t"
     app.close()
-    assert [record.message for record in caplog.records] == ["sent, but not told: task-sent"]
+    assert [record.message for record in caplog.records] == [
+        "task sent, but its task-sent event was not: task-sent"
+    ]

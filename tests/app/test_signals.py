@@ -47,7 +47,7 @@ def test_a_receiver_that_raises_is_logged_and_the_others_still_hear(caplog: pyte
     with caplog.at_level(logging.ERROR):
         signal.send()
     assert heard == [1]
-    assert [record.message for record in caplog.records] == ["a receiver of a signal raised"]
+    assert [record.message for record in caplog.records] == ["signal receiver raised an exception"]
 
 
 def test_each_app_has_signals_of_its_own_named_as_they_are_reached() -> None:

@@ -153,7 +153,9 @@ def test_a_backend_that_is_away_does_not_stop_a_tracked_task(
 
     monkeypatch.setattr(app.backend, "store", away)
     assert tracer(job_of(app, work.name)).kind == "success"
-    assert [record.message for record in caplog.records] == ["STARTED is not stored"]
+    assert [(one.name, one.message) for one in caplog.records] == [
+        ("umbel.task", "cannot store state STARTED")
+    ]
 
 
 def test_extended_results_tell_the_call_too(tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
 """What an outcome carries beside its kind: who, where, what follows, how much of it is shown."""
 
+import asyncio
+import io
+import logging
 import os
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from time import time
 from typing import Any
 
@@ -9,12 +14,21 @@ import msgspec
 import pytest
 
 from tests.app.test_tracer import job_of
-from umbel import App, Task
+from umbel import App, Reject, Task, chord
 from umbel.app.running.async_tracer import AsyncTracer
-from umbel.app.running.tracer import EXCEPTION_ARGS_MAX, EXCEPTION_MAX_CHARS, Tracer
+from umbel.app.running.child_logs import LoggedStream
+from umbel.app.running.progress import BURST
+from umbel.app.running.tracer import (
+    EXCEPTION_ARGS_MAX,
+    EXCEPTION_MAX_CHARS,
+    STRUCK_MAX_CHARS,
+    Tracer,
+)
 from umbel.app.running.tracers import make_tracer
-from umbel.errors import Retry, TaskCancelled, WorkerStopping
-from umbel.pools.interface import ChildContext, Job
+from umbel.backends.interface import ChordPart
+from umbel.clock import correct, offset_s
+from umbel.errors import BrokerUnavailable, Retry, TaskCancelled, WorkerStopping
+from umbel.pools.interface import ChildContext, Job, Told
 from umbel.wire.message import Message, StoredResult
 from umbel.wire.result import decode_result
 
@@ -45,6 +59,7 @@ def test_a_result_says_to_what_its_task_belongs_and_what_it_sent(app: App, trace
     found = stored(outcome.results[0])
     assert (found["task_id"], found["group_id"], found["parent_id"]) == ("t", "g", "p")
     assert [child[0][0] for child in found["children"]] == [found["result"]]
+    assert found.keys() & {"name", "args", "kwargs", "worker", "retries", "queue"} == set()
 
 
 def test_a_tracked_task_is_shown_as_started_by_whom(
@@ -67,6 +82,7 @@ def test_what_stops_with_the_worker_goes_back_and_what_was_cancelled_is_left_to_
     for error, kind in ((WorkerStopping(), "requeued"), (TaskCancelled("t"), "cancelled")):
         outcome = tracer(job_of(app, failing(app, error)))
         assert (outcome.kind, list(outcome.results), list(outcome.follow_ups)) == (kind, [], [])
+        assert outcome.summary
         app.tasks.pop("fail")  # for the next one
 
 
@@ -76,6 +92,20 @@ def test_what_was_cancelled_is_not_tried_again_whatever_is(app: App, tracer: Tra
         raise TaskCancelled("t")
 
     assert tracer(job_of(app, stubborn.name)).kind == "cancelled"
+
+
+@pytest.mark.parametrize(("given", "said"), [("not mine", "not mine"), ("", "rejected by the task")])
+def test_who_waits_for_a_rejected_task_is_told_why(app: App, tracer: Tracer, given: str, said: str) -> None:
+    outcome = tracer(job_of(app, failing(app, Reject(given))))
+    found = decode_result(outcome.results[0].payload)
+    assert (found.result["exc_type"], found.result["exc_message"]) == ("TaskRejected", [said])
+    assert "in fail" in (found.traceback or "")
+
+
+def test_an_endless_reason_is_cut(app: App, tracer: Tracer) -> None:
+    outcome = tracer(job_of(app, failing(app, Reject("x" * 2 * STRUCK_MAX_CHARS, requeue=True))))
+    assert outcome.kind == "requeued"
+    assert STRUCK_MAX_CHARS - 10 < len(outcome.summary) <= STRUCK_MAX_CHARS + len("...")
 
 
 def test_who_asked_for_one_retry_too_many_is_told_where(app: App, tracer: Tracer) -> None:
@@ -116,8 +146,141 @@ def test_a_failure_ends_the_steps_that_will_never_run(app: App, tracer: Tracer) 
     assert [(one.task_id, one.status) for one in outcome.results] == [("t", "FAILURE"), ("next", "FAILURE")]
     unknown = job_of(app, "no.such", task_id="t", chain=chain)
     refused = tracer(unknown)
+    assert not any(decode_result(one.payload).traceback for one in refused.results)  # nothing ran
     assert [(one.task_id, one.status) for one in refused.results] == [("t", "FAILURE"), ("next", "FAILURE")]
     assert refused.kind == "rejected"
+
+
+@pytest.mark.parametrize(
+    ("raised", "ended"), [(None, "failure"), (KeyError(), "failure"), (Reject("odd"), "rejected")]
+)
+@pytest.mark.parametrize(
+    ("problem", "may_help"),
+    [
+        (WorkerStopping(), True),
+        (BrokerUnavailable("away"), True),  # once its time limits allow no more waiting
+        (ValueError("a bug"), False),
+    ],
+)
+def test_a_part_that_its_chord_cannot_count_is_left_to_redelivery_if_that_may_help(
+    app: App,
+    tracer: Tracer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    raised: Exception | None,
+    ended: str,
+    problem: Exception,
+    may_help: bool,
+) -> None:
+    def refuse(_: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(app.backend, "add_chord_part", refuse)
+    name = failing(app, raised) if raised else app.task(name="part")(lambda: 5).name
+    job = job_of(app, name, task_id="t", group_id="g", chord={"task": "body", "options": {"task_id": "b"}})
+    outcome = tracer(msgspec.structs.replace(job, soft_limit_s=0.5))
+    assert "waiting" not in caplog.text
+    states = [(one.task_id, one.status) for one in outcome.results]
+    assert (outcome.kind, states) == (("requeued", []) if may_help else (ended, [("t", "FAILURE")]))
+    assert list(outcome.follow_ups) == []
+    assert (str(problem) in outcome.summary) is (may_help or raised is None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_chain_whose_end_is_a_part_of_a_chord_is_counted_when_a_step_fails(
+    app: App, tracer: Tracer, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    counted: list[ChordPart] = []
+    monkeypatch.setattr(app.backend, "add_chord_part", counted.append)
+    end = {"task_id": "end", "group_id": "g", "chord": {"task": "body", "options": {"task_id": "b"}}}
+    name = failing(app, KeyError()) if fails else app.task(name="step")(lambda: 5).name
+    outcome = tracer(job_of(app, name, chain=[{"task": "x", "options": end}]))
+    assert outcome.kind == ("failure" if fails else "success")
+    assert [(one.task_id, one.status) for one in counted] == ([("end", "FAILURE")] if fails else [])
+
+
+def test_a_task_whose_next_step_cannot_be_begun_now_is_left_to_redelivery(
+    app: App, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise BrokerUnavailable("away")
+
+    monkeypatch.setattr(app.backend, "start_chord", away)
+    first = app.task(name="first")(lambda: 5)
+    step: Any = chord([first.s(), first.s()], first.s()).to_map()
+    outcome = tracer(job_of(app, first.name, chain=[step]))
+    assert (outcome.kind, list(outcome.results), list(outcome.follow_ups)) == ("requeued", [], [])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_task_sent_while_the_broker_was_away_goes_out_with_its_end(
+    tmp_path: Path, fails: bool
+) -> None:
+    def away(_: object) -> None:
+        raise BrokerUnavailable("away")
+
+    made = App("tests", broker=f"sqlite:///{tmp_path}/umbel.db", publish_timeout_s=0)
+    with closing(made) as app, pytest.MonkeyPatch.context() as patch:
+        other = app.task(name="other")(lambda *_: None)
+        patch.setattr(app.producer, "publish", away)
+
+        @app.task(name="send")
+        def send() -> None:
+            other.apply_async(task_id="sent")
+            assert not fails
+
+        link = other.s().set(task_id="link")
+        outcome = Tracer(app, hostname="w@host")(job_of(app, send.name, link=[link]))
+        ids = [one.message.correlation_id for one in outcome.follow_ups]
+        assert (outcome.kind, ids) == (("failure", ["sent"]) if fails else ("success", ["sent", "link"]))
+
+
+def test_a_task_that_cancels_itself_has_failed(app: App, tracer: Tracer) -> None:
+    outcome = tracer(job_of(app, failing(app, asyncio.CancelledError("why"))))
+    assert (outcome.kind, outcome.summary.partition("(")[0]) == ("failure", "TaskError")
+
+
+@pytest.mark.parametrize(("is_eager", "known_s"), [(False, 50.0), (True, 3.0)])
+def test_a_child_takes_over_its_workers_correction_of_the_clock(
+    app: App, is_eager: bool, known_s: float
+) -> None:
+    """A task that runs in the caller's process leaves the caller's clock alone."""
+    task = app.task(name="when")(offset_s)
+    correct(3.0)
+    try:
+        job = msgspec.structs.replace(job_of(app, task.name), clock_offset_s=50.0)
+        assert Tracer(app, hostname="w@host", is_eager=is_eager)(job).summary == str(known_s)
+    finally:
+        correct(0.0)
+
+
+def test_what_a_task_tells_is_told_as_of_its_job_and_the_last_of_it_before_its_result(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Told] = []
+    monkeypatch.setattr(app.backend, "store", lambda _: None)
+
+    @app.task(bind=True, name="talk")
+    def talk(self: Task[..., Any]) -> None:
+        for place in range(BURST + 5):
+            self.update_state(state="PROGRESS", meta={"place": place})
+
+    outcome = Tracer(app, hostname="w@host", tell=told.append)(job_of(app, talk.name))
+    assert outcome.kind == "success"
+    assert {(one.number, one.event_type) for one in told} == {(7, "task-progress")}
+    assert msgspec.json.decode(told[-1].fields) == {"place": BURST + 4}
+
+
+def test_a_line_that_a_task_began_is_logged_when_it_ends(
+    app: App, tracer: Tracer, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = LoggedStream("printed", logging.WARNING, io.StringIO())
+
+    def say() -> None:
+        stream.write("half a line")
+
+    tracer(job_of(app, app.task(name="say")(say).name))
+    assert [record.message for record in caplog.records] == ["half a line"]
 
 
 def test_a_task_that_keeps_no_result_still_has_its_outcome(app: App, tracer: Tracer) -> None:

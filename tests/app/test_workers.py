@@ -106,7 +106,7 @@ def test_an_errback_that_cannot_be_sent_does_not_harm_the_worker(
     message = message_of(app, link_error=app.signature("shop.alarm"))
     ending = Leftovers(app)(message, "q", LOST, "FAILURE")
     assert (len(ending.results), list(ending.follow_ups)) == (1, [])
-    assert [record.message for record in caplog.records] == ["an errback failed"]
+    assert [record.message for record in caplog.records] == ["errback raised an exception"]
 
 
 def test_a_body_that_cannot_be_read_still_leaves_its_failure(app: App) -> None:

@@ -129,6 +129,7 @@ class OwnershipContract:
                 await lose(broker, [await take_one(broker)])
                 assert await broker.renew(OWNER) is False
                 assert await broker.renew(OWNER) is True
+                assert not (await take(broker)).lease_ended  # as it knows
 
         run(scenario())
 

@@ -286,10 +286,10 @@ def test_a_queue_of_another_type_does_not_stop_the_others_and_is_named_once(
         run(scenario())
     said = sorted((one.message, vars(one)["queue"]) for one in caplog.records if hasattr(one, "queue"))
     assert said == [
-        ("cannot take messages from a queue", "bad"),
-        ("cannot take messages from a queue", "worse"),
-        ("taking messages from the queue again", "bad"),
-        ("taking messages from the queue again", "worse"),
+        ("cannot fetch messages from a queue", "bad"),
+        ("cannot fetch messages from a queue", "worse"),
+        ("fetching messages from the queue again", "bad"),
+        ("fetching messages from the queue again", "worse"),
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.brokers.under_test import LONG_S, OWNER, run
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, calls
 from tests.waiting import wait_until
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.redis.broker import RedisBroker
@@ -46,12 +46,6 @@ def is_followed(primary: RedisServer) -> bool:
     role = primary.ask("ROLE")
     assert isinstance(role, list)
     return bool(role[2]) and int(role[2][0][2]) > 0
-
-
-def waits_of(server: RedisServer) -> bool:
-    stats = server.ask("INFO", "commandstats")
-    assert isinstance(stats, bytes)
-    return b"cmdstat_wait:" in stats
 
 
 def test_a_grant_has_reached_a_replica_when_it_is_told(primary: RedisServer, replica: RedisServer) -> None:
@@ -101,7 +95,7 @@ def test_a_server_without_replicas_is_not_waited_for(primary: RedisServer) -> No
         await broker.close()
 
     run(scenario())
-    assert not waits_of(primary)
+    assert not calls(primary, "wait")
 
 
 def test_an_election_asked_for_while_workers_live_is_not_taken_for_a_forgotten_one(

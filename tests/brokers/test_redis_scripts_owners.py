@@ -243,6 +243,11 @@ def test_unparking_stops_where_nobody_takes_a_message(scripts: Scripts) -> None:
     assert scripts.owners("unpark", ADA) == 1
     assert scripts.waiting("q") == [b"a"]
     assert len(scripts.delayed("q")) == 2
+    scripts.ask("SADD", "umbel.queues", "r")
+    for queue in ("q", "r"):
+        scripts.delay(queue, 4.0, f"n.0:4:P:{queue}\0d")
+        scripts.delay(queue, 6.0, "n.0:5:P:bad\0e")
+    assert scripts.owners("unpark", ADA) == 2  # one of each
 
 
 def test_many_owners_are_given_up_in_parts(scripts: Scripts) -> None:
@@ -259,6 +264,14 @@ def test_a_held_message_that_names_no_queue_is_a_dead_letter(scripts: Scripts) -
     (letter,) = scripts.letters()
     assert (letter["list"], letter["envelope"]) == ("", "a")
     assert letter["reason"] == "nothing says which queue this came from"
+
+
+def test_what_names_no_queue_does_not_keep_the_others_from_going_back(scripts: Scripts) -> None:
+    scripts.hold(ADA, _1="a", _2="b")
+    scripts.ask("HSET", f"umbel.inflight.{ADA}", "no field of ours", "c", "nor this", "d")
+    assert scripts.owners("forget", ADA) == 4
+    assert scripts.waiting("q") == [b"a", b"b"]
+    assert {letter["envelope"] for letter in scripts.letters()} == {"c", "d"}
 
 
 def test_an_epoch_is_gone_with_its_owner(scripts: Scripts) -> None:

@@ -67,6 +67,16 @@ def test_what_the_user_may_not_do_is_refused_in_the_words_of_the_server(
     assert reply[1].startswith(b"the key 'P:r' cannot be used: ") and b"user" in reply[1]
 
 
+def test_a_user_who_may_not_ask_for_a_type_still_reads_what_is_wrong(
+    scripts: Scripts, redis_server: RedisServer
+) -> None:
+    redis_server.ask("ACL", "SETUSER", "blind", "reset", "on", ">word", "~*", "&*", "+@all", "-type")
+    scripts.ask("LPUSH", "r", "not a string")
+    call = ("EVAL", script("store").text, 0, PREFIX, 0, "P:r", "{}")
+    _, reply = exchange(redis_server.port, [("AUTH", "blind", "word"), call])
+    assert reply == [0, b"the key 'P:r' holds a value, not a string: delete or rename it"]
+
+
 # -- chords ------------------------------------------------------------------------------------------
 
 
@@ -186,7 +196,7 @@ def test_a_lease_is_fenced_by_its_holder_its_term_and_its_time(scripts: Scripts)
     assert lease(scripts, 1012.0, "read") == [0, b"", term.encode(), b"0", b"data"]
     assert lease(scripts, 1013.0, "acquire", BOB, 10) == [1, b"bob", b"1013000000", b"10", b"data"]
     assert lease(scripts, 1014.0, "release", BOB, "1013000000") == 1
-    assert scripts.ask("HGET", "{coord}:l:beat", "holder") == b""
+    assert scripts.ask("HMGET", "{coord}:l:beat", "holder", "expires_at") == [b"", b"0"]
     assert lease(scripts, 1014.0, "read") == [0, b"", b"1013000000", b"0", b"data"]
     assert lease(scripts, 1014.0, "release", "", "1013000000") == 0
 
@@ -250,60 +260,6 @@ def test_what_a_leader_sends_is_fenced_and_what_is_refused_is_named_by_its_place
     assert scripts.ask("HGET", "{coord}:l:beat", "data") == b"marks"
 
 
-# -- elections -----------------------------------------------------------------------------------------
-
-
-def election(scripts: Scripts, now: float, verb: str, *args: object, key: str = "k") -> object:
-    return scripts.run("election", PREFIX, now, verb, key, *args)
-
-
-ASKED = ("{}", "at_least_once", 1000.0, 300)
-
-
-def test_an_election_is_listed_from_when_somebody_should_look_until_it_is_closed(scripts: Scripts) -> None:
-    def unfinished(now: float, limit: int = 10) -> list[bytes]:
-        flat = election(scripts, now, "unfinished", limit, key="")
-        assert isinstance(flat, list)
-        return flat[::2]
-
-    for key in ("k", "l", "m"):
-        election(scripts, 1000.0, "open", *ASKED, key=key)
-    assert (unfinished(999.0), unfinished(1000.0)) == ([], [b"k", b"l", b"m"])
-    assert unfinished(1000.0, limit=2) == [b"k", b"l"]
-    assert election(scripts, 1001.0, "claim", *ASKED, ADA, 10) == [b"granted", b"1001000000", b"1"]
-    assert unfinished(1010.0) == [b"l", b"m"]
-    assert set(unfinished(1011.0)) == {b"k", b"l", b"m"}
-    assert election(scripts, 1002.0, "finish", ADA, "1001000000", "ok") == 1
-    assert 86_000 < scripts.ask("TTL", "{coord}:e:k") <= 86_400
-    scripts.ask("DEL", "{coord}:e:l")
-    scripts.ask("HDEL", "{coord}:e:m", "attempt")
-    assert unfinished(2000.0) == []
-    assert scripts.ask("ZCARD", "{coord}:open") == 0
-
-
-@pytest.mark.parametrize("field", ["state", "holder", "term", "ttl_s"])
-def test_an_election_that_lacks_something_is_none(scripts: Scripts, field: str) -> None:
-    election(scripts, 1000.0, "open", *ASKED)
-    scripts.ask("HDEL", "{coord}:e:k", field)
-    assert election(scripts, 1000.0, "read") == []
-    election(scripts, 1001.0, "open", *ASKED)
-    flat = election(scripts, 1001.0, "read")
-    assert isinstance(flat, list)
-    record = dict(zip(flat[::2], flat[1::2], strict=True))
-    assert (record[b"asked_at"], record[b"state"]) == (b"1001.000000", b"open")
-    scripts.ask("HSET", "{coord}:e:k", "attempt", "several")
-    assert election(scripts, 1000.0, "read") == []
-
-
-@pytest.mark.parametrize("key", ["{coord}:e:k", "{coord}:open", "{coord}:meta"])
-def test_a_key_of_an_election_of_another_type_is_named(scripts: Scripts, key: str) -> None:
-    scripts.ask("SET", key, "not ours")
-    with pytest.raises(
-        ReplyError, match=f"^(ERR )?REFUSED the key 'P:{key}' holds a string, not a (hash|zset)"
-    ):
-        election(scripts, 1000.0, "claim", *ASKED, ADA, 10)
-
-
 # -- a server at its limit of memory -----------------------------------------------------------------
 
 
@@ -318,19 +274,25 @@ def test_a_key_of_an_election_of_another_type_is_named(scripts: Scripts, key: st
         *(("owners", (verb, PREFIX, LEASE_S, ADA, 0)) for verb in ("renew", "forget", "unpark", "reap")),
     ],
 )
-def test_a_full_server_still_lets_owners_work(
+def test_a_full_server_lets_owners_work_as_any_other(
     scripts: Scripts, redis_server: RedisServer, name: str, args: tuple[object, ...]
 ) -> None:
-    scripts.hold(ADA, _1="a")
-    scripts.fill("q", "b")
-    scripts.hand(ADA, "q", "handed")
-    scripts.ask("SADD", "umbel.queues", "q")
-    scripts.delay("q", scripts.now + HOUR_S, "n.0:1:P:q\0later")
-    redis_server.ask("CONFIG", "SET", "maxmemory", 1)
-    try:
-        scripts.run(name, *args)
-    finally:
-        redis_server.ask("CONFIG", "SET", "maxmemory", 0)
+    def left_after(memory_max: int) -> list[object]:
+        redis_server.ask("FLUSHALL")
+        scripts.hold(ADA, _1="a")
+        scripts.fill("q", "b")
+        scripts.hand(ADA, "q", "handed")
+        scripts.ask("SADD", "umbel.queues", "q")
+        scripts.delay("q", 4e9, "n.0:1:P:q\0later")
+        redis_server.ask("CONFIG", "SET", "maxmemory", memory_max)
+        try:
+            scripts.run(name, *args)
+        finally:
+            redis_server.ask("CONFIG", "SET", "maxmemory", 0)
+        handed = scripts.waiting(f"umbel.handed.{ADA}")
+        return [scripts.waiting("q"), scripts.held(), handed, scripts.delayed("q"), scripts.keys()]
+
+    assert left_after(memory_max=1) == left_after(memory_max=0)
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,35 @@ def test_a_key_is_held_by_the_first_until_it_gives_it_back(scripts: Scripts) -> 
     assert scripts.run("unique", "release", PREFIX, "k", "one") == 1
 
 
+# -- signatures that were used ----------------------------------------------------------------------------
+
+
+def test_a_signature_is_used_by_one_claim_until_that_is_given_back(scripts: Scripts) -> None:
+    def spend(*claims: tuple[str, str, str]) -> list[int]:
+        parts = [part for claim in claims for part in (*claim, 60_000)]
+        reply: list[int] = scripts.run("spend", PREFIX, *parts)
+        return reply
+
+    scripts.hold("ada", _1="a", _2="b")
+    first, second = ("m", "ada", "n.1:1:P:q"), ("m", "ada", "n.1:2:P:q")
+    other = ("l", "bob", "n.1:9:P:q")
+    assert spend(other, first, second, first) == [2, 3]
+    assert scripts.ask("GET", "umbel.signature.m") == b"ada\nn.1:1:P:q"
+    assert 50_000 < scripts.ask("PTTL", "umbel.signature.m") <= 60_000
+    assert spend(other) == []  # nobody holds its message
+    scripts.ask("HDEL", "umbel.inflight.ada", "n.1:1:P:q")
+    assert (spend(second), spend(first)) == ([], [0])
+    scripts.ask("SET", "umbel.signature.m", "")  # its message has ended
+    assert spend(second, other) == [0]
+
+
+def test_a_signature_of_another_type_is_named(scripts: Scripts) -> None:
+    scripts.ask("LPUSH", "umbel.signature.m", "not a string")
+    refused = r"^(ERR )?REFUSED the key 'P:umbel\.signature\.m' holds a list, not a string: "
+    with pytest.raises(ReplyError, match=refused):
+        scripts.run("spend", PREFIX, "m", "ada", "n.1:1:P:q", 60_000)
+
+
 # -- dead letters ------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -17,8 +18,18 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from tests.servers.redis import RedisServer
-from umbel.brokers.interface import Ack, Broker, BrokerSettings, Bury, Delivery, Return, Started, Verdict
+from tests.servers.redis import RedisServer, calls
+from umbel.brokers.interface import (
+    Ack,
+    Broker,
+    BrokerSettings,
+    Bury,
+    Delivery,
+    Return,
+    Spend,
+    Started,
+    Verdict,
+)
 from umbel.brokers.redis.broker import CAPABILITIES, RedisBroker
 from umbel.errors import BrokerRefused
 from umbel.wire.message import StoredResult
@@ -55,7 +66,7 @@ def test_everything_in_one_settle_ends_in_its_place(
 
     async def scenario() -> None:
         async with prefixed.open() as broker:
-            held = await hold(broker, 9)
+            held = await hold(broker, 10)
             verdicts: list[Verdict] = [
                 Ack(
                     held[0].tag,
@@ -69,9 +80,10 @@ def test_everything_in_one_settle_ends_in_its_place(
                 Return(held[5].tag, charged=1, ran=True),
                 Return(held[6].tag, charged=2, not_before=later),
                 Ack(held[7].tag, (), outgoing("due", not_before=time.time() - 5)),
+                Started(held[9].tag),
             ]
             settled = await broker.settle(verdicts)
-            assert (settled.applied, settled.conflicts, settled.refused) == (8, frozenset(), ())
+            assert (settled.applied, settled.conflicts, settled.refused) == (9, frozenset(), ())
             assert [waiting(redis_server, key) for key in ("next", "more")] == [["n0", "n1"], ["n2"]]
             assert [waiting(redis_server, key) for key in ("asker", "other")] == [["l0", "l1"], ["l2"]]
             for key in ("asker", "other", "celery-task-meta-r0", "celery-task-meta-r1"):
@@ -91,13 +103,79 @@ def test_everything_in_one_settle_ends_in_its_place(
                 (0, False),
             ]
             # Still held: what was started and what has no verdict; nothing else.
-            assert await broker.forget_owner(OWNER) == 2
-            m3, m8 = (await take(broker)).deliveries
-            assert [(one.starts, one.redelivered) for one in (m3, m8)] == [(1, True), (0, True)]
-            assert texts([m3, m8]) == ["m3", "m8"]
+            assert await broker.forget_owner(OWNER) == 3
+            back = (await take(broker)).deliveries
+            assert [(one.starts, one.redelivered) for one in back] == [(1, True), (0, True), (1, True)]
+            assert texts(back) == ["m3", "m8", "m9"]
             redis_server.ask("ZADD", f"P:umbel.delayed.{QUEUE}", "XX", 1, delayed[0], 1, delayed[2])
             parked = {text: one for one in (await take(broker)).deliveries for text in texts([one])}
             assert {text: one.starts for text, one in parked.items()} == {"late0": 0, "m6": 2}
+
+    run(scenario())
+
+
+def test_no_key_is_touched_because_a_verdict_says_its_name(
+    prefixed: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    """Only keys of signatures are ended; counts and reasons stand before them."""
+    names = ("0", "1", "2", "ran", "no use")
+    for name in names:
+        redis_server.ask("SET", name, "mine")
+
+    async def scenario() -> None:
+        async with prefixed.open(remembers_signatures=True) as broker:
+            for spends in (False, True):
+                first, second, third = await hold(broker, 3)
+                if spends:
+                    await broker.spend([Spend(first.tag, "0" * 32, time.time() + 600)])
+                await broker.settle([Ack(first.tag), Return(second.tag, ran=True), Bury(third.tag, "no use")])
+                await broker.settle([Ack(one.tag) for one in (await take(broker)).deliveries])
+
+    run(scenario())
+    assert [redis_server.ask("GET", name) for name in names] == [b"mine"] * len(names)
+
+
+def test_a_signature_is_remembered_while_it_lasts(
+    prefixed: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def scenario() -> None:
+        async with prefixed.open(remembers_signatures=True) as broker:
+            first, second = await hold(broker, 2)
+            over = Spend(second.tag, "b" * 32, time.time() - 5)  # it is refused elsewhere
+            assert not await broker.spend([Spend(first.tag, "a" * 32, time.time() + HOUR_S), over])
+            left_ms = redis_server.ask("PTTL", f"P:umbel.signature.{'a' * 32}")
+            assert isinstance(left_ms, int) and 3_500_000 < left_ms <= 3_600_000
+
+    run(scenario())
+
+
+def test_who_claims_often_looks_for_lost_owners_and_askers_seldom(
+    prefixed: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    async def calls_of(broker: Broker) -> tuple[int, ...]:
+        counts = [calls(redis_server, "evalsha")]
+        for step in (take(broker), take(broker), broker.return_lost(), broker.return_lost()):
+            await step
+            counts.append(calls(redis_server, "evalsha"))
+        return tuple(after - before for before, after in pairwise(counts))
+
+    async def scenario() -> None:
+        async with prefixed.open() as first, prefixed.open() as broker:
+            await calls_of(first)  # the server knows the scripts
+            assert await calls_of(broker) == (3, 1, 1, 1)  # askers, owners and the claim; then one each
+
+    run(scenario())
+
+
+def test_a_settle_without_conflicts_is_one_call(prefixed: BrokerUnderTest, redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with prefixed.open() as broker:
+            first, *held = await hold(broker, 3)
+            await broker.renew(OWNER)
+            await broker.settle([Ack(first.tag)])  # the server knows the script
+            before = calls(redis_server, "evalsha")
+            await broker.settle([Ack(one.tag) for one in held])
+            assert calls(redis_server, "evalsha") == before + 1
 
     run(scenario())
 

@@ -147,7 +147,7 @@ def test_a_full_disk_loses_nothing(redis: RedisServer, tmp_path: Path) -> None:
         # Enough for small files and the lock, too little for a file of events.
         with recording(url, lake, file_limit=8192) as recorder:
             recorder.wait_for("cannot write to")
-            assert "nothing is acknowledged, trying again" in recorder.log
+            assert "nothing acknowledged, retrying" in recorder.log
             assert log.lag() == 3000
             assert Lake(lake).event_files() == []
             recorder.allow_large_files()
@@ -160,7 +160,7 @@ def test_a_full_disk_loses_nothing(redis: RedisServer, tmp_path: Path) -> None:
 def test_a_second_recorder_stands_by_and_takes_over(url: str, tmp_path: Path) -> None:
     lake, teller = tmp_path / "lake", Teller()
     with LogWriter(url) as log, recording(url, lake, lease_s=BRIEF_LEASE_S) as first:
-        first.wait_for("recorded")
+        first.wait_for("history segment written")
         with recording(url, lake, "--no-wait") as refused:
             assert refused.process.wait(30) == 75
             assert "records already" in refused.log

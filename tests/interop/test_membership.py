@@ -78,7 +78,7 @@ def test_our_worker_that_starts_learns_what_celery_knows_to_be_revoked(
     send = "get(add.apply_async((2, 3), task_id=task_id, queue='on_newcomer'))"
     cluster.ours.start_worker("newcomer", "-c", "1", "-Q", "on_newcomer", "-l", "INFO")
     try:
-        assert "learned of revoked tasks" in cluster.ours.log("newcomer")
+        assert "received revoked task ids from other nodes" in cluster.ours.log("newcomer")
         with pytest.raises(Raised, match="revoked"):
             cluster.client("celery")(send, task_id=task_id)
         # What was learned is in the record now, for our workers that are down or did not hear.

@@ -111,14 +111,26 @@ def _is_for_people(node: ast.AST) -> bool:
             return True
         case ast.Expr(value=ast.Constant()):  # a docstring
             return True
-        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=float() | int())):
-            return name.isupper()
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            return name.isupper() and _is_number(value)
+        case ast.Assign(targets=[ast.Tuple(names)], value=ast.Tuple(values)):
+            return all(ast.unparse(name).isupper() for name in names) and all(map(_is_number, values))
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="log")))):
             return True
         case ast.If(
             test=ast.Name(id="TYPE_CHECKING") | ast.Call(func=ast.Attribute(value=ast.Name(id="log")))
         ):
             return True
+    return False
+
+
+def _is_number(node: ast.expr) -> bool:
+    """Also as arithmetic with numbers: 8 * 1024."""
+    match node:
+        case ast.Constant(value=float() | int()):
+            return True
+        case ast.BinOp(left, _, right):
+            return _is_number(left) and _is_number(right)
     return False
 
 

@@ -31,7 +31,8 @@ _REDIS = (
     "brokers/test_redis.py",
 )
 _SCRIPTS = tuple(
-    f"brokers/test_redis_scripts_{part}.py" for part in ("claims", "owners", "stores", "queues", "results")
+    f"brokers/test_redis_scripts_{part}.py"
+    for part in ("claims", "owners", "stores", "queues", "results", "elections")
 )
 _SETTLE = (
     "brokers/test_redis_settle.py",
@@ -42,7 +43,10 @@ _SETTLE = (
 
 SUBJECTS = (
     Subject("protocol/delivery/delivery.py", ("protocol/test_delivery.py",)),
-    Subject("worker/messages/admission.py", ("worker/test_judging.py", "worker/test_admission.py")),
+    Subject(
+        "worker/messages/admission.py",
+        ("worker/test_judging.py", "worker/test_verification.py", "worker/test_admission.py"),
+    ),
     Subject("worker/messages/endings.py", ("worker/test_endings.py", "worker/test_endings_faults.py")),
     Subject("worker/messages/settling.py", ("worker/test_settling_order.py", "worker/test_settling.py")),
     Subject("events/precedence.py", ("events/test_precedence.py",)),

@@ -138,7 +138,7 @@ def test_who_holds_up_the_loop_is_named_in_the_log(
 
     asyncio.run(scenario())
     (record,) = _warnings(caplog)
-    assert record.getMessage() == "a task holds up all others in the asyncio pool"
+    assert record.getMessage() == "task blocks the event loop of the asyncio pool"
     assert vars(record)["task"] == "block"
     assert ":" in vars(record)["where"]
 

@@ -165,9 +165,9 @@ def test_how_a_process_ended_is_told_apart() -> None:
         ended = exit_of(4711, status, **about)  # type: ignore[arg-type]
         return ended.kind, ended.reason
 
-    assert told(0, dismissed="worn") == ("asked", "process 4711 ended as asked: worn")
+    assert told(0, dismissed="worn") == ("asked", "process 4711 exited (worn)")
     assert told(1 << 8, dismissed="worn") == ("exit", "process 4711 exited with status 1")
-    assert told(9, killed="it was late") == ("killed", "process 4711 was killed because it was late")
+    assert told(9, killed="it was late") == ("killed", "process 4711 was killed by this worker: it was late")
     assert told(9) == ("signal", "process 4711 was killed by SIGKILL, not by this worker")
     assert told(9, out_of_memory=True)[0] == "out-of-memory"
     assert told(11, out_of_memory=True)[0] == "signal"

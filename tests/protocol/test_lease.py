@@ -110,8 +110,16 @@ def test_a_leader_renews_and_counts_from_when_it_asked() -> None:
 
 def test_a_leader_whose_renewal_is_not_answered_asks_again_soon() -> None:
     lease = leader()
+    assert lease.deadline == 5.0
     lease.step(Tick(), at(5.0))
+    assert (lease.deadline, lease.step(Tick(), at(5.5))) == (6.0, [])
     assert lease.step(Tick(), at(6.0)) == [CallRenew("beat", ME, 7, 15.0, 6.0)]
+
+
+def test_a_leader_that_nobody_answers_looks_up_when_its_time_is_over() -> None:
+    lease = leader()
+    lease.step(Tick(), at(13.0))
+    assert lease.deadline == 13.5  # before it would ask again
 
 
 def test_a_leader_that_is_refused_follows_at_once() -> None:
@@ -131,6 +139,14 @@ def test_a_leader_that_slept_too_long_looks_at_its_time_before_anything_else(eve
     lost, *rest = lease.step(event, at(13.5))
     assert isinstance(lost, Lost)
     assert lease.role is Role.FOLLOWER and not any(isinstance(effect, CallRenew) for effect in rest)
+
+
+def test_a_loss_says_whether_the_leader_was_late_or_refused() -> None:
+    late, refused = leader(), leader()
+    (slept,) = late.step(ReleaseHeard(), at(13.5))
+    (told,) = refused.step(RenewReplied(7, 5.0, ok=False), at(5.1))
+    assert isinstance(slept, Lost) and isinstance(told, Lost)
+    assert slept.reason and told.reason and slept.reason != told.reason
 
 
 def test_a_renewal_of_an_older_term_is_ignored() -> None:

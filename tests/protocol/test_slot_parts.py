@@ -5,7 +5,7 @@ import pytest
 from tests.protocol.test_slots import QUICK_S, Job, Outcome, jobs, make
 from umbel.protocol.machine import Tick
 from umbel.protocol.pace import Paces
-from umbel.protocol.pool.child import Child, State, least_useful
+from umbel.protocol.pool.child import Child, State, holder_of, least_useful, takers_of
 from umbel.protocol.pool.events import Dismiss, Finished, Kill, Retire, SignalSoftLimit, SlotSettings, Submit
 from umbel.protocol.pool.starts import Starts
 from umbel.protocol.pool.wear import Wear
@@ -28,6 +28,26 @@ def test_what_ended_is_not_outstanding_any_more() -> None:
     assert (child.outstanding(), child.ended, child.recall_at) == (2, 2, None)
     assert child.finish([Outcome(3)], PACES, recall_at=9.0) == 1
     assert (child.outstanding(), child.recall_at) == (1, 9.0)  # the next batch begins
+
+
+def test_a_child_is_at_its_next_job_and_at_the_last_it_started_once_the_rest_is_recalled() -> None:
+    child = child_with()
+    assert child.running() is None
+    child.add(list(jobs(1, 2)))
+    child.add(list(jobs(3)))
+    child.finish([Outcome(1)], PACES, recall_at=9.0)
+    assert child.running() == Job(2)
+    child.recalled = True
+    assert child.running() == Job(3)  # the answer for job 2 is on its way
+
+
+def test_a_job_is_held_by_who_was_sent_it_until_it_ends() -> None:
+    first, second = child_with(1, 2), Child[Job](1, State.READY)
+    second.add(list(jobs(3)))
+    second.add(list(jobs(4)))
+    assert [holder_of([first, second], job) for job in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, None]
+    first.finish([Outcome(1)], PACES, recall_at=9.0)
+    assert [holder_of([first, second], job) for job in (1, 2)] == [None, 0]
 
 
 def test_the_pace_of_a_task_is_noted_with_all_its_runs_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +82,15 @@ def test_a_child_that_is_killed_is_not_killed_again() -> None:
     assert kills == [1, 0]
 
 
+def test_nobody_gets_a_batch_behind_one_that_is_late() -> None:
+    idle, busy, late = child_with(), child_with(1), child_with(2)
+    busy.recall_at, late.recall_at = 5.1, 5.0
+    assert takers_of([late, busy, idle], now=4.9) == [idle, late, busy]
+    assert takers_of([late, busy, idle], now=5.0) == [idle, busy]
+    busy.recall_at = None
+    assert takers_of([busy], now=5.0) == [busy]
+
+
 def test_a_pool_shrinks_by_those_that_do_not_work_yet_then_the_idle_then_the_busy() -> None:
     states = (State.ABSENT, State.LEAVING, State.STARTING, State.READY, State.READY)
     children = [Child[Job](number, state) for number, state in enumerate(states)]
@@ -82,6 +111,18 @@ def test_a_pool_waits_for_a_start_as_long_as_it_is_patient_since_it_had_a_child(
     assert starts.given_up(61.0) == ""  # said once
 
 
+def test_a_child_that_did_something_ends_the_row_of_failed_starts() -> None:
+    starts = Starts(SlotSettings(children=1, start_timeout_s=1000.0, start_attempts=2))
+    starts.seen_alive(0.0)
+    _, second_s = (starts.failed(begun_at=began, now=began + 0.5) - began - 0.5 for began in (1.0, 2.0))
+    assert starts.given_up(3.0) and not starts.given_up(3.0)
+    starts.succeeded()
+    assert starts.failed(begun_at=4.0, now=4.5) - 4.5 < second_s  # as the first of a row
+    assert not starts.given_up(5.0)
+    starts.failed(begun_at=6.0, now=6.5)
+    assert starts.given_up(7.0)  # said once more
+
+
 def test_a_child_is_weighed_when_its_job_ends_unless_that_was_done_a_moment_ago() -> None:
     wear = Wear(SlotSettings(children=1, memory_max_bytes=1))
     child = child_with()
@@ -91,6 +132,16 @@ def test_a_child_is_weighed_when_its_job_ends_unless_that_was_done_a_moment_ago(
         if looks[-1][0]:
             wear.weighed(child, now)
     assert looks == [(True, None), (False, pytest.approx(1.05)), (True, None)]
+    child.weighed_at = 0.0
+    assert wear.is_to_be_weighed(child, 0.05)  # the pause is over
+
+
+def test_a_child_is_too_heavy_above_its_limits_not_at_them() -> None:
+    wear = Wear(SlotSettings(children=1, memory_max_bytes=100, memory_hard_bytes=200))
+    judged = [(bool(wear.too_heavy(size)), bool(wear.far_too_heavy(size))) for size in (100, 101, 200, 201)]
+    assert judged == [(False, False), (True, False), (True, False), (True, True)]
+    strict = Wear(SlotSettings(children=1, memory_hard_bytes=200))
+    assert [bool(strict.too_heavy(size)) for size in (200, 201)] == [False, True]
 
 
 def test_a_child_within_its_limits_stays() -> None:

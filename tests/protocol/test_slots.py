@@ -38,7 +38,7 @@ from umbel.protocol.pool.events import (
 from umbel.protocol.pool.slots import Slots
 
 QUICK_S, SLOW_S = 0.001, 5.0
-STOPS, SHRINKS = "the pool stops", "the pool shrinks"
+STOPS, SHRINKS = "pool shutdown", "pool shrinking"
 
 
 @dataclass(frozen=True)
@@ -297,6 +297,19 @@ def test_withdraw_gives_back_what_has_not_started_wherever_it_waits() -> None:
     assert slots.waiting() == 0
 
 
+def test_what_is_being_withdrawn_goes_to_nobody_who_gets_free_meanwhile() -> None:
+    slots = make(3)
+    slots.step(Submit([Job(9, "slow")]), now=0.0)
+    batches = [one.batch for one in slots.step(Submit(jobs(1, 2, 3, 4)), now=0.0) if isinstance(one, Send)]
+    assert slots.step(Withdraw(), now=0.1) == [Recall(1), Recall(2)]
+    assert slots.step(Recalled(1, bytes(batches[:1])), now=0.2) == [Began(1, 1)]
+    assert slots.waiting() == 1  # job 2
+    assert slots.step(Finished(0, ended(9)), now=0.3) == [Reported(0, ended(9))]
+    began, withdrawn = slots.step(Recalled(2, bytes(batches[1:])), now=0.4)
+    assert began == Began(2, 3) and isinstance(withdrawn, Withdrawn)
+    assert set(withdrawn.jobs) == set(jobs(2, 4))
+
+
 def test_withdraw_from_an_idle_pool_is_answered_at_once() -> None:
     assert make().step(Withdraw(), now=0.0) == [Withdrawn(())]
 
@@ -396,7 +409,7 @@ def test_a_busy_child_that_must_go_finishes_its_job_first() -> None:
 def test_a_child_that_is_being_started_goes_before_those_that_work() -> None:
     slots = make(children=1)
     slots.step(Resize(2), now=0.0)
-    assert slots.step(Resize(1), now=0.0) == [Kill(1, "the pool shrinks")]
+    assert slots.step(Resize(1), now=0.0) == [Kill(1, "pool shrinking")]
     assert slots.step(ChildDied(1, b"", "killed"), now=0.0) == []
     assert slots.step(Resize(1), now=0.0) == []
 

@@ -51,7 +51,7 @@ def test_health_judges_the_workers_of_this_project_in_the_words_of_what_was_aske
         wait_until(lambda: journal_of(str(mine)).exists(), what="the task to start")
         worker.send_signal(signal.SIGTERM)
         wait_until(lambda: health(mine, run, "--ready").returncode == 1, what="it to drain")
-        assert "w1@" in (ready := health(mine, run, "--ready").stdout) and "NOT READY: draining, 1" in ready
+        assert "w1@" in (ready := health(mine, run, "--ready").stdout) and "not ready: draining, 1" in ready
         assert ": live, draining" in health(mine, run, "--live").stdout
         worker.send_signal(signal.SIGQUIT)
         assert worker.wait(30) == 0

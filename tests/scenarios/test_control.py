@@ -85,7 +85,7 @@ def test_workers_answer_all_together_and_by_name(cluster: Cluster) -> None:
     assert control.inspect([ONE], timeout=ENOUGH_S).ping() == {ONE: pong}
     assert control.inspect(timeout=ENOUGH_S, pattern="two@*", limit=1).ping() == {TWO: pong}
     assert control.inspect(timeout=ENOUGH_S, pattern="o.e@", matcher="pcre", limit=1).ping() == {ONE: pong}
-    assert control.inspect(["gone@nowhere"], timeout=0.3).ping() is None
+    assert control.inspect(["gone@nowhere"], timeout=3.0).ping() is None
 
     async def awaited() -> Any:
         return await control.aio.ping([ONE], timeout=ENOUGH_S), await control.aio.inspect(
@@ -123,7 +123,7 @@ def test_users_add_their_own_bootsteps(cluster: Cluster) -> None:
     assert names.index("connection") < names.index("control") < names.index("cache") < names.index("broken")
     assert ask(cluster, ONE, "cached") == [f"started beside {ONE}"]
     log = cluster.log("one")
-    assert "a bootstep raised in start(); the worker goes on without it step=broken" in log
+    assert "bootstep raised in start(); worker continues without it step=broken" in log
     assert "no such cache" in log
     cluster.start_worker("three", "-c", "1")
     cluster.stop_worker("three")
@@ -151,7 +151,9 @@ def test_a_worker_answers_while_it_drains(cluster: Cluster, tmp_path: Path) -> N
     result = cluster.app.send_task("control_tasks.waits_for", [str(gate), str(started)], queue="draining")
     wait_until(started.exists, what="the task to run")
     worker.send_signal(signal.SIGTERM)
-    wait_until(lambda: "waiting for running tasks" in cluster.log("drains"), what="the worker to drain")
+    wait_until(
+        lambda: "waiting for running tasks to finish" in cluster.log("drains"), what="the worker to drain"
+    )
     for _ in range(5):
         assert ask(cluster, node_name("drains"), "ping") == {"ok": "pong"}
     gate.touch()
@@ -567,9 +569,11 @@ def test_the_command_line_asks_and_tells(cluster: Cluster) -> None:
     assert pinged.stdout == f"{ONE}: pong\n{TWO}: pong\n"
     seen = cluster.umbel_json("inspect", "registered", "rate_limit", "-d", ONE, "--timeout", "20")
     assert seen["replies"] == {ONE: sorted(cluster.app.tasks)}
-    told = cluster.umbel("control", "rate_limit", "control_tasks.add", "10/s", "--glob", "one@*")
+    told = cluster.umbel(
+        "control", "rate_limit", "control_tasks.add", "10/s", "--glob", "one@*", "--timeout", "20"
+    )
     assert told.stdout == f"{ONE}: ok\n    new rate limit set successfully\n"
-    cluster.umbel("control", "rate_limit", "control_tasks.add", "0", "-d", ONE)
+    cluster.umbel("control", "rate_limit", "control_tasks.add", "0", "-d", ONE, "--timeout", "20")
     own = cluster.umbel("inspect", "who", "Here is", "--regex", "two@", "--timeout", "20")
     assert own.stdout == f"{TWO}: ok\n    Here is {TWO}, True\n"
     status = cluster.umbel("status", "-d", ONE, "--timeout", "20")
@@ -585,15 +589,17 @@ def test_the_command_line_asks_and_tells(cluster: Cluster) -> None:
     assert both.returncode == 2 and "stays ended" in both.stderr
     queues = cluster.umbel("inspect", "active_queues", "-d", ONE, "--timeout", "20").stdout.split()
     assert queues == ["node", "queue", "exchange", "routing", "key", ONE, "celery", "celery", "celery"]
-    failed = cluster.umbel("control", "rate_limit", "nobody", "1/s", "-d", ONE, check=False)
+    failed = cluster.umbel(
+        "control", "rate_limit", "nobody", "1/s", "-d", ONE, "--timeout", "20", check=False
+    )
     assert (failed.returncode, failed.stdout) == (1, f"{ONE}: error\n    unknown task\n")
 
 
 @ON_SQLITE
 def test_the_exit_code_says_who_answered(cluster: Cluster) -> None:
-    nobody = cluster.umbel("ping", "-d", "gone@x", "--timeout", "0.3", check=False)
+    nobody = cluster.umbel("ping", "-d", "gone@x", "--timeout", "3", check=False)
     assert (nobody.returncode, nobody.stderr) == (69, "umbel: nobody answered: gone@x\n")
-    some = cluster.umbel("inspect", "clock", "-d", f"gone@x,{ONE}", "--timeout", "3", check=False)
+    some = cluster.umbel("inspect", "clock", "-d", f"gone@x,{ONE}", "--timeout", "10", check=False)
     assert (some.returncode, some.stderr) == (75, "umbel: 1 of 2 replied; gone@x did not answer\n")
     asked = cluster.umbel("control", "shutdown", "-d", ONE, check=False)
     assert asked.returncode == 1 and "shutdown on one@" in asked.stderr  # nobody was there to say yes

@@ -55,7 +55,7 @@ def test_a_coroutine_that_keeps_the_loop_does_not_keep_the_worker(tmp_path: Path
         other = cluster.app.send_task("green_tasks.nap", [str(tmp_path), 0.0])
         assert "pong" in cluster.umbel("ping").stdout
         assert cluster.umbel("health", "--live").returncode == 0
-        wait_until(lambda: "holds up all others" in cluster.log("w1"), what="a line in the log")
+        wait_until(lambda: "blocks the event loop" in cluster.log("w1"), what="a line in the log")
         assert "hold_up" in cluster.log("w1")
         assert other.id not in ran(tmp_path)
         gate.touch()
@@ -83,7 +83,9 @@ def test_a_warm_shutdown_lets_coroutines_end(tmp_path: Path) -> None:
         results = send(cluster, "green_tasks.stay", STAYING, str(tmp_path), str(gate))
         wait_until(lambda: len(ran(tmp_path)) == STAYING, what="all to run", deadline_s=30)
         worker.send_signal(signal.SIGTERM)
-        wait_until(lambda: "waiting for running tasks" in cluster.log("w1"), what="the worker to wait")
+        wait_until(
+            lambda: "waiting for running tasks to finish" in cluster.log("w1"), what="the worker to wait"
+        )
         gate.touch()
         assert worker.wait(60) == 0
         check_own_ids(results)

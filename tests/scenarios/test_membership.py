@@ -101,7 +101,7 @@ def test_who_stops_leaves_and_who_dies_is_suspect_and_then_lost_once(broker: str
             line.partition(" saw ")[2] for line in journal(cluster) if line.startswith(f"{watched.pid} ")
         ]
         assert sorted(of_w1) == ["w2 join (umbel)", "w2 leave (said goodbye)", "w3 join (umbel)", "w3 lost"]
-        assert "a receiver of a signal raised" in cluster.log("w1")
+        assert "signal receiver raised an exception" in cluster.log("w1")
 
 
 def test_lost_nodes_are_looked_for_as_often_as_gossip_interval_s_says(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_lost_nodes_are_looked_for_as_often_as_gossip_interval_s_says(tmp_path: 
         cluster.kill_worker("killed")
         wait_until(lambda: "node lost" in cluster.log("often"), deadline_s=30.0, what="it to be lost")
         assert "node lost" not in cluster.log("patient")
-        assert "node is silent" not in cluster.log("patient")
+        assert "node missed its heartbeats" not in cluster.log("patient")
 
 
 @pytest.mark.parametrize("broker", BROKERS if SOAK else ["redis"])
@@ -187,7 +187,10 @@ def test_after_the_broker_was_away_nodes_say_hello_again_and_nobody_is_lost(tmp_
             wait_until(lambda: "node joined" in cluster.log("w1"), what="them to meet")
             where.restart()
             wait_until(
-                lambda: min(cluster.log(name).count("mingled") for name in ("w1", "w2")) >= 2,
+                lambda: (
+                    min(cluster.log(name).count("synchronized with other nodes") for name in ("w1", "w2"))
+                    >= 2
+                ),
                 deadline_s=30.0,
                 what="both to say hello again",
             )
@@ -196,6 +199,6 @@ def test_after_the_broker_was_away_nodes_say_hello_again_and_nobody_is_lost(tmp_
 
 def test_nobody_there_is_said_so(tmp_path: Path) -> None:
     with cluster_on("sqlite", tmp_path) as cluster:
-        asked = cluster.umbel("members", "--timeout", "0.1", check=False)
+        asked = cluster.umbel("members", "--timeout", "2", check=False)
         assert (asked.returncode, asked.stdout) == (69, "")
         assert asked.stderr == "umbel: no node answered; start one with `umbel worker`\n"

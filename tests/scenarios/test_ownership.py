@@ -90,7 +90,7 @@ def test_a_worker_that_lost_its_lease_starts_nothing_that_others_have(broker: st
             one.get(timeout=60)
         cluster.workers["w1"].send_signal(signal.SIGCONT)
         wait_until(
-            lambda: "the lease had ended" in cluster.log("w1"), deadline_s=30, what="w1 to know its lease"
+            lambda: "worker lease expired" in cluster.log("w1"), deadline_s=30, what="w1 to know its lease"
         )
         (tmp_path / "may-end").touch()
         blocking.get(timeout=60)

@@ -150,7 +150,13 @@ def _watch(look: Callable[[], str], until: str, *, times: int) -> list[str]:
 
 def _loud_lines(log: str) -> list[str]:
     """But for those that tell of something else: who is silent, and what became of a task."""
-    others = ("node is silent", "node lost", "finished after the claim", "the lease ended", "most nodes fell")
+    others = (
+        "node missed its heartbeats",
+        "node lost",
+        "after its claim had expired",
+        "worker lease expired",
+        "most nodes went silent",
+    )
     return [
         line
         for line in log.splitlines()

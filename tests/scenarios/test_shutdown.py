@@ -55,7 +55,9 @@ def test_a_second_signal_to_the_group_interrupts_tasks_and_what_passes_on_return
         result = cluster.app.send_task("chaos_tasks.tidies_up", [str(tmp_path), how])
         wait_until(lambda: lines(journal_of(str(tmp_path))), what="the task to start")
         os.killpg(worker.pid, signal.SIGTERM)
-        wait_until(lambda: "waiting for running tasks" in cluster.log("w1"), what="the worker to wait")
+        wait_until(
+            lambda: "waiting for running tasks to finish" in cluster.log("w1"), what="the worker to wait"
+        )
         assert not lines(tmp_path / "tidied.txt")
         os.killpg(worker.pid, signal.SIGTERM)
         assert worker.wait(30) == 0

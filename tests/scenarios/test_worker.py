@@ -70,7 +70,9 @@ def test_a_second_sigterm_returns_what_runs_too(tmp_path: Path) -> None:
         cluster.app.send_task("chaos_tasks.work", [str(tmp_path), 60])
         wait_until(lambda: lines(tmp_path), what="the task to start")
         worker.send_signal(signal.SIGTERM)
-        wait_until(lambda: "waiting for running tasks" in cluster.log("w1"), what="the worker to wait")
+        wait_until(
+            lambda: "waiting for running tasks to finish" in cluster.log("w1"), what="the worker to wait"
+        )
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(30) == 0
         (queue,) = cluster.umbel_json("queues", "ls")

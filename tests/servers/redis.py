@@ -4,6 +4,7 @@
 Tests that stop, restart or fill a server start one of their own with `RedisServer`.
 """
 
+import re
 import shutil
 import signal
 import socket
@@ -110,6 +111,14 @@ def exchange(port: int, commands: list[tuple[Any, ...]]) -> list[object]:
             else:
                 raise ConnectionResetError("the server closed the connection")
     return answers
+
+
+def calls(server: RedisServer, command: str) -> int:
+    """How often the server was asked this, as "evalsha" or "client|unblock", since it was started."""
+    stats = server.ask("INFO", "commandstats")
+    assert isinstance(stats, bytes)
+    found = re.search(rf"cmdstat_{re.escape(command)}:calls=(\d+)", stats.decode())
+    return int(found[1]) if found else 0
 
 
 _NOTHING = object()

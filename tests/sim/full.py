@@ -130,7 +130,7 @@ def celerys_rules(nodes: int, faults: str) -> Part:
 def _told(part: "Future[Part]") -> Part:
     found = part.result()
     print(
-        f"{found.name}: {'well' if found.well else 'NOT WELL'}; {found.figures}", file=sys.stderr, flush=True
+        f"{found.name}: {'well' if found.well else 'unhealthy'}; {found.figures}", file=sys.stderr, flush=True
     )
     return found
 

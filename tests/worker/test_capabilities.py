@@ -33,5 +33,5 @@ def test_steps_that_are_off_say_why_in_the_words_of_the_transport(
         await asyncio.gather(node.control.start(), node.mingle.start(), node.gossip.start())
 
     asyncio.run(start())
-    for step in ("control", "mingle", "gossip"):
-        assert f"{step} is off: {said}" in caplog.text
+    for step in ("remote control", "mingle", "gossip"):
+        assert f"{step} disabled: {said}" in caplog.text

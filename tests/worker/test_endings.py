@@ -24,6 +24,7 @@ from umbel.brokers.interface import Ack, Bury, Return, Verdict
 from umbel.errors import BadMessage, TooLarge, WireError
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery.delivery import Refusal, Run, TaskRules
+from umbel.protocol.delivery.trust import Doubt, Doubted
 from umbel.protocol.shutdown import Ask
 from umbel.wire.message import Outgoing
 from umbel.worker.messages.claimed import Claimed
@@ -54,6 +55,25 @@ def asked(recorded: Recorded) -> tuple[list[Verdict], list[Report]]:
 
 def kinds(recorded: Recorded) -> list[str]:
     return [event["type"] for event in recorded.told]
+
+
+# ---- messages that nobody opens ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("doubt", list(Doubt))
+def test_what_is_not_trusted_is_buried_with_its_doubt_and_nothing_else_is_told(
+    doubt: Doubt, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded, delivery = Recorded(), delivery_of()
+    recorded.endings.distrust(delivery, Doubted(doubt, "no good"))
+    recorded.endings.distrust(delivery, Doubted(doubt, "no good"))
+    assert asked(recorded) == ([Bury(TAG, f"{doubt.value}: no good")] * 2, [])
+    assert recorded.sink.kept == [Outgoing(QUEUE, delivery.message)] * 2
+    assert recorded.counted == {doubt.value: 2, "buried": 2}
+    assert recorded.told == []
+    for entry in map(vars, caplog.records):
+        assert (entry["name"], entry["queue"]) == ("umbel.worker.tasks", QUEUE)
+        assert (doubt.value in entry["message"], entry["why"]) == (True, f"{doubt.value}: no good")
 
 
 # ---- outcomes --------------------------------------------------------------------------------------

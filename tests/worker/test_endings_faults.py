@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.worker.recorded import (
     FOLLOW_UP,
@@ -77,7 +78,23 @@ def test_after_an_early_ack_a_fault_is_only_reported(
     recorded.endings.bury_faulty(claimed.delivery, FAULT, claimed, ended)
     assert asked(recorded) == ([], [(results, SENT)])
     assert recorded.counted == {"faults": 1}
-    assert "dead letters" not in caplog.messages[0]
+    assert "fault" in caplog.messages[0] and "dead letters" not in caplog.messages[0]
+
+
+def test_a_fault_is_logged_under_the_id_of_the_task_where_that_is_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorded, claimed = Recorded(), claimed_of(LATE)
+    claimed.headers = replace(claimed.headers, id="known")
+    recorded.endings.bury_faulty(claimed.delivery, FAULT, claimed)
+    assert vars(caplog.records[0])["task_id"] == "known"
+
+
+def test_a_fault_is_named_by_its_type_however_many_lines_it_has() -> None:
+    recorded = Recorded()
+    recorded.endings.bury_faulty(delivery_of(), SyntaxError("odd", ("file", 1, 1, "line")))
+    (verdict,) = recorded.sink.verdicts
+    assert isinstance(verdict, Bury) and verdict.reason.startswith("fault of the worker: SyntaxError: odd\n")
 
 
 def test_a_task_that_cannot_even_fail_is_buried_without_a_result() -> None:
@@ -117,7 +134,9 @@ def test_the_part_of_a_chord_that_ends_without_running_is_counted_first() -> Non
         assert recorded.sink.chords == ([chord] if counted else [])
 
 
-def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure() -> None:
+def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     recorded = Recorded()
     refused = StoredResult("id", "SUCCESS", b"{}", reply_to="asker")
     recorded.endings.end_refused([Refused(refused, "too large"), Refused(FAILURE, "too large")])
@@ -126,9 +145,13 @@ def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure() -> Non
     assert (told.task_id, told.status, told.reply_to, sent) == ("id", "FAILURE", "asker", [])
     assert "ended as SUCCESS" in str(json.loads(told.payload)["result"])
     assert recorded.counted == {"refused": 2}
+    about = vars(caplog.records[0])
+    assert (about["task_id"], about["state"], about["why"]) == ("id", "SUCCESS", "too large")
 
 
-def test_a_message_that_its_queue_refused_has_failed_to_those_who_wait_for_it() -> None:
+def test_a_message_that_its_queue_refused_has_failed_to_those_who_wait_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     recorded = Recorded()
     sent = Outgoing("next", message_of())
     recorded.endings.end_refused([Refused(sent, "not a list")])
@@ -138,6 +161,8 @@ def test_a_message_that_its_queue_refused_has_failed_to_those_who_wait_for_it() 
     unreadable = Outgoing(QUEUE, Message(b"", b"no message"))
     recorded.endings.end_refused([Refused(unreadable, "not a list"), Refused(FOLLOW_UP, "not a list")])
     assert recorded.counted == {"refused": 3} and len(recorded.ended) == 2
+    about = vars(caplog.records[0])
+    assert (about["queue"], about["task_id"], about["why"]) == ("next", "t", "not a list")
 
 
 @pytest.mark.parametrize(

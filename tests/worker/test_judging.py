@@ -120,6 +120,14 @@ def test_a_message_whose_limit_the_pool_cannot_enforce_is_buried(pool: str, runs
     assert recorded.context.counters.buried == len(buried)
 
 
+@pytest.mark.parametrize(("is_async", "runs"), [(True, False), (False, True)])
+def test_an_async_task_is_buried_by_a_pool_without_a_loop(is_async: bool, runs: bool) -> None:
+    recorded = Recorded(rules=TaskRules(is_async=is_async), pool="gevent")
+    assert bool(admit(recorded, delivery_of())) is runs
+    buried = [one.reason for one in recorded.sink.verdicts if isinstance(one, Bury)]
+    assert ["async def" in reason for reason in buried] == ([] if runs else [True])
+
+
 def test_of_two_limits_each_is_asked_of_the_pool() -> None:
     """Threads can raise a soft limit, and cannot end a task at a hard one."""
     cases: list[tuple[dict[str, Any], bool]] = [
@@ -184,6 +192,12 @@ def test_an_early_ack_and_a_counted_start_are_settled_before_they_run() -> None:
     assert [claimed.delivery.tag for claimed in admitted] == [1, 2, 3]
     assert recorded.broker.settled == [Started(2), Ack(3)]
     assert recorded.sink.verdicts == []
+
+
+def test_what_needs_nothing_settled_first_runs_while_the_broker_is_away() -> None:
+    recorded = Recorded()
+    recorded.broker.error = BrokerUnavailable("away for a moment")
+    assert len(admit(recorded, delivery_of())) == 1
 
 
 def test_whose_claim_has_ended_meanwhile_does_not_run_here() -> None:

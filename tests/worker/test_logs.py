@@ -56,16 +56,22 @@ def written(log: Log) -> int:
 
 def test_a_flood_of_bad_messages_writes_a_bounded_log_and_counts_what_is_left_out(log: Log) -> None:
     for number in range(FLOOD):
-        log.write("umbel.worker", logging.ERROR, "%s: buried", "corrupt message", why=f"byte {number}")
+        log.write(
+            "umbel.worker",
+            logging.ERROR,
+            "%s; moved to dead letters",
+            "corrupt message",
+            why=f"byte {number}",
+        )
     assert left_out(log) + written(log) == FLOOD
     assert written(log) <= OF_ONE_KIND.at_once + SLACK and log.size_bytes() < 50_000
-    assert str(log.lines()[-1]["message"]).startswith("corrupt message: buried (119,")
+    assert str(log.lines()[-1]["message"]).startswith("corrupt message; moved to dead letters (119,")
 
 
 def test_lines_about_tasks_have_a_budget_for_each_task_and_one_for_all_names(log: Log) -> None:
     for number in range(FLOOD // 2):
         log.write("umbel.worker", logging.ERROR, "%s", "task failed\nTraceback", task="a.b")
-        log.write("umbel.worker", logging.ERROR, "buried among the dead letters", task=f"made up {number}")
+        log.write("umbel.worker", logging.ERROR, "task moved to dead letters", task=f"made up {number}")
     log.write("umbel.worker", logging.ERROR, "%s", "task failed\nTraceback", task="another")
     assert log.lines()[-1]["task"] == "another"
     failures = [line for line in log.lines() if line["task"] == "a.b"]
@@ -89,7 +95,7 @@ def test_what_users_log_or_print_and_what_is_critical_is_never_left_out(log: Log
 def test_the_count_is_written_although_nothing_more_is_logged() -> None:
     log = Log(tell_every_s=0.01)
     for _ in range(OF_ONE_KIND.at_once + 5):
-        log.write("umbel.worker", logging.WARNING, "command refused")
+        log.write("umbel.worker", logging.WARNING, "control command refused")
     wait_until(lambda: left_out_so_far(log) == 5, what="the count")
 
 

@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_read_is_set_aside_with_one_line(
     assert read_saved(path) is None
     assert read_saved(path) is None  # the second time it is not there any more
     assert [record.message for record in caplog.records] == [
-        "the saved state cannot be read: starting without it"
+        "cannot read the saved node state; starting without it"
     ]
     assert [one.name for one in tmp_path.iterdir()] == ["a.unreadable"]
 
@@ -158,4 +158,4 @@ def test_a_save_that_fails_is_reported_once_and_never_stops_the_worker(
     caplog.set_level("INFO")
     asyncio.run(scenario())
     messages = [record.message for record in caplog.records]
-    assert messages == ["the node's state cannot be saved; running on", "the node's state is saved again"]
+    assert messages == ["cannot save the node state; continuing", "node state saved again"]

@@ -31,6 +31,7 @@ class Recorder:
     refuses: Callable[[str, Any], Exception | None] = lambda what, value: None
     refused: Sequence[Refused] = ()
     keyring: None = None
+    before: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a broker's reply takes
 
     def _ask(self, what: str, value: Any) -> None:
         if what in self.failures:
@@ -41,6 +42,7 @@ class Recorder:
         self.asked.append((what, value))
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
+        await self._reply()
         self._ask("settle", list(verdicts))
         return Settled(len(verdicts), self.conflicts, self.refused)
 
@@ -58,7 +60,12 @@ class Recorder:
         self._ask("store", list(results))
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
+        await self._reply()
         self._ask("release", list(held))
+
+    async def _reply(self) -> None:
+        if self.before is not None:
+            await self.before()
 
     async def logged(self) -> None:
         self._ask("logged", None)
@@ -217,6 +224,33 @@ def test_a_unique_key_is_released_after_its_message_is_settled() -> None:
         bench.settler.release("other", "u")
         await run_until_drained(bench)
         assert bench.asked[2:] == [("release", [("other", "u")])]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("what", ["settle", "release"])
+def test_what_gathers_while_the_last_is_brought_is_waited_for_too(what: str) -> None:
+    async def scenario(bench: Bench) -> None:
+        def another(asked: str, value: Any) -> None:
+            if asked != "release" or value != [("key", "t")]:
+                return
+            if what == "settle":
+                bench.settler.add(Ack(1))
+            else:
+                bench.settler.release("other", "u")
+
+        async def slowly() -> None:
+            loop = asyncio.get_running_loop()
+            replied = loop.create_future()
+            loop.call_soon(replied.set_result, None)
+            await replied
+
+        bench.recorder.refuses = another
+        bench.recorder.before = slowly
+        bench.settler.release("key", "t")
+        await run_until_drained(bench)
+        last = ("settle", [Ack(1)]) if what == "settle" else ("release", [("other", "u")])
+        assert bench.asked == [("release", [("key", "t")]), last]
 
     play(scenario)
 

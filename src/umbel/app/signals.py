@@ -43,7 +43,7 @@ class Signal:
             happened = call_guarded(receiver, **context)
             if isinstance(happened, Raised):
                 log.error(
-                    "a receiver of a signal raised",
+                    "signal receiver raised an exception",
                     extra={"signal": self.name, "receiver": repr(receiver)},
                     exc_info=happened.error,
                 )

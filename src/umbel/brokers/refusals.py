@@ -17,4 +17,4 @@ def log_refused(refused: Iterable[Refused]) -> None:
                 "task_id": one.part.message.correlation_id,
                 "why": one.reason,
             }
-            log.error("broker refused a message; moved to the dead letters", extra=fields)
+            log.error("broker refused a message; moved to dead letters", extra=fields)

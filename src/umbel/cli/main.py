@@ -34,7 +34,7 @@ COMMANDS = {
     "task": Lazy("tasks.task", "Show the story of a task: every event of it, in causal order."),
     "history": Lazy("history.group", "Build tables from recorded events, and read them: rows, SQL, report."),
     "top": Lazy("cluster.top", "Watch the cluster in the terminal: members, queues, tasks."),
-    "health": Lazy("run.health", "Say whether the workers on this machine are well."),
+    "health": Lazy("run.health", "Say whether the workers on this machine are healthy."),
     "doctor": Lazy("run.doctor", "Check this machine and the app's settings."),
     "simulate": Lazy("run.simulate", "Simulate elections under faults, and check every promise."),
     "demo": Lazy("run.demo", "See it work: three workers under load, one killed, an election, history."),

@@ -138,11 +138,14 @@ class Recorder:
         try:
             if await self._drive(stop):
                 return
-            log.warning("the lease is lost: recording goes on elsewhere")
+            log.warning("recorder lease lost; another node records")
         except BrokerError as error:
             if not stop.is_set() and self._holding():
                 raise
-            log.warning("stopped without the broker; what is not acknowledged is read again: %s", error)
+            log.warning(
+                "recorder stopped without the broker; unacknowledged events will be read again: %s",
+                error,
+            )
         await self._in_thread(self._abandon)
 
     async def _drive(self, stop: asyncio.Event) -> bool:
@@ -275,7 +278,9 @@ class Recorder:
         self.progress.files += 1
         self.progress.size_bytes += size
         self.progress.problem = ""
-        log.info("recorded", extra={"file": self._lake.name_of(path), "rows": self._machine.rows})
+        log.info(
+            "history segment written", extra={"file": self._lake.name_of(path), "rows": self._machine.rows}
+        )
 
     def _abandon(self) -> None:
         """Keep what was read, without acknowledging it: it may come twice, which is better than never."""
@@ -283,7 +288,7 @@ class Recorder:
             if self._machine.rows:
                 self._finish(self._machine.acknowledged)
         except OSError as error:
-            log.warning("what was read is left to be read again: %s", error)
+            log.warning("events not written; they will be read again: %s", error)
             self._forget()
 
     def _forget(self) -> None:
@@ -319,7 +324,9 @@ class Recorder:
         self.progress.lag = max(0, state.last_offset - machine.through)
         if acknowledged >= machine.acknowledged and state.last_offset >= machine.through:
             return None
-        log.warning("the broker has lost its event log; recording begins anew", extra={"from": acknowledged})
+        log.warning(
+            "broker lost its event log; recording restarts from its beginning", extra={"from": acknowledged}
+        )
         self._facts.append(self._maker.make(LOST, lost=0, why="the broker has lost its event log"))
         self._step(FactsAdded(1))
         return acknowledged
@@ -353,7 +360,7 @@ class Recorder:
     def _heard_again(self) -> None:
         since, self._deaf_since = self._deaf_since, 0.0
         self.progress.problem = ""
-        log.info("the broker answers again")
+        log.info("broker available again")
         if self._broker.capabilities.events_of_others == "fan-out":
             self._memory.deaf_s += time() - since
             self._facts.append(self._maker.make(DEAF, since=since))
@@ -364,7 +371,7 @@ class Recorder:
 
     def _complain(self, problem: str) -> None:
         if self.progress.problem != problem:
-            log.error("%s; nothing is acknowledged, trying again", problem)
+            log.error("%s; nothing acknowledged, retrying", problem)
         self.progress.problem = problem
 
     # -- facts -----------------------------------------------------------------------------------

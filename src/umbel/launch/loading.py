@@ -56,7 +56,9 @@ def load_app(target: str, *search_path: str) -> App:
         error = imported.error
         # The module itself or a package above it is missing; else it is something it imports.
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise AppNotFound(f"-A {target}: there is no module {module!r} here; run where it lies") from None
+            raise AppNotFound(
+                f"-A {target}: there is no module {module!r} here; run it from its directory"
+            ) from None
         kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
         raise AppNotFound(
             f"-A {target}: importing {module!r} failed: {kind}{error}{_place_of(error)}"

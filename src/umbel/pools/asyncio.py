@@ -187,7 +187,7 @@ class AsyncioPool:
                 if not in_threads:  # what cannot be ended still uses the app
                     await stop_host(self._host)
         except TimeoutError:
-            log.warning("a task still holds the loop of the pool: the app was not told of the end")
+            log.warning("task still blocks the event loop; child shutdown hooks skipped")
 
     def _refuse_hard_limit(self, job: Job) -> str:
         if self._runner.is_async(job.task):
@@ -311,13 +311,15 @@ class AsyncioPool:
             running.loop_thread.break_in()
             self._loop.call_later(_ABANDON_S, self._abandon_if_stuck, running.loop_thread, cancelled_at)
         else:
-            log.warning("a task goes on after it was cancelled at its limit", extra=_about(running.job))
+            log.warning(
+                "task keeps running after it was cancelled at its time limit", extra=_about(running.job)
+            )
         self._lose([ended_by(number, BY_LIMIT)])
         self._start_next()
 
     def _abandon_if_stuck(self, loop_thread: LoopThread, since: float) -> None:
         if loop_thread is self._loop_thread and loop_thread.sign_at < since and not self._closing:
-            log.error("a task holds up the loop of the pool beyond its limit: a new loop takes over")
+            log.error("task blocks the event loop beyond its time limit; starting a new loop")
             self._replace(loop_thread, "the loop it ran on was held up by another task, and given up")
 
     def _on_loop_ended(self, loop_thread: LoopThread) -> None:
@@ -342,7 +344,7 @@ class AsyncioPool:
             job, frame = holder
             where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             fields = {**_about(job), "for_s": round(silent_s, 1), "where": where}
-            log.warning("a task holds up all others in the asyncio pool", extra=fields)
+            log.warning("task blocks the event loop of the asyncio pool", extra=fields)
         self._warned = holder is not None
         self._loop_thread.tell(ShowSign())
         self._watch = self._loop.call_later(_WATCH_S, self._look)

@@ -76,7 +76,7 @@ class GreenChildren:
     async def stop(self, *, grace_s: float) -> None:
         self._closing = True
         for child in self._children.values():
-            self._dismiss(child, "the pool stops")
+            self._dismiss(child, "pool shutdown")
         try:
             async with asyncio.timeout(grace_s):
                 while self._children:
@@ -219,7 +219,7 @@ class GreenChildren:
         """Not even its first job: try again after a while, and give up in the end."""
         self._failures += 1
         if self._failures >= self._settings.start_attempts or not self._started.done():
-            error = PoolError(f"no child gets as far as its first job: {reason}")
+            error = PoolError(f"no child process survived start-up: {reason}")
             if not self._started.done():
                 self._started.set_exception(error)
             self._listener.on_child("failed", {"reason": str(error)})

@@ -62,6 +62,6 @@ class GuardedListener:
                 called = call_guarded(call, *args)
                 if isinstance(called, Raised):
                     self.faults += 1
-                    log.error("what the pool told was not handled", exc_info=called.error)
+                    log.error("error while handling a pool notification", exc_info=called.error)
         finally:
             self._calling = False

@@ -171,7 +171,7 @@ class PoolListener(Protocol):
         "started", "ended" (as it was asked to), "died" (`how`: exit, killed, out-of-memory, signal);
         "heavy" (over `max_memory_bytes`: replaced after its job); "server-died" (the fork server,
         and all children with it), "spawning" (children start afresh, `because`), "reloaded" and
-        "not-reloaded" (the app), "failed" (no child gets as far as its first job; the pool goes on
+        "not-reloaded" (the app), "failed" (no child process survived start-up; the pool goes on
         trying, more and more slowly).
         """
         ...

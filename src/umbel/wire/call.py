@@ -26,7 +26,7 @@ from umbel.wire.limits import (
 )
 from umbel.wire.message import Message
 from umbel.wire.show import brief, show_args, show_kwargs
-from umbel.wire.signature import SignatureMap
+from umbel.wire.signature import SignatureMap, check_signature
 from umbel.wire.values import decode_json, decode_json_as, encode_json
 
 
@@ -178,6 +178,50 @@ def encode_body(args: list[Any], kwargs: dict[str, Any], embed: Embed) -> bytes:
     return body
 
 
+def body_bytes(message: Message, compression: object, limits: Limits) -> bytes:
+    """Return the body as its serializer wrote it."""
+    check_size("the body", len(message.body), limits)
+    if not compression:
+        return message.body
+    if not isinstance(compression, str):
+        raise BadMessage(f"header 'compression' is {brief(compression)}")
+    from umbel.wire.compression import decompress  # three libraries that few messages need
+
+    return decompress(message.body, compression, limits=limits)
+
+
+def check_kwargs(kwargs: object) -> dict[str, Any]:
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
+        raise BadMessage(f"the kwargs of the call must be a map of names, not {brief(kwargs)}")
+    return kwargs
+
+
+def read_embed(found: object) -> Embed:
+    """Check the follow-ups of a call; `{}` and null mean that there are none."""
+    if not found or found == _EMPTY:
+        return Embed()
+    if not isinstance(found, dict):
+        raise BadMessage(f"the embed of the call must be a map, not {brief(found)}")
+    chord = found.get("chord")
+    return Embed(
+        callbacks=_signatures("callbacks", found),
+        errbacks=_signatures("errbacks", found),
+        chain=_signatures("chain", found),
+        chord=None if chord is None else check_signature(chord),
+    )
+
+
+def _signatures(name: str, found: dict[str, Any]) -> Any:
+    signatures = found.get(name)
+    if signatures is None:
+        return None
+    if not isinstance(signatures, (list, tuple)):
+        raise BadMessage(f"{name} of the call must be a list, not {brief(signatures)}")
+    return [check_signature(signature) for signature in signatures]
+
+
 def is_empty(embed: Embed) -> bool:
     return embed.callbacks is None and embed.errbacks is None and embed.chain is None and embed.chord is None
 
@@ -196,6 +240,7 @@ def completed(headers: TaskHeaders, args: list[Any], kwargs: dict[str, Any]) -> 
 
 _HEADERS = msgspec.json.Decoder(TaskHeaders)
 _to_json = msgspec.json.Encoder().encode
+_EMPTY = msgspec.structs.asdict(Embed())
 NOTHING_FOLLOWS = _to_json(Embed())
 # The parts of a body lie one level down.
 _INSIDE_BODY = Limits(depth_max=DEFAULT_LIMITS.depth_max - 1)

@@ -16,13 +16,16 @@ from umbel.wire.call import (
     Embed,
     TaskCall,
     TaskHeaders,
+    body_bytes,
+    check_kwargs,
     completed,
     encode_body,
     encode_headers,
+    read_embed,
     read_header_map,
     read_headers,
 )
-from umbel.wire.compat.legacy import body_bytes, check_kwargs, read_body_map, read_embed, to_v2
+from umbel.wire.compat.legacy import read_body_map, to_v2
 from umbel.wire.instant import format_instant, parse_instant
 from umbel.wire.limits import DEFAULT_LIMITS, Limits
 from umbel.wire.message import JSON_CONTENT, Message

@@ -132,18 +132,18 @@ class RecorderSeat:
             answers = await Asker(self._broker).ask("heartbeat", timeout_s=CALL_S)
             workers = len(answers.replies)
         except BrokerError as error:
-            log.debug("cannot call workers", extra={"why": str(error)})
+            log.debug("cannot send control commands to workers", extra={"why": str(error)})
         self.is_ready = True
-        log.info("recording", extra={"workers": workers, "lake": str(self._settings.lake)})
+        log.info("history recording started", extra={"workers": workers, "lake": str(self._settings.lake)})
 
     async def _expire_on(self, lake: Lake) -> None:
         while self._settings.keep_days is not None:
             try:
                 report = await asyncio.to_thread(expire, lake, self._settings.keep_days)
                 if report.dropped_days:
-                    log.info("days dropped", extra={"days": ",".join(report.dropped_days)})
+                    log.info("old history deleted", extra={"days": ",".join(report.dropped_days)})
             except (LakeError, OSError) as error:
-                log.warning("cannot drop old days", extra={"why": str(error)})
+                log.warning("cannot delete old history", extra={"why": str(error)})
             await asyncio.sleep(EXPIRE_EVERY_S)
 
     def _changed(self, change: Change) -> None:

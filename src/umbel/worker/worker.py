@@ -158,7 +158,7 @@ class Worker:
             try:
                 await step.stop()
             except (UmbelError, OSError) as error:
-                log.error("a step did not stop in good order", extra={"step": step.name, "why": str(error)})
+                log.error("bootstep failed to stop cleanly", extra={"step": step.name, "why": str(error)})
         happened = {name: count for name, count in self.counters.as_dict().items() if count}
         log.info("worker stopped", extra=self._context.log_fields(**happened))
 

@@ -74,7 +74,7 @@ def after_failure(
         happened = call_guarded(_fail_over, app, errback, request, error, traceback, run)
         if isinstance(happened, Raised):
             log.error(
-                "an errback failed",
+                "errback raised an exception",
                 extra={"task_id": request.id, "errback": errback},
                 exc_info=happened.error,
             )

@@ -91,7 +91,9 @@ class Reports:
         try:
             self._send(state, meta)
         except BrokerError as error:
-            log.warning("the last state is not stored", extra={"task_id": self._task_id, "why": str(error)})
+            log.warning(
+                "cannot store the last custom state", extra={"task_id": self._task_id, "why": str(error)}
+            )
 
     def _may(self) -> bool:
         now = monotonic()
@@ -118,7 +120,7 @@ class Reports:
             if self._secrets:
                 encoded = encode_json(self._secrets.strike_all(decode_json(encoded)), root="event")
         except WireError as error:
-            log.warning("an event cannot be sent", extra={"event": event_type, "why": str(error)})
+            log.warning("cannot send a custom event", extra={"event": event_type, "why": str(error)})
             return False
         if len(encoded) > EVENT_MAX_BYTES:
             encoded = encode_json({"left_out_bytes": len(encoded)})

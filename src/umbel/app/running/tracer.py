@@ -140,7 +140,7 @@ class Tracer:
             state = encode_state(request.id, STARTED, meta)
             self._app.backend.store([replace(state, reply_to=request.reply_to)])
         except BrokerError as error:
-            log.warning("STARTED is not stored", extra={"task_id": request.id, "why": str(error)})
+            log.warning("cannot store state STARTED", extra={"task_id": request.id, "why": str(error)})
 
     def _call(self, task: "RunnableTask", call: TaskCall) -> Any:
         args = (task, *call.args) if task.options.bind else call.args
@@ -271,7 +271,7 @@ class _Run:
         elif isinstance(counted.error, BrokerUnavailable | WorkerStopping):
             return self._unfinished(counted.error)
         else:
-            log.error("cannot count a task in its chord", exc_info=counted.error)
+            log.error("cannot count the task in its chord", exc_info=counted.error)
             body = NOTHING_FOLLOWS
         return self._outcome(
             "failure",
@@ -344,11 +344,9 @@ class _Run:
             text = self.secrets.strike(text)
         return cut(text, max(self._app.settings.task_repr_max_chars, EXCEPTION_MAX_CHARS))
 
-    def _outcome(self, kind: Any, *, due: float = 0.0, summary: object = "", **fields: Any) -> Outcome:
+    def _outcome(self, kind: Any, *, due: float = 0.0, summary: str = "", **fields: Any) -> Outcome:
         return Outcome(
-            summary=cut(
-                leaving(summary if isinstance(summary, str) else show_value(summary)), STRUCK_MAX_CHARS
-            ),
+            summary=cut(leaving(summary), STRUCK_MAX_CHARS),
             number=self._job.number,
             kind=kind,
             started_at=self._started_at,

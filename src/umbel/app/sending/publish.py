@@ -44,7 +44,7 @@ def patiently(work: Callable[[], T], timeout_s: float) -> T:
                 raise
             if failures == 1:
                 fields = {"up_to_s": round(left_s, 1), "why": str(error)}
-                log.warning("the broker is away: waiting", extra=fields)
+                log.warning("broker unavailable; waiting to publish", extra=fields)
         sleep(pause_s)
 
 
@@ -80,5 +80,5 @@ def _keep(request: Request, batch: Sequence[Outgoing], limit: int, error: Broker
         ) from error
     if not request.unsent:
         why = {"task": request.task, "task_id": request.id, "why": str(error)}
-        log.warning("the broker is away: what the task sends is kept until it ends", extra=why)
+        log.warning("broker unavailable; messages sent by the task are kept until it ends", extra=why)
     request.unsent.extend(batch)

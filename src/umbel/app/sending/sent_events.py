@@ -48,7 +48,11 @@ class SentEvents:
                 messages = [Broadcast(EVENT_EXCHANGE, key, body, headers) for body in bodies]
                 producer.broadcast(messages, ttl_s=EVENT_TTL_S)
         except BrokerError as error:
-            log.warning("sent, but not told: %s", TASK_SENT, extra={"count": len(told), "why": str(error)})
+            log.warning(
+                "task sent, but its task-sent event was not: %s",
+                TASK_SENT,
+                extra={"count": len(told), "why": str(error)},
+            )
 
 
 def _fields(outgoing: Outgoing) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class AmqpBroker:
             session.publisher.declared.discard(refused.queue)
             if refused.is_missing or len(usable) == 1:  # deleted by somebody: the next claim makes it
                 raise
-            log.error("cannot consume a queue; the others go on", extra={"why": str(refused)})
+            log.error("cannot consume from a queue; other queues continue", extra={"why": str(refused)})
             self._unusable[refused.queue] = monotonic() + UNUSABLE_S
             return await self.claim(owner, queues, limit, revoked_after=revoked_after)
         try:

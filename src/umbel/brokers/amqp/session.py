@@ -172,7 +172,7 @@ class Session:
 
     async def _anew(self, lost: Sequence[str]) -> Tails:
         """The server lost what it had, as one does whose disk was not kept: read from the beginning."""
-        log.warning("RabbitMQ lost records of the cluster; reading anew", extra={"streams": ",".join(lost)})
+        log.warning("RabbitMQ lost cluster records; reading them again", extra={"streams": ",".join(lost)})
         for stream in lost:
             self.views.followed[stream].begin_anew()
         tails = await self._new_tails()

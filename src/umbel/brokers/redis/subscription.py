@@ -98,7 +98,7 @@ class RedisSubscription:
                 yield self._pop()
             if self._dropped:
                 fields = {"exchange": self._exchange, "count": self._dropped}
-                log.warning("broadcasts dropped: they came faster than they were read", extra=fields)
+                log.warning("broadcasts dropped: received faster than they could be processed", extra=fields)
                 self._dropped = 0
             self._arrived.clear()
             try:

@@ -233,9 +233,7 @@ class Database:
         """
         assert self._connection is not None
         assert self._presence is not None
-        log.warning(
-            "a file of the database was deleted or replaced; opening it again", extra={"file": missing}
-        )
+        log.warning("database file was deleted or replaced; reopening", extra={"file": missing})
         self.replaced = missing
         wal, shm = f"{self.path}-wal", f"{self.path}-shm"
         with suppress(sqlite3.Error, BrokerError, OSError):

@@ -1,4 +1,4 @@
-"""`umbel health`: are this project's workers on this machine well? For probes: no app, no broker."""
+"""`umbel health`: are this project's workers on this machine healthy? For probes: no app, no broker."""
 
 import json
 import os
@@ -42,13 +42,13 @@ def command(
     forget: bool,
     as_json: bool,
 ) -> int:
-    """Say whether this project's workers on this machine are well, live or ready.
+    """Say whether this project's workers on this machine are healthy, live or ready.
 
     A project's workers have the broker that -b or UMBEL_BROKER names; without these, they were started in
     this folder.
 
-    A worker that cannot reach its broker is live, and neither well nor ready: starting it again would not
-    help. One that is stopping is well and live, but not ready. Exit code: 0 all are, 1 one is not, 3 there
+    A worker that cannot reach its broker is live, but neither healthy nor ready: a restart would not
+    help. One that is stopping is healthy and live, but not ready. Exit code: 0 all are, 1 one is not, 3 there
     is none.
     """
     directory = run_directory or default_run_directory()
@@ -111,9 +111,10 @@ def _is(state: NodeState, name: str) -> bool:
 
 def _line(state: NodeState, probe: str | None) -> str:
     """In the words of what was asked, so that they say the same as the exit code."""
-    asked = probe or "well"
+    asked = probe or "healthy"
     if not _passes(state, probe):
-        return f"{state.node}: NOT {asked.upper()}: {state.problem or _why_not_ready(state)}"
+        refused = f"not {probe}" if probe else "unhealthy"
+        return f"{state.node}: {refused}: {state.problem or _why_not_ready(state)}"
     problem = f"; {state.problem}" if state.problem else ""
     processed = state.fields.get("counters", {}).get("processed", 0)
     return f"{state.node}: {asked}, {_doing(state)}, {processed} processed{problem}{_replaced(state)}"

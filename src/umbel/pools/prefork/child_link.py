@@ -165,7 +165,7 @@ class ChildLink:
         if messages:
             handled = call_guarded(self._on_messages, self, messages)
             if isinstance(handled, Raised):
-                log.error("what a child wrote was not handled", exc_info=handled.error)
+                log.error("error while handling a message from a child process", exc_info=handled.error)
                 self._break(f"what it wrote could not be handled: {in_one_line(handled.error)}")
                 return False
         if self._reader.problem is not None:

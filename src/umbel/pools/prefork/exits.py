@@ -22,9 +22,9 @@ class Exit:
 def exit_of(pid: int, status: int, *, dismissed: str, killed: str, out_of_memory: bool) -> Exit:
     """`status` as waitpid gave it; `dismissed` and `killed` are why we asked it to end, or ended it."""
     if killed:
-        return Exit("killed", f"process {pid} was killed because {killed}")
+        return Exit("killed", f"process {pid} was killed by this worker: {killed}")
     if dismissed and status == 0:
-        return Exit("asked", f"process {pid} ended as asked: {dismissed}")
+        return Exit("asked", f"process {pid} exited ({dismissed})")
     code = os.waitstatus_to_exitcode(status)
     if -code == signal.SIGKILL and out_of_memory:
         return Exit("out-of-memory", f"process {pid} was killed by SIGKILL: the system ran out of memory")

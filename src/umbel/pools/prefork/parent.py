@@ -273,7 +273,7 @@ class PreforkPool:
 
     def _give_up(self, error: BaseException) -> None:
         self._broken = True
-        log.critical("the pool cannot go on", exc_info=error)
+        log.critical("pool failed; worker stops", exc_info=error)
         self._fail(f"a fault in the pool: {in_one_line(error)}")
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_result(None)
@@ -281,7 +281,7 @@ class PreforkPool:
     def _recover(self, effect: Effect[Job, Outcome], error: BaseException) -> None:
         """It raised. The machine gets the answer it waits for, and the child is replaced."""
         self._faults += 1
-        log.error("%s failed in the pool", type(effect).__name__, exc_info=error)
+        log.error("internal error in the pool at effect %s", type(effect).__name__, exc_info=error)
         child = getattr(effect, "child", None)
         if child is None:
             return
@@ -324,7 +324,7 @@ class PreforkPool:
         return {"child": child, "pid": link.pid, **fields}
 
     def _fail(self, reason: str) -> None:
-        error = PoolError(f"no child gets as far as its first job: {reason}")
+        error = PoolError(f"no child process survived start-up: {reason}")
         if not self._started.done():
             self._started.set_exception(error)
         self._listener.on_child("failed", {"reason": str(error)})

@@ -134,7 +134,10 @@ class ForkServers:
             self._current, self._next = server, None
             self._close_old()
         if spawn_because and self._settings.child_start == "auto":
-            log.warning("children start afresh, each importing the app", extra={"because": spawn_because})
+            log.warning(
+                "fork server unavailable; each child process imports the app itself",
+                extra={"because": spawn_because},
+            )
         self._listener.on_loaded(spawn_because, anew=anew)
 
     def _close_old(self) -> None:

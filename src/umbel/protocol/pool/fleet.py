@@ -23,7 +23,7 @@ from umbel.protocol.pool.events import (
 )
 from umbel.protocol.pool.starts import Starts
 
-_SHRINKS = "the pool shrinks"
+_SHRINKS = "pool shrinking"
 _SHORT_LIFE_S = 1.0  # a child that dies sooner, without a job, did not really start
 
 
@@ -154,7 +154,7 @@ class Fleet(Generic[WorkT, EndedT]):
                 effects += self.kill(child, "the pool was stopped")
             elif child.state is State.READY:
                 child.state = State.LEAVING
-                effects.append(Dismiss(child.number, "the pool stops"))
+                effects.append(Dismiss(child.number, "pool shutdown"))
             if child.state is State.LEAVING and not child.kill_reason:
                 leave_by = now + (grace_s if child.batches else self._settings.stop_grace_s)
                 child.kill_at = leave_by if child.kill_at is None else min(child.kill_at, leave_by)

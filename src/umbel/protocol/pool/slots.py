@@ -148,7 +148,7 @@ class Slots(Generic[WorkT, EndedT]):
 
     def _dispatch(self, now: float) -> list[Effect[WorkT, EndedT]]:
         effects: list[Effect[WorkT, EndedT]] = self._fleet.roll(now) if self._fleet.rolling else []
-        if not self._ready or self._fleet.closing or self._withdrawing is not None:
+        if not self._ready or self._withdrawing is not None:
             return effects
         takers = takers_of(self._children.values(), now)
         for position, child in enumerate(takers):

@@ -16,16 +16,18 @@ from umbel.errors import BadMessage
 from umbel.wire.call import (
     Embed,
     TaskHeaders,
+    body_bytes,
+    check_kwargs,
     check_names,
     completed,
     encode_body,
     encode_headers,
+    read_embed,
     read_header_map,
 )
-from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size
+from umbel.wire.limits import DEFAULT_LIMITS
 from umbel.wire.message import JSON_CONTENT, UNREADABLE_CONTENT, Message
 from umbel.wire.show import brief
-from umbel.wire.signature import check_signature
 from umbel.wire.values import decode_json
 
 
@@ -61,41 +63,6 @@ def read_body_map(body: dict[str, Any]) -> tuple[list[Any], dict[str, Any], Embe
     return list(args or ()), check_kwargs(kwargs), read_embed(body)
 
 
-def check_kwargs(kwargs: object) -> dict[str, Any]:
-    if kwargs is None:
-        return {}
-    if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
-        raise BadMessage(f"the kwargs of the call must be a map of names, not {brief(kwargs)}")
-    return kwargs
-
-
-def read_embed(found: object) -> Embed:
-    """Check the follow-ups of a call; `{}` and null mean that there are none."""
-    if not found or found == _NOTHING_FOLLOWS:
-        return Embed()
-    if not isinstance(found, dict):
-        raise BadMessage(f"the embed of the call must be a map, not {brief(found)}")
-    chord = found.get("chord")
-    return Embed(
-        callbacks=_signatures("callbacks", found),
-        errbacks=_signatures("errbacks", found),
-        chain=_signatures("chain", found),
-        chord=None if chord is None else check_signature(chord),
-    )
-
-
-_NOTHING_FOLLOWS = msgspec.structs.asdict(Embed())
-
-
-def _signatures(name: str, found: dict[str, Any]) -> Any:
-    signatures = found.get(name)
-    if signatures is None:
-        return None
-    if not isinstance(signatures, (list, tuple)):
-        raise BadMessage(f"{name} of the call must be a list, not {brief(signatures)}")
-    return [check_signature(signature) for signature in signatures]
-
-
 def _rewrite_v1(message: Message, old_headers: dict[str, Any]) -> Message:
     if message.content_type != JSON_CONTENT:
         raise BadMessage(
@@ -114,18 +81,6 @@ def _rewrite_v1(message: Message, old_headers: dict[str, Any]) -> Message:
         body=encode_body(args, kwargs, embed),
         correlation_id=message.correlation_id or headers.id,
     )
-
-
-def body_bytes(message: Message, compression: object, limits: Limits) -> bytes:
-    """Return the body as its serializer wrote it."""
-    check_size("the body", len(message.body), limits)
-    if not compression:
-        return message.body
-    if not isinstance(compression, str):
-        raise BadMessage(f"header 'compression' is {brief(compression)}")
-    from umbel.wire.compression import decompress  # three libraries that few messages need
-
-    return decompress(message.body, compression, limits=limits)
 
 
 _FROM_BODY = ("task", "id", "group", "group_index", "retries", "eta", "expires", "timelimit")

@@ -113,7 +113,7 @@ class ClassicElectionsShell:
                 self._tell(Phase.FAILED, election_id, topic, "", 0, reason)
             case Shed(election_id):
                 self._counters.elections_shed += 1
-                log.warning("election not taken", extra={"election": election_id, "why": "table full"})
+                log.warning("election request refused", extra={"election": election_id, "why": "table full"})
 
     def _decided(self, decided: Decided) -> None:
         log.info("election decided", extra={"election": decided.election_id, "leader": decided.leader.name})
@@ -135,7 +135,7 @@ class ClassicElectionsShell:
             self._counters.elections_failed += 1
             self._counters.election_handlers_failed += 1
             fields = {"election": ended.election_id, "why": ended.outcome}
-            log.error("an election's handler failed", extra=fields)
+            log.error("election handler failed", extra=fields)
         phase = Phase.DONE if ended.ok else Phase.FAILED
         outcome = outcome_text(ended.ok, ended.outcome)
         winner = self._context.identity.owner

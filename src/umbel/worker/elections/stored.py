@@ -143,10 +143,10 @@ class StoreElections:
 
     def _handler_ended(self, ended: HandlerEnded) -> None:
         if ended.stopped:
-            log.warning("an election's handler stopped: cut off from the store", extra=_about(ended))
+            log.warning("election handler stopped: store unreachable", extra=_about(ended))
         elif not ended.ok:
             self._counters.election_handlers_failed += 1
-            log.error("an election's handler failed", extra=_about(ended) | {"why": ended.outcome})
+            log.error("election handler failed", extra=_about(ended) | {"why": ended.outcome})
         self._inbox.put_nowait(ended)
 
     # -- what goes out ---------------------------------------------------------------------------
@@ -164,23 +164,23 @@ class StoreElections:
             case Prolong(election_id, term, deadline_s):
                 self._handlers.prolong(election_id, term, deadline_s)
             case CancelHandler(election_id, term, reason):
-                log.warning("an election was lost while its handler ran", extra={"election": election_id})
+                log.warning("election lost while its handler was running", extra={"election": election_id})
                 self._handlers.cancel(election_id, term, reason)
             case Resend(request):
                 await self._resend(request)
             case Dropped(election_id, reason, shed):
                 self._counters.elections_shed += shed
-                log.warning("election not taken", extra={"election": election_id[:128], "why": reason})
+                log.warning("election request refused", extra={"election": election_id[:128], "why": reason})
             case Finished(election_id, state, outcome):
                 fields = {"election": election_id, "state": state, "outcome": outcome}
-                log.debug("election over", extra=fields)
+                log.debug("election finished elsewhere", extra=fields)
 
     def _run(self, order: RunHandler) -> None:
         self._counters.elections_run += 1
         if order.attempt > 1 and order.request.policy is Policy.AT_LEAST_ONCE:
             self._counters.elections_repeated += 1
         fields = {"election": order.request.election_id, "term": order.term, "attempt": order.attempt}
-        log.info("elected", extra=fields)
+        log.info("elected to run the handler", extra=fields)
         self._handlers.run(order)
 
     def _tell(self, tell: Tell) -> None:
@@ -197,7 +197,7 @@ class StoreElections:
         try:
             await self._asker.tell("election", wire.request_arguments(request), destination=[OURS])
         except BrokerError as error:
-            log.debug("cannot send an election on", extra={"why": str(error)})
+            log.debug("cannot forward an election", extra={"why": str(error)})
 
     def _step_mixed(self, event: MixedEvent) -> None:
         for effect in self._mixed.step(event, instant()):
@@ -212,7 +212,7 @@ class StoreElections:
                 case Unfenced(election_id, classic, ours):
                     self._counters.elections_unfenced += 1
                     fields = {"election": election_id, "celery_workers": classic, "our_workers": ours}
-                    log.warning("a Celery worker may run this election too", extra=fields)
+                    log.warning("mixed cluster: a Celery worker may run this election too", extra=fields)
 
     def _publish_classic(self, event_type: str, fields: dict[str, Any]) -> None:
         self._events.tell(event_type, **fields)

@@ -82,7 +82,7 @@ class ObserverSeat:
             async with asyncio.timeout(ASK_S):
                 return not (await self._store.read_lease(lease)).holder
         except (BrokerError, TimeoutError) as error:
-            log.debug("cannot look at the observers' leases", extra={"why": str(error)})
+            log.debug("cannot read the leases of gossip observers", extra={"why": str(error)})
             return False
 
     def _seat_changed(self, change: Change) -> None:

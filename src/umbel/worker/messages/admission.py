@@ -115,18 +115,13 @@ class Admission:
 
     async def _settled_first(self, admitted: list[Claimed]) -> list[Claimed]:
         """What must be in the broker before a job runs: its early ack, or its counted start."""
-        first: dict[int | str, Claimed] = {}
         verdicts: list[Verdict] = []
         for claimed in admitted:
             assert claimed.run is not None
-            tag = claimed.delivery.tag
             if claimed.run.rules.acks_early:
-                verdicts.append(Ack(tag))
+                verdicts.append(Ack(claimed.delivery.tag))
             elif claimed.run.count_start:
-                verdicts.append(Started(tag))
-            else:
-                continue
-            first[tag] = claimed
+                verdicts.append(Started(claimed.delivery.tag))
         if not verdicts:
             return admitted
         try:

@@ -42,5 +42,5 @@ class Adoption:
         found.delivery = delivery
         self._counters.adopted += 1
         fields = {"task": found.headers.task, "task_id": found.headers.id}
-        log.info("message redelivered while its task runs here; adopted", extra=fields)
+        log.info("message redelivered while its task is running here; run continues", extra=fields)
         return True

@@ -85,14 +85,14 @@ class Endings:
 
     def bury_unreadable(self, delivery: Delivery, error: WireError) -> None:
         kind = "corrupt message" if isinstance(error, BadMessage) else "message refused"
-        log.error("%s: buried", kind, extra=self._bury_unopened(delivery, f"{kind}: {error}"))
+        log.error("%s; moved to dead letters", kind, extra=self._bury_unopened(delivery, f"{kind}: {error}"))
 
     def distrust(self, delivery: Delivery, doubted: Doubted) -> None:
         """Somebody sent it who may not, or sent it twice: nothing of it is believed."""
         name = doubted.doubt.value
         setattr(self._counters, name, getattr(self._counters, name) + 1)
         about = self._bury_unopened(delivery, doubted.reason)
-        log.error("%s message; moved to the dead letters", name, extra=about)
+        log.error("%s message; moved to dead letters", name, extra=about)
 
     def _bury_unopened(self, delivery: Delivery, why: str) -> dict[str, Any]:
         """Nothing is known of it but its queue; what there is to log."""
@@ -241,7 +241,7 @@ class Endings:
             self.bury(claimed, WorkerLost(text), charged=charged)
             return
         log.warning(
-            "a process died running a task: returned",
+            "child process died; task will be redelivered",
             extra=self._about(claimed, why=lost.reason),
         )
         message = self._sent_again(claimed, ran=lost.ran)
@@ -265,7 +265,7 @@ class Endings:
         results = self._addressed(claimed.message, ending.results)
         message = Outgoing(claimed.delivery.queue, claimed.message)
         self._settler.add(Bury(claimed.delivery.tag, reason, charged, results, ending.follow_ups), message)
-        log.error("buried among the dead letters", extra=self._about(claimed, why=reason))
+        log.error("task moved to dead letters", extra=self._about(claimed, why=reason))
 
     def _fail(self, claimed: Claimed, error: Exception) -> None:
         self._counters.failed += 1
@@ -290,7 +290,7 @@ class Endings:
 
     def _end_refused_result(self, result: StoredResult, reason: str) -> None:
         fields = {"task_id": result.task_id, "state": result.status, "why": reason}
-        log.error("result cannot be stored", extra=fields)
+        log.error("cannot store the result", extra=fields)
         if result.status != FAILURE:  # a short one may be taken, and who waits for it is told
             error = BrokerRefused(
                 f"the task ended as {result.status}, but its result cannot be stored: {reason}"
@@ -303,7 +303,7 @@ class Endings:
         error = BrokerRefused(f"it was not taken by the queue {sent.queue!r}: {reason}")
         task_id = sent.message.correlation_id
         fields = {"queue": sent.queue, "task_id": task_id, "why": reason}
-        log.error("broker refused a message; moved to the dead letters", extra=fields)
+        log.error("broker refused a message; moved to dead letters", extra=fields)
         try:
             message = to_v2(sent.message)
             headers = read_headers(message)

@@ -155,7 +155,7 @@ class Settler:
             if settled.conflicts:
                 self._counters.conflicts += len(settled.conflicts)
                 log.warning(
-                    "finished after the claim had ended: outcome dropped; the message is redelivered",
+                    "task finished after its claim had expired; outcome dropped, message redelivered",
                     extra={"count": len(settled.conflicts)},
                 )
             self._refused(settled.refused)
@@ -175,13 +175,16 @@ class Settler:
         """A message whose outcome cannot be written goes to the dead letters, or stays as it is."""
         self._counters.faults += 1
         reason = f"its outcome cannot be written: {type(error).__name__}: {error}"
-        log.error("cannot settle a message; moving it to the dead letters", exc_info=error)
+        log.error("cannot acknowledge a message; moving it to dead letters", exc_info=error)
         buried = await await_guarded(self._broker.settle, [Bury(verdict.tag, reason)])
         if not isinstance(buried, Raised):
             return buried.value
         if isinstance(buried.error, BrokerError) and not isinstance(buried.error, BrokerRefused):
             raise buried.error
-        log.error("cannot bury a message; it stays claimed until this worker stops", exc_info=buried.error)
+        log.error(
+            "cannot move a message to dead letters; it stays claimed until this worker stops",
+            exc_info=buried.error,
+        )
         return Settled(0)
 
     def _keep_unknown(self, batch: Sequence[Verdict], settled: Settled) -> None:
@@ -231,7 +234,7 @@ class Settler:
                 if isinstance(more.error, BrokerUnavailable):
                     self._store_outages.failed(PART, more.error)
                     raise more.error
-                log.error("cannot count a task in its chord", exc_info=more.error)
+                log.error("cannot count the task in its chord", exc_info=more.error)
             else:
                 self._results += more.value.results
                 self._follow_ups += more.value.follow_ups

@@ -74,4 +74,4 @@ def _set_aside(path: Path, error: Exception) -> None:
         path.replace(aside)
     except OSError as hindered:
         fields["moved_to"] = f"nowhere: {hindered}"
-    log.warning("the saved state cannot be read: starting without it", extra=fields)
+    log.warning("cannot read the saved node state; starting without it", extra=fields)

@@ -63,7 +63,9 @@ def _log_own_stacks() -> None:
         for number, frame in sys._current_frames().items()
         if number != threading.get_ident()
     ]
-    log.warning("stacks of the main process", extra={"pid": os.getpid(), "traceback": "\n".join(stacks)})
+    log.warning(
+        "stack traces of the main process", extra={"pid": os.getpid(), "traceback": "\n".join(stacks)}
+    )
 
 
 async def _log_children(pool: Pool) -> None:
@@ -73,4 +75,4 @@ async def _log_children(pool: Pool) -> None:
     for pid, stack in zip(children, await asyncio.gather(*map(stacks_of, children)), strict=True):
         if pid != os.getpid():  # a pool without children of its own names the main process
             fields = {"pid": pid, "task_id": running.get(pid, ""), "traceback": stack or "it does not answer"}
-            log.warning("stacks of a child", extra=fields)
+            log.warning("stack traces of a child process", extra=fields)

@@ -60,7 +60,7 @@ class Stopping:
         except TimeoutError:
             if self._start is None or not self._start.expired():
                 raise
-            log.info("asked to stop while it starts")
+            log.info("shutdown requested during start-up")
         finally:
             self._start = None
 
@@ -87,7 +87,9 @@ class Stopping:
         self._step(Running(self._tasks.running))
         if machine.running and machine.phase is Phase.WARM:
             left_s = round(machine.left_s(self._loop.time()) or 0.0, 1)
-            log.info("waiting for running tasks", extra={"count": machine.running, "grace_s": left_s})
+            log.info(
+                "waiting for running tasks to finish", extra={"count": machine.running, "grace_s": left_s}
+            )
         while machine.phase is not Phase.DONE:
             if machine.phase is Phase.COLD:
                 await self._tasks.cut()
@@ -116,9 +118,9 @@ class Stopping:
                     self._cancel_start()
                 case Interrupt():
                     told = self._tasks.interrupt()
-                    log.warning("asked to stop again: tasks that run are interrupted", extra={"told": told})
+                    log.warning("second shutdown request: interrupting running tasks", extra={"told": told})
                 case Cut(count):
-                    log.warning("still running: returned", extra={"count": count})
+                    log.warning("running tasks interrupted; returned to their queues", extra={"count": count})
                     self._tasks.note_change()
                 case Drained():
                     pass

@@ -120,7 +120,7 @@ class MailboxShell:
             async with asyncio.timeout(1.0):
                 await self._send_waiting()
         except (BrokerError, TimeoutError) as error:
-            log.debug("the last replies are lost", extra={"why": str(error)})
+            log.debug("last control replies could not be sent", extra={"why": str(error)})
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -152,17 +152,19 @@ class MailboxShell:
                 case Handle(request):
                     self._handle(request, len(broadcast.body))
                 case Refused(request, why):
-                    log.warning("command refused", extra={"command": request.method[:100], "why": why})
+                    log.warning(
+                        "control command refused", extra={"command": request.method[:100], "why": why}
+                    )
                     self._answer(request, {"error": why})
                 case PassedOver(why):
-                    log.debug("command passed over", extra={"why": why})
+                    log.debug("control command ignored", extra={"why": why})
 
     # -- handlers --------------------------------------------------------------------------------
 
     def _handle(self, request: Request, size_bytes: int) -> None:
         command = self._panel.find(request.method)
         assert command is not None, "the mailbox refuses commands that nobody knows"
-        log.debug("command", extra={"command": command.name})
+        log.debug("control command received", extra={"command": command.name})
         bound = call_guarded(command.bind, request)
         if isinstance(bound, Raised):
             self._answer(request, _error(bound.error))
@@ -207,7 +209,9 @@ class MailboxShell:
     def _finish(self, request: Request, command: Command, happened: Happened) -> None:
         if isinstance(happened, Raised):
             log.error(
-                "a command failed", extra={"command": command.name}, exc_info=_unless_ours(happened.error)
+                "control command raised an exception",
+                extra={"command": command.name},
+                exc_info=_unless_ours(happened.error),
             )
             self._answer(request, _error(happened.error))
         elif command.is_answered and happened.value is not NO_ANSWER:
@@ -251,7 +255,7 @@ class MailboxShell:
                 failures = 0
             except BrokerError as error:
                 failures += 1
-                log.debug("replies cannot be sent; trying on", extra={"why": str(error)})
+                log.debug("cannot send control replies; retrying", extra={"why": str(error)})
                 self._to_send.set()
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
 
@@ -278,7 +282,10 @@ class MailboxShell:
                     await self._send([reply])
                 return
             self.replies_dropped += 1
-            log.warning("a reply is refused", extra={"to": replies[0].routing_key[:100], "why": str(error)})
+            log.warning(
+                "broker refused a control reply",
+                extra={"to": replies[0].routing_key[:100], "why": str(error)},
+            )
 
 
 async def awaited(coroutine: Coroutine[Any, Any, Any]) -> Happened:

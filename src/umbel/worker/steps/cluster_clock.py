@@ -99,7 +99,7 @@ class ClusterClock(Step):
                 way_s = instant().boot_s - before.boot_s
                 self._machine.hear_store(at_s + way_s / 2, instant())
         except BrokerError as error:
-            log.debug("cannot read the store's clock", extra={"why": str(error)})
+            log.debug("cannot read the broker's clock", extra={"why": str(error)})
 
     def _judge(self) -> None:
         judged, before = self._machine.judge(instant()), self._judged
@@ -107,13 +107,13 @@ class ClusterClock(Step):
         clock.correct(judged.offset_s)
         fields = self._context.log_fields(by=judged.source, voices=judged.voices)
         if judged.stepped_s:
-            log.warning("the wall clock was set", extra=fields | {"seconds": round(judged.stepped_s, 1)})
+            log.warning("wall clock was changed", extra=fields | {"seconds": round(judged.stepped_s, 1)})
         if judged.offset_s and not before.offset_s:
             wrong_s = round(-judged.offset_s, 1)
             log.warning("wall clock is wrong; using the cluster's time", extra=fields | {"ahead_s": wrong_s})
             self._tasks.revokes.read_again()  # some may have been taken for expired
         elif before.offset_s and not judged.offset_s:
-            log.info("the wall clock is right again", extra=fields)
+            log.info("wall clock is correct again", extra=fields)
 
     def _say_alone(self) -> None:
         alone = self._judged.source == OWN

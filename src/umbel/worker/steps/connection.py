@@ -28,11 +28,11 @@ SWEEP_EVERY_S = 60.0
 OPEN_PAUSE_MAX_S = 1.0
 RENEWALS_PER_LEASE, LOST_CHECKS_PER_LEASE = 4, 3
 REPLACED_TEXT = (
-    "the broker's data was replaced (emptied, deleted, restored from a backup?): claimed messages are "
-    "unknown to it; they run on here, and their results will be stored; what waited is gone unless the "
-    "new data has it, and what a backup brought back runs again"
+    "broker data was replaced (emptied, deleted or restored from a backup): it does not know the messages "
+    "claimed here; running tasks continue and their results will be stored; waiting messages are lost "
+    "unless the new data has them, and messages that a backup restored run again"
 )
-RETURNED_TEXT = "returned the messages of workers that died"
+RETURNED_TEXT = "messages of dead workers returned to their queues"
 
 
 class Connection(Step):
@@ -93,10 +93,13 @@ class Connection(Step):
         try:
             returned = await self._broker.forget_owner(self._owner)
         except BrokerError as error:
-            log.warning("what this worker held returns when its lease ends", extra={"why": str(error)})
+            log.warning(
+                "unacknowledged messages return to their queues when this worker's lease expires",
+                extra={"why": str(error)},
+            )
         else:
             if returned:
-                log.info("returned messages", extra={"count": returned})
+                log.info("unstarted messages returned to their queues", extra={"count": returned})
         await self._broker.close()
 
     def _note_replaced(self, replaced: Replaced) -> None:

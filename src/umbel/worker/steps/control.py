@@ -99,14 +99,14 @@ class Control(Step):
     async def start(self) -> None:
         capabilities = self._context.broker.capabilities
         if not capabilities.fanout:
-            log.warning("control is off: %s", capabilities.why_not("fanout"))
+            log.warning("remote control disabled: %s", capabilities.why_not("fanout"))
             return
         opened = self._start_green() if self._has_own_thread() else self._start_shared()
         try:
             async with asyncio.timeout(OPEN_S):
                 await opened()
         except TimeoutError:
-            log.warning("the mailbox cannot be opened yet; trying on", extra={"node": self._node})
+            log.warning("cannot open the mailbox; retrying", extra={"node": self._node})
 
     async def stop(self) -> None:
         if self._green is not None:
@@ -148,7 +148,7 @@ class Control(Step):
         )
         self.mailbox = green.mailbox
         self.run_in_background(green.run())
-        log.info("the mailbox has a connection and a thread of its own", extra={"node": self._node})
+        log.info("mailbox runs in a separate thread with its own connection", extra={"node": self._node})
         return green.opened
 
     def _known(self) -> Sequence[Known]:

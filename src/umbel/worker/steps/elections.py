@@ -78,7 +78,7 @@ class ElectionsStep(Step):
     async def start(self) -> None:
         off = self._why_off()
         if off:
-            log.warning("elections are off: %s", off)
+            log.warning("elections disabled: %s", off)
             return
         assert self._group is not None
         classic = self._context.settings.election_protocol == "v1"
@@ -109,7 +109,7 @@ class ElectionsStep(Step):
                 break
             await asyncio.sleep(STOP_POLL_S)
         if rules.busy:
-            log.warning("an election's handler did not end; its election is left to others or fails")
+            log.warning("election handler did not finish; another node takes over or the election fails")
         await self.end_background()
         await rules.close()
         if self._sweeper is not None:
@@ -149,7 +149,7 @@ class ElectionsStep(Step):
                 take(event)
             except WireError as error:
                 self._context.counters.election_errors += 1
-                log.warning("an event of an election cannot be read", extra={"why": str(error)})
+                log.warning("unreadable election event", extra={"why": str(error)})
 
         return taken
 

@@ -97,7 +97,7 @@ class Events(Step):
                 await self._context.broker.coordination.raise_clock(self.clock.value)
             except BrokerError as error:
                 fields = {"why": str(error), "count": len(self._waiting)}
-                log.warning("the last events are lost", extra=fields)
+                log.warning("last events could not be sent", extra=fields)
 
     def tell(self, event_type: str, *, at: float | None = None, **fields: Any) -> None:
         """Queue one event; never blocks."""
@@ -134,7 +134,7 @@ class Events(Step):
                     self._log_grew.clear()
                     await self._log_grew.wait()
         except TimeoutError:
-            log.warning("the event log is slow: outcomes are settled before it has them")
+            log.warning("event log is slow; task outcomes are acknowledged before they are logged")
 
     async def _send_on(self) -> None:
         while True:
@@ -170,7 +170,7 @@ class Events(Step):
         try:
             await self._send_all()
         except WireError as error:
-            log.error("events that cannot be encoded are dropped", extra={"why": str(error)})
+            log.error("event cannot be encoded; dropped", extra={"why": str(error)})
             self._drop_unsendable()
             await self._send_all()
 
@@ -234,7 +234,7 @@ class Events(Step):
                 await self.look_for_recorders()
                 self.clock.adjust(await self._context.broker.coordination.raise_clock(self.clock.value))
             except BrokerError as error:
-                log.debug("cannot look for recorders", extra={"why": str(error)})
+                log.debug("cannot check whether a recorder is running", extra={"why": str(error)})
 
     async def look_for_recorders(self) -> None:
         """Log events from now on, if anybody records; a recorder that begins asks for this at once."""

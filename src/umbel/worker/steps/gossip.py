@@ -137,7 +137,7 @@ class Gossip(Step):
 
     def strained(self, reason: str) -> None:
         """This node was slow, or cut off: others may only have seemed silent."""
-        log.debug("strained", extra={"why": reason})
+        log.debug("gossip overloaded; event processing is behind", extra={"why": reason})
         self._tell(Strained(reason))
 
     def should_answer(self, node: str) -> bool:
@@ -151,10 +151,10 @@ class Gossip(Step):
     async def start(self) -> None:
         capabilities = self._context.broker.capabilities
         if self._context.settings.without_gossip:
-            log.info("gossip is off: 'without_gossip'")
+            log.info("gossip disabled by without_gossip")
             return
         if not capabilities.fanout:
-            log.warning("gossip is off: %s", capabilities.why_not("fanout"))
+            log.warning("gossip disabled: %s", capabilities.why_not("fanout"))
             return
         self._heart.on_lag = self.strained
         self._context.outages.on_link(self._note_link)
@@ -264,7 +264,7 @@ class Gossip(Step):
         except WireError as error:
             self.undecodable += 1
             fields = {"routing_key": broadcast.routing_key[:100], "why": str(error)}
-            log.warning("an event cannot be read", extra=fields)
+            log.warning("unreadable event from another node", extra=fields)
             return
         for event in events:
             own = self._is_own(event)
@@ -303,9 +303,9 @@ class Gossip(Step):
             case Joined() | Left() | Lost():
                 self._changed(effect)
             case Suspected(member):
-                log.warning("node is silent", extra=_fields(member))
+                log.warning("node missed its heartbeats", extra=_fields(member))
             case Cleared(member):
-                log.info("node was heard again", extra=_fields(member))
+                log.info("node heartbeats resumed", extra=_fields(member))
             case Accuse(member):
                 self._events.tell(SUSPECT, freq=self._heart.freq_s, **subject_fields(member))
             case Condemn(member):
@@ -322,12 +322,14 @@ class Gossip(Step):
                 self._heart.come_online() if lost else self._heart.beat()
             case Degraded(suspects, nodes):
                 fields = {"silent": suspects, "nodes": nodes}
-                log.warning("most nodes fell silent at once: nobody is given up for now", extra=fields)
+                log.warning("most nodes went silent; failure detection suspended", extra=fields)
             case Restored():
-                log.info("nodes are judged again")
+                log.info("failure detection resumed")
             case Namesake(pid, inc):
                 fields = self._context.log_fields(pid=pid, incarnation=inc)
-                log.error("another process has this node's name; give one of them another (-n)", extra=fields)
+                log.error(
+                    "duplicate node name: another process uses it; rename one of them (-n)", extra=fields
+                )
 
     def _changed(self, change: Change) -> None:
         member = change.member
@@ -374,7 +376,7 @@ class Gossip(Step):
         try:
             answers = await self._control.ask("ping", destination=[member.node], timeout_s=wait_s)
         except BrokerError as error:
-            log.debug("cannot ping a node", extra={"suspect": member.node, "why": str(error)})
+            log.debug("cannot ping a silent node", extra={"suspect": member.node, "why": str(error)})
             return
         if member.node in answers.replies:
             self._tell(Answered(member.node))
@@ -384,7 +386,10 @@ class Gossip(Step):
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 evidence = await self._context.broker.probe(member.node, member.inc)
         except (BrokerError, TimeoutError) as error:
-            log.debug("cannot ask after a node", extra={"suspect": member.node, "why": str(error)})
+            log.debug(
+                "cannot ask other nodes about a silent node",
+                extra={"suspect": member.node, "why": str(error)},
+            )
             return
         self._tell(Probed(member.node, member.inc, member.pid, evidence.value))
 

@@ -80,5 +80,5 @@ class Health(Step):
             write_state(*self._place, state)
         except OSError as error:
             if not self._complained:
-                log.error("cannot leave word for `umbel health`", extra={"why": str(error)})
+                log.error("cannot write the status file for `umbel health`", extra={"why": str(error)})
             self._complained = True

@@ -63,7 +63,7 @@ class Heart(Step):
 
     async def start(self) -> None:
         if not self._is_on:
-            log.info("heartbeats are off: 'without_heartbeat'")
+            log.info("heartbeats disabled by without_heartbeat")
             return
         for effect in self._machine.step(Begin(), instant()):
             await self._perform(effect)
@@ -113,7 +113,7 @@ class Heart(Step):
                     identity.node, identity.incarnation, ttl_s=MARK_INTERVALS * freq_s
                 )
         except (BrokerError, TimeoutError) as error:
-            log.debug("no mark was left", extra={"why": str(error)})
+            log.debug("cannot write the liveness mark", extra={"why": str(error)})
 
     def _fields(self) -> dict[str, Any]:
         return {

@@ -58,10 +58,10 @@ class Mingle(Step):
     async def start(self) -> None:
         capabilities = self._context.broker.capabilities
         if self._context.settings.without_mingle:
-            log.info("mingle is off: 'without_mingle'")
+            log.info("mingle disabled by without_mingle")
             return
         if not capabilities.fanout:
-            log.warning("mingle is off: %s", capabilities.why_not("fanout"))
+            log.warning("mingle disabled: %s", capabilities.why_not("fanout"))
             return
         outages = self._context.outages
         outages.on_begin(lambda: self.cut_off("broker reconnected"))
@@ -76,7 +76,7 @@ class Mingle(Step):
 
     async def _begin(self, wait_s: float) -> None:
         if not await self._say_hello(wait_s):
-            log.warning("nobody could be said hello to at the start")
+            log.warning("start-up synchronization failed; no other node reached")
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Mingle(Step):
             async with asyncio.timeout(RELINK_S):
                 await self._context.outages.linked()
         except TimeoutError:
-            log.warning("not all links are restored; saying hello without them")
+            log.warning("not all connections restored; synchronizing without them")
 
     async def _say_hello(self, wait_s: float) -> bool:
         node = self._context.identity.node
@@ -125,9 +125,11 @@ class Mingle(Step):
                     await self._take_in(peer, reply)
                     self._introduce(reply.get("members"))
         except BrokerError as error:
-            log.debug("cannot say hello to the others", extra={"why": str(error)})
+            log.debug("cannot synchronize with other nodes", extra={"why": str(error)})
             return False
-        log.info("mingled", extra={"peers": len(others), "clock": self._events.clock.value})
+        log.info(
+            "synchronized with other nodes", extra={"peers": len(others), "clock": self._events.clock.value}
+        )
         return True
 
     def _introduce(self, members: object) -> None:
@@ -150,11 +152,16 @@ class Mingle(Step):
         now = cluster_now()
         learned = mingle.take_in(said, self._revoked, now)
         if learned.bad:
-            log.warning("entries of a hello cannot be read", extra={"peer": peer, "count": learned.bad})
+            log.warning("unreadable entries in a hello reply", extra={"peer": peer, "count": learned.bad})
         if learned.news and "ages" not in said:  # ours have them from the record already
-            log.info("learned of revoked tasks", extra={"peer": peer, "count": len(learned.news)})
+            log.info(
+                "received revoked task ids from other nodes", extra={"peer": peer, "count": len(learned.news)}
+            )
             news = [Revoke(task_id, now, now + RECORDED_S) for task_id in learned.news]
             try:
                 await self._context.broker.revoke(news)
             except BrokerError as error:
-                log.error("what a peer revoked is known here only", extra={"peer": peer, "why": str(error)})
+                log.error(
+                    "cannot store revokes learned from another node; they apply on this node only",
+                    extra={"peer": peer, "why": str(error)},
+                )

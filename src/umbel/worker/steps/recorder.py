@@ -36,7 +36,7 @@ class RecorderStep(Step):
         capabilities = self._context.broker.capabilities
         if not (capabilities.event_log and capabilities.leases):
             missing = "leases" if capabilities.event_log else "event_log"
-            log.warning("recording is off: %s", capabilities.why_not(missing))
+            log.warning("history recording disabled: %s", capabilities.why_not(missing))
             return
         # Only who records needs any of this.
         from umbel.history.arrow import arrow
@@ -67,7 +67,7 @@ class RecorderStep(Step):
             except ConfigurationError:
                 raise
             except UmbelError as error:
-                log.error("cannot record; trying again in %g s: %s", AGAIN_S, error)
+                log.error("cannot record history; retrying in %g s: %s", AGAIN_S, error)
                 try:
                     async with asyncio.timeout(AGAIN_S):
                         await self._stop.wait()

@@ -69,7 +69,7 @@ class Scheduler(Step):
             return
         capabilities = self._context.broker.capabilities
         if not capabilities.leases:
-            log.warning("periodic tasks are off: transport %s has no leases", capabilities.transport)
+            log.warning("periodic tasks disabled: transport %s has no leases", capabilities.transport)
             return
         ttl_s = self._context.settings.scheduler_lease_s
         settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, wait_s=ttl_s / 10)
@@ -115,12 +115,14 @@ class Scheduler(Step):
                 self._put(await self._read_pauses())
             case Missed(name, count, _):
                 self._context.counters.periodic_missed += count
-                log.warning("periodic task %s: %d slots passed over", name, count)
+                log.warning("periodic task %s: %d missed runs skipped", name, count)
             case Unproven(slots):
                 if "fenced_publish" in self._context.broker.capabilities.reasons:
                     self._context.counters.periodic_missed += len(slots)
                     names = ", ".join(sorted({slot.name for slot in slots}))
-                    log.warning("the broker went away while periodic tasks were sent; maybe lost: %s", names)
+                    log.warning(
+                        "broker connection lost while sending periodic tasks; possibly not sent: %s", names
+                    )
 
     async def _send(self, send: Send) -> Event:
         assert self._keeper is not None
@@ -132,7 +134,9 @@ class Scheduler(Step):
                     SCHEDULER_LEASE, self._keeper.holder, term, batch, data=encode_marks(send.marks)
                 )
         except (BrokerError, TimeoutError) as error:
-            log.debug("cannot send periodic tasks now", extra={"why": str(error) or "no answer in time"})
+            log.debug(
+                "cannot send periodic tasks; retrying", extra={"why": str(error) or "no answer in time"}
+            )
             return Unsure()
         if not done:
             return Follow()

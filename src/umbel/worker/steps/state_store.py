@@ -59,9 +59,9 @@ class StateStore(Step):
         except OSError as error:
             if not self._failing:
                 fields = {"file": str(self._path), "why": str(error)}
-                log.error("the node's state cannot be saved; running on", extra=fields)
+                log.error("cannot save the node state; continuing", extra=fields)
             self._failing = True
         else:
             if self._failing:
-                log.info("the node's state is saved again", extra={"file": str(self._path)})
+                log.info("node state saved again", extra={"file": str(self._path)})
             self._failing = False

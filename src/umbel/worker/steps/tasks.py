@@ -191,7 +191,7 @@ class Tasks(Step):
             self._endings.give_back(claimed, ran=False)
         if self.running:
             fields = {"count": self.running}
-            log.warning("the lease had ended: tasks that run here may run elsewhere too", extra=fields)
+            log.warning("worker lease expired; running tasks may also run on another worker", extra=fields)
 
     def _withdraw_claimed(self) -> list[Claimed]:
         """What has not started, but for what was acknowledged early: that is nobody else's."""
@@ -242,7 +242,7 @@ class Tasks(Step):
             for queue in tuple(self._context.queues):
                 await self._broker.leave_queue(self._context.identity.owner, queue)
         except BrokerError as error:  # then the broker returns it when the worker is gone
-            log.warning("cannot leave the queues yet", extra={"why": str(error)})
+            log.warning("cannot stop consuming yet; retrying", extra={"why": str(error)})
 
     async def _fail_with_the_pool(self) -> None:
         """A worker whose children cannot be started any more must not go on claiming."""
@@ -378,7 +378,9 @@ class Tasks(Step):
             async with asyncio.timeout(self._context.settings.lease_s):
                 await (self._settler.flush() if is_cancelled else self._settler.drained())
         except (TimeoutError, BrokerError):
-            log.error("could not settle in time", extra={"count": self._settler.pending})
+            log.error(
+                "could not acknowledge all messages before shutdown", extra={"count": self._settler.pending}
+            )
 
 
 async def _nothing_missed() -> None:

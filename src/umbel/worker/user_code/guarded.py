@@ -31,5 +31,5 @@ class Guarded(Generic[EventT, EffectT]):
         if not isinstance(happened, Raised):
             return happened.value
         self._counters.election_errors += 1
-        log.error("a fault of our own; please report it", exc_info=happened.error)
+        log.error("internal error; please report it", exc_info=happened.error)
         return []

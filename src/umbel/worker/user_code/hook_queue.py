@@ -38,11 +38,11 @@ class HookQueue:
         except queue.Full:
             self.dropped += 1
             if self.dropped == 1:
-                log.error("a hook does not return: the next ones are not called", extra={"hook": name})
+                log.error("hook timed out; later hooks are skipped", extra={"hook": name})
 
     def _work(self) -> None:
         while True:
             name, context = self._waiting.get()
             happened = call_guarded(self._hooks[name], **context)
             if isinstance(happened, Raised):
-                log.error("a hook raised", extra={"hook": name}, exc_info=happened.error)
+                log.error("hook raised an exception", extra={"hook": name}, exc_info=happened.error)

@@ -61,14 +61,14 @@ class HookRun:
         waited_s = round(self._loop.time() - self._began_at, 1)
         fields = {"hook": self._name, "waited_s": waited_s}
         if not self._returned:
-            log.error("a hook does not return: the worker goes on without it", extra={**fields, "why": why})
+            log.error("hook timed out; worker continues without it", extra={**fields, "why": why})
         elif waited_s > SLOW_S:
-            log.warning("a hook was slow", extra=fields)
+            log.warning("hook was slow", extra=fields)
 
     def _work(self) -> None:
         happened = call_guarded(self._hook)
         if isinstance(happened, Raised):
-            log.error("a hook raised", extra={"hook": self._name}, exc_info=happened.error)
+            log.error("hook raised an exception", extra={"hook": self._name}, exc_info=happened.error)
         call_guarded(self._loop.call_soon_threadsafe, self._note_return)  # the loop may have ended
 
     def _note_return(self) -> None:

@@ -61,7 +61,7 @@ class UserStep(Step):
         return not isinstance(happened, Raised)
 
     def _complain(self, problem: str, error: BaseException) -> None:
-        text = "a bootstep %s; the worker goes on without it"
+        text = "bootstep %s; worker continues without it"
         log.error(text, problem, extra={"step": self.name}, exc_info=error)
 
 
