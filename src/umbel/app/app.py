@@ -24,7 +24,6 @@ from umbel.app.running.child_logs import redirect_streams, set_up_child_logging
 from umbel.app.running.eager import EagerBackend, EagerMode
 from umbel.app.running.request import Request, current_request
 from umbel.app.running.tracer import Tracer
-from umbel.app.running.tracers import make_tracer
 from umbel.app.sending.ids import new_ids
 from umbel.app.sending.options import SendOptions, check_options
 from umbel.app.sending.prepare import Prepared, SendDefaults, origin, prepare
@@ -375,3 +374,11 @@ class App:
 
     def __repr__(self) -> str:
         return f"<App {self.name} with {len(self.tasks)} tasks>"
+
+
+def make_tracer(app: App, context: ChildContext) -> Tracer:
+    if not context.on_loop:
+        return Tracer(app, hostname=context.node, tell=context.tell)
+    from umbel.app.running.async_tracer import AsyncTracer  # brings asyncio along, which few children need
+
+    return AsyncTracer(app, hostname=context.node, tell=context.tell)
