@@ -34,7 +34,6 @@ from umbel.wire.election import request_arguments, shown_outcome
 from umbel.wire.values import encode_json
 
 OURS = ("@v2",)
-WAIT_S = 10.0
 POLL_FIRST_S, POLL_MOST_S = 0.02, 0.5
 ASKED: dict[str, Any] = {"destination": OURS, "timeout_s": 1.0}
 END_TTL_S = 5.0

@@ -17,7 +17,7 @@ from umbel.pools.interface import Job, Outcome
 from umbel.wire.task import TaskCall
 
 if TYPE_CHECKING:
-    from umbel.app.task import Task
+    from umbel.app.interfaces import RunnableTask
 
 
 _MEANINGS = (WorkerStopping, SoftTimeLimitExceeded, TaskCancelled)  # the special before the general
@@ -45,7 +45,7 @@ class AsyncTracer(Tracer):
             return self._ended(opened, happened)
 
 
-async def _await(task: "Task[Any, Any]", call: TaskCall) -> Any:
+async def _await(task: "RunnableTask", call: TaskCall) -> Any:
     args = (task, *call.args) if task.options.bind else call.args
     try:
         return await task.run(*args, **call.kwargs)

@@ -4,18 +4,28 @@ The current request lives in a context variable, so it is right in threads and i
 task called as a plain function has an empty request with `called_directly` set.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from umbel.pools.interface import Told
 from umbel.wire.message import Outgoing
 from umbel.wire.task import TaskCall
 
 if TYPE_CHECKING:
-    from umbel.app.running.progress import Reports, Teller
     from umbel.protocol.delivery.sensitive import Secrets
+
+Teller = Callable[[Told], None]
+
+
+class Reporting(Protocol):
+    """Where a running task tells of itself (`progress.py`)."""
+
+    def state(self, state: str, meta: Any) -> None: ...
+    def event(self, event_type: str, fields: Mapping[str, Any], *, blind: bool = False) -> bool: ...
+    def flush(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -42,8 +52,8 @@ class Request:
     call: TaskCall | None = None
     unsent: list[Outgoing] = field(default_factory=list)  # kept for a broker that is away
     try_again_at: float = 0.0  # on the monotonic clock
-    reports: "Reports | None" = None  # what it has told of itself; made when it first does
-    tell: "Teller | None" = None
+    reports: Reporting | None = None  # what it has told of itself; made when it first does
+    tell: Teller | None = None
     number: int = 0  # of its job
     secrets: "Secrets | None" = None  # of its sensitive arguments
 
