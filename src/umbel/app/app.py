@@ -22,15 +22,15 @@ from umbel.app.options import TaskKeywords, TaskOptions, options_from
 from umbel.app.results import AsyncResult
 from umbel.app.running.child_logs import redirect_streams, set_up_child_logging
 from umbel.app.running.eager import EagerBackend, EagerMode
-from umbel.app.running.request import Request, current_request
+from umbel.app.running.request import CURRENT_REQUEST, Request
 from umbel.app.running.tracer import Tracer
 from umbel.app.sending.ids import new_ids
 from umbel.app.sending.options import SendOptions, check_options
-from umbel.app.sending.prepare import Prepared, SendDefaults, origin, prepare
+from umbel.app.sending.prepare import Prepared, SendDefaults, is_unique, origin, prepare
 from umbel.app.sending.publish import patiently, publish
 from umbel.app.sending.routing import Router
 from umbel.app.sending.sent_events import SentEvents
-from umbel.app.sending.uniqueness import is_unique, send_unique
+from umbel.app.sending.uniqueness import send_unique
 from umbel.app.signals import Signals
 from umbel.app.steps import Steps
 from umbel.app.task import AsyncTask, BoundTaskDecorator, Task, TaskDecorator
@@ -176,9 +176,10 @@ class App:
     def send(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
-        if is_unique(self.tasks.get(name), options):
+        known = self.tasks.get(name)
+        if is_unique(known.options if known else None, options):
             return send_unique(self, name, args, kwargs, options)
-        prepared = self.prepare(name, args, kwargs, options, sender=current_request())
+        prepared = self.prepare(name, args, kwargs, options, sender=CURRENT_REQUEST.get())
         self.publish([prepared])
         return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result)
 
@@ -190,7 +191,7 @@ class App:
 
     def send_many(self, signatures: Iterable[Signature[Any]]) -> list[AsyncResult[Any]]:
         """Send many calls at once: one step for the broker, all of them or none."""
-        calls, sender = list(signatures), current_request()
+        calls, sender = list(signatures), CURRENT_REQUEST.get()
         prepared: list[Prepared] = []
         results: list[AsyncResult[Any]] = []
         for call, task_id in zip(calls, new_ids(len(calls)), strict=True):
@@ -221,7 +222,7 @@ class App:
         prepared = prepare(
             self, name, args, kwargs, options, defaults=defaults, sender=sender, task_id=task_id
         )
-        if self.signals.before_task_publish:
+        if self.signals.before_task_publish.receivers:
             self.signals.before_task_publish.send(
                 task=name, task_id=prepared.task_id, args=args, kwargs=kwargs, queue=prepared.outgoing.queue
             )
@@ -230,14 +231,14 @@ class App:
     def publish(self, prepared: Sequence[Prepared]) -> None:
         outgoing = [one.outgoing for one in prepared]
         runner = self._eager.runner
-        request = current_request()
+        request = CURRENT_REQUEST.get()
         if request is not None:
             request.sent(one.task_id for one in prepared)
         if runner is not None:
             runner.run(outgoing)
         elif publish(self.producer, outgoing, self.settings, request):
             self._tell_sent(outgoing)
-        if self.signals.after_task_publish:
+        if self.signals.after_task_publish.receivers:
             for one in prepared:
                 self.signals.after_task_publish.send(
                     task=one.task, task_id=one.task_id, queue=one.outgoing.queue

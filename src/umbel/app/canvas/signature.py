@@ -12,8 +12,8 @@ from umbel.app.results import AsyncResult
 from umbel.app.running.request import Request, current_request
 from umbel.app.sending.ids import new_id
 from umbel.app.sending.options import SendOptions, check_options, known_options
-from umbel.app.sending.prepare import Prepared
-from umbel.app.sending.uniqueness import is_unique, send_unique
+from umbel.app.sending.prepare import Prepared, is_unique
+from umbel.app.sending.uniqueness import send_unique
 from umbel.errors import ConfigurationError, NotRegistered
 from umbel.protocol.delivery.sensitive import HIDDEN
 from umbel.wire.task import SignatureMap, check_signature
@@ -113,7 +113,8 @@ class Signature(Generic[R]):
     ) -> AsyncResult[R]:
         """Send it; further arguments go first, further options on top."""
         call = self.clone(args, kwargs, **options)
-        if type(call) is Signature and is_unique(self.app.tasks.get(self.task), call.options):
+        known = self.app.tasks.get(self.task)
+        if type(call) is Signature and is_unique(known.options if known else None, call.options):
             return send_unique(self.app, call.task, call.args, call.kwargs, call.options)
         call.freeze()
         self.app.publish(call.prepare(sender=current_request()))

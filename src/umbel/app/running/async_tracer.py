@@ -34,7 +34,7 @@ class AsyncTracer(Tracer):
             return opened
         _, task, call, request = opened
         with Running(request):
-            if self._app.signals.task_prerun:
+            if self._app.signals.task_prerun.receivers:
                 self._tell_prerun(task, call, request)
             if task.options.track_started:
                 await asyncio.to_thread(self._tell_started, request)

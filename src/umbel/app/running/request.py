@@ -64,12 +64,12 @@ class Request:
 
 CHILDREN_MAX = 1000  # ids of sent tasks that a result lists; the rest are sent but not listed
 
-_current: ContextVar[Request | None] = ContextVar("umbel_request", default=None)
+CURRENT_REQUEST: ContextVar[Request | None] = ContextVar("umbel_request", default=None)
 
 
 def current_request() -> Request | None:
     """The request of the task that runs here, if one does."""
-    return _current.get()
+    return CURRENT_REQUEST.get()
 
 
 class Running:
@@ -84,11 +84,11 @@ class Running:
         self._request = request
 
     def __enter__(self) -> Request:
-        self._token = _current.set(self._request)
+        self._token = CURRENT_REQUEST.set(self._request)
         return self._request
 
     def __exit__(self, *_error: object) -> None:
-        _current.reset(self._token)
+        CURRENT_REQUEST.reset(self._token)
 
 
 def request_of(

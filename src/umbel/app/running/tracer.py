@@ -74,7 +74,7 @@ class Tracer:
             return opened
         _, task, call, request = opened
         with Running(request):
-            if self._app.signals.task_prerun:
+            if self._app.signals.task_prerun.receivers:
                 self._tell_prerun(task, call, request)
             if task.options.track_started:
                 self._tell_started(request)
@@ -119,7 +119,7 @@ class Tracer:
         else:
             outcome = run.returned(task, call, request, happened.value)
         signals = self._app.signals
-        if signals.task_postrun:
+        if signals.task_postrun.receivers:
             signals.task_postrun.send(
                 task=task,
                 task_id=request.id,
@@ -179,7 +179,7 @@ class _Run:
             if isinstance(built.error, BrokerUnavailable | WorkerStopping):
                 return self._unfinished(built.error)
             return self.failed(task, call, request, built.error)  # an unsendable value, a broken callback
-        if self._app.signals.task_success:
+        if self._app.signals.task_success.receivers:
             self._app.signals.task_success.send(task=task, task_id=request.id, result=value)
         return built.value
 
@@ -239,7 +239,7 @@ class _Run:
             keyring, queue = self._app.settings.keyring, self._job.queue
             follow_up = next_attempt(self._job.message, call, request, due=due, queue=queue, keyring=keyring)
         text = self._text(cause)
-        if self._app.signals.task_retry:
+        if self._app.signals.task_retry.receivers:
             self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)
         results: tuple[StoredResult, ...] = ()
         if keeps_result(self._app, call.headers):
@@ -259,7 +259,7 @@ class _Run:
         text = self._text(error)
         done_at = time()
         follow_ups = after_failure(self._app, call, request, error, text)
-        if self._app.signals.task_failure:
+        if self._app.signals.task_failure.receivers:
             self._app.signals.task_failure.send(task=task, task_id=request.id, error=error, traceback=text)
         results: list[StoredResult] = []
         if keeps_result(self._app, call.headers):

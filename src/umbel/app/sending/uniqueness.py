@@ -23,15 +23,9 @@ from umbel.errors import BrokerError, NotSupported
 from umbel.wire.values import encode_json
 
 if TYPE_CHECKING:
-    from umbel.app.interfaces import KnownTask, SendingApp
+    from umbel.app.interfaces import SendingApp
 
 UNIQUE_FOR_MAX_S = 30 * 86_400.0
-
-
-def is_unique(task: "KnownTask | None", options: SendOptions) -> bool:
-    if "unique_key" in options or "unique_for" in options:
-        return True
-    return task is not None and task.options.unique_for_s is not None
 
 
 def send_unique(
