@@ -56,7 +56,7 @@ SUBJECTS = (
         Subject(f"protocol/pool/{name}.py", _SLOTS)
         for name in ("slots", "child", "fleet", "starts", "recycling")
     ),
-    Subject("app/canvas/chord.py", ("app/test_chords.py", "app/test_groups.py")),
+    Subject("app/running/chord_parts.py", ("app/test_chords.py", "app/test_groups.py")),
     Subject(
         "app/running/tracer.py",
         (
