@@ -34,7 +34,7 @@ class NodeSection(Protocol):
     def uptime_s(self) -> float: ...
 
 
-class LookingSection(NodeSection, Protocol):
+class InspectionSection(NodeSection, Protocol):
     """What a worker tells of itself."""
 
     def stats(self) -> dict[str, Any]: ...
@@ -190,7 +190,7 @@ class ClusterSection(NodeSection, Protocol):
 
 
 class ControlState(
-    LookingSection, TasksSection, LimitsSection, QueuesSection, PoolSection, ClusterSection, Protocol
+    InspectionSection, TasksSection, LimitsSection, QueuesSection, PoolSection, ClusterSection, Protocol
 ):
     """All of it."""
 

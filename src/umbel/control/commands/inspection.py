@@ -3,7 +3,7 @@
 from typing import Any
 
 from umbel.control.panel import Panel
-from umbel.control.state import LimitsSection, LookingSection, NodeSection
+from umbel.control.state import InspectionSection, LimitsSection, NodeSection
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.delivery.rate import show_rate
 
@@ -26,25 +26,25 @@ def clock(state: NodeSection, **_: Any) -> dict[str, int]:
 
 
 @panel.inspect_command
-def stats(state: LookingSection, **_: Any) -> dict[str, Any]:
+def stats(state: InspectionSection, **_: Any) -> dict[str, Any]:
     """Counters, pool, broker and resources."""
     return state.stats()
 
 
 @panel.inspect_command
-def health(state: LookingSection, **_: Any) -> dict[str, Any]:
+def health(state: InspectionSection, **_: Any) -> dict[str, Any]:
     """Whether it is well, and what it has done."""
     return state.health()
 
 
 @panel.inspect_command(alias="dump_conf", args=[("with_defaults", bool)], signature="[with_defaults]")
-def conf(state: LookingSection, with_defaults: bool = False, **_: Any) -> dict[str, Any]:
+def conf(state: InspectionSection, with_defaults: bool = False, **_: Any) -> dict[str, Any]:
     """The settings of its app, passwords masked."""
     return state.conf(with_defaults=with_defaults)
 
 
 @panel.inspect_command
-def report(state: LookingSection) -> dict[str, str]:
+def report(state: InspectionSection) -> dict[str, str]:
     """Versions and settings, for a bug report."""
     return {"ok": state.report()}
 

@@ -1,4 +1,4 @@
-"""What the worker tells of itself (`control.state.LookingSection`)."""
+"""What the worker reports about itself (`control.state.InspectionSection`)."""
 
 import asyncio
 import platform
@@ -12,7 +12,7 @@ from umbel.version import VERSION
 from umbel.worker.remote.parts import WorkerNode
 
 
-class WorkerLooking(WorkerNode):
+class WorkerInspection(WorkerNode):
     def stats(self) -> dict[str, Any]:
         autoscaler, mailbox = self._parts.autoscaler, self._parts.mailbox
         links = self._context.outages.reconnects
