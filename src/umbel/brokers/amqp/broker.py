@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
-from umbel.brokers.amqp import dead_letters, envelope, holds, outbox, signatures, topology, verdicts
+from umbel.brokers.amqp import dead_letters, envelope, locks, outbox, signatures, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.coordination import AmqpCoordination
@@ -324,7 +324,7 @@ class AmqpBroker:
         """Nothing to do: the mailbox that a node listens on goes with its connection."""
 
     async def probe(self, node: str, incarnation: int = 0) -> Evidence:
-        return await holds.probe_mailbox(await self._sessions.get(), node)
+        return await locks.probe_mailbox(await self._sessions.get(), node)
 
     async def revoke(self, revokes: Sequence[Revoke]) -> None:
         session = await self._sessions.get()
