@@ -20,6 +20,7 @@ _SLOTS = (
     "protocol/test_slots_random.py",
 )
 _REDIS = (
+    "brokers/test_redis_claims.py",
     "brokers/test_redis_settle.py",
     "brokers/test_redis_pages.py",
     "brokers/test_redis_refusals.py",
