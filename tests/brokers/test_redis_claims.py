@@ -461,7 +461,7 @@ def test_what_is_being_settled_does_not_go_back_when_claims_are_compared(
             broker.on_replaced = told.append
             *doubtful, other, last = await hold(broker, *(f"m{number}" for number in range(10)))
             with interrupted("settle"), pytest.raises(BrokerUnavailable):
-                await broker.settle([Started(one.tag) for one in doubtful])
+                await broker.settle([Ack(one.tag) for one in doubtful])
             await take(broker, 0)  # over a new connection
             first, second, _ = await asyncio.gather(
                 broker.settle([Ack(one.tag) for one in (*doubtful, last)]),
