@@ -21,6 +21,7 @@ _SLOTS = (
 )
 _REDIS = (
     "brokers/test_redis_claims.py",
+    "brokers/test_redis_leases.py",
     "brokers/test_redis_settle.py",
     "brokers/test_redis_pages.py",
     "brokers/test_redis_refusals.py",
