@@ -2,8 +2,8 @@
 
     python scripts/path_files.py [BROKER_URL]      by default an embedded one in a directory of its own
 
-A worker is started with two children less one, tasks run through it, and the calls of functions are counted
-while they do. What is seen each time counts; heartbeats and renewals that fall in by chance do not.
+A worker with one child process runs a few tasks while function calls are recorded. A file counts when
+every round passes through it, so heartbeats and lease renewals do not.
 """
 
 import os
