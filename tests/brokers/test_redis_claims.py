@@ -63,7 +63,7 @@ def test_what_a_claim_took_whose_reply_was_lost_goes_back_with_a_renewal(
     async def scenario() -> None:
         told: list[Replaced] = []
         async with patient.open() as broker, patient.open() as peer:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             await broker.publish(outgoing("a"))
             with interrupted("claim"), pytest.raises(BrokerUnavailable):
                 await take(broker)
@@ -182,7 +182,7 @@ def test_what_runs_stays_when_what_was_handed_over_after_it_goes_back(
     async def scenario() -> None:
         told: list[Replaced] = []
         async with patient.open() as broker:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             await be_handed(broker, patient, "a", "b")
             (held,) = (await take(broker)).deliveries
             cut(broker)  # before it could be adopted
@@ -292,7 +292,7 @@ def test_the_connection_that_waits_is_restored_and_closed_with_the_others(
     async def scenario() -> None:
         told: list[LinkChange] = []
         async with patient.open() as broker:
-            broker.on_link = told.append
+            broker.on_link(told.append)
             await broker.wait_ready([QUEUE], 0.0)
             redis_server.ask("CLIENT", "KILL", "TYPE", "normal")
 

@@ -67,7 +67,7 @@ def test_a_first_renewal_on_a_second_connection_compares(
     async def scenario() -> None:
         told: list[Replaced] = []
         async with patient.open() as broker:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             (held,) = await hold(broker, "a")
             cut(broker)
             redis_server.ask("HDEL", INFLIGHT, held.tag)
@@ -83,7 +83,7 @@ def test_a_comparison_that_was_refused_is_made_again(
     async def scenario() -> None:
         told: list[Replaced] = []
         async with patient.open() as broker:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             await broker.renew(OWNER)
             (held,) = await hold(broker, "a")
             redis_server.ask("FLUSHALL")
@@ -104,7 +104,7 @@ def test_a_conflict_hides_no_lease_that_has_ended(
     async def scenario() -> None:
         told: list[Replaced] = []
         async with patient.open() as broker, patient.open() as other:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             await broker.renew(OWNER)
             (held,) = await hold(broker, "a")
             end_lease(redis_server, OWNER)
@@ -124,7 +124,7 @@ def test_who_asks_whether_claims_have_ended_finds_replaced_data(
     async def scenario() -> None:
         told: list[Replaced] = []
         async with patient.open() as broker:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             await broker.renew(OWNER)
             held = await hold(broker, "a", "b")
             with costs(redis_server, 0):
@@ -202,7 +202,7 @@ def test_what_is_being_settled_does_not_go_back_when_claims_are_compared(
     async def scenario() -> None:
         told: list[Replaced] = []
         async with patient.open() as broker:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             *doubtful, other, last = await hold(broker, *(f"m{number}" for number in range(10)))
             with interrupted("settle"), pytest.raises(BrokerUnavailable):
                 await broker.settle([Ack(one.tag) for one in doubtful])
