@@ -15,7 +15,7 @@ from tests.brokers.redis_claims import (
     cut,
     interrupted,
 )
-from tests.brokers.test_redis_handing import HANDED, waiting
+from tests.brokers.test_redis_handoff import HANDED, waiting
 from tests.brokers.under_test import (
     LONG_S,
     OWNER,
