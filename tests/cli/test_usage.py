@@ -289,7 +289,7 @@ def store(app: App, *results: Any) -> None:
 
 def test_a_result_that_is_not_there_is_not_found(umbel: Umbel, tmp_path: Path) -> None:
     write_app(tmp_path)
-    assert "no result of nothing yet: unknown, waiting or running" in said(
+    assert "no result of nothing yet: the task is unknown, waiting or running" in said(
         umbel("result", "nothing"), exits.NOT_FOUND
     )
     ran = umbel("result", "nothing", "--json")
@@ -333,7 +333,7 @@ def test_a_limit_out_of_range_is_refused(umbel: Umbel) -> None:
 def test_requeueing_wants_names_or_all(umbel: Umbel, tmp_path: Path) -> None:
     write_app(tmp_path)
     for arguments in ([], ["7", "--all"]):
-        assert "name the letters to requeue, or say --all" in said(
+        assert "name the dead letters to requeue, or give --all" in said(
             umbel("dlq", "requeue", *arguments), exits.USAGE
         )
 
@@ -342,7 +342,7 @@ def test_a_dead_letter_that_is_not_there_is_not_found(umbel: Umbel, tmp_path: Pa
     write_app(tmp_path)
     ran = umbel("dlq", "requeue", "no-such-letter")
     assert (ran.code, ran.out) == (exits.NOT_FOUND, "0 requeued\n")
-    assert "no dead letter 'no-such-letter'; `umbel dlq ls` lists them" in ran.err
+    assert "unknown dead letter 'no-such-letter'; `umbel dlq ls` lists them" in ran.err
 
 
 def bury(app: App, reason: str) -> None:
@@ -390,7 +390,7 @@ def test_a_queue_is_shown_and_emptied_only_when_asked_twice(
 def test_what_is_not_there_is_not_found_and_nobody_is_nobody(umbel: Umbel, tmp_path: Path) -> None:
     write_app(tmp_path)
     assert "no election 'never'" in said(umbel("election", "show", "never"), exits.NOT_FOUND)
-    assert "no periodic task is named 'nightly'" in said(umbel("schedule", "run", "nightly"), exits.NOT_FOUND)
+    assert "unknown periodic task 'nightly'" in said(umbel("schedule", "run", "nightly"), exits.NOT_FOUND)
     assert umbel("schedule", "pause", "nightly").code == exits.NOT_FOUND
     assert "no node answered" in said(umbel("members", "--timeout", "2"), exits.NOBODY_ANSWERED)
 
@@ -450,7 +450,7 @@ def test_a_worker_refuses_flags_that_cannot_be(
 
 def test_where_no_worker_left_word_health_finds_none(umbel: Umbel, tmp_path: Path) -> None:
     line = said(umbel("health", "--run-dir", str(tmp_path / "run")), exits.NOT_FOUND)
-    assert f"no worker has left word in {tmp_path / 'run'}" in line
+    assert f"no worker has a state file in {tmp_path / 'run'}" in line
     ran = umbel("health", "-n", "w9", "--run-dir", str(tmp_path / "run"), "--json")
     assert (ran.code, json.loads(ran.out)) == (exits.NOT_FOUND, [])
 
@@ -500,9 +500,9 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["inspect", "actve"], "no command 'actve' is known; did you mean 'active'?"),
-        (["inspect", "shutdown"], "'shutdown' is asked with `umbel control shutdown`"),
-        (["control", "stats"], "'stats' is asked with `umbel inspect stats`"),
+        (["inspect", "actve"], "unknown command 'actve'; did you mean 'active'?"),
+        (["inspect", "shutdown"], "'shutdown' belongs to `umbel control`: use `umbel control shutdown`"),
+        (["control", "stats"], "'stats' belongs to `umbel inspect`: use `umbel inspect stats`"),
         (["control", "rate_limit", "t"], "rate_limit needs rate_limit; usage: rate_limit TASK RATE"),
         (["control", "pool_grow", "many"], "n must be a whole number, not 'many'"),
         (["inspect", "ping", "x"], "ping takes no argument 'x'"),

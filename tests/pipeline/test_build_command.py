@@ -94,7 +94,7 @@ def test_two_builds_at_once_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_table_that_there_is_not(tmp_path: Path) -> None:
-    assert "there is no table 'task'" in str(build(tmp_path, "--tables", "task").exception)
+    assert "unknown table 'task'" in str(build(tmp_path, "--tables", "task").exception)
 
 
 SHOWN = """

@@ -120,7 +120,7 @@ class App:
             name = options.get("name") or task_name(function, self.name)
             made = options_from(name, options, bind=bind)
             known = self.tasks.get(name)
-            # The same function defined anew (a notebook's cell run twice) replaces the old one.
+            # The same function defined again (a notebook's cell run twice) replaces the old one.
             if known is not None and home_of(known.run) != home_of(function):
                 raise ConfigurationError(f"two tasks are named {name!r}; give one of them another name=")
             kind = AsyncTask if iscoroutinefunction(function) else Task

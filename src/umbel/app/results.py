@@ -140,7 +140,7 @@ class AsyncResult(Generic[R]):
         try:
             found = self._backend.read([self.id], timeout_s=STATE_S).get(self.id)
         except BrokerError:
-            return "unknown: the store of results does not answer"
+            return "unknown: the result backend does not answer"
         return found.status if found else PENDING
 
     def _value(self, *, propagate: bool) -> R:
@@ -161,8 +161,8 @@ class AsyncResult(Generic[R]):
         if request is None or request.is_eager or allowed:
             return
         raise JoinWouldBlock(
-            f"task {request.task}[{request.id}] waits for the result of {self.id}: if every child does so, "
-            "nobody is left to run what they wait for. Link the tasks instead (chain, link), "
+            f"task {request.task}[{request.id}] waits for the result of {self.id}. If every child waits, "
+            "none is left to run the awaited tasks. Link the tasks instead (chain, link), "
             "or pass allow_join=True"
         )
 
@@ -229,7 +229,7 @@ def _joining(
         found = yield backend, task_ids, None if deadline is None else max(0.0, deadline - monotonic())
         if not found:
             raise ResultTimeout(
-                f"{len(waiting)} of {len(results)} tasks have no result within {timeout} s; "
+                f"{len(waiting)} of {len(results)} tasks had no result within {timeout} s; "
                 "is a worker consuming their queue?"
             )
         for result in waiting:
@@ -268,5 +268,5 @@ def _find_class(module: str, name: str) -> type[Exception] | None:
     for part in name.split("."):
         # Not getattr: a module may import on access, as our own does.
         found = getattr(found, "__dict__", {}).get(part)
-    # SystemExit and its like would end whoever asks for a result.
+    # SystemExit and its like would end the process that asks for a result.
     return found if isinstance(found, type) and issubclass(found, Exception) else None

@@ -118,9 +118,9 @@ class Task(Generic[P, R]):
         max_retries: int | None = None,
         **options: Unpack[SendOptions],
     ) -> NoReturn:
-        """End this attempt and have the task tried again later, as it was sent.
+        """End this attempt and retry the task later, as it was sent.
 
-        Other arguments replace its own, and options (`queue`, `priority`, ...) hold from then on.
+        Arguments given here replace its own; options (`queue`, `priority`, ...) apply from then on.
         """
         check_options(options)
         countdown, eta = options.pop("countdown", None), options.pop("eta", None)
@@ -128,11 +128,11 @@ class Task(Generic[P, R]):
         policy = self.options.retry
         most = policy.max_retries if max_retries is None else max_retries
         if request.called_directly:
-            raise exc or Retry("called as a function: there is no message to try again")
+            raise exc or Retry("the task was called as a function; there is no message to retry")
         if most is not None and request.retries >= most:
             if exc is not None:
                 raise exc
-            raise MaxRetriesExceeded(f"{self.name}[{request.id}] was tried again {most} times")
+            raise MaxRetriesExceeded(f"{self.name}[{request.id}] failed after {most} retries")
         if eta is not None:
             due = instant(eta)
         else:
@@ -148,16 +148,18 @@ class Task(Generic[P, R]):
         raise Retry(f"{exc!r}" if exc else "", exc=exc, when=due, again=again) from exc
 
     def update_state(self, state: str, meta: Any = None, *, task_id: str | None = None) -> None:
-        """Store a state of your own while the task runs, and tell it as an event (PROGRESS: `task-progress`).
+        """Store a custom state while the task runs, and send it as an event (PROGRESS: `task-progress`).
 
         In a flood of them some are left out, never the last (`app/running/progress.py`).
         """
-        from umbel.app.running.progress import reports_of  # few tasks tell anything
+        from umbel.app.running.progress import reports_of  # few tasks report progress
 
         request = self.request
         named = task_id or request.id
         if not named:
-            raise RuntimeError(f"{self.name} was called as a function: it has no id to store a state for")
+            raise RuntimeError(
+                f"{self.name} was called as a function; it has no task id to store a state for"
+            )
         reports = reports_of(self.app, request) if named == request.id else None
         if reports is not None:
             reports.state(state, meta)
@@ -228,7 +230,7 @@ def _without_first(name: str, parameters: list[inspect.Parameter]) -> list[inspe
         return parameters
     if not parameters or parameters[0].kind not in _POSITIONAL:
         raise ConfigurationError(
-            f"task {name!r} has bind=True, but its function has no first parameter to take the task"
+            f"task {name!r} has bind=True, but its function has no first parameter for the task"
         )
     return parameters[1:]
 

@@ -226,11 +226,11 @@ METRICS = Table(
         TableColumn("minute", "instant", "the minute in which the attempts ended, else were last heard of"),
         TableColumn("name", "text", "the task's name"),
         TableColumn("queue", "text", "the queue"),
-        TableColumn("worker", "text", "the node; null: nobody had it yet"),
+        TableColumn("worker", "text", "the node; null: not received yet"),
         _sure("n_attempts", "int", "attempts in this row"),
         _sure("n_succeeded", "int", "of them succeeded"),
         _sure("n_failed", "int", "failed"),
-        _sure("n_retried", "int", "asked to be tried again"),
+        _sure("n_retried", "int", "asked for a retry"),
         _sure("n_revoked", "int", "were revoked"),
         _sure("n_rejected", "int", "were rejected"),
         _sure("n_open", "int", "had no end"),
@@ -242,26 +242,26 @@ METRICS = Table(
 )
 
 ANOMALY_KINDS: Mapping[str, str] = {
-    "causality": "one process told an attempt's receipt, start and end against its own clock",
+    "causality": "one process reported an attempt's receipt, start and end against its own clock",
     "run_twice": "one attempt ended more than once",
     "delivered_twice": "a task was delivered more often than it was sent",
-    "lost": "a task was with a node that is gone, and nothing was heard of it since",
-    "stuck": "a task has no end and nothing was heard of it for long",
-    "received_without_sent": "nobody told of sending it, and no task did; others of its name were told of",
+    "lost": "the node that had the task is gone, and no event of the task came since",
+    "stuck": "the task has not ended, and no event of it came for a long time",
+    "received_without_sent": "received without a task-sent event, which other tasks of its name have",
     "seq_gap": "events of a node are missing from the lake",
     "clock_reset": "a node's Lamport clock went back",
     "clock_jump": "a node's Lamport clock leapt ahead",
     "time_skew": "a node's time differs from the broker's",
-    "election": "an election broke a promise",
+    "election": "an election broke a guarantee",
     "recorder_gap": "the recorder saw that events of a node did not come",
     "recorder_lost": "events fell out of the broker's log before they were read",
-    "recorder_deaf": "the recorder had no broker for a while; what Celery's workers told then may be lost",
-    "recorder_unreadable": "the recorder got what are no events",
+    "recorder_deaf": "the recorder had no broker for a while; events of Celery's workers may be lost",
+    "recorder_unreadable": "the recorder received messages that are not events",
 }
 
 ANOMALIES = Table(
     "anomalies",
-    "What should not have been, one row each.",
+    "What went wrong, one row each.",
     ("kind", "subject", "at", "detail"),
     (
         _sure("kind", "text", "one of: " + ", ".join(ANOMALY_KINDS)),

@@ -2,7 +2,7 @@
 
 A report is opened years later, from an attachment, on paper, by a screen reader: so a chart is a
 drawing in the page, with its title and description, and needs no script. Interactive plots belong to
-the dashboard. Each mark carries a tooltip; the number of marks is bounded by whoever asks for the
+the dashboard. Each mark carries a tooltip; the number of marks is bounded by the caller of the
 figures (`figures.py`).
 """
 

@@ -1,4 +1,4 @@
-"""Facts: what a recorder writes down of its own work, as events among the events.
+"""Facts: what a recorder records about its work, as events among the events.
 
 recorder-online, recorder-offline   when it recorded; `unheard_since`: what Celery's workers told
                                     from then on was heard by nobody

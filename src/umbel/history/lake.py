@@ -181,7 +181,7 @@ class Lake:
                 file.seek(0)
                 owner = file.read(100).strip() or "another process"
                 raise LakeBusy(
-                    f"{what} is at work in {self.root} ({owner}): stop it, or use another name or lake"
+                    f"{what} is already using {self.root} ({owner}); stop it, or use another name or lake"
                 ) from None
             file.seek(0)
             file.truncate()
@@ -193,7 +193,7 @@ class Lake:
         try:
             return msgspec.json.decode(path.read_bytes(), type=wanted)
         except (OSError, msgspec.MsgspecError) as error:
-            raise LakeError(f"cannot read {path}: {error}; restore it, or move it away") from None
+            raise LakeError(f"cannot read {path}: {error}; restore the file, or move it away") from None
 
 
 def manifest_numbers(folder: Path) -> list[int]:

@@ -46,7 +46,7 @@ def read_memory(lake: Lake, name: str) -> Memory | None:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise LakeError(
-            f"cannot read {path}: {error}; move it away, and the recorder begins a new account"
+            f"cannot read {path}: {error}; move the file away, and the recorder starts a new one"
         ) from None
 
 

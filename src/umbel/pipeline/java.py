@@ -80,7 +80,7 @@ def version_of(java: Path) -> int | None:
 def _believed(home: Path) -> Java:
     java = home / "bin" / "java"
     if not os.access(java, os.X_OK):
-        raise NoJava(f"JAVA_HOME is {home}, but there is no {java} to run; {HINT}")
+        raise NoJava(f"JAVA_HOME is {home}, but {java} is not executable; {HINT}")
     version = version_of(java)
     if version is None or version < LEAST:
         raise NoJava(f"JAVA_HOME is {home}, which is Java {version or '?'}; Spark needs 17 or 21; {HINT}")

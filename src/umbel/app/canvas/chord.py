@@ -162,7 +162,7 @@ def part_ended(app: "App", call: TaskCall, request: Request, status: str, value:
         if parts is None or not app.backend.claim_chord(part.group_id, part.task_id):
             return NOTHING_FOLLOWS
     except BrokerRefused as refused:  # the task keeps its outcome, and who waits for the body is told
-        error = ChordError(f"part {request.id} of the chord could not be counted: {refused}")
+        error = ChordError(f"cannot count part {request.id} of the chord: {refused}")
         log.error("cannot count a finished chord part", extra={"task_id": request.id, "why": str(refused)})
         return BodyOutcome(_failures(_ids_of(signature_from(body_map, app)), error))
     body = signature_from(body_map, app)
@@ -243,7 +243,7 @@ def _send_once(app: "App", group_id: str, batch: Sequence[Outgoing]) -> BodyOutc
 def _refused_body(refused: Refused) -> list[StoredResult]:
     """Who waits for a body that is among the dead letters is told."""
     assert isinstance(refused.part, Outgoing)
-    error = ChordError(f"the body was refused by the queue {refused.part.queue!r}: {refused.reason}")
+    error = ChordError(f"queue {refused.part.queue!r} refused the chord's body: {refused.reason}")
     return _failures([refused.part.message.correlation_id], error)
 
 

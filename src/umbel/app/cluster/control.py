@@ -8,7 +8,7 @@
 
 A question has one deadline, `timeout`, which covers connecting, sending and waiting; it is over earlier
 when every node has answered that was named or is known to be a member. Questions go out on a
-connection of their own, kept by one thread for the whole app and opened when first needed.
+separate connection, kept by one thread for the whole app and opened when first needed.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from umbel.app.app import App
 
 CLASSIC_ANSWER_S = 1.0
-TIDY_S = 0.05  # whoever keeps the time ends by itself
+TIDY_S = 0.05  # the part that watches the time ends by itself
 SLACK_S = 30.0  # the thread answers long before; a caller must not hang although it did not
 
 Replies = list[dict[str, Any]]
@@ -175,7 +175,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
             thread.close()
 
     def _tell(self, request: Request) -> None:
-        """What nobody answers needs no connection of its own."""
+        """Send a request that gets no answers; it needs no separate connection."""
         self._clock += 1
         headers, body = encode_request(request, self._clock, self._the_app().settings.keyring, cluster_now())
         self._the_app().producer.broadcast(

@@ -1,4 +1,4 @@
-"""ControlThread: a connection for questions to workers, kept by a thread of its own."""
+"""ControlThread: a connection for questions to workers, in a separate thread."""
 
 import asyncio
 import os
@@ -75,7 +75,7 @@ class ControlThread:
             if future.done():  # the work's own
                 raise
             future.cancel()
-            raise BrokerUnavailable(f"the broker kept a question for over {timeout_s:g} s") from None
+            raise BrokerUnavailable(f"the broker did not answer within {timeout_s:g} s") from None
 
     def close(self) -> None:
         if self.pid != os.getpid():

@@ -76,7 +76,7 @@ def make_election(
     )
     problem = flaw(request)
     if problem:
-        raise ElectionError(f"election {election_id!r} of topic {topic!r} cannot be held: {problem}")
+        raise ElectionError(f"cannot open election {election_id!r} of topic {topic!r}: {problem}")
     return request
 
 
@@ -90,8 +90,8 @@ async def hold_election(
     known = record.request
     if (known.topic, known.action, known.policy) != (request.topic, request.action, request.policy):
         raise ElectionError(
-            f"election {request.election_id!r} is already that of topic {known.topic!r} "
-            "with another action or policy; take another id"
+            f"election {request.election_id!r} already exists, for topic {known.topic!r} "
+            "with another action or policy; use another id"
         )
     if record.state in CLOSED_STATES:
         return ElectionOutcome.of(record)
@@ -113,7 +113,9 @@ async def _until_closed(broker: Broker, asker: Asker, key: str, arguments: dict[
     while True:
         record = await broker.coordination.read_election(key)
         if record is None:
-            raise ElectionError(f"the store has forgotten election {arguments['id']!r}")
+            raise ElectionError(
+                f"the broker has lost the record of election {arguments['id']!r}; open it again"
+            )
         if record.state in CLOSED_STATES:
             return ElectionOutcome.of(record)
         if record.state is ElectionState.OPEN and loop.time() - began > ASK_AFTER_S and not asked:

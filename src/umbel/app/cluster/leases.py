@@ -43,7 +43,7 @@ class HeldLease:
         self._broker = broker
         self._acquired = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        holder = f"{origin()}.{new_id()}"  # of its own: two campaigns must not share one
+        holder = f"{origin()}.{new_id()}"  # unique: two campaigns must not share one
         self._keeper = LeaseKeeper(
             broker.coordination, name, holder, settings=settings, changed=self._changed
         )

@@ -234,7 +234,9 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     if name == "worker_autoscale" and converted is not None and not 1 <= converted[1] <= converted[0]:
         raise BadSetting(name, value, "must be MAX,MIN with MAX >= MIN >= 1", source=source)
     if name == "lake_mode" and not re.fullmatch("0?7[0-7]{2}", converted):
-        raise BadSetting(name, value, "must be octal and begin with 07, such as 0750", source=source)
+        raise BadSetting(
+            name, value, "must be an octal mode that begins with 07, such as 0750", source=source
+        )
     least, most = _AT_LEAST.get(name), _AT_MOST.get(name)
     # Not "below the least", because a NaN is below nothing.
     if least is not None and converted is not None and not converted >= least:

@@ -1,7 +1,7 @@
 """Attempts: a task that is tried again is sent again, under its own id, one retry further.
 
 Mostly nothing else changes, and the body goes on as the bytes it came as. When `retry` names other
-arguments or options, the call is sent anew with all that its message said, and those on top.
+arguments or options, the call is sent again with all that its message said, and those on top.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def changed_attempt(
     due: float,
 ) -> Outgoing:
     """The call once more with other arguments or options; refused here if it cannot be sent."""
-    assert request.call is not None, "only a call that came as a message is tried again"
+    assert request.call is not None, "only a call that came as a message is retried"
     stated = {**_stated(request.call, request), **options, "eta": due, "retries": request.retries + 1}
     return app.prepare(
         request.task,

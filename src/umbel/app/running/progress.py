@@ -139,10 +139,12 @@ def is_type(event_type: str) -> bool:
 def check_type(event_type: str) -> None:
     """ValueError for what no user may say: a type of ours, of a worker, or one that is no name."""
     if event_type in KNOWN_TYPES or event_type.startswith("worker-"):
-        raise ValueError(f"event type {event_type!r} is one that workers send; take another, task-mine say")
+        raise ValueError(
+            f"event type {event_type!r} is reserved for workers; use another one, such as 'task-mine'"
+        )
     if "-" not in event_type or not is_type(event_type):
         raise ValueError(
-            f"event type {event_type!r} is not a group and a name, in letters, digits and '_': task-progress"
+            f"event type {event_type!r} must be GROUP-NAME of letters, digits and '_', as in 'task-progress'"
         )
 
 

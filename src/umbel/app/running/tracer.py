@@ -214,11 +214,11 @@ class _Run:
             return self.failed(task, call, request, error)
         if isinstance(error, Retry):
             if broken_rule("eta", error.when):
-                return self.failed(task, call, request, ValueError(f"Retry(when={error.when!r}): no time"))
+                return self.failed(task, call, request, ValueError(f"Retry(when={error.when!r}): not a time"))
             if error.when is not None:  # self.retry() has judged it
                 return self._retried(task, call, request, error, error.when)
             if policy.exhausted(request.retries):
-                text = f"{task.name}[{request.id}] was tried again {request.retries} times"
+                text = f"{task.name}[{request.id}] failed after {request.retries} retries"
                 spent = MaxRetriesExceeded(text)
                 spent.__cause__ = error
                 return self.failed(task, call, request, error.exc or spent)
@@ -232,7 +232,7 @@ class _Run:
             reason = self.secrets.strike(str(error.reason)) if self.secrets else str(error.reason)
             if error.requeue:
                 return self._outcome("requeued", summary=reason)
-            # A failure of its own name: who waits for the result must neither wait for ever nor get a Reject.
+            # TaskRejected, not Reject: a caller that waits for the result must see a failure.
             failure = TaskRejected(reason or "rejected by the task").with_traceback(error.__traceback__)
             ended = self.failed(task, call, request, failure)
             said = leaving(reason)
@@ -305,7 +305,9 @@ class _Run:
 
     def _unfinished(self, error: BaseException) -> Outcome:
         """The task ran, but what follows cannot be written now: it is left to redelivery."""
-        return self._outcome("requeued", summary=f"it ended, but what follows it could not be sent: {error}")
+        return self._outcome(
+            "requeued", summary=f"the task ended, but its follow-up messages could not be sent: {error}"
+        )
 
     def _failure(
         self, request: Request, error: BaseException, text: str, *, status: str, done_at: float | None

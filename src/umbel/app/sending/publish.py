@@ -75,8 +75,8 @@ def _keep(request: Request, batch: Sequence[Outgoing], limit: int, error: Broker
     request.try_again_at = monotonic() + LONGEST_PAUSE_S
     if len(request.unsent) + len(batch) > limit:
         raise BufferFull(
-            f"the broker is away, and {request.task}[{request.id}] has sent {len(request.unsent)} messages "
-            f"that wait for it: {len(batch)} more are over the limit of {limit} ('publish_buffer_max')"
+            f"broker unavailable; {request.task}[{request.id}] buffers {len(request.unsent)} messages, and "
+            f"{len(batch)} more would exceed the limit of {limit} ('publish_buffer_max')"
         ) from error
     if not request.unsent:
         why = {"task": request.task, "task_id": request.id, "why": str(error)}

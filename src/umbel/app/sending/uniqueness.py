@@ -78,7 +78,7 @@ def _time_of(app: "App", name: str, options: SendOptions) -> float:
     ttl_s = options.get("unique_for") or (own.options.unique_for_s if own is not None else None)
     if ttl_s is None or not 0 < ttl_s <= UNIQUE_FOR_MAX_S:
         raise ValueError(
-            f"unique_for of task {name!r} is {ttl_s!r}: say how many seconds, up to {UNIQUE_FOR_MAX_S:.0f}, "
+            f"unique_for of task {name!r} is {ttl_s!r}: give seconds, up to {UNIQUE_FOR_MAX_S:.0f}, "
             "in the call or in @app.task"
         )
     return ttl_s

@@ -141,7 +141,7 @@ def judge(answers: "Answers") -> int:
         say(f"umbel: {node} sent the first {shown:,} of {total:,} entries", err=True)
     if not answers.replies:
         named = ", ".join(one.node for one in answers.silent)
-        say(f"umbel: nobody answered{f': {named}' if named else ''}", err=True)
+        say(f"umbel: no worker answered{f': {named}' if named else ''}", err=True)
         return exits.NOBODY_ANSWERED
     for one in answers.lost:
         say(f"umbel: {_silence(one)}", err=True)
@@ -180,9 +180,9 @@ def find_command(app_name: str | None, name: str, *, changes: bool) -> "Command"
     if command is None:
         near = get_close_matches(name, [one.name for one in panel if one.changes is changes], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; `umbel {verb}` lists them"
-        raise click.UsageError(f"no command {name!r} is known{hint}")
+        raise click.UsageError(f"unknown command {name!r}{hint}")
     if command.changes is not changes:
-        raise click.UsageError(f"{name!r} is asked with `umbel {other} {name}`")
+        raise click.UsageError(f"{name!r} belongs to `umbel {other}`: use `umbel {other} {name}`")
     return command
 
 

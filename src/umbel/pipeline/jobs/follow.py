@@ -48,7 +48,7 @@ def follow(
 ) -> None:
     """Until stopped, or until all files that are there are in published tables. Hold the lock."""
     partials = Partials(lake)
-    with failing_as("the stream could not begin; start it again, it goes on where it was"):
+    with failing_as("cannot start the stream; restart the command, it resumes where it stopped"):
         partials.open()
         partials.tidy()
     stopping = stop or threading.Event()
@@ -63,7 +63,7 @@ def follow(
             _take(spark, lake, partials, following)
             partials.tell_passed()
         if partials.taken().upto > before or is_first:
-            with failing_as("batches could not be put together; start the stream again, it goes on"):
+            with failing_as("cannot merge the batches; restart the command, it resumes where it stopped"):
                 partials.fold(spark)
             following.published(_publish(spark, lake, partials, following, found, unreadable, started))
         is_first = False
@@ -81,7 +81,7 @@ def _take(spark: SparkSession, lake: Path, partials: Partials, following: Follow
         partials.put(frame, batch_id)
 
     events = io.follow_events(spark, lake / "events", files_per_batch=following.files_per_batch)
-    with failing_as("the stream ended; start it again, it goes on where it was"):
+    with failing_as("the stream failed; restart the command, it resumes where it stopped"):
         query = (
             events.writeStream.foreachBatch(sink)
             .option("checkpointLocation", str(partials.checkpoint))
@@ -91,7 +91,7 @@ def _take(spark: SparkSession, lake: Path, partials: Partials, following: Follow
         if not query.awaitTermination(ROUND_TIMEOUT_S):
             query.stop()
             raise BuildFailed(
-                f"the stream took longer than {ROUND_TIMEOUT_S} s for what is there; start it again"
+                f"the stream took longer than {ROUND_TIMEOUT_S} s for its events; restart the command"
             )
 
 

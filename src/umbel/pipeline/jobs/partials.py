@@ -63,16 +63,16 @@ class Partials:
         version = io.read_json(told, Version).states
         if version != STATES_VERSION:
             raise BuildFailed(
-                f"{self.folder} holds partial states of version {version}, and this Umbel makes"
-                f" {STATES_VERSION}: move that folder away, and the stream begins again from the events"
+                f"{self.folder} contains partial states of version {version}, but this Umbel needs"
+                f" {STATES_VERSION}; move that folder away, and the stream is rebuilt from the events"
             )
         if not any((self.checkpoint / "offsets").glob("[0-9]*")):
             if self.taken().upto >= 0:  # the first new batches would pass for those that it has
                 raise BuildFailed(
-                    f"{self.folder} holds partial states, and {self.checkpoint.name}, which says of what, is"
-                    " gone: move that folder away, and the stream begins again from the events"
+                    f"{self.folder} contains partial states, but its checkpoint {self.checkpoint.name} is"
+                    " missing; move that folder away, and the stream is rebuilt from the events"
                 )
-            # Whoever made it ended before its first batch was planned. Spark refuses to begin where
+            # The process that made it ended before its first batch was planned. Spark refuses to begin where
             # such a file was half written, and there is nothing in it to go on with.
             shutil.rmtree(self.checkpoint, ignore_errors=True)
 
@@ -107,7 +107,7 @@ class Partials:
         )
 
     def tell_passed(self) -> None:
-        """Leave word of which files are not needed any more, for whoever tidies the lake."""
+        """Write down which files are no longer needed, for the housekeeping of the lake."""
         io.write_json(self.folder / "_passed.json", {"files": self.taken().files})
 
     def all(self, spark: SparkSession, event_files: Sequence[Path]) -> Parts:

@@ -101,9 +101,7 @@ def _unfinished(tasks: DataFrame, workers: DataFrame, end: DataFrame) -> DataFra
         .select("*", F.when(is_lost, F.lit("lost")).when(is_stuck, F.lit("stuck")).alias("judged"))
         .where(F.col("judged").isNotNull())
     )
-    detail = F.format_string(
-        "%s, and nothing was heard of it for %d s", "state", F.col("silent_s").cast("long")
-    )
+    detail = F.format_string("%s, and no event for %d s", "state", F.col("silent_s").cast("long"))
     return _rows(judged, F.col("judged"), detail, **_TASK)
 
 
@@ -121,7 +119,7 @@ def _never_sent(tasks: DataFrame) -> DataFrame:
         .join(F.broadcast(told), "name")
         .where(F.col("first_received_at") > F.col("told_since"))
     )
-    return _rows(late, "received_without_sent", F.lit("nobody told of sending it"), **_TASK)
+    return _rows(late, "received_without_sent", F.lit("no task-sent event"), **_TASK)
 
 
 def _of_clocks(others: DataFrame) -> tuple[DataFrame, DataFrame]:

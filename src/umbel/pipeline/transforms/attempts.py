@@ -99,7 +99,7 @@ def _regrouped(states: DataFrame) -> DataFrame:
 
 
 def _is_of(slot: str) -> Column:
-    """Whether this row stands for that register: a row with an attempt stands for all of its own."""
+    """Whether this row stands for that register: a row with an attempt stands for all of that attempt's."""
     return F.col("only").isin("", slot)
 
 

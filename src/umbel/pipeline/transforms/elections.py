@@ -33,7 +33,7 @@ def _classic(others: DataFrame) -> DataFrame:
             *_times(),
         )
     )
-    nobody = F.when(F.size("stood") == 0, F.lit("answers came, and nobody stood"))
+    nobody = F.when(F.size("stood") == 0, F.lit("answers without a candidate"))
     columns = {
         "election_id": F.col("id"),
         "protocol": F.lit("v1"),

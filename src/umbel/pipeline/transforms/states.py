@@ -30,7 +30,7 @@ def states_of(events: DataFrame) -> DataFrame:
 
     What an event tells is put into its register before the exchange: there it is one run of bytes
     that is compared and copied as it is. A register that is put together only while rows are joined
-    is taken apart and built anew, field by field, for every row that comes after it.
+    is taken apart and rebuilt, field by field, for every row that comes after it.
     """
     ended = F.coalesce(*(F.col(f"{slot}.digest") for slot in sorted(ENDINGS)))
     return (
