@@ -50,7 +50,11 @@ def test_each_coroutine_sees_its_own_request(app: App, tracer: AsyncTracer) -> N
         (SoftLimitPassed(), "failure", "SoftTimeLimitExceeded('the soft time limit passed')"),
         (WorkerStops(), "requeued", "the worker stops"),
         (CancelAsked(), "cancelled", "TaskCancelled('cancelled')"),
-        (asyncio.CancelledError(), "failure", "TaskError('cancelled from within"),
+        (
+            asyncio.CancelledError(),
+            "failure",
+            "TaskError('the task awaited something that had been cancelled",
+        ),
     ],
 )
 def test_an_exception_ends_it_as_what_it_means(

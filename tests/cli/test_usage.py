@@ -141,7 +141,7 @@ NEEDS_APP = [
 @pytest.mark.parametrize("command", NEEDS_APP)
 def test_without_an_app_a_command_says_where_it_looked(umbel: Umbel, command: list[str]) -> None:
     line = said(umbel(*command), exits.USAGE)
-    assert "neither ./tasks.py nor ./app.py is here; use -A module:attr" in line
+    assert "neither ./tasks.py nor ./app.py exists; use -A module:attr" in line
 
 
 @pytest.mark.parametrize("command", NEEDS_APP)
@@ -366,7 +366,7 @@ def test_dead_letters_are_listed_with_their_reason_and_given_back(umbel: Umbel, 
     [row] = json.loads(umbel("dlq", "ls", "--json").out)
     assert (row["task"], row["task_id"], row["queue"]) == ("shop.pack", "t", "celery")
     assert "its process died in each of 3 starts" in umbel("dlq", "ls").out
-    assert "`umbel dlq ls` says why" in umbel("doctor").out
+    assert "`umbel dlq ls` lists them with reasons" in umbel("doctor").out
     assert umbel("dlq", "requeue", "t", "no-such", "--json").code == exits.PARTIAL
     assert umbel("dlq", "ls", "--json").out == "[]\n"
     [waiting] = json.loads(umbel("queues", "peek", "celery", "--json").out)

@@ -41,7 +41,7 @@ def test_a_run_in_which_all_fits() -> None:
         ),
         ({"history": {**HISTORY, "a": "STARTED"}}, "history and results differ about quick a is STARTED"),
         ({"ran": {**RAN, ("a", 0): ["w1", "w1"]}}, "1 tasks ran twice without a cause: a"),
-        ({"ran": {**RAN, ("a", 0): ["w1", "w2"]}, "killed": "w2"}, "repeated without a cause: a"),
+        ({"ran": {**RAN, ("a", 0): ["w1", "w2"]}, "killed": "w2"}, "ran twice without a cause: a"),
         ({"killed": "w2", "interrupted": {"a"}}, "1 tasks of w2 were not run again"),
         ({"history": STATES}, "history lacks 2 tasks that ran"),
     ],
