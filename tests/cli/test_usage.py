@@ -382,14 +382,14 @@ def test_a_queue_is_shown_and_emptied_only_when_asked_twice(
     monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
     ran = umbel("queues", "purge", "celery")
     assert (ran.code, ran.out) == (exits.FAILED, "")
-    assert "Remove 1 messages of 'celery'?" in ran.err
+    assert "Remove 1 messages from 'celery'?" in ran.err
     assert umbel("queues", "purge", "celery", "-y").out == "1 messages removed from celery\n"
     assert json.loads(umbel("queues", "purge", "celery", "--json").out) == {"queue": "celery", "removed": 0}
 
 
 def test_what_is_not_there_is_not_found_and_nobody_is_nobody(umbel: Umbel, tmp_path: Path) -> None:
     write_app(tmp_path)
-    assert "no election 'never'" in said(umbel("election", "show", "never"), exits.NOT_FOUND)
+    assert "unknown election 'never'" in said(umbel("election", "show", "never"), exits.NOT_FOUND)
     assert "unknown periodic task 'nightly'" in said(umbel("schedule", "run", "nightly"), exits.NOT_FOUND)
     assert umbel("schedule", "pause", "nightly").code == exits.NOT_FOUND
     assert "no node answered" in said(umbel("members", "--timeout", "2"), exits.NOBODY_ANSWERED)

@@ -87,7 +87,7 @@ class App:
 
     @cached_property
     def control(self) -> "Control":
-        """Ask workers, and tell them what to do."""
+        """Query workers, and send them commands."""
         from umbel.app.cluster.control import Control  # with an event loop, which few apps and no child need
 
         return Control(self)
@@ -175,7 +175,7 @@ class App:
         return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result)
 
     def ignores_result(self, name: str, options: SendOptions) -> bool:
-        """Whether nobody will store the result of this call."""
+        """Whether no worker will store the result of this call."""
         known = self.tasks.get(name)
         stated = (options.get("ignore_result"), known.options.ignore_result if known else None)
         return next((said for said in stated if said is not None), self.settings.task_ignore_result)

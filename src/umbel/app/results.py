@@ -1,6 +1,6 @@
 """AsyncResult: a handle on a task that was sent, by its id.
 
-Waiting goes through the result backend, which is told when the result arrives; it does not poll.
+Waiting goes through the result backend, which is notified when the result arrives; it does not poll.
 In async code a result can be awaited, which does not block the loop.
 """
 
@@ -33,7 +33,7 @@ class AsyncResult(Generic[R]):
         self, task_id: str, *, app: "App", parent: "Any | None" = None, ignored: bool = False
     ) -> None:
         self.id = task_id
-        self.ignored = ignored  # nobody will store a result: there is nothing to wait for
+        self.ignored = ignored  # no result will be stored: there is nothing to wait for
         self.app = app
         self.parent = parent
         self._eager = app.eager_backend
@@ -56,7 +56,7 @@ class AsyncResult(Generic[R]):
     async def get_async(
         self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
     ) -> R:
-        """The same as `get` for async code: the loop goes on meanwhile."""
+        """The same as `get` for async code: the event loop is not blocked."""
         if self.ignored:
             return None  # type: ignore[return-value]
         self._refuse_join(allow_join)
@@ -107,7 +107,7 @@ class AsyncResult(Generic[R]):
     def revoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
         """See to it that the task never starts; `terminate` also ends it where it runs.
 
-        It holds although no worker is up now; those that are up are told at once.
+        It also works while no worker is running; running workers are notified at once.
         """
         self.app.control.revoke(self.id, terminate=terminate, signal=signal)
 
@@ -136,7 +136,7 @@ class AsyncResult(Generic[R]):
         self._final = decode_result(found[self.id].payload)
 
     def _last_state(self) -> str:
-        """For an error that is due: the store has a moment to say it."""
+        """The state for an error message; the result backend gets a moment to answer."""
         try:
             found = self._backend.read([self.id], timeout_s=STATE_S).get(self.id)
         except BrokerError:

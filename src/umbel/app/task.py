@@ -172,12 +172,12 @@ class Task(Generic[P, R]):
             self.update_state("PROGRESS", {"done": done, "total": total, **meta})
 
     def send_event(self, event_type: str, *, blind: bool = False, **fields: Any) -> bool:
-        """Tell monitors and recorders something of your own, `task-paid` say, with the task's id.
+        """Send a custom event to monitors and recorders, such as `task-paid`, with the task's id.
 
-        `blind`: without a value of the cluster's clock, which it does not move; for what is told often and
+        `blind`: without a value of the cluster's clock, which it does not move; for events that are sent often and
         has no place among the causes of other things.
 
-        False when it was not sent: nobody runs this task for a worker, or it has told too much already.
+        False when it was not sent: no worker runs this task, or it has sent too many already.
         """
         from umbel.app.running.progress import check_type, reports_of
 

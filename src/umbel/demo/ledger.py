@@ -1,4 +1,4 @@
-"""Ledger: what the tasks themselves say that they did, and whether everybody else says the same.
+"""Ledger: what the tasks themselves say that they did, and whether all other sources agree.
 
 Every figure of the demo comes from somewhere else: results from the backend, runs from the ledger,
 states from the history that Spark made. The verdict compares them, task by task.

@@ -67,7 +67,7 @@ class Processes:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """In good order; and at once when it takes too long, or when whoever waits for it has no patience."""
+    """Gracefully; and at once when it takes too long, or when the wait is interrupted."""
     deadline = time.monotonic() + STOP_S
     try:
         for process in processes:

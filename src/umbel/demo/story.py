@@ -1,6 +1,6 @@
 """Story: what happens in the demo, in its order.
 
-Three workers take mixed load. Meanwhile a task is revoked, an election held, and the worker that
+Three workers take mixed load. Meanwhile a task is revoked, an election decided, and the worker that
 sends the periodic tasks is killed: its tasks are recovered and its lease goes to another. What the
 workers told was recorded; when everything has ended, Spark makes history of it, and what the tasks
 did, what came back and what history says are compared.
@@ -99,7 +99,7 @@ class Demo:
         finally:
             listening.cancel()
             await asyncio.wait([listening])
-            with suppress(BrokerError, TimeoutError):  # nobody else reads what is logged for us
+            with suppress(BrokerError, TimeoutError):  # no other process reads what is logged for us
                 async with asyncio.timeout(FORGET_S):
                     await broker.forget_recorder(self._run)
             await broker.close()

@@ -34,7 +34,7 @@ BLUE, VERMILION, ORANGE, GREEN, PURPLE, GREY, LIGHT = (
     *("#0072b2", "#d55e00", "#e69f00", "#009e73", "#a0508a"),
     *("#6b7280", "#9ecae9"),
 )
-"""Colours that people with any kind of colour vision tell apart; also different in grey."""
+"""Colours that people with any kind of colour vision can distinguish; also different in grey."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Housekeeping: small files put together, and days that nobody needs any more dropped.
+"""Housekeeping: merges small files, and drops days that are no longer needed.
 
 Files of an hour that has passed are written together into `compacted/`, beside the folder that the
 stream watches, which would read them all again. A manifest says which stand for which; from that moment

@@ -108,7 +108,7 @@ class Tables:
 def read(lake: Path, work: Callable[[Tables], WorkT]) -> WorkT:
     """Do all of the work on the newest build.
 
-    While somebody reads, builds go on and at last remove the files that are read. Then the work is
+    During a read, new builds may remove the files that are read. Then the work is
     done again, once, on what is the newest by now.
     """
     build = newest_build(lake)

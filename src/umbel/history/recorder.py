@@ -115,7 +115,7 @@ class Recorder:
         self._thread = ThreadPoolExecutor(1, "umbel-recorder")
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Record until told to stop, or until the lease is lost; what was read is safe on disk then."""
+        """Record until asked to stop, or until the lease is lost; what was read is safe on disk then."""
         name = self._settings.name
         try:
             with self._lake.locked(name, f"a recorder named {name!r}"):
@@ -342,7 +342,7 @@ class Recorder:
             self._facts.append(self._maker.make(LOST, lost=fresh, why="the log was full"))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]], stop: asyncio.Event) -> T:
-        """Ask until the broker answers. Told to stop meanwhile, give up: nothing is lost by that."""
+        """Ask until the broker answers. Asked to stop meanwhile, give up: nothing is lost by that."""
         failures = 0
         while True:
             try:

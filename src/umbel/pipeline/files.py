@@ -1,4 +1,4 @@
-"""Files: which files of the lake can be read, said before Spark is asked to.
+"""Files: which files of the lake can be read, checked before Spark reads them.
 
 Spark ends a whole job over one truncated file, hours into it. A Parquet file has its description at
 its end, so a file that was cut off is known by reading that alone; a column of another type than the

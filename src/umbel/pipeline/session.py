@@ -165,7 +165,7 @@ def _connect(url: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def _reach(url: str) -> None:
-    """Spark's own client tries for many minutes before it says that nobody is there."""
+    """Spark's own client retries for many minutes before it reports that no server answers."""
     try:
         place = urlsplit(shown(url))
         host, port = place.hostname or "", place.port or CONNECT_PORT
@@ -184,7 +184,7 @@ def _reach(url: str) -> None:
 
 @contextlib.contextmanager
 def _stderr_in(log: Path) -> Iterator[None]:
-    """While the JVM is started: it inherits our stderr, and prints warnings that nobody can act on."""
+    """While the JVM is started: it inherits our stderr, and prints warnings that users cannot act on."""
     with log.open("ab") as file:
         kept = os.dup(2)
         try:

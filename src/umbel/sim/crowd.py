@@ -40,7 +40,7 @@ class Process(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """It stood still and goes on: what it did not do yet comes first, then its inbox."""
+        """It stood still and continues: unfinished work comes first, then its inbox."""
 
     @abstractmethod
     def woken(self) -> None:

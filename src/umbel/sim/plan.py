@@ -75,7 +75,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`node` is the one it befalls; at a named point it befalls whoever gets there first."""
+    """`node` is the affected node; at a named point it is the first node that gets there."""
 
     at_s: float
     kind: str

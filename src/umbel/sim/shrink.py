@@ -2,7 +2,7 @@
 
 Faults, elections and nodes are dropped in ever smaller pieces, and each smaller plan is run again:
 what remains is the script to read. Any broken promise counts, not only the first one, because the
-smaller script is the one that somebody has to understand.
+smaller script is the one that a person has to understand.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """Chord: a group whose results, all together, go to one more call.
 
-The backend counts the parts as they end, each once however often it is delivered. Whoever brings
-the last one sends the body; the sending and the mark that it was sent are one step where broker
+The backend counts the parts as they end, each once however often it is delivered. The task that
+brings the last one sends the body; the sending and the mark that it was sent are one step where broker
 and backend are one, so the body is sent once. Keys and forms are Celery's: parts of one chord may
 run on both kinds of worker.
 """
@@ -110,7 +110,7 @@ class Chord(Signature[Any]):
         return f"chord({self.header!r}, {self.body!r})"
 
     def _hand_options_to_body(self) -> None:
-        """What was said of the whole is meant for its end; the header gets the sending options."""
+        """Options of the whole chord apply to its body; the header gets the sending options."""
         of_the_end = {name: value for name, value in self.options.items() if name in _OF_THE_END and value}
         self.body.options = cast(SendOptions, {**self.body.options, **of_the_end})
         of_each = {name: value for name, value in self.options.items() if name in _OF_EACH}
@@ -151,7 +151,7 @@ NOTHING_FOLLOWS = BodyOutcome()
 def part_ended(app: "App", call: TaskCall, request: Request, status: str, value: object) -> BodyOutcome:
     """A task has its final state: if it is a part of a chord count it, and after the last send the body.
 
-    Asked again after a failure it goes on: a part counts once, and the body is sent once.
+    Called again after a failure it continues: a part counts once, and the body is sent once.
     BrokerUnavailable says nothing of the task: wait, or leave it to redelivery.
     """
     ended, body_map = _parts_of(call, request, status, value)
@@ -161,7 +161,7 @@ def part_ended(app: "App", call: TaskCall, request: Request, status: str, value:
             parts = app.backend.add_chord_part(part)
         if parts is None or not app.backend.claim_chord(part.group_id, part.task_id):
             return NOTHING_FOLLOWS
-    except BrokerRefused as refused:  # the task keeps its outcome, and who waits for the body is told
+    except BrokerRefused as refused:  # the task keeps its outcome, and the body fails
         error = ChordError(f"cannot count part {request.id} of the chord: {refused}")
         log.error("cannot count a finished chord part", extra={"task_id": request.id, "why": str(refused)})
         return BodyOutcome(_failures(_ids_of(signature_from(body_map, app)), error))
@@ -241,7 +241,7 @@ def _send_once(app: "App", group_id: str, batch: Sequence[Outgoing]) -> BodyOutc
 
 
 def _refused_body(refused: Refused) -> list[StoredResult]:
-    """Who waits for a body that is among the dead letters is told."""
+    """A failure for callers that wait for a body that became a dead letter."""
     assert isinstance(refused.part, Outgoing)
     error = ChordError(f"queue {refused.part.queue!r} refused the chord's body: {refused.reason}")
     return _failures([refused.part.message.correlation_id], error)

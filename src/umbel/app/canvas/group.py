@@ -53,7 +53,7 @@ class GroupResult:
     async def get_async(
         self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
     ) -> list[Any]:
-        """The same as `get` for async code: the loop goes on meanwhile."""
+        """The same as `get` for async code: the event loop is not blocked."""
         values = await join_async(self._flat(), timeout, propagate=propagate, allow_join=allow_join)
         return self._nested(values)
 

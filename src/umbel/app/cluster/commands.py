@@ -41,7 +41,7 @@ class Commands(Generic[ToldT, SeenT]):
         matcher: str | None = None,
         limit: int | None = None,
     ) -> "Inspect[SeenT]":
-        """Questions that change nothing; each gives {node: reply}, or None when nobody answered."""
+        """Questions that change nothing; each gives {node: reply}, or None when no worker answered."""
         raise NotImplementedError
 
     def ping(
@@ -54,7 +54,7 @@ class Commands(Generic[ToldT, SeenT]):
     ) -> ToldT:
         """The tasks never start, although no worker is up now; `terminate` ends those that run.
 
-        With `destination` or `pattern` only those workers are told, and nothing is recorded.
+        With `destination` or `pattern` only those workers are asked, and nothing is recorded.
         """
         task_ids = [task_id] if isinstance(task_id, str) else list(task_id)
         arguments: dict[str, Any] = {"task_id": task_ids}

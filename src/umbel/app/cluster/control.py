@@ -1,4 +1,4 @@
-"""app.control: ask workers and tell them what to do, from code that waits and from async code.
+"""app.control: query workers and send them commands, from blocking and from async code.
 
     app.control.ping()                                   [{"w1@host": {"ok": "pong"}}]
     app.control.inspect().active()                       {"w1@host": [...]}
@@ -117,13 +117,13 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
 
         It is opened in the store first, so that nothing is lost, and asking again with the same id
         is always safe. With `timeout=0` nothing is waited for. Under `election_protocol = v1` the
-        workers are told and nobody can say how it ended.
+        workers are asked, and the outcome is unknown.
         """
         app = self._the_app()
         request = make_election(app.topics, id, topic, action, policy, expires)
         if app.settings.election_protocol == "v1":
             classic = {"id": id, "topic": topic, "action": decode_json(request.action)}
-            if timeout > 0:  # nobody says how it ends, but those who cannot take it say so
+            if timeout > 0:  # the outcome is unknown, but workers that cannot take part say so
                 refuse_unknown(topic, self.ask("election", classic, timeout=min(timeout, CLASSIC_ANSWER_S)))
             else:
                 self._tell(make_request("election", classic, None, None, None))

@@ -4,7 +4,7 @@ Later sources win: the defaults below, `[tool.umbel]` of the nearest pyproject.t
 constructor of `App`, `UMBEL_*` variables, and last the flags of a command. An operator can so
 change what a developer wrote without touching the code.
 
-A name nobody knows or a value of the wrong type is refused at once, with the nearest known name.
+An unknown name or a value of the wrong type is refused at once, with the nearest known name.
 """
 
 import os
@@ -68,11 +68,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_queues: tuple[str, ...] = ()  # (): the default queue
     worker_prefetch_max: int = 1000
     worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs
-    worker_soft_grace_s: float = 5.0  # told twice, it interrupts what runs and waits so long
+    worker_soft_grace_s: float = 5.0  # after a second stop signal, for the interrupted tasks
     worker_hook_timeout_s: float = 10.0  # for each of worker_init, worker_ready and worker_shutdown
     worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
     worker_autoscale: tuple[int, int] | None = None  # the most children and the least
-    worker_autoscale_cool_down_s: float = 30.0  # a child is of no use for so long before it goes
+    worker_autoscale_cool_down_s: float = 30.0  # a surplus child idles so long before it is stopped
     worker_redirect_stdouts: bool = True  # what tasks print goes to the log
     worker_redirect_stdouts_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     worker_pool_restarts: bool = False  # allow the command pool_restart
@@ -113,7 +113,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return int(self.lake_mode, 8)
 
     def shown(self) -> dict[str, Any]:
-        """Every setting as it may be told to others: plain values, no passwords."""
+        """Every setting as it may be shown to others: plain values, no passwords."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         plain |= {name: without_password(plain[name]) for name in ("broker", "backend")}
         return plain | {"signing_keys": shown_keys(self.signing_keys)}
@@ -247,7 +247,7 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
 
 
 def _wanted(name: str, value: Any) -> str:
-    """What a setting takes, where a person can be told in a few words."""
+    """What a setting takes, where a few words can say it."""
     if isinstance(value, str) and (name, value) in _REFUSED:
         return _REFUSED[name, value]
     choices = get_args(_TYPES[name])

@@ -1,6 +1,6 @@
 """Attempts: a task that is tried again is sent again, under its own id, one retry further.
 
-Mostly nothing else changes, and the body goes on as the bytes it came as. When `retry` names other
+Mostly nothing else changes, and the body is sent on as the bytes it came as. When `retry` names other
 arguments or options, the call is sent again with all that its message said, and those on top.
 """
 
@@ -34,7 +34,7 @@ def next_attempt(
     """The same call once more: same id, one retry further. A task without a parent becomes its own,
     as Celery has it.
 
-    Only the headers change, and with them the signature; the body goes on as the bytes it came as.
+    Only the headers change, and with them the signature; the body is sent on as the bytes it came as.
     """
     headers = msgspec.structs.replace(
         call.headers,

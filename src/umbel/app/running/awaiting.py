@@ -83,7 +83,7 @@ def cancelled_from_within() -> TaskError:
 
 
 def cancelled_type() -> type[BaseException]:
-    """asyncio's CancelledError. Nobody can have raised it where asyncio is not loaded."""
+    """asyncio's CancelledError. It cannot have been raised where asyncio is not loaded."""
     exceptions = sys.modules.get("asyncio.exceptions")
     return _Never if exceptions is None else exceptions.CancelledError
 

@@ -42,7 +42,7 @@ class Request:
     call: TaskCall | None = None
     unsent: list[Outgoing] = field(default_factory=list)  # kept for a broker that is away
     try_again_at: float = 0.0  # on the monotonic clock
-    reports: "Reports | None" = None  # what it has told of itself; made when it first does
+    reports: "Reports | None" = None  # its states and events; made at the first one
     tell: "Teller | None" = None
     number: int = 0  # of its job
     secrets: "Secrets | None" = None  # of its sensitive arguments

@@ -1,13 +1,13 @@
-"""Publishing while the broker is away: who waits, who is told, what is kept.
+"""Publishing while the broker is unavailable: who waits, who gets an error, what is buffered.
 
-A sender waits up to `publish_timeout_s`, trying again with growing pauses, and is then told. An
+A sender waits up to `publish_timeout_s`, retries with growing pauses, and then gets an error. An
 attempt whose outcome is unknown, because the link broke before the answer, is made again: a
 message may be there twice, never not at all.
 
-A running task is not told: what it sends and nobody takes is kept and goes out when the task
+A running task gets no error: its unsent messages are buffered and go out when the task
 ends, with its result and its ack, as one step where the broker can. If its process dies before
 that, what was kept goes with it, and the task, which was not acknowledged, runs again. What one
-task keeps is limited by `publish_buffer_max`; past it the task is told.
+task buffers is limited by `publish_buffer_max`; past it the task gets an error.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""What the commands that ask workers share: their options, whom to ask, how to end.
+"""What the commands that ask workers share: their options, which workers to ask, how to end.
 
-Exit codes: 0 everybody answered who should; 69 nobody did; 75 some did not.
+Exit codes: 0 all expected workers answered; 69 none did; 75 some did not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -135,7 +135,7 @@ async def ask_on(
 
 
 def judge(answers: "Answers") -> int:
-    """Say on stderr who is missing and what was cut; the exit code."""
+    """Print on stderr which workers are missing and what was cut; the exit code."""
     for node, total in sorted(answers.totals.items()):
         shown = len(answers.replies[node])
         say(f"umbel: {node} sent the first {shown:,} of {total:,} entries", err=True)

@@ -1,4 +1,4 @@
-"""`umbel control`: tell workers what to do."""
+"""`umbel control`: send commands to workers."""
 
 import click
 

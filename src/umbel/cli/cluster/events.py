@@ -1,8 +1,8 @@
 """`umbel events`: what happens in the cluster, as it happens, in the cluster's order.
 
 It listens to the broker as any monitor does, so it hears Celery's workers and clients as well as
-ours. Events come from many nodes; each is held back for a moment (`--window`) and shown where its
-logical time puts it. What is told while nobody listens is not shown later: that is history.
+ours. Events come from many nodes; each is delayed for a moment (`--window`) and shown where its
+logical time puts it. Events from before the command started are not shown: see history.
 """
 
 import asyncio

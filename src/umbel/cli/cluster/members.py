@@ -1,8 +1,8 @@
 """`umbel members`: who is in the cluster, and who comes and goes.
 
 Without `--watch` the workers are asked what they know; with it this process listens to the nodes as
-they do, with the same machine, and so needs no worker of ours to be there. It only listens: whoever
-is no worker tells nobody whom it misses.
+they do, with the same machine, and so needs no worker of ours to be there. It only listens:
+unlike a worker, it announces no losses.
 """
 
 import asyncio

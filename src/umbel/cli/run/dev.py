@@ -1,8 +1,8 @@
 """`umbel dev`: one terminal for development: a worker that restarts when the code changes.
 
-The worker is a separate process, so a change is loaded as a fresh start would load it. It is told
-to stop as any worker is: what runs may end, for a moment, and goes back to the queue otherwise. Code
-that cannot be loaded is said and waited for: the next change tries again.
+The worker is a separate process, so a change is loaded as a fresh start would load it. It stops
+as any worker does: running tasks get a moment to end, and are requeued otherwise. Code
+that cannot be loaded is reported; the worker restarts at the next change.
 """
 
 import os
@@ -55,7 +55,7 @@ def command(app_name: str | None, concurrency: int, record: bool | None, lake: P
     _say(f"watching {Path.cwd()}")
     _say("send a task from another terminal: umbel call NAME; press Ctrl-C to stop")
     dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags], environment)
-    # Told to end by a service or by a terminal that is closed, it ends as by Ctrl-C.
+    # SIGTERM and a closed terminal end it as Ctrl-C does.
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.default_int_handler)
     try:

@@ -133,7 +133,7 @@ def command(
 
 
 def _listen_to_signals() -> None:
-    """Until the worker does so itself: being told to stop is no failure.
+    """Until the worker does so itself: a request to stop is no failure.
 
     What is imported meanwhile is users' code, which could catch an exception.
     """

@@ -1,6 +1,6 @@
 """Build: every table from all files of the lake, in one batch.
 
-The files are given: which of them are the lake's now is known to whoever keeps the lake. What is
+The files are given: the keeper of the lake knows which of them are the lake's now. What is
 known of tasks is joined once (`states`), lies on disk while the tables that need it are made, and
 `tasks` and `attempts` come from it without another exchange. What is counted from other tables reads
 them as they were just written, which is less than the events.
@@ -166,7 +166,7 @@ def failing_as(what: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         raise BuildFailed(f"{what}: {gist_of(error)}") from error
-    except ConnectionError as error:  # of Py4J: nobody is there any more
+    except ConnectionError as error:  # of Py4J: Java has ended
         raise BuildFailed(f"{what}: Java exited; see .work/spark.log in the lake") from error
     except OSError as error:
         raise BuildFailed(f"{what}: {error.filename or 'the disk'}: {error.strerror or error}") from error

@@ -1,6 +1,6 @@
 """Follow: the tables kept up to date while events are recorded, by Structured Streaming.
 
-The stream takes the lake's raw files in batches and writes what each batch tells as partial states
+The stream takes the lake's raw files in batches and writes each batch as partial states
 (`partials.py`); a publication joins them all. It runs in rounds: take all there is, publish if that
 was anything, wait, look again. Killed at any point and started again it goes on where it was, and the
 tables are those of a batch build over the same files.
@@ -107,7 +107,7 @@ def _publish(
     taken = partials.taken()
     passed = [lake / name for name in taken.files]
     there = [path for path in passed if path.exists()]
-    if len(there) < len(passed):  # tidied away since: what they held is in the files that replaced them
+    if len(there) < len(passed):  # removed since: their rows are in the files that replaced them
         there += [path for path in found.files if (lake / "events") not in path.parents]
     seen = Found(files=there, unreadable=list(unreadable), events=taken.events)
     parts = partials.all(spark, there)

@@ -1,6 +1,6 @@
 """Partials: what a stream has made of each batch of files, on disk, and all of it together.
 
-    stream/batches/batch=000000012/{states,others,marks}/*.parquet   what one batch told
+    stream/batches/batch=000000012/{states,others,marks}/*.parquet   of one batch
     stream/batches/batch=000000012/_done.json                        that it is whole, and from which files
     stream/base-000000012/{states,others,marks}/                     all batches up to this one, joined
     stream/_base.json                                                which base counts
@@ -77,7 +77,7 @@ class Partials:
             shutil.rmtree(self.checkpoint, ignore_errors=True)
 
     def put(self, frame: DataFrame, batch_id: int) -> None:
-        """Write what one batch tells. Run again with the same number it leaves the same."""
+        """Write the states of one batch. Run again with the same number it writes the same."""
         if batch_id <= self._base().upto:
             return  # it is in the base: a stream that died before it said so begins with it again
         folder = self._batches / f"batch={batch_id:09d}"

@@ -106,9 +106,9 @@ def _unfinished(tasks: DataFrame, workers: DataFrame, end: DataFrame) -> DataFra
 
 
 def _never_sent(tasks: DataFrame) -> DataFrame:
-    """Where sendings of such tasks are told at all, and after the first of them: many clients tell none.
+    """Only for tasks whose sendings are reported, and after the first: many clients report none.
 
-    What a task sends on, as a chain does, goes out with its outcome and is told by nobody.
+    What a task sends on, as a chain does, goes out with its outcome, without a task-sent event.
     """
     told = (
         tasks.groupBy("name").agg(F.min("first_sent_at").alias("told_since")).where("told_since is not null")
@@ -123,7 +123,7 @@ def _never_sent(tasks: DataFrame) -> DataFrame:
 
 
 def _of_clocks(others: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """A node's clock as its signs of life tell it, in the order of its processes and their events."""
+    """A node's clock as its signs of life show it, in the order of its processes and their events."""
     order = Window.partitionBy("hostname").orderBy(
         F.coalesce("inc", F.lit(0)), "timestamp", "clock", "digest"
     )

@@ -1,7 +1,7 @@
-"""Elections: one row each, from what nodes told of them.
+"""Elections: one row each, from the events of nodes.
 
 The classic election (v1) is two sets, the candidates and who answered; the lowest candidate leads.
-An election by the store (v2) tells its winners with their terms, and how it ended. Both are functions
+An election by the store (v2) reports its winners with their terms, and how it ended. Both are functions
 of sets, so nothing depends on the order of telling.
 """
 

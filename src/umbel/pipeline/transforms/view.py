@@ -17,7 +17,7 @@ WINNER = "winner"
 
 
 def attempt_of(slot: str, received: str = "received") -> Column:
-    """The attempt that a register belongs to, said or read from the receipt."""
+    """The attempt that a register belongs to, as reported or read from the receipt."""
     newest, receipt_clock = F.col(f"{received}.attempt"), F.col(f"{received}.clock")
     read = (
         F.when(F.col(received).isNull(), F.lit(0).cast("long"))
