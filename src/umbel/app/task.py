@@ -174,8 +174,8 @@ class Task(Generic[P, R]):
     def send_event(self, event_type: str, *, blind: bool = False, **fields: Any) -> bool:
         """Send a custom event to monitors and recorders, such as `task-paid`, with the task's id.
 
-        `blind`: without a value of the cluster's clock, which it does not move; for events that are sent often and
-        has no place among the causes of other things.
+        `blind`: without a value of the cluster's clock, which it does not move; for frequent events
+        that cause nothing else.
 
         False when it was not sent: no worker runs this task, or it has sent too many already.
         """

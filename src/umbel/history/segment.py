@@ -40,7 +40,7 @@ class Segment:
         return f"ev-{self._recorder}-{self._boot}-{self.number:06}"
 
     def write(self, table: Any) -> None:
-        """Append the rows as a row group, beside what the caller does next; a failure is raised the next time.
+        """Append the rows as a row group, while the caller goes on; a failure is raised the next time.
 
         Arrow does that without Python's lock, into a separate file. One table waits at most.
         """

@@ -41,7 +41,7 @@ class ControlThread:
     async def opened(self, timeout_s: float) -> tuple[Broker, Asker]:
         """The connection, if it is there within the time. A broker that is silent is tried until then.
 
-        One that refuses is not: that is an answer. An attempt that is under way continues for the next caller.
+        One that refuses is not: that is an answer. An attempt under way continues for the next caller.
         """
         ends = self._loop.time() + timeout_s
         while True:

@@ -136,7 +136,7 @@ def _described(name: str) -> Column:
 
 
 def _against(earlier: str, later: str) -> Column:
-    """Whether one process reported the later before the earlier, by its own clock; clocks of 0 do not count."""
+    """Whether one process reported the later before the earlier, by its own clock; 0 does not count."""
     one, other = F.col(earlier), F.col(later)
     is_same = (one["hostname"] == other["hostname"]) & (one["pid"] == other["pid"])
     is_told = (one["clock"] > 0) & (other["clock"] > 0)
