@@ -2,10 +2,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test versions soak mutants sim bench lock docs format clean
+.PHONY: help setup demo check test versions soak mutants sim bench lock docs site format clean
 
 BIN := .venv/bin
-CODE := src tests scripts/reference.py $(if $(wildcard benchmarks/*.py),benchmarks)
+CODE := src tests $(wildcard scripts/*.py) docs/conf.py $(if $(wildcard benchmarks/*.py),benchmarks)
+EXAMPLES := $(wildcard examples/*/)
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,29 +17,34 @@ setup: ## make .venv with everything the other targets need
 demo: setup ## a cluster on this machine, in about a minute
 	@$(BIN)/umbel demo
 
-check: setup ## static: format, lint, types, who may import whom
-	@$(BIN)/ruff format --check --quiet --output-format concise $(CODE) || { echo "run: make format" >&2; exit 1; }
-	@$(BIN)/ruff check --quiet $(CODE)
+check: setup ## static: format, lint, types, who may import whom, dead links
+	@$(BIN)/ruff format --check --quiet --output-format concise $(CODE) examples || { echo "run: make format" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet $(CODE) examples
 	@$(BIN)/mypy $(CODE)
+	@for example in $(EXAMPLES); do MYPYPATH="$$example" $(BIN)/mypy --no-error-summary "$$example"; done
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m scripts.links
 
 # Tests wait more than they work, so two processes share their files; each has servers of its own.
 test: check ## check, then every test, with the scenarios at reduced counts
 	@scripts/setup servers
 	@scripts/setup browser
 	@scripts/setup interop
+	@scripts/setup docs
 	@$(BIN)/pytest --numprocesses 2 --dist loadfile --durations 10 $(ARGS)
 
 versions: setup ## the tests on every Python that is found, 3.11 to 3.14 (ARGS=tests/brokers for some)
 	@scripts/setup servers
 	@scripts/setup browser
 	@scripts/setup interop
+	@scripts/setup docs
 	@scripts/versions $(ARGS)
 
 soak: check ## the same scenarios at full counts, and a few mutants of each module
 	@scripts/setup servers
 	@scripts/setup browser
 	@scripts/setup interop
+	@scripts/setup docs
 	@UMBEL_SOAK=1 $(BIN)/pytest $(ARGS)
 	@$(BIN)/python -m tests.mutants --per-module 5
 
@@ -55,12 +61,17 @@ bench: ## every benchmark, beside its peers (ARGS=--json for machines)
 	@scripts/setup servers
 	@for benchmark in benchmarks/[a-z]*.py; do echo "$$benchmark" >&2; $(BIN)/python "$$benchmark" $(ARGS); done
 
-docs: setup ## write the pages that are made from the code: settings, every command
-	@$(BIN)/python scripts/reference.py
+docs: setup ## write the pages that are made from the code: API, settings, every command
+	@$(BIN)/python -m scripts.reference
+
+site: ## the documentation as a web site, in build/site; warnings are errors
+	@scripts/setup docs
+	@scripts/site
+	@echo "open build/site/index.html"
 
 format: setup ## rewrite the code the way check wants it
-	@$(BIN)/ruff format --quiet $(CODE)
-	@$(BIN)/ruff check --quiet --fix $(CODE)
+	@$(BIN)/ruff format --quiet $(CODE) examples
+	@$(BIN)/ruff check --quiet --fix $(CODE) examples
 
 # One lock serves every platform, and no index or path of this machine gets into it.
 LOCK = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
@@ -72,7 +83,8 @@ lock: setup ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade for 
 	@$(LOCK) --group bench -o requirements/bench.txt
 	@$(LOCK) --group interop -o requirements/interop.txt
 	@$(LOCK) --group interop55 -o requirements/interop55.txt
+	@$(LOCK) --group docs -o requirements/docs.txt
 
 clean: ## remove what the targets made
-	@rm -rf .venv .venv-bench .venv-celery .venv-celery55 .venv-3.* .venv-pyodide build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	@find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@rm -rf .venv .venv-bench .venv-celery .venv-celery55 .venv-docs .venv-3.* .venv-pyodide build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -79,7 +78,18 @@ def start_worker(directory: Path, urls: list[str]) -> subprocess.Popen[bytes]:
     os.environ["UMBEL_BROKER"] = urls[0] if urls else f"sqlite:///{directory}/umbel.db"
     app.settings = App("path_files").settings
     environment = os.environ | {"PATH_FILES_SEEN": str(directory / "seen.txt")}
-    command = [sys.executable, "-m", "umbel.cli.main", "worker", "-A", f"{__file__}:app", "-c", "1", "-l", "error"]
+    command = [
+        sys.executable,
+        "-m",
+        "umbel.cli.main",
+        "worker",
+        "-A",
+        f"{__file__}:app",
+        "-c",
+        "1",
+        "-l",
+        "error",
+    ]
     worker = subprocess.Popen(command, env=environment, cwd=directory)
     for _ in range(20):
         add.delay(1, 2).get(timeout=RUN_S)  # until everything is loaded and known

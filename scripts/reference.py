@@ -1,4 +1,4 @@
-"""Writes docs/settings.md and docs/command-reference.md from the code; a test holds them to it."""
+"""Writes the pages of docs/ that are made from the code; a test holds them to it."""
 
 import sys
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin
 import click
 import msgspec
 
+from scripts import api_page
 from umbel.app.configuration.settings import Settings
 from umbel.app.configuration.settings_help import HELP
 from umbel.cli.main import COMMANDS
@@ -67,7 +68,16 @@ def _section(path: str, command: click.Command) -> list[str]:
     context = click.Context(command, info_name=path)
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     about = (command.help or "").replace("\b\n", "").strip()
-    lines = [f"## {path}", "", "```", usage, "```", "", *(line.strip() for line in about.splitlines()), ""]
+    lines = [
+        f"## {path}",
+        "",
+        "```text",
+        usage,
+        "```",
+        "",
+        *(line.strip() for line in about.splitlines()),
+        "",
+    ]
     options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
     if options:
         lines += ["| option | |", "|---|---|", *map(_option, options), ""]
@@ -109,7 +119,7 @@ def _default(value: Any) -> str:
     return f"`{', '.join(value) if isinstance(value, tuple) else value}`"
 
 
-PAGES = {"settings.md": settings_page, "command-reference.md": commands_page}
+PAGES = {"settings.md": settings_page, "command-reference.md": commands_page, "api.md": api_page.page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -4,9 +4,11 @@ import asyncio.events
 import os
 import signal
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.servers.rabbitmq import end_shared_server
 from umbel.app.configuration.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
@@ -26,6 +28,18 @@ settings.load_profile("umbel")
 # A shell has what it starts in the background ignore Ctrl-C, and children inherit that; tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class OneSpark(LoadFileScheduling):  # type: ignore[misc]
+    """A file's tests stay in one process, and so do all that need Spark: a Java is slow at first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "tests/pipeline" if file.startswith("tests/pipeline/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return OneSpark(config, log)
 
 
 def pytest_sessionfinish() -> None:

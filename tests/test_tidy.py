@@ -199,7 +199,7 @@ def test_a_function_fits_a_screen() -> None:
 
 
 def test_a_file_is_named_after_something_in_the_domain() -> None:
-    assert findings(nameless_places, python_in("src", "tests", "benchmarks")) == []
+    assert findings(nameless_places, python_in("src", "tests", "benchmarks", "examples")) == []
 
 
 def test_only_the_supervisor_and_the_guard_catch_everything() -> None:
@@ -216,7 +216,7 @@ def test_tests_wait_for_conditions_and_never_sleep() -> None:
 
 
 def test_a_type_ignore_names_its_error() -> None:
-    assert findings(blanket_type_ignores, python_in("src", "tests", "benchmarks")) == []
+    assert findings(blanket_type_ignores, python_in("src", "tests", "benchmarks", "examples")) == []
 
 
 def test_pure_packages_import_no_libraries() -> None:

@@ -11,6 +11,9 @@ def scripts(redis_server: RedisServer, redis_url: str) -> Scripts:
     return Scripts(redis_server)
 
 
+LEASE_END = 2**32
+
+
 def end_lease(scripts: Scripts, owner: str) -> None:
     scripts.ask("ZADD", "umbel.owners", 1, owner)
 
@@ -46,10 +49,23 @@ def test_who_was_given_up_learns_it_from_its_next_renewal(scripts: Scripts) -> N
     scripts.owners("renew", ADA)
     end_lease(scripts, ADA)
     assert scripts.owners("reap") == 0
-    assert scripts.ask("HEXISTS", "umbel.renewals", ADA) == 0
     assert float(scripts.ask("ZSCORE", "umbel.lost", ADA)) == pytest.approx(scripts.now, abs=10)
     assert scripts.owners("check", ADA, known=1) == 0
-    assert scripts.owners("renew", ADA, known=1) == [0, 1, 0, 1]
+    assert scripts.owners("renew", ADA, known=1) == [0, LEASE_END + 2, 0, 1]
+    assert scripts.ask("EXISTS", "umbel.lost") == 0
+    # A reply that never came says nothing: who asks again, knowing what it knew, learns it again.
+    assert scripts.owners("check", ADA, known=1) == 0
+    assert scripts.owners("renew", ADA, known=1) == [1, LEASE_END + 3, 0, 1]
+    assert scripts.owners("renew", ADA, known=LEASE_END + 3) == [1, LEASE_END + 4, 0, 0]
+    end_lease(scripts, ADA)
+    scripts.owners("reap")
+    assert scripts.owners("renew", ADA, known=LEASE_END + 4) == [0, 2 * LEASE_END + 5, 0, 1]
+
+
+def test_a_note_of_a_version_that_forgot_renewals_is_understood(scripts: Scripts) -> None:
+    scripts.ask("ZADD", "umbel.lost", scripts.now, ADA)
+    assert scripts.owners("check", ADA, known=7) == 0
+    assert scripts.owners("renew", ADA, known=7) == [0, 1, 0, 1]
     assert scripts.owners("renew", ADA, known=1) == [1, 2, 0, 0]
 
 
@@ -57,8 +73,10 @@ def test_the_note_of_one_that_was_given_up_is_kept_for_a_week(scripts: Scripts) 
     day_s = 86400
     for owner, days in (("old", 7.1), ("older", 30), ("recent", 6.9), ("today", 0)):
         scripts.ask("ZADD", "umbel.lost", scripts.now - days * day_s, owner)
+        scripts.ask("HSET", "umbel.renewals", owner, LEASE_END + 1)
     scripts.owners("reap")
     assert scripts.ask("ZRANGE", "umbel.lost", 0, -1) == [b"recent", b"today"]
+    assert set(scripts.ask("HKEYS", "umbel.renewals")) == {b"recent", b"today"}
 
 
 def test_reaping_returns_what_those_held_whose_lease_has_ended(scripts: Scripts) -> None:

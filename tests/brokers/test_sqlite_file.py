@@ -1,5 +1,6 @@
 """The embedded broker and its file: what is refused, what survives, what a full disk does."""
 
+import gc
 import os
 import sqlite3
 import subprocess
@@ -27,6 +28,7 @@ from umbel.brokers.interface import Ack, BrokerSettings
 from umbel.brokers.registry import open_broker, open_producer
 from umbel.brokers.sqlite import schema
 from umbel.brokers.sqlite.broker import CAPABILITIES
+from umbel.brokers.sqlite.database import Database
 from umbel.brokers.sqlite.location import network_file_system, path_from_url
 from umbel.errors import AccessRefused, BadURL, BrokerError, BrokerUnavailable, StorageFull
 
@@ -103,6 +105,16 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
     for url in ("carrier-pigeon://roof", "umbel.db", ""):
         with pytest.raises(BadURL, match=r"schemes known here: .*sqlite"):
             open_broker(BrokerSettings(url))
+
+
+def test_a_database_that_is_dropped_closes_its_connection(tmp_path: Path) -> None:
+    database = Database(tmp_path / "umbel.db", timeout_s=1.0)
+    with database.read() as db:
+        connection = db
+    del database, db
+    gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
 
 
 def test_the_file_is_for_its_owner_only_and_a_missing_directory_is_not_made(tmp_path: Path) -> None:

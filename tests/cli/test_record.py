@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.history.recording import LogWriter, Teller, recording
+from tests.history.recording import LogWriter, Teller, modes_below, recording
 from umbel.cli import exits
 from umbel.cli.main import cli
 from umbel.history.lake import Lake
@@ -59,12 +59,6 @@ def test_what_cannot_be_is_refused_with_the_remedy(tmp_path: Path) -> None:
     )
     assert "letters, digits" in str(umbel("record", "--name", "a/b", "--broker", "x").exception)
     assert umbel("record", "--rotate", "0", "--broker", "x").exception is not None
-
-
-def modes_below(lake: Path) -> set[str]:
-    """Of the lake, its folders and its files."""
-    found = [lake, *lake.rglob("*")]
-    return {f"{'d' if path.is_dir() else 'f'}{path.stat().st_mode & 0o777:04o}" for path in found}
 
 
 def test_a_lake_is_its_owners_alone_unless_its_mode_opens_it(

@@ -177,3 +177,9 @@ async def _opened(url: str, **settings: Any) -> Broker:
     broker = open_broker(BrokerSettings(url, **settings))
     await broker.open()
     return broker
+
+
+def modes_below(lake: Path) -> set[str]:
+    """Of the lake, its folders and its files."""
+    found = [lake, *lake.rglob("*")]
+    return {f"{'d' if path.is_dir() else 'f'}{path.stat().st_mode & 0o777:04o}" for path in found}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.history.recording import BRIEF_LEASE_S, facts_of, recording, rows_of
+from tests.history.recording import BRIEF_LEASE_S, facts_of, modes_below, recording, rows_of
 from tests.interop.mixed_cluster import Client, Process, program_of
 from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
@@ -114,6 +114,8 @@ def check_history(lake: Path, states: dict[str, str]) -> None:
     """Built by Spark, read without it: states and the report's figures are what was sent (D2, D4)."""
     tables = "tasks,attempts,metrics,workers"
     umbel("history", "build", "--lake", str(lake), "--tables", tables, "--json")
+    # Also what Spark and its Java wrote, half-way files and logs among it, is the owner's alone.
+    assert (lake / "tables").exists() and modes_below(lake) == {"d0700", "f0600"}
     built = umbel("history", "tasks", "--lake", str(lake), "--limit", "1000", "--json")
     assert {row["uuid"]: row["state"] for row in built} == states
     page = lake.parent / "report.html"

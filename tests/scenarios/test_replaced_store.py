@@ -27,7 +27,7 @@ from umbel.errors import TaskRevoked
 
 TASKS_FILE = Path(__file__).with_name("replaced_tasks.py")
 ENOUGH_S = 30.0
-FALSE_TEXT = "outcome dropped, message redelivered"
+FALSE_TEXT = "outcome dropped unless the message is redelivered"
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from umbel import App
 from umbel.app.sending.options import SendOptions
-from umbel.brokers.interface import Delivery, Settled, Spend, Verdict
+from umbel.brokers.interface import Ack, Delivery, Settled, Spend, Verdict
 from umbel.pools.abilities import ABILITIES
 from umbel.protocol.delivery.delivery import AdmissionPolicy, Run, TaskRules
 from umbel.protocol.delivery.revoked import RevokedTasks
@@ -44,6 +44,10 @@ class Sink(Settler):
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
         self.verdicts.append(verdict)
         self.kept.append(message)
+
+    def add_outcome(self, ack: Ack, delivery: Delivery) -> None:
+        assert ack.tag == delivery.tag
+        self.add(ack)
 
     def count_first(self, chord: Callable[[], Ending]) -> None:
         self.chords.append(chord)

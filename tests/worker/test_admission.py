@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any, cast
 
 import pytest
@@ -24,6 +25,7 @@ from umbel.wire.message import Message, StoredResult
 from umbel.worker.context import Identity, WorkerContext
 from umbel.worker.messages.admission import Admission
 from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.messages.settling import Settler
 from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.process.outages import Outages
@@ -97,6 +99,7 @@ def bench_on(broker: SqliteBroker, tmp_path: Path, rules: TaskRules) -> Bench:
         context.counters,
         outages=Outages(),
         store_outages=Outages("result store"),
+        kept=KeptOutcomes(monotonic),
         together=True,
         logged=events.logged,
         refused=nothing_refused,
@@ -183,6 +186,7 @@ def test_results_that_cannot_be_stored_keep_the_worker_from_taking_more(tmp_path
             bench.context.counters,
             outages=Outages(),
             store_outages=Outages("result store"),
+            kept=KeptOutcomes(monotonic),
             together=True,
             logged=logged_at_once,
             refused=nothing_refused,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.errors import BrokerUnavailable
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.wire.message import Message, Outgoing, StoredResult
+from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.messages.settling import Settler
 from umbel.worker.process.outages import Outages
 from umbel.worker.steps import events as events_step
@@ -61,6 +63,7 @@ def test_what_ends_while_the_log_is_waited_for_waits_for_its_own_event(tmp_path:
             node.context.counters,
             outages=Outages(),
             store_outages=Outages("result store"),
+            kept=KeptOutcomes(monotonic),
             together=True,
             logged=until_logged,
             refused=nothing_refused,
@@ -155,6 +158,7 @@ def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path
             node.context.counters,
             outages=Outages(),
             store_outages=Outages("result store"),
+            kept=KeptOutcomes(monotonic),
             together=True,
             logged=logged,
             refused=nothing_refused,

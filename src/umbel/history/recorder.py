@@ -79,7 +79,10 @@ class Progress:
 
 
 class Recorder:
-    """`holding` says whether this process may still write: a recorder without its lease stops at once."""
+    """`holding` says whether this process may still write: a recorder without its lease stops at once.
+
+    `answered` is called with each failure of a call to the broker, and with None when one works again.
+    """
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class Recorder:
         settings: RecorderSettings | None = None,
         *,
         holding: Callable[[], bool] = lambda: True,
+        answered: Callable[[BrokerError | None], None] = lambda _: None,
     ) -> None:
         if not broker.capabilities.event_log:
             raise NotSupported(f"transport {broker.capabilities.transport} has no event log to record")
@@ -97,6 +101,7 @@ class Recorder:
         self._lake = lake
         self._settings = settings or RecorderSettings()
         self._holding = holding
+        self._answered = answered
         self._boot = time_ns() // 1000
         self._machine = Recording(self._settings.rotation)
         self._segment = Segment(lake, self._settings.name, self._boot)
@@ -138,14 +143,14 @@ class Recorder:
         try:
             if await self._drive(stop):
                 return
-            log.warning("recorder lease lost; another node records")
         except BrokerError as error:
             if not stop.is_set() and self._holding():
                 raise
-            log.warning(
-                "recorder stopped without the broker; unacknowledged events will be read again: %s",
-                error,
-            )
+            if stop.is_set():
+                log.warning(
+                    "recorder stopped without the broker; unacknowledged events will be read again: %s",
+                    error,
+                )
         await self._in_thread(self._abandon)
 
     async def _drive(self, stop: asyncio.Event) -> bool:
@@ -191,7 +196,8 @@ class Recorder:
                     return await self._read(place, stop)
                 case FinishFile(through):
                     await self._patiently(self._count_lost, stop)
-                    await self._in_thread(self._finish, through)
+                    name = await self._in_thread(self._finish, through)
+                    log.info("history segment written", extra={"file": name, "rows": self._machine.rows})
                     return self._step(FileFinished(through))
                 case Acknowledge(place):
                     name = self._settings.name
@@ -250,8 +256,8 @@ class Recorder:
             self._segment.write(table)
             self._group_bytes = 0
 
-    def _finish(self, through: int) -> None:
-        """File, then account; after that the events may be acknowledged."""
+    def _finish(self, through: int) -> str:
+        """File, then account; after that the events may be acknowledged. The file's name."""
         self._write_group()
         gaps = self._sequences.settled(time())
         self._facts += [self._maker.gap(gap) for gap in gaps]
@@ -278,9 +284,7 @@ class Recorder:
         self.progress.files += 1
         self.progress.size_bytes += size
         self.progress.problem = ""
-        log.info(
-            "history segment written", extra={"file": self._lake.name_of(path), "rows": self._machine.rows}
-        )
+        return self._lake.name_of(path)
 
     def _abandon(self) -> None:
         """Keep what was read, without acknowledging it: it may come twice, which is better than never."""
@@ -349,7 +353,8 @@ class Recorder:
                 answer = await ask()
             except BrokerError as error:
                 failures += 1
-                self._complain(f"the broker does not answer: {error}")
+                self.progress.problem = f"the broker does not answer: {error}"
+                self._answered(error)
                 self._deaf_since = self._deaf_since or time()
                 if stop.is_set() or not self._holding():
                     raise
@@ -362,7 +367,7 @@ class Recorder:
     def _heard_again(self) -> None:
         since, self._deaf_since = self._deaf_since, 0.0
         self.progress.problem = ""
-        log.info("broker available again")
+        self._answered(None)
         if self._broker.capabilities.events_of_others == "fan-out":
             self._memory.deaf_s += time() - since
             self._facts.append(self._maker.make(DEAF, since=since))

@@ -6,7 +6,10 @@ the first call that fails. It ends when every link is restored and every part th
 
 The parts of a long outage notice its end at different times: a link may find out that it is dead
 when the network is back already. So the end of one that lasted is told after `settle_s` of quiet.
-A short one, a connection that was closed and made again, ends at once.
+A short one, a connection that was closed and made again, needs SHORT_S of quiet: what it leaves
+to reconcile (a message that is redelivered, a hello) is known by then.
+
+A part that has to reconcile something says so (`Reconciling`), and is waited for like one that failed.
 
 It stops being right where a part that failed never calls again: such a part must say `Closed`.
 """
@@ -50,6 +53,12 @@ class CallWorked(Value):
     part: str
 
 
+class Reconciling(Value):
+    """The part has to make up for what it missed, and says `CallWorked` when it has."""
+
+    part: str
+
+
 class Began(Value):
     part: str
     why: str
@@ -64,7 +73,7 @@ class Ended(Value):
 
 
 LinkChange = LinkLost | LinkRestored | Closed
-Event = LinkChange | CallFailed | CallWorked
+Event = LinkChange | CallFailed | CallWorked | Reconciling
 Effect = Began | Ended
 
 
@@ -109,6 +118,8 @@ class Outage:
                 return self._begin(part, why, now)
             case CallWorked(part):
                 self._failing.discard(part)
+            case Reconciling(part):
+                return self._wait_for(part)
             case Tick():
                 pass
             case _:
@@ -128,13 +139,19 @@ class Outage:
         self.began = Began(part, why)
         return [self.began]
 
+    def _wait_for(self, part: str) -> list[Effect]:
+        if self.began is not None:
+            self._failing.add(part)
+            self.deadline = None
+        return []
+
     def _look_for_end(self, now: float) -> list[Effect]:
         if self.began is None or self._down or self._failing:
             return []
         if self.deadline is None:
             self._over_at = now
             is_short = now - self._began_at <= SHORT_S
-            self.deadline = now if is_short else now + self._settle_s
+            self.deadline = now + (SHORT_S if is_short else self._settle_s)
         if now < self.deadline:
             return []
         return [self._end()]

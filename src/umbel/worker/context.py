@@ -39,7 +39,7 @@ class Counters:
     revoked: int = 0
     parked: int = 0
     buried: int = 0
-    adopted: int = 0  # messages redelivered to this worker while it still ran them
+    adopted: int = 0  # messages redelivered to the worker that ran them still, or had: not run again
     repeated: int = 0  # runs of messages that may have run before
     lost: int = 0  # runs that ended with their process
     cut: int = 0  # runs that were cut off because the worker had to stop

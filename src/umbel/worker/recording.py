@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from umbel.brokers.interface import Broker
@@ -19,10 +20,13 @@ from umbel.history.housekeeping import expire
 from umbel.history.lake import Lake
 from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
 from umbel.protocol.leadership.lease import Acquired, LeaseSettings
+from umbel.urls import without_password
+from umbel.worker.process.outages import Outages
 
 log = logging.getLogger("umbel.history")
 
-LEASE = "recorder"
+LEASE = PART = "recorder"
+LEASE_LOST = "recorder lease lost; another node records"
 LEASE_S = 10.0
 RENEWALS_PER_TTL = 3
 ASK_EVERY_S = 0.5
@@ -46,7 +50,10 @@ def lease_of(name: str) -> str:
 
 
 class RecorderSeat:
-    """`standing_by(who)` is called on the loop when somebody else is seen to record."""
+    """`standing_by(who)` is called on the loop when somebody else is seen to record.
+
+    `outages`: of the process whose broker this is; a process of its own says them by itself.
+    """
 
     def __init__(
         self,
@@ -54,12 +61,14 @@ class RecorderSeat:
         settings: SeatSettings,
         owner: str,
         *,
+        outages: Outages | None = None,
         standing_by: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.recorder: Recorder | None = None
         self.is_ready = False  # workers that were there know that they are recorded
         self._broker = broker
         self._settings = settings
+        self._outages = outages or Outages("broker", without_password(broker.url))
         self._standing_by = standing_by
         self._acquired = asyncio.Event()
         ttl_s = settings.lease_s
@@ -102,13 +111,21 @@ class RecorderSeat:
 
     async def _record(self, stop: asyncio.Event) -> None:
         lake = Lake(self._settings.lake, mode=self._settings.lake_mode)
-        self.recorder = Recorder(self._broker, lake, self._settings.recorder, holding=self._keeper.still_mine)
+        self.recorder = Recorder(
+            self._broker,
+            lake,
+            self._settings.recorder,
+            holding=self._keeper.still_mine,
+            answered=partial(self._outages.report, PART),
+        )
         beside = [
             asyncio.create_task(self._expire_on(lake), name="umbel-expiry"),
             asyncio.create_task(self._call_workers(self.recorder), name="umbel-recorder-call"),
         ]
         try:
             await self.recorder.run(stop)
+            if not stop.is_set():
+                self._outages.consequence(log, logging.WARNING, LEASE_LOST, named="recorder stopped")
         except LakeBusy as error:  # one that lost the lease may still be putting its file away
             self._standing_by(str(error))
             with suppress(TimeoutError):
@@ -118,6 +135,7 @@ class RecorderSeat:
             for task in beside:
                 task.cancel()
             await asyncio.wait(beside)
+            self._outages.closed(PART)
             self.recorder, self.is_ready = None, False
 
     async def _call_workers(self, recorder: Recorder) -> None:
@@ -134,7 +152,14 @@ class RecorderSeat:
         except BrokerError as error:
             log.debug("cannot send control commands to workers", extra={"why": str(error)})
         self.is_ready = True
-        log.info("history recording started", extra={"workers": workers, "lake": str(self._settings.lake)})
+        self._outages.consequence(
+            log,
+            logging.INFO,
+            "history recording started",
+            named="recorder started",
+            workers=workers,
+            lake=str(self._settings.lake),
+        )
 
     async def _expire_on(self, lake: Lake) -> None:
         while self._settings.keep_days is not None:

@@ -20,6 +20,7 @@ from umbel.urls import without_password
 from umbel.worker.bootsteps import Step, starting_order
 from umbel.worker.context import Counters, Identity, WorkerContext
 from umbel.worker.messages.task_events import TaskEvents
+from umbel.worker.process.outages import Outages
 from umbel.worker.process.run_directory import refuse_second
 from umbel.worker.process.saved_state import next_incarnation, read_saved, saved_file
 from umbel.worker.process.stack_dump import stacks_on_signal
@@ -59,6 +60,8 @@ class Worker:
             broker,
             backend,
             pool,
+            outages=Outages("broker", without_password(broker.url)),
+            store_outages=Outages("result store", without_password(backend.url)),
             queues=list(settings.queues),
             shutdown=Shutdown(grace_s=settings.grace_s, soft_s=settings.soft_grace_s),
         )

@@ -28,8 +28,9 @@ Ours, which Celery does not know:
     umbel.handing.given_up       zset    those of them that were given up -> since when; kept for a minute
     umbel.owners                 zset    owner -> when its lease ends (server's seconds)
     umbel.renewals               hash    owner -> how often it renewed its lease: fewer than it knows of means
-                                         that the data was replaced
-    umbel.lost                   zset    owner whose messages were returned -> when; kept for a week
+                                         that the data was replaced; plus 2^32 for each time the lease ended
+    umbel.lost                   zset    owner whose messages were returned and that did not renew its lease
+                                         since -> when; after a week its renewals are forgotten
     umbel.generations            hash    owner -> the least generation of connections it may claim on
     umbel.contact                string  when any owner last spoke to the server
     umbel.grace                  string  until when nobody is taken for dead, after an outage

@@ -1,6 +1,7 @@
 -- The leases of owners. ARGV: verb, prefix, lease in seconds, owner, renewals that the owner knows of
 --   renew   1 if the lease stood (whoever comes late but before others noticed has lost nothing), else 0;
 --           how many renewals that makes; 1 if the data was replaced since the last one; 1 if the lease had ended
+--           since the renewal that the owner knows of, also when the reply to another one in between was lost
 --   check   1 if the data was replaced since the last renewal
 --   reap    return what owners hold whose lease has ended, marked as redelivered: how many
 --   forget  the same for one owner, at once
@@ -12,7 +13,9 @@
 local UNPARKED_MAX = 1000
 -- A connection of an owner that was given up may stay blocked, and be handed something, for less than this.
 local BLOCKED_MAX_S = 60
-local LOST_KEPT_S = 7 * 86400
+local LOST_KEPT_S, LOST_SWEPT_MAX = 7 * 86400, 1000
+-- A lease that ends adds so much to the count of its renewals.
+local LEASE_END = 2 ^ 32
 
 local prefix, lease, owner = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local owners = prefix .. 'umbel.owners'
@@ -20,16 +23,22 @@ local now = server_time()
 need('zset', 'ZCARD', owners)
 even_when_full(prefix)
 
--- Data that knows of fewer renewals than the owner is other data or older, unless the lease ended: then
--- the one who took the messages has left a note.
+local function renewals()
+  return tonumber(try('HGET', prefix .. 'umbel.renewals', owner) or 0) or 0
+end
+
+-- Data that knows of fewer renewals than the owner is other data or older, unless a worker of a version that
+-- forgot them with the lease has left a note.
 local function is_replaced()
-  local renewals = tonumber(try('HGET', prefix .. 'umbel.renewals', owner) or 0) or 0
-  return renewals < tonumber(ARGV[5]) and not try('ZSCORE', prefix .. 'umbel.lost', owner)
+  return renewals() < tonumber(ARGV[5]) and not try('ZSCORE', prefix .. 'umbel.lost', owner)
+end
+
+local function has_ended()
+  return math.floor(renewals() / LEASE_END) > math.floor(tonumber(ARGV[5]) / LEASE_END)
 end
 
 -- What neither its list nor the dead letters take stays, and the owner with it, so that it is tried again.
 local function forget(name)
-  try('HDEL', prefix .. 'umbel.renewals', name)
   local inflight = prefix .. 'umbel.inflight.' .. name
   local unhanded, left_handed = unhand(prefix, name, true, now)
   local count, left = put_back(prefix, inflight, try('HKEYS', inflight) or {}, true, now)
@@ -44,6 +53,7 @@ end
 
 if ARGV[1] == 'forget' then
   try('HDEL', prefix .. 'umbel.generations', owner)
+  try('HDEL', prefix .. 'umbel.renewals', owner)
   local unrun = unhand(prefix, owner, false, now)
   return unrun + forget(owner)
 end
@@ -74,10 +84,11 @@ if ARGV[1] == 'renew' then
   -- The store is at least as old as the first worker's lease: an election asked for since then is not
   -- taken for one that an emptied store has forgotten.
   try('HSETNX', prefix .. '{coord}:meta', 'born', string.format('%.6f', now))
-  local replaced, lost = is_replaced(), try('ZREM', prefix .. 'umbel.lost', owner) or 0
-  local renewals = try('HINCRBY', prefix .. 'umbel.renewals', owner, 1) or 0
+  local replaced, lost = is_replaced(), has_ended()
+  lost = try('ZREM', prefix .. 'umbel.lost', owner) == 1 or lost
+  local count = try('HINCRBY', prefix .. 'umbel.renewals', owner, 1) or 0
   local stood = 1 - redis.call('ZADD', owners, string.format('%.6f', now + lease), owner)
-  return {stood, renewals, replaced and 1 or 0, lost}
+  return {stood, count, replaced and 1 or 0, lost and 1 or 0}
 end
 
 release_all(prefix, now)
@@ -100,7 +111,12 @@ for _, name in ipairs(try('ZRANGE', given_up, '-inf', string.format('%.6f', now 
 end
 for _, name in ipairs(redis.call('ZRANGE', owners, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, 100)) do
   count = count + forget(name)
+  try('HINCRBY', prefix .. 'umbel.renewals', name, string.format('%.0f', LEASE_END))
   try('ZADD', prefix .. 'umbel.lost', string.format('%.6f', now), name)
 end
-try('ZREMRANGEBYSCORE', prefix .. 'umbel.lost', '-inf', string.format('%.6f', now - LOST_KEPT_S))
+local kept_from = string.format('%.6f', now - LOST_KEPT_S)
+for _, name in ipairs(try('ZRANGE', prefix .. 'umbel.lost', '-inf', kept_from, 'BYSCORE', 'LIMIT', 0, LOST_SWEPT_MAX) or {}) do
+  try('HDEL', prefix .. 'umbel.renewals', name)
+  redis.call('ZREM', prefix .. 'umbel.lost', name)
+end
 return count

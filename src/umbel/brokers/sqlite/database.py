@@ -89,13 +89,13 @@ class Database:
         on_open: Callable[[sqlite3.Connection], None] | None = None,
     ) -> None:
         """`on_open` gets every new connection, inside a transaction, before anybody else."""
+        self._connection: sqlite3.Connection | None = None
         self.path = path
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._on_open = on_open
         self._turn = threading.Lock()
         self._gate = WriteGate(path)
-        self._connection: sqlite3.Connection | None = None
         self._log: _Log | None = None  # of that connection
         self._pid = 0  # of the process that opened the connection
         self._presence: Presence | None = None  # of the files of that connection
@@ -181,6 +181,16 @@ class Database:
     def close(self) -> None:
         with self._turn:
             self._shut()
+
+    def __del__(
+        self, getpid: Callable[[], int] = os.getpid, fault: type[sqlite3.Error] = sqlite3.Error
+    ) -> None:
+        # Python warns of a connection that nobody closed. Called anywhere, this must not wait at the gate.
+        try:
+            if self._connection is not None and self._pid == getpid():
+                self._connection.close()
+        except fault:
+            return
 
     def _take_turn(self) -> None:
         if not self._turn.acquire(timeout=self._timeout_s):

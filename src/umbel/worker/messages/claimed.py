@@ -12,6 +12,7 @@ from umbel.protocol.delivery.delivery import Arrival, Run
 from umbel.protocol.delivery.sensitive import HIDDEN, MASK, Sensitive
 from umbel.wire.message import Message
 from umbel.wire.task import TaskHeaders, decode_task, parse_instant, show_args, show_kwargs
+from umbel.worker.messages.kept_outcomes import is_same_message
 
 DECODED_MAX_BYTES = 64 * 1024
 
@@ -61,12 +62,8 @@ class Claimed:
         )
 
     def is_of(self, delivery: Delivery) -> bool:
-        """Whether the delivery brings this very message: a retry of the task has other headers."""
-        one, other = self.delivery, delivery
-        return one.queue == other.queue and (one.message.headers, one.message.body) == (
-            other.message.headers,
-            other.message.body,
-        )
+        """Whether the delivery brings this very message."""
+        return is_same_message(self.delivery, delivery)
 
     @property
     def limits(self) -> tuple[float | None, float | None]:

@@ -186,7 +186,7 @@ class Endings:
             burial = Bury(tag, reason, results=results, follow_ups=outcome.follow_ups)
             self._settler.add(burial, Outgoing(claimed.delivery.queue, claimed.message))
         else:
-            self._settler.add(Ack(tag, results, outcome.follow_ups))
+            self._settler.add_outcome(Ack(tag, results, outcome.follow_ups), claimed.delivery)
         if outcome.kind not in ("requeued", "retry"):
             self._release(claimed)
 
@@ -254,7 +254,7 @@ class Endings:
         if claimed.run is not None and claimed.run.rules.acks_early:
             self._settler.report(results, ending.follow_ups)
         else:
-            self._settler.add(Ack(claimed.delivery.tag, results, ending.follow_ups))
+            self._settler.add_outcome(Ack(claimed.delivery.tag, results, ending.follow_ups), claimed.delivery)
 
     def bury(self, claimed: Claimed, error: Exception, *, charged: bool) -> None:
         self._counters.buried += 1

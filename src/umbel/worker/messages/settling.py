@@ -18,19 +18,23 @@ from random import random
 import msgspec
 
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import Ack, Broker, Bury, Refused, Return, Settled, Tag, Verdict
+from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Refused, Return, Settled, Tag, Verdict
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from umbel.pools.guard import Raised, await_guarded
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
+from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.process.outages import Outages
 from umbel.worker.settings import Ending
 
 log = logging.getLogger("umbel.worker.settling")
 PART = "settling"
 BATCH_MAX = 500
+NOT_APPLIED = (
+    "task finished after its claim had expired; outcome dropped unless the message is redelivered here"
+)
 
 
 class Settler:
@@ -51,6 +55,7 @@ class Settler:
         together: bool,
         logged: Callable[[], Awaitable[None]],
         refused: Callable[[Sequence[Refused]], None],
+        kept: KeptOutcomes,
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._broker = broker
@@ -67,6 +72,7 @@ class Settler:
         self._follow_ups: list[Outgoing] = []
         self._chords: list[Callable[[], Ending]] = []
         self._uniques: list[tuple[str, str]] = []
+        self._kept = kept
         self._messages: dict[Tag, Outgoing] = {}  # of verdicts that wait and end without an outcome
         self._dead: list[Refused] = []
         self._singly = 0  # so many of those that wait are settled one by one
@@ -79,6 +85,11 @@ class Settler:
     def pending(self) -> int:
         """What is not settled, stored or sent yet: a worker that has much of it takes nothing new."""
         return len(self._waiting) + len(self._results) + len(self._follow_ups) + len(self._chords)
+
+    def add_outcome(self, ack: Ack, delivery: Delivery) -> None:
+        """A task has ended; if its claim has ended first, the outcome is kept for its message's return."""
+        self._kept.wait(ack, delivery)
+        self.add(ack)
 
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
         """`message`: what is returned or buried, for the case that the broker has forgotten it."""
@@ -152,15 +163,19 @@ class Settler:
             del self._waiting[: len(batch)]
             self._settled()
             self._keep_unknown(sent, settled)
-            if settled.conflicts:
-                self._counters.conflicts += len(settled.conflicts)
-                log.warning(
-                    "task finished after its claim had expired; outcome dropped, message redelivered",
-                    extra={"count": len(settled.conflicts)},
-                )
+            self._note_conflicts(batch, settled.conflicts)
             self._refused(settled.refused)
         await self._bury_unknown()
         await self._release_gathered()
+
+    def _note_conflicts(self, batch: Sequence[Verdict], conflicts: frozenset[Tag]) -> None:
+        again = self._kept.settled(batch, conflicts)
+        self._waiting += again.values()
+        if count := len(conflicts - again.keys()):
+            self._counters.conflicts += count
+            self._outages.consequence(
+                log, logging.WARNING, NOT_APPLIED, named="outcomes not applied", count=count
+            )
 
     async def _settle(self, batch: Sequence[Verdict]) -> Settled | None:
         """None: something about them is refused or raises, so that each must go by itself."""

@@ -1,12 +1,15 @@
 """Outages: what a worker says and does when its broker is away and when it is back.
 
 The shell of `protocol/outage.py`. Every part that calls the broker reports here instead of logging
-by itself, so that one outage is two lines: one when it begins, one when it ends.
+by itself, so that one outage is two lines: one when it begins, one when it ends. What the parts do
+because of it (a hello, a message adopted, a lease lost) is a `consequence`: the last line counts it, and
+its own line is for DEBUG.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 from umbel.brokers.links import MAILBOX, MAIN
 from umbel.protocol.machine import Tick
@@ -19,6 +22,7 @@ from umbel.protocol.outage import (
     Event,
     LinkChange,
     Outage,
+    Reconciling,
 )
 
 log = logging.getLogger("umbel.worker.connection")
@@ -26,14 +30,16 @@ SETTLE_S = 5.0
 
 
 class Outages:
-    """Used on the worker's loop only."""
+    """Used on the worker's loop only. `address` is shown, so it holds no password."""
 
-    def __init__(self, what: str = "broker") -> None:
+    def __init__(self, what: str = "broker", address: str = "") -> None:
         self._what = what
+        self._address = address
         self._machine = Outage(settle_s=SETTLE_S)
         self._timer: asyncio.TimerHandle | None = None
         self._linked = asyncio.Event()
         self._linked.set()
+        self._consequences: Counter[str] = Counter()  # of the outage that lasts
         self._on_link: list[Callable[[LinkChange], None]] = []
         self._on_begin: list[Callable[[], None]] = []
         self._on_end: list[Callable[[], None]] = []
@@ -67,6 +73,26 @@ class Outages:
     def closed(self, part: str) -> None:
         self._step(Closed(part))
 
+    def reconciling(self, part: str) -> None:
+        """The outage is not over before this part says `worked`."""
+        self._step(Reconciling(part))
+
+    def consequence(
+        self,
+        logger: logging.Logger,
+        level: int,
+        text: str,
+        *,
+        named: str,
+        count: int | None = None,
+        **fields: object,
+    ) -> None:
+        """Log what an outage may have caused; within one it is counted, under a name, in its last line."""
+        if self._machine.began is not None:
+            self._consequences[named] += 1 if count is None else count
+            level = logging.DEBUG
+        logger.log(level, text, extra=fields if count is None else {"count": count, **fields})
+
     async def linked(self) -> None:
         """Return when every link is there."""
         await self._linked.wait()
@@ -93,8 +119,7 @@ class Outages:
         for effect in self._machine.step(event, loop.time()):
             match effect:
                 case Began(part, why):
-                    log.error("%s unavailable; retrying", self._what, extra={"part": part, "why": why})
-                    _call_all(self._on_begin)
+                    self._tell_begin(part, why)
                 case Ended():
                     self._tell_end(effect)
         if self._machine.is_linked:
@@ -107,14 +132,25 @@ class Outages:
         if self._machine.deadline is not None:
             self._timer = loop.call_at(self._machine.deadline, self._step, Tick())
 
+    def _tell_begin(self, part: str, why: str) -> None:
+        fields = {"address": self._address, "part": part, "why": why}
+        log.warning("%s unavailable; retrying until it answers", self._what, extra=fields)
+        _call_all(self._on_begin)
+
     def _tell_end(self, ended: Ended) -> None:
+        consequences, self._consequences = self._consequences, Counter()
         fields = {
             "after_s": round(ended.after_s, 3),
-            "reconnected": ",".join(f"{link}:{count}" for link, count in ended.reconnects),
+            "reconnected": _counted(ended.reconnects),
             "failures": ended.failures,
+            "reconciled": _counted(sorted(consequences.items())),
         }
         log.info("%s available again", self._what, extra=fields)
         _call_all(self._on_end)
+
+
+def _counted(counts: Iterable[tuple[str, int]]) -> str:
+    return ",".join(f"{name}:{count}" for name, count in counts)
 
 
 def _call_all(callbacks: list[Callable[[], None]]) -> None:

@@ -144,7 +144,9 @@ class Connection(Step):
     async def _return_lost(self) -> None:
         returned = await self._broker.return_lost()
         if returned:
-            log.warning(RETURNED_TEXT, extra={"count": returned})
+            self._context.outages.consequence(
+                log, logging.WARNING, RETURNED_TEXT, named="returned of others", count=returned
+            )
 
     async def _repeat(self, part: str, work: Callable[[], Awaitable[object]], *, every_s: float) -> None:
         failures, outages = 0, self._context.outages

@@ -30,6 +30,7 @@ BATCH_MAX = 200
 RECORDER_CHECK_S = 2.0
 HEARTBEAT = "worker-heartbeat"
 LOG_WAIT_MAX_S = 2.0
+SLOW = "event log is slow; task outcomes were acknowledged before they were logged"
 BEAT_TTL_MIN_S = 1.0  # a listener may be a moment late
 
 
@@ -49,6 +50,7 @@ class Events(Step):
         self._told = 0  # how many were ever queued, and the place in that count up to which all are logged
         self._logged = 0
         self._log_grew = asyncio.Event()
+        self._unlogged = 0  # outcomes that were settled before the log had them, not told yet
         self._sending = asyncio.Lock()
         self._stamper = EventStamper(
             hostname=context.identity.node,
@@ -134,7 +136,7 @@ class Events(Step):
                     self._log_grew.clear()
                     await self._log_grew.wait()
         except TimeoutError:
-            log.warning("event log is slow; task outcomes are acknowledged before they are logged")
+            self._unlogged += 1
 
     async def _send_on(self) -> None:
         while True:
@@ -145,6 +147,7 @@ class Events(Step):
                     await self._send_waiting()
                 self._context.outages.worked(self.name)
                 self._failing = False
+                self._tell_unlogged()
             except BrokerError as error:
                 self._context.outages.failed(self.name, error)
                 self._failing = True
@@ -152,6 +155,14 @@ class Events(Step):
                 self._drop_old_beats()
                 self._arrived.set()
                 await asyncio.sleep(1.0)
+
+    def _tell_unlogged(self) -> None:
+        """Said once the log has them: until then it may be the broker that is away."""
+        if self._unlogged:
+            self._context.outages.consequence(
+                log, logging.WARNING, SLOW, named="settled before logged", count=self._unlogged
+            )
+            self._unlogged = 0
 
     def _drop_old_beats(self) -> None:
         """Of the heartbeats that wait only the last says anything; it goes first, or it never would."""

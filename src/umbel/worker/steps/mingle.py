@@ -35,6 +35,9 @@ RECORDED_S = 7 * 86_400.0
 BACKGROUND_WAIT_S = 1.0
 RELINK_S = 5.0  # so long the links that were lost are waited for
 TRIES_MAX = 3
+SYNCHRONIZED = "synchronized with other nodes"
+LEARNED = "received revoked task ids from other nodes"
+UNLINKED = "not all connections restored; synchronizing without them"
 
 
 class Mingle(Step):
@@ -66,7 +69,8 @@ class Mingle(Step):
         outages = self._context.outages
         outages.on_begin(lambda: self.cut_off("broker reconnected"))
         outages.on_link(self._note_link)
-        outages.on_end(self._say_again)
+        if capabilities.transport in ONLY_OURS:  # it knows no links
+            outages.on_end(self._say_again)
         self._tasks.catch_up = self._catch_up
         await self._tasks.revokes.read()
         if capabilities.transport in ONLY_OURS:
@@ -81,13 +85,16 @@ class Mingle(Step):
     # -- asking ----------------------------------------------------------------------------------
 
     def _note_link(self, change: LinkChange) -> None:
+        """What was said while this node was cut off is missed: ask for it, whether tasks are taken or not."""
+        outages = self._context.outages
         if isinstance(change, LinkLost) and change.link in (MAIN, MAILBOX):
             self._is_due = True
+            outages.reconciling(self.name)
+        elif self._is_due and outages.is_linked:
+            self.run_in_background(self._catch_up())
 
     def _say_again(self) -> None:
-        """The outage is over. What was said while this node was cut off is missed: ask for it."""
-        if self._context.broker.capabilities.transport in ONLY_OURS:  # it knows no links
-            self._is_due = True
+        self._is_due = True
         self.run_in_background(self._catch_up())
 
     async def _catch_up(self) -> None:
@@ -102,6 +109,7 @@ class Mingle(Step):
                 self._is_due = False
                 if not await self._say_hello(self._context.settings.mingle_wait_s):
                     self._is_due = True
+        self._context.outages.worked(self.name)  # where it could not be said, others fail too
         self._tasks.drop_revoked()
 
     async def _relinked(self) -> None:
@@ -110,7 +118,9 @@ class Mingle(Step):
             async with asyncio.timeout(RELINK_S):
                 await self._context.outages.linked()
         except TimeoutError:
-            log.warning("not all connections restored; synchronizing without them")
+            self._context.outages.consequence(
+                log, logging.WARNING, UNLINKED, named="synchronized without a link"
+            )
 
     async def _say_hello(self, wait_s: float) -> bool:
         node = self._context.identity.node
@@ -127,9 +137,8 @@ class Mingle(Step):
         except BrokerError as error:
             log.debug("cannot synchronize with other nodes", extra={"why": str(error)})
             return False
-        log.info(
-            "synchronized with other nodes", extra={"peers": len(others), "clock": self._events.clock.value}
-        )
+        fields = {"peers": len(others), "clock": self._events.clock.value}
+        self._context.outages.consequence(log, logging.INFO, SYNCHRONIZED, named="synchronized", **fields)
         return True
 
     def _introduce(self, members: object) -> None:
@@ -154,8 +163,8 @@ class Mingle(Step):
         if learned.bad:
             log.warning("unreadable entries in a hello reply", extra={"peer": peer, "count": learned.bad})
         if learned.news and "ages" not in said:  # ours have them from the record already
-            log.info(
-                "received revoked task ids from other nodes", extra={"peer": peer, "count": len(learned.news)}
+            self._context.outages.consequence(
+                log, logging.INFO, LEARNED, named="revokes learned", count=len(learned.news), peer=peer
             )
             news = [Revoke(task_id, now, now + RECORDED_S) for task_id in learned.news]
             try:

@@ -62,8 +62,9 @@ class RecorderStep(Step):
         while not self._stop.is_set():
             campaigns += 1
             owner = f"{self._context.identity.owner}.recorder.{campaigns}"
+            seat = RecorderSeat(self._context.broker, settings, owner, outages=self._context.outages)
             try:
-                await RecorderSeat(self._context.broker, settings, owner).run(self._stop)
+                await seat.run(self._stop)
             except ConfigurationError:
                 raise
             except UmbelError as error:

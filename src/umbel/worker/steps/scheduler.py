@@ -97,7 +97,8 @@ class Scheduler(Step):
             self._put(Lead(decode_marks(change.data)))
         else:
             self._put(Follow())
-        log.info("scheduler %s", PHASES[type(change)], extra=self._context.log_fields(term=change.term))
+        text, fields = f"scheduler {PHASES[type(change)]}", self._context.log_fields(term=change.term)
+        self._context.outages.consequence(log, logging.INFO, text, named=text, **fields)
 
     def _put(self, event: Event) -> None:
         # Leadership changes a few times a minute at most, and each other event answers an effect.

@@ -29,6 +29,7 @@ from umbel.worker.messages.admission import Admission
 from umbel.worker.messages.adoption import Adoption
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.messages.revoke_record import RevokeRecord
 from umbel.worker.messages.scheduled import Scheduled
 from umbel.worker.messages.settling import Settler
@@ -38,6 +39,8 @@ from umbel.worker.steps.connection import RETURNED_TEXT
 log = logging.getLogger("umbel.worker.tasks")
 
 IDLE_WAIT_S = 1.0
+UNCONFIRMED = frozenset({"amqp"})  # brokers that do not say whether an ack has arrived
+ELSEWHERE = "worker lease expired; running tasks may also run on another worker"
 _CHILD_LOGGED_AT = {
     "died": logging.WARNING,
     "heavy": logging.WARNING,
@@ -72,6 +75,8 @@ class Tasks(Step):
         together = context.broker.capabilities.stores_results and context.backend.shares_settle(
             context.broker.url
         )
+        confirmed = context.broker.capabilities.transport not in UNCONFIRMED
+        kept = KeptOutcomes(asyncio.get_running_loop().time, confirmed=confirmed)
         self._settler = Settler(
             context.broker,
             context.backend,
@@ -81,10 +86,11 @@ class Tasks(Step):
             together=together,
             logged=events.logged,
             refused=self._end_refused,
+            kept=kept,
             settled=self._room.set,
         )
         self._endings = Endings(context, self._policy, self._settler, events)
-        self._adoption = Adoption(context)
+        self._adoption = Adoption(context, kept, self._settler)
         self._admission = Admission(context, self._policy, self.revoked, self._settler, self._endings, events)
 
     @property
@@ -190,8 +196,9 @@ class Tasks(Step):
         for claimed in self._withdraw_claimed():
             self._endings.give_back(claimed, ran=False)
         if self.running:
-            fields = {"count": self.running}
-            log.warning("worker lease expired; running tasks may also run on another worker", extra=fields)
+            self._context.outages.consequence(
+                log, logging.WARNING, ELSEWHERE, named="maybe run twice", count=self.running
+            )
 
     def _withdraw_claimed(self) -> list[Claimed]:
         """What has not started, but for what was acknowledged early: that is nobody else's."""
@@ -265,7 +272,9 @@ class Tasks(Step):
             self.return_unstarted()
         self.revokes.learn(claim, after=read)
         if claim.returned:
-            log.warning(RETURNED_TEXT, extra={"count": claim.returned})
+            self._context.outages.consequence(
+                log, logging.WARNING, RETURNED_TEXT, named="returned of others", count=claim.returned
+            )
         await self.catch_up()
         if claim.deliveries:
             deliveries = await self._admission.verified(claim.deliveries)

@@ -1,0 +1,137 @@
+"""KeptOutcomes: how tasks ended whose messages may come back to this worker.
+
+A task may end after its claim has: RabbitMQ takes back what was claimed on a connection that was cut,
+every broker what a worker held whose lease ended. Its outcome cannot be settled with that claim. If the
+message is redelivered to this very worker, the outcome is settled with the new claim, and the task is
+not run again.
+
+RabbitMQ does not confirm an ack, so one that was sent into a dead connection looks settled. What was
+applied with it stays applied, and a message that comes back is acknowledged once more.
+
+At most KEPT_MAX outcomes of KEPT_MAX_BYTES wait for their messages, for KEPT_S, and SETTLED_MAX settled
+messages are remembered; the oldest go first. A task whose outcome went, or whose message went to
+another worker, runs again, as at-least-once allows.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from umbel.brokers.interface import Ack, Delivery, Tag, Verdict
+
+KEPT_MAX = 1000
+KEPT_MAX_BYTES = 16 * 1024 * 1024
+KEPT_S = 600.0
+SETTLED_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    verdict: Ack
+    delivery: Delivery
+    size_bytes: int
+    until: float
+
+
+class KeptOutcomes:
+    """`confirmed`: whether what the broker calls settled is settled for certain."""
+
+    def __init__(self, clock: Callable[[], float], *, confirmed: bool = True) -> None:
+        self._clock = clock
+        self._confirmed = confirmed
+        self._settled: OrderedDict[str, int] = OrderedDict()  # by task id, which message was acknowledged
+        self._waiting: dict[Tag, Delivery] = {}  # of outcomes that wait to be settled
+        self._came_back: dict[Tag, Delivery] = {}  # by the claim that has ended: messages of some of those
+        self._kept: dict[str, _Kept] = {}  # by task id, oldest first
+        self._size_bytes = 0
+
+    def wait(self, verdict: Ack, delivery: Delivery) -> None:
+        """The outcome is to be settled; `settled` is told when it is, or cannot be."""
+        self._waiting[verdict.tag] = delivery
+
+    def waiting_like(self, delivery: Delivery) -> Tag | None:
+        """The claim of the same message, if its outcome waits to be settled."""
+        task_id = delivery.message.correlation_id
+        same = (
+            tag
+            for tag, one in self._waiting.items()
+            if one.message.correlation_id == task_id and is_same_message(one, delivery)
+        )
+        return next(same, None)
+
+    def come_back(self, tag: Tag, delivery: Delivery) -> bool:
+        """The claim has ended, and this is its message again. False if its outcome waits no more."""
+        if tag not in self._waiting:
+            return False
+        self._came_back[tag] = delivery
+        return True
+
+    def settled(self, batch: Iterable[Verdict], conflicts: Collection[Tag]) -> dict[Tag, Ack]:
+        """By the old claim, what is to be settled with the claim that its message came back with."""
+        again: dict[Tag, Ack] = {}
+        for verdict in batch:
+            if not isinstance(verdict, Ack) or (delivery := self._waiting.pop(verdict.tag, None)) is None:
+                continue
+            back = self._came_back.pop(verdict.tag, None)
+            if back is not None:
+                kept = verdict if verdict.tag in conflicts else Ack(verdict.tag)  # the rest was applied
+                again[verdict.tag] = msgspec.structs.replace(kept, tag=back.tag)
+                self.wait(again[verdict.tag], back)
+            elif verdict.tag in conflicts:
+                self._keep(verdict, delivery)
+            elif not self._confirmed:
+                self._remember(delivery)
+        return again
+
+    def take(self, delivery: Delivery) -> Ack | None:
+        """The outcome of this message, to be settled with its new claim, if it is kept."""
+        self._drop_old()
+        task_id = delivery.message.correlation_id
+        kept = self._kept.get(task_id)
+        if kept is not None and is_same_message(kept.delivery, delivery):
+            self._drop(task_id)
+            return msgspec.structs.replace(kept.verdict, tag=delivery.tag)
+        return Ack(delivery.tag) if self._settled.get(task_id) == _digest(delivery) else None
+
+    def _keep(self, verdict: Ack, delivery: Delivery) -> None:
+        task_id = delivery.message.correlation_id
+        self._drop(task_id)
+        kept = _Kept(verdict, delivery, _size_of(verdict, delivery), self._clock() + KEPT_S)
+        self._kept[task_id] = kept
+        self._size_bytes += kept.size_bytes
+        self._drop_old()
+
+    def _remember(self, delivery: Delivery) -> None:
+        self._settled[delivery.message.correlation_id] = _digest(delivery)
+        if len(self._settled) > SETTLED_MAX:
+            self._settled.popitem(last=False)
+
+    def _drop_old(self) -> None:
+        now = self._clock()
+        for task_id, kept in list(self._kept.items()):
+            if len(self._kept) <= KEPT_MAX and self._size_bytes <= KEPT_MAX_BYTES and now < kept.until:
+                return
+            self._drop(task_id)
+
+    def _drop(self, task_id: str) -> None:
+        dropped = self._kept.pop(task_id, None)
+        self._size_bytes -= 0 if dropped is None else dropped.size_bytes
+
+
+def is_same_message(one: Delivery, other: Delivery) -> bool:
+    """Whether both bring one message: a retry of its task has other headers."""
+    ours, theirs = one.message, other.message
+    return one.queue == other.queue and (ours.headers, ours.body) == (theirs.headers, theirs.body)
+
+
+def _digest(delivery: Delivery) -> int:
+    return hash((delivery.queue, delivery.message.headers, delivery.message.body))
+
+
+def _size_of(verdict: Ack, delivery: Delivery) -> int:
+    sent = [one.message for one in verdict.follow_ups]
+    return sum(len(one.payload) for one in verdict.results) + sum(
+        len(one.headers) + len(one.body) for one in [delivery.message, *sent]
+    )
