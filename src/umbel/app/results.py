@@ -66,7 +66,7 @@ class AsyncResult(Generic[R]):
 
     @property
     def state(self) -> str:
-        """PENDING (also: unknown), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or one of your own."""
+        """PENDING (also: unknown), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or a custom state."""
         found = self._read()
         return found.status if found else PENDING
 
@@ -105,7 +105,7 @@ class AsyncResult(Generic[R]):
         self._backend.forget([self.id])
 
     def revoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
-        """See to it that the task never starts; `terminate` also ends it where it runs.
+        """Prevent the task from starting; `terminate` also ends it if it runs.
 
         It also works while no worker is running; running workers are notified at once.
         """

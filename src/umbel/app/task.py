@@ -70,7 +70,7 @@ class Task(Generic[P, R]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> AsyncResult[R]:
-        """Send the call with options: when, where, how urgent, what follows."""
+        """Send the call with options such as `countdown`, `queue`, `priority` and `link`."""
         self.check_arguments(args, kwargs or {})
         return self.app.send(self.name, args, kwargs or {}, options)
 
@@ -93,15 +93,15 @@ class Task(Generic[P, R]):
         return Signature(self.name, args, kwargs, immutable=True, app=self.app)
 
     def map(self, items: Iterable[Any]) -> Signature[list[R]]:
-        """One task that calls this one for each item; the list of results."""
+        """One task that calls this one for each item; its result is the list of results."""
         return map_signature(self.app, MAP_TASK, self.s(), items)
 
     def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[list[R]]:
-        """The same with several arguments an item."""
+        """The same with several arguments for each item."""
         return map_signature(self.app, STARMAP_TASK, self.s(), items)
 
     def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group:
-        """`size` items to a task, side by side; the result is a list of lists."""
+        """A group of tasks, each for `size` items; the result is a list of lists."""
         return group(self.starmap(part) for part in in_parts(items, size))
 
     @property
@@ -150,7 +150,7 @@ class Task(Generic[P, R]):
     def update_state(self, state: str, meta: Any = None, *, task_id: str | None = None) -> None:
         """Store a custom state while the task runs, and send it as an event (PROGRESS: `task-progress`).
 
-        In a flood of them some are left out, never the last (`app/running/progress.py`).
+        If they come too often, some are left out, never the last (`app/running/progress.py`).
         """
         from umbel.app.running.progress import reports_of  # few tasks report progress
 
@@ -167,7 +167,7 @@ class Task(Generic[P, R]):
             self.app.backend.store([encode_state(named, state, meta)])
 
     def progress(self, done: float, total: float | None = None, **meta: Any) -> None:
-        """Say how far the task is: the state PROGRESS. Nothing happens when it was called as a function."""
+        """Report progress: the state PROGRESS. Does nothing when the task was called as a function."""
         if self.request.id:
             self.update_state("PROGRESS", {"done": done, "total": total, **meta})
 

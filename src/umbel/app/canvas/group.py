@@ -70,7 +70,7 @@ class GroupResult:
         return sum(result.successful() for result in self.results)
 
     def revoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
-        """See to it that none of its tasks starts; `terminate` also ends those that run."""
+        """Prevent its tasks from starting; `terminate` also ends those that run."""
         if self.results:
             app = self.results[0].app
             app.control.revoke([result.id for result in self._flat()], terminate=terminate, signal=signal)

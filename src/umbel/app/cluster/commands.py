@@ -52,7 +52,7 @@ class Commands(Generic[ToldT, SeenT]):
     def revoke(
         self, task_id: TaskIds, terminate: bool = False, signal: str | None = None, **options: Any
     ) -> ToldT:
-        """The tasks never start, although no worker is up now; `terminate` ends those that run.
+        """Prevent tasks from starting, also while no worker is running; `terminate` ends those that run.
 
         With `destination` or `pattern` only those workers are asked, and nothing is recorded.
         """
@@ -66,10 +66,10 @@ class Commands(Generic[ToldT, SeenT]):
         return self.broadcast("revoke", arguments, **options)
 
     def unrevoke(self, task_id: TaskIds, **options: Any) -> ToldT:
-        """Take a revoke back, in the record and with the workers that are up.
+        """Cancel a revoke, in the record and on the running workers.
 
-        A task that was refused meanwhile is gone: send it again. Celery's workers know no such
-        thing, and may pass the revoke on to workers that start within three hours.
+        A task that was refused meanwhile is gone: send it again. Celery's workers have no such
+        command, and may pass the revoke on to workers that start within three hours.
         """
         task_ids = [task_id] if isinstance(task_id, str) else list(task_id)
         arguments: dict[str, Any] = {"task_id": task_ids}
@@ -128,7 +128,7 @@ class Commands(Generic[ToldT, SeenT]):
         return self.broadcast("heartbeat", **options)
 
     def shutdown(self, **options: Any) -> ToldT:
-        """Have workers finish what runs and end; they do not answer."""
+        """Shut workers down after their running tasks; they do not answer."""
         return self.broadcast("shutdown", **options)
 
     def _record(self, task_ids: Sequence[str], *, retention_s: float = REVOKE_RETENTION_S) -> None:

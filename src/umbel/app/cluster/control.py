@@ -44,7 +44,7 @@ Replies = list[dict[str, Any]]
 
 
 class Control(Commands[Replies | None, dict[str, Any] | None]):
-    """The commands for code that waits; `aio` has them for async code."""
+    """The commands for blocking code; `aio` has them for async code."""
 
     def __init__(self, app: "App") -> None:
         self._app = ref(app)  # the app holds us
@@ -64,7 +64,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         timeout: float = DEFAULT_TIMEOUT_S,
         limit: int | None = None,
     ) -> Answers:
-        """Ask, and say who answered, who is silent and who is unknown."""
+        """Ask, and return which workers answered, are silent or are unknown."""
         thread = self._open_thread()
         asked = thread.ask(
             command,
@@ -113,10 +113,10 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         expires: float | None = None,
         timeout: float = WAIT_S,
     ) -> ElectionOutcome:
-        """Have one worker do what the topic's handler does with the action, and say how it ended.
+        """Elect one worker to run the topic's handler with the action, and return the outcome.
 
-        It is opened in the store first, so that nothing is lost, and asking again with the same id
-        is always safe. With `timeout=0` nothing is waited for. Under `election_protocol = v1` the
+        The election is stored in the broker first, so that nothing is lost, and asking again with the
+        same id is always safe. `timeout=0` does not wait. Under `election_protocol = v1` the
         workers are asked, and the outcome is unknown.
         """
         app = self._the_app()
