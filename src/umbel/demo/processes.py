@@ -32,7 +32,7 @@ class Processes:
         self.workers[name] = self._spawn(arguments)
 
     def check(self) -> None:
-        """A worker that ended by itself is no demo."""
+        """Raise if a worker has exited by itself."""
         for name, process in self.workers.items():
             if process.poll() is not None:
                 log = self._home / f"{name}.log"

@@ -24,7 +24,7 @@ SETTLES_S = 300.0
 """An hour is closed so long after its end: files are renamed into it a little late."""
 
 GRACE_S = 3600.0
-"""For so long a reader may still be at a file that was replaced."""
+"""A reader may use a replaced file for so long."""
 
 LOCK = "_housekeeping"
 

@@ -27,7 +27,7 @@ from umbel.history.query import read
 log = logging.getLogger(__name__)
 
 EVENTS_MAX = 100_000
-"""Of one task; a task with more is shown by its first so many."""
+"""Of one task; of a task with more, only the first are shown."""
 
 SAYING = ("name", "result", "exception", "queue")
 

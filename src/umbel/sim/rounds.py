@@ -99,7 +99,7 @@ def rounds(
 
 
 def round_size(elections: int, number: int) -> int:
-    """How many of so many elections belong to the round of this number."""
+    """How many of the elections belong to the round of this number."""
     return max(0, min(ROUND_ELECTIONS, elections - number * ROUND_ELECTIONS))
 
 

@@ -19,7 +19,7 @@ OneT = TypeVar("OneT")
 
 
 def shrink(outcome: Outcome, variant: Variant = REAL, *, tries_max: int = TRIES_MAX) -> Outcome:
-    """The smallest failing outcome that so many tries find."""
+    """The smallest failing outcome that this many tries find."""
     tries = 0
 
     def fails(plan: Plan) -> Outcome | None:

@@ -177,7 +177,7 @@ def part_ended(app: "App", call: TaskCall, request: Request, status: str, value:
 
 
 def time_left_s(limits: Iterable[float | None], ran_s: float) -> float:
-    """How long a task that has run for so long may wait for a broker that is away; then it is redelivered."""
+    """Seconds that a task may wait for an unavailable broker, after it has run; then it is redelivered."""
     left_s = [limit_s - ran_s - LIMIT_MARGIN_S for limit_s in limits if limit_s and limit_s > ran_s]
     return min([STORE_WAIT_S, *left_s])
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from umbel.app.app import App
 
 RENEWALS_PER_TTL = 3
-ASK_EVERY_S = 0.5  # who is no worker hears of no release
+ASK_EVERY_S = 0.5  # a client does not hear of releases
 
 
 class HeldLease:
@@ -53,7 +53,7 @@ class HeldLease:
         return not self.lost.is_set() and self._keeper.still_mine()
 
     async def update(self, data: bytes) -> bool:
-        """Leave word for the next leader; False when the lease is no longer ours."""
+        """Store a value for the next leader; False when the lease is no longer ours."""
         store = self._broker.coordination
         return await store.update_lease(self.name, self._keeper.holder, self.term, data)
 

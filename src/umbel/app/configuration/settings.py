@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     task_repr_max_chars: int = 1024  # of arguments and results, as events and logs show them
     task_traceback_max_bytes: int = 64 * 1024
     message_max_bytes: int = 16 * 1024 * 1024
-    publish_timeout_s: float = 4.0  # while the broker is away a sender waits so long; 0: not at all
+    publish_timeout_s: float = 4.0  # a sender waits so long for an unavailable broker; 0: not at all
     publish_buffer_max: int = 1000  # messages that a running task may keep meanwhile
     signing_keys: tuple[str, ...] = ()  # ID:SECRET; the first signs, all verify
     signing_window_s: float = 86_400.0  # a signed task may wait so long; each signature is known for so long
@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_gevent_children: int = 1  # processes that share the greenlets
     worker_queues: tuple[str, ...] = ()  # (): the default queue
     worker_prefetch_max: int = 1000
-    worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs
+    worker_grace_s: float = 30.0  # a stopping worker waits so long for running tasks
     worker_soft_grace_s: float = 5.0  # after a second stop signal, for the interrupted tasks
     worker_hook_timeout_s: float = 10.0  # for each of worker_init, worker_ready and worker_shutdown
     worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
@@ -86,18 +86,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     heartbeat_interval_s: float = 2.0  # at least; it grows with the cluster
     without_heartbeat: bool = False
     without_mingle: bool = False
-    mingle_wait_s: float = 1.0  # a starting worker waits so long for its peers' hello, at most
+    mingle_wait_s: float = 1.0  # most seconds that a starting worker waits for its peers' answers
     without_gossip: bool = False
     gossip_interval_s: float | None = None  # None: lost nodes are found without waiting for a look
     gossip_mode: Literal["auto", "full", "observed"] = "auto"
 
-    scheduler_lease_s: float = 10.0  # a dead scheduler is replaced after so long, at most
+    scheduler_lease_s: float = 10.0  # most seconds until a dead scheduler is replaced
     election_protocol: Literal["v2", "v1"] = "v2"  # v1: Celery's, by events alone
     election_v1_compat: Literal["auto", "always", "never"] = "auto"  # speak v1 beside Celery's workers
 
     connect_timeout_s: float = 4.0  # for the broker to answer, or the embedded one's file to be free
-    broker_connection_wait_s: float = 60.0  # a starting worker waits so long for a broker that is not up
-    lease_s: float = 10.0  # a worker silent for so long loses its messages to the others
+    broker_connection_wait_s: float = 60.0  # a starting worker waits so long for an unavailable broker
+    lease_s: float = 10.0  # after so much silence a worker's messages are redelivered
     storage_max_bytes: int | None = None  # of the embedded broker's file
     history_lake: str = "umbel-lake"  # a folder; relative to where the command runs
     lake_mode: str = "0700"  # octal: who else may read the lake

@@ -1,4 +1,4 @@
-"""Attempts: a task that is tried again is sent again, under its own id, one retry further.
+"""Attempts: a retried task is sent again, under its own id, with one more retry counted.
 
 Mostly nothing else changes, and the body is sent on as the bytes it came as. When `retry` names other
 arguments or options, the call is sent again with all that its message said, and those on top.

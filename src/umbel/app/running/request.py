@@ -40,7 +40,7 @@ class Request:
     is_eager: bool = False
     children: list[str] = field(default_factory=list)
     call: TaskCall | None = None
-    unsent: list[Outgoing] = field(default_factory=list)  # kept for a broker that is away
+    unsent: list[Outgoing] = field(default_factory=list)  # buffered while the broker is unavailable
     try_again_at: float = 0.0  # on the monotonic clock
     reports: "Reports | None" = None  # its states and events; made at the first one
     tell: "Teller | None" = None

@@ -144,7 +144,7 @@ class Tracer:
         self._app.signals.task_prerun.send(task=task, task_id=request.id, args=call.args, kwargs=call.kwargs)
 
     def _tell_started(self, request: Request) -> None:
-        """For display only, so a backend that is away does not stop the task."""
+        """For display only, so an unavailable backend does not stop the task."""
         meta = {"pid": os.getpid(), "hostname": self._hostname}
         try:
             state = encode_state(request.id, STARTED, meta)
@@ -296,7 +296,7 @@ class _Run:
         )
 
     def _part_ended(self, call: TaskCall, request: Request, status: str, value: object) -> BodyOutcome:
-        """Count the task in its chord, waiting for a broker that is away while its time limits allow."""
+        """Count the task in its chord, waiting for an unavailable broker while its time limits allow."""
         if call.embed.chord is None and (status == SUCCESS or not call.embed.chain):
             return NOTHING_FOLLOWS  # as for most
         limits = (self._job.soft_limit_s, self._job.hard_limit_s)

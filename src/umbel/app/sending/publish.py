@@ -29,7 +29,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 
 
 def patiently(work: Callable[[], T], timeout_s: float) -> T:
-    """Do it, again while the broker is away and time is left; an attempt itself may take longer."""
+    """Retry while the broker is unavailable and time is left; an attempt itself may take longer."""
     ends, failures = monotonic() + timeout_s, 0
     while True:
         try:

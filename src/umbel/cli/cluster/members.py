@@ -1,7 +1,7 @@
 """`umbel members`: who is in the cluster, and who comes and goes.
 
 Without `--watch` the workers are asked what they know; with it this process listens to the nodes as
-they do, with the same machine, and so needs no worker of ours to be there. It only listens:
+they do, with the same machine, and so needs no running Umbel worker. It only listens:
 unlike a worker, it announces no losses.
 """
 

@@ -1,4 +1,4 @@
-"""`umbel ping`: which workers are there."""
+"""`umbel ping`: which workers answer."""
 
 import click
 

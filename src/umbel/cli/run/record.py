@@ -95,7 +95,7 @@ def command(
 
     Needs no app with --broker, and records Celery's workers too. One recorder of a name works at a
     time; others stand by. What is not on disk is not acknowledged, so nothing is lost when it dies.
-    The broker keeps events for it while it is away: `umbel record forget` ends that.
+    The broker keeps events for a stopped recorder: `umbel record forget` ends that.
     """
     if ctx.invoked_subcommand is not None:
         return exits.OK

@@ -1,4 +1,4 @@
-"""`umbel dlq`: the dead letters, why they are there, and giving them another chance."""
+"""`umbel dlq`: list the dead letters with their reasons, and requeue them."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""`umbel revoke`: see to it that tasks never start, or end those that run; or take that back."""
+"""`umbel revoke`: prevent tasks from starting, or end those that run; or undo that."""
 
 from time import time
 from typing import Any

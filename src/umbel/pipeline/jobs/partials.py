@@ -28,7 +28,7 @@ from umbel.pipeline.transforms.marks import merged_marks
 from umbel.pipeline.transforms.states import merged
 
 BATCHES_MAX = 32
-"""Beyond so many they are put together."""
+"""Beyond this many they are merged."""
 
 _SCHEMAS = {"states": STATES, "others": EVENTS, "marks": MARKS}
 

@@ -11,7 +11,7 @@ from umbel.events.precedence import ATTEMPT_STEP, ENDED, ENDINGS, STATES, STRENG
 from umbel.events.types import SLOTS, TASK_PREFIX
 
 RUN_MAX_S = 1e12
-"""No task runs longer; what claims to is no measure."""
+"""No task runs longer; a larger value is not a measurement."""
 
 WINNER = "winner"
 
