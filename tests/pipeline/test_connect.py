@@ -110,7 +110,7 @@ def test_a_stream_by_connect_is_refused(tmp_path: Path) -> None:
     record(tmp_path, "1", attempt(0, "sent", "received"))
     asked = ["build", "--lake", str(tmp_path), "--master", "sc://h/;token=MARK", "--follow"]
     result = CliRunner().invoke(command, asked, standalone_mode=False)
-    assert "--follow needs Spark's driver in its own process, and sc://h/ is" in str(result.exception)
+    assert "--follow does not work with Spark Connect (sc://h/);" in str(result.exception)
 
 
 @pytest.mark.parametrize(

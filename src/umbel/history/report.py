@@ -234,7 +234,7 @@ def _sessions(found: Figures) -> Content:
     said = f"{count(totals['sessions'])} sessions of {count(totals['nodes'])} nodes"
     said += f"; {count(totals['sessions_lost'])} were lost."
     if totals["nodes"] > NODES_MAX:
-        said += f" Shown are {NODES_MAX}, those that fell silent first."
+        said += f" The first {NODES_MAX} are shown, lost nodes first."
     rows = [
         [
             *(row["hostname"], row["pid"], instant(row["start"]), instant(row["end"]), row["ending"]),
@@ -259,7 +259,7 @@ def _elections(found: Figures) -> Content:
     lanes: dict[str, list[Span]] = {}
     for row in found.elections:
         at = row["at_s"] or found.period.start
-        title = f"{row['election_id']}: {row['outcome']}, {row['winner'] or 'nobody'}, {instant(at)}"
+        title = f"{row['election_id']}: {row['outcome']}, {row['winner'] or 'no winner'}, {instant(at)}"
         colour = ELECTION_COLOURS.get(row["outcome"], GREY)
         lanes.setdefault(row["topic"] or "(not told)", []).append(Span(at, at, colour, title))
     outcomes = [name for name in ELECTION_COLOURS if any(row["outcome"] == name for row in found.elections)]
@@ -268,7 +268,7 @@ def _elections(found: Figures) -> Content:
     totals = found.totals
     said = f"{count(totals['elections'])} elections; {count(totals['elections_broken'])} broke a guarantee."
     if totals["elections"] > ELECTIONS_MAX:
-        said += f" Shown are the last {ELECTIONS_MAX}."
+        said += f" The last {ELECTIONS_MAX} are shown."
     rows = [
         [
             *(row["election_id"], row["topic"] or "", row["winner"] or "", row["outcome"] or ""),

@@ -81,7 +81,7 @@ def build(
 
         if is_following and is_connect(master):
             raise ConfigurationError(
-                f"--follow needs Spark's driver in its own process, and {shown(master)} is Spark Connect:"
+                f"--follow does not work with Spark Connect ({shown(master)});"
                 " give another --master, or build without --follow"
             )
         lake = _existing(lake)

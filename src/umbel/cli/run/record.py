@@ -183,7 +183,8 @@ def status(app_name: str | None, url: str | None, lake: Path, as_json: bool) -> 
         print_json(told)
     else:
         click.echo(
-            f"{found.root}: {size.files:,} files, {_bytes(size.size_bytes)}, set aside: {told['quarantined']}"
+            f"{found.root}: {size.files:,} files, {_bytes(size.size_bytes)}, "
+            f"quarantined: {told['quarantined']}"
         )
         rows: Any = told["recorders"]
         print_table(STATUS_COLUMNS, [_status_row(row) for row in rows])
@@ -238,7 +239,7 @@ def compact(lake: Path, keep_days: float | None, as_json: bool) -> int:
         print_json(told)
     else:
         click.echo(
-            f"{len(done.replaced):,} files put together into {len(done.written):,}; "
+            f"{len(done.replaced):,} files merged into {len(done.written):,}; "
             f"{len(told['removed']):,} removed; days dropped: {', '.join(told['dropped_days']) or 'none'}"
         )
         for name in done.set_aside:

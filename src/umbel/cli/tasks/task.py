@@ -68,8 +68,8 @@ def show(task_id: str, app_name: str | None, url: str | None, lake: Path, as_jso
     story = _recorded(lake, task_id, logged)
     if story is None and result is None:
         click.echo(
-            f"umbel: unknown task {task_id}: it has no events in the lake {str(lake)!r} and has no"
-            " result; name another lake with --lake, or its app with -A",
+            f"umbel: unknown task {task_id}: it has no events in the lake {str(lake)!r} and no"
+            " result; name another lake with --lake, or the app with -A",
             err=True,
         )
         return exits.NOT_FOUND
@@ -158,7 +158,7 @@ def _print(task_id: str, story: "Story | None", result: "ResultMap | None") -> N
         if value is not None:
             say(f"    {name.replace('_', ' ')}: {value}")
     if story is None:
-        click.echo("umbel: no events of the task were recorded; shown is its result", err=True)
+        click.echo("umbel: no events of the task were recorded; showing its result only", err=True)
         return
     click.echo()
     rows = [
