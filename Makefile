@@ -52,8 +52,8 @@ mutants: setup ## do a module's tests notice when it is wrong? (ARGS="--module l
 	@scripts/setup servers
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
-sim: setup ## the full set of simulations: 200,000 elections under faults, mutants, every course of one
-	@$(BIN)/python -m tests.sim.full
+sim: setup ## the full set of simulations: 200,000 elections under faults, mutants, every course of one (ARGS=mutants)
+	@$(BIN)/python -m tests.sim.full $(ARGS)
 
 # Peers run in .venv-bench, so that their dependencies never mix with ours.
 bench: ## every benchmark, beside its peers (ARGS=--json for machines)

@@ -33,6 +33,8 @@ INTERNAL = {
     "ElectionContext": {"prolong", "cancel"},
     "Control": {"close"},
 }
+# What the parts of an app see of it (app/interfaces.py): to users it is the App.
+NARROWED = re.compile(r"\b(?:Sending|Result|Controlled)App\b")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -46,7 +48,7 @@ def page() -> str:
             lines += _function(name, _source(value), name)
     lines += _class("Control", type(umbel.App("api").control), "What `app.control` is.")
     lines += _errors()
-    return "\n".join(lines).rstrip() + "\n"
+    return NARROWED.sub("App", "\n".join(lines)).rstrip() + "\n"
 
 
 def _class(name: str, value: type, about: str = "") -> list[str]:

@@ -9,7 +9,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -151,6 +151,35 @@ def _ends_with(expression: ast.expr, name: str) -> bool:
     return ast.unparse(expression).split(".")[-1] == name
 
 
+def circles(sources: Iterable[Source]) -> list[str]:
+    """Modules that import one another, by whatever way: also inside functions and for types alone."""
+    modules = {_module_of(source.path): source for source in sources}
+    left = {name: _imported(source.tree, modules) - {name} for name, source in modules.items()}
+    # Who imports nobody that is left is in no circle, nor is who is imported by nobody that is left.
+    while True:
+        wanted = set[str]().union(*left.values())
+        kept = {name for name, imported in left.items() if imported and name in wanted}
+        if len(kept) == len(left):
+            return sorted(f"{name} imports {', '.join(sorted(imported))}" for name, imported in left.items())
+        left = {name: left[name] & kept for name in kept}
+
+
+def _module_of(path: str) -> str:
+    return path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _imported(tree: ast.Module, known: Collection[str]) -> set[str]:
+    found = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name for name in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                full = {name.name: f"{module}.{name.name}" for name in names}
+                found |= {full[name] if full[name] in known else module for name in full}
+    return found & set(known)
+
+
 # ---- what they are applied to ----------------------------------------------------------------------
 
 
@@ -221,6 +250,28 @@ def test_a_type_ignore_names_its_error() -> None:
 
 def test_pure_packages_import_no_libraries() -> None:
     assert findings(libraries_in_pure_code, python_in("src")) == []
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    assert circles(python_in("src")) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from umbel.a import f",
+        "from umbel import a",
+        "def f():\n    import umbel.a",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from umbel.a import A",
+    ],
+)
+def test_a_circle_is_found_however_it_is_closed(back: str) -> None:
+    texts = {"a": "from umbel.b import x", "b": "from umbel.c import y", "above": "import umbel.a"}
+    sources = [Source(f"src/umbel/{name}.py", text) for name, text in texts.items()]
+    closed = [*sources, Source("src/umbel/c.py", back)]
+    found = ["umbel.a imports umbel.b", "umbel.b imports umbel.c", "umbel.c imports umbel.a"]
+    assert circles(closed) == found
+    assert circles([*sources, Source("src/umbel/c.py", "import os")]) == []
 
 
 def test_nothing_names_a_place_on_somebodys_machine() -> None:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from umbel.errors import BadURL
 from umbel.urls import without_password
-from umbel.worker.remote.state import broker_map
+from umbel.worker.remote.looking import broker_map
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ __version__ = version.VERSION
 if TYPE_CHECKING:
     from umbel import errors
     from umbel.app.app import App
-    from umbel.app.canvas.chord import chord
-    from umbel.app.canvas.group import GroupResult, group
+    from umbel.app.canvas.group import GroupResult, chord, group
     from umbel.app.canvas.signature import Signature, chain
     from umbel.app.results import AsyncResult
     from umbel.app.task import Task
@@ -27,7 +26,7 @@ _HOMES = {
     "Signature": "umbel.app.canvas.signature",
     "chain": "umbel.app.canvas.signature",
     "group": "umbel.app.canvas.group",
-    "chord": "umbel.app.canvas.chord",
+    "chord": "umbel.app.canvas.group",
     "AsyncResult": "umbel.app.results",
     "GroupResult": "umbel.app.canvas.group",
     "ElectionContext": "umbel.coordination.election_context",

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from umbel import App, chord
-from umbel.app.canvas.chord import BodyOutcome, Chord, part_ended
+from umbel.app.canvas.group import Chord
 from umbel.app.canvas.signature import Signature, signature_from
+from umbel.app.running.chord_parts import BodyOutcome, part_ended
 from umbel.app.running.request import request_of
 from umbel.app.sending.prepare import Prepared
 from umbel.brokers.interface import BrokerSettings, Refused

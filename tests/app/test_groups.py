@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from umbel import App, GroupResult, chain, chord, group
-from umbel.app.canvas.chord import Chord
+from umbel.app.canvas.group import Chord
 from umbel.app.canvas.signature import signature_from
 from umbel.errors import ChordError, ResultTimeout
 

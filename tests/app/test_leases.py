@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from umbel import App
+from umbel.brokers.interface import Broker
 from umbel.errors import LeaseTimeout
 
 
@@ -52,7 +53,7 @@ def test_only_the_leader_sends(tmp_path: Path) -> None:
                 assert not await first.send([tick])
                 assert not await first.update(b"late")
                 assert await second.send([tick])
-            depths = await first._broker.queues()
+            depths = await cast("Broker", first._broker).queues()
             assert depths["celery"].ready == 3
 
     play(tmp_path, scenario)

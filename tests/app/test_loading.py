@@ -69,6 +69,23 @@ def test_a_path_to_a_file_names_it_too() -> None:
     assert (found.spec.target, found.spec.search_path) == ("loading_f:shop", (str(Path("below").resolve()),))
 
 
+def test_an_app_is_in_the_directory_that_it_is_imported_from(tmp_path: Path) -> None:
+    write("below/loading_n.py")
+    write("project/loading_shop/__init__.py", "")
+    write("project/loading_shop/tasks.py")
+    write("loading_o.py")
+    write("loading_p.py", "from umbel import App\nshop = App('shop', directory='below')\n")
+    wanted = {
+        "below/loading_n.py": "below/umbel.db",
+        "project/loading_shop/tasks.py": "project/umbel.db",  # one above its package
+        "loading_o": "umbel.db",
+        "loading_p": "below/umbel.db",
+    }
+    found = {target: find_app(target).app.settings.broker for target in wanted}
+    assert found == {target: f"sqlite:///{tmp_path / file}" for target, file in wanted.items()}
+    assert App("typed").settings.broker == f"sqlite:///{tmp_path}/umbel.db"
+
+
 def test_a_module_inside_a_package_is_found() -> None:
     write("loading_package/tasks.py")
     assert find_app("loading_package.tasks").app.name == "shop"

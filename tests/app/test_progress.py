@@ -38,7 +38,7 @@ class FewNames:
 
 def made() -> tuple[Reports, Kept, list[Told]]:
     app, told = FewNames(), list[Told]()
-    reports = Reports(app, "t", "", told.append, 7)  # type: ignore[arg-type]
+    reports = Reports(app, "t", "", told.append, 7)
     return reports, app.backend, told  # type: ignore[return-value]
 
 

@@ -144,6 +144,7 @@ def test_what_a_task_sends_meanwhile_goes_out_with_its_end(
     place: Place, tracer: Tracer, ending: Exception | None
 ) -> None:
     app = tracer._app
+    assert isinstance(app, App)
 
     @app.task
     def parent() -> None:
@@ -163,6 +164,7 @@ def test_what_a_task_sends_meanwhile_goes_out_with_its_end(
 
 def test_what_a_task_sent_meanwhile_goes_out_when_the_broker_is_back(place: Place, tracer: Tracer) -> None:
     app = tracer._app
+    assert isinstance(app, App)
 
     @app.task
     def parent() -> None:
@@ -185,6 +187,7 @@ def test_what_a_task_sent_meanwhile_goes_out_when_the_broker_is_back(place: Plac
 
 def test_a_task_that_keeps_too_much_is_told(place: Place, tracer: Tracer) -> None:
     app = tracer._app
+    assert isinstance(app, App)
 
     @app.task
     def parent() -> None:

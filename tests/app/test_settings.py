@@ -262,22 +262,45 @@ def test_numbers_come_out_of_variables_as_numbers(tmp_path: Path, monkeypatch: p
 # -- in the app ------------------------------------------------------------------------------------
 
 
-def test_an_apps_file_lies_beside_the_code_that_makes_it_wherever_one_calls_from(
+def test_an_apps_file_lies_in_its_directory_wherever_one_calls_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for directory in (tmp_path, str(tmp_path), ".."):
+        made = App("shop", broker="sqlite:///q.db", directory=directory, task_default_queue="orders").settings
+        assert (made.broker, made.task_default_queue) == (f"sqlite:///{tmp_path}/q.db", "orders")
+
+
+def test_the_project_file_is_looked_for_from_an_apps_directory_upwards(tmp_path: Path) -> None:
+    write_table(tmp_path, 'task_default_queue = "orders"')
+    (tmp_path / "src").mkdir()
+    made = App("shop", directory=tmp_path / "src").settings
+    assert (made.broker, made.task_default_queue) == (f"sqlite:///{tmp_path}/umbel.db", "orders")
+
+
+def test_the_file_of_an_app_without_a_directory_lies_in_the_current_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = App("shop", broker="sqlite:///q.db", task_default_queue="orders").settings
-    here = Path(__file__).resolve().parent
-    assert (made.broker, made.task_default_queue) == (f"sqlite:///{here}/q.db", "orders")
+    assert App("shop").settings.broker == f"sqlite:///{tmp_path}/umbel.db"
 
 
-def test_the_file_of_an_app_that_was_typed_in_lies_in_the_current_directory(
+def test_a_directory_that_is_none_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    for wrong in (__file__, tmp_path / "missing"):
+        with pytest.raises(ConfigurationError, match=r"not a directory; write directory=Path\(__file__\)"):
+            App("shop", directory=wrong)
+
+
+def test_a_current_directory_that_was_removed_is_refused_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    names = {"App": App}
-    exec("settings = App('typed').settings", names)
-    assert names["settings"].broker == f"sqlite:///{tmp_path}/umbel.db"  # type: ignore[attr-defined]
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigurationError, match="the current directory was removed"):
+        App("shop")
+    assert App("shop", directory=tmp_path).settings.broker == f"sqlite:///{tmp_path}/umbel.db"
 
 
 def test_an_app_refuses_what_its_settings_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

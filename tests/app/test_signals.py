@@ -27,13 +27,13 @@ def test_a_receiver_is_connected_by_decorating_it_and_can_be_disconnected() -> N
     def hear(**context: Any) -> None:
         heard.append(context["number"])
 
-    assert signal
+    assert signal.receivers
     signal.send(number=1)
     signal.disconnect(hear)
     signal.disconnect(hear)
     signal.send(number=2)
     assert heard == [1]
-    assert not signal
+    assert not signal.receivers
 
 
 def test_a_receiver_that_raises_is_logged_and_the_others_still_hear(caplog: pytest.LogCaptureFixture) -> None:

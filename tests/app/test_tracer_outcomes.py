@@ -15,6 +15,7 @@ import pytest
 
 from tests.app.test_tracer import job_of
 from umbel import App, Reject, Task, chord
+from umbel.app.app import make_tracer
 from umbel.app.running.async_tracer import AsyncTracer
 from umbel.app.running.child_logs import LoggedStream
 from umbel.app.running.progress import BURST
@@ -23,7 +24,6 @@ from umbel.app.running.tracer import (
     EXCEPTION_MAX_CHARS,
     STRUCK_MAX_CHARS,
     Tracer,
-    make_tracer,
 )
 from umbel.backends.interface import ChordPart
 from umbel.clock import correct, offset_s

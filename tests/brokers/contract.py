@@ -1,4 +1,4 @@
-"""The contract suite: what `brokers/interface.py` promises, for any broker.
+"""The contract suite: what `brokers/interface/` promises, for any broker.
 
 A broker's own test file makes a class of this and gives it a fixture `under_test`. A test of
 something that the broker declares it cannot do asserts that it refuses and says why.

@@ -424,7 +424,7 @@ def test_what_is_claimed_and_settled_while_claims_are_compared_is_not_touched(
         async with under_test.open() as broker:
             assert isinstance(broker, RedisBroker)
             replaced: list[Replaced] = []
-            broker.on_replaced = replaced.append
+            broker.on_replaced(replaced.append)
             await broker.renew(OWNER)
             await broker.publish(outgoing("a", "b"))
             (first,) = (await take(broker, limit=1)).deliveries

@@ -107,7 +107,7 @@ def test_claims_that_a_backup_lacks_are_unknown_and_those_it_has_again_go_back(d
     async def scenario() -> None:
         told: list[Replaced] = []
         async with data.under_test.open() as broker:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             await broker.renew(OWNER)
             await broker.publish(outgoing("kept", "settled since"))
             kept, settled_since = (await take(broker, 2)).deliveries
@@ -146,7 +146,7 @@ def test_a_settle_before_the_next_renewal_finds_out_by_itself(tmp_path: Path) ->
         told: list[Replaced] = []
         under_test = BrokerUnderTest(BrokerSettings(server.url, lease_s=LONG_LEASE_S), REDIS)
         async with under_test.open() as broker:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             await broker.renew(OWNER)
             await broker.publish(outgoing("first"))
             (first,) = (await take(broker)).deliveries
@@ -172,7 +172,7 @@ def test_a_message_that_the_server_handed_over_and_then_forgot_is_unknown(tmp_pa
         told: list[Replaced] = []
         under_test = BrokerUnderTest(BrokerSettings(server.url, lease_s=LONG_LEASE_S), REDIS)
         async with under_test.open() as broker, under_test.open() as other:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             await broker.renew(OWNER)
             await take(broker)
             server.ask("SAVE")
@@ -206,7 +206,7 @@ def test_a_lease_that_has_ended_is_no_replacement(tmp_path: Path) -> None:
         told: list[Replaced] = []
         under_test = BrokerUnderTest(BrokerSettings(server.url, lease_s=0.3), REDIS)
         async with under_test.open() as broker, under_test.open() as other:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             await broker.renew(OWNER)
             await broker.publish(outgoing("late"))
             (late,) = (await take(broker)).deliveries
@@ -232,7 +232,7 @@ def test_claims_go_with_a_deleted_queue_of_rabbitmq() -> None:
     async def scenario() -> None:
         told: list[Replaced] = []
         async with BrokerUnderTest(BrokerSettings(url), amqp.CAPABILITIES).open() as broker:
-            broker.on_replaced = told.append
+            broker.on_replaced(told.append)
             await broker.publish(outgoing("gone"))
             gone = await eventually(lambda: _some(broker), what="the message")
             link = BlockingLink(locations_from_url(url)[0], timeout_s=10.0, name="a stranger")

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.sim import full
+from tests.sim.mutants import ActsBeforeStart
 from umbel.cli import exits
 from umbel.cli.run import simulate
 from umbel.protocol.election.election import Elections
 from umbel.protocol.election.table import ElectionSettings
 from umbel.sim.cluster import TOPICS, Cluster
-from umbel.sim.mutants import ActsBeforeStart
 from umbel.sim.node import Node
 
 
@@ -86,3 +87,10 @@ def test_celerys_rules_are_simulated_for_contrast() -> None:
 
 def test_faults_are_explained() -> None:
     assert "the store forgets everything" in figures("--list-faults")["amnesia"]
+
+
+def test_parts_of_the_full_set_are_run_by_their_names() -> None:
+    assert {job[0] for job in full.chosen(["mutants", "exhaustive"])} == {full.mutants, full.exhaustive}
+    assert full.chosen([]) == full.jobs()
+    with pytest.raises(SystemExit, match="no part 'gremlins'; one of celerys_rules, exhaustive"):
+        full.chosen(["gremlins"])

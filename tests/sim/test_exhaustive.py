@@ -2,10 +2,10 @@
 
 import pytest
 
+from tests.sim.courses import Budget
+from tests.sim.exhaustive import explore
+from tests.sim.mutants import ActsBeforeStart, CountsFromTheAnswer
 from umbel.protocol.leadership.coordination import Policy
-from umbel.sim.courses import Budget
-from umbel.sim.exhaustive import explore
-from umbel.sim.mutants import ActsBeforeStart, CountsFromTheAnswer
 
 BUDGETS = [
     Budget(crashes=1, losses=1, duplicates=0, expiries=1),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from umbel.sim.mutants import MUTANTS, Mutant
+from tests.sim.mutants import MUTANTS, Mutant
 from umbel.sim.shrink import shrink
 
 

@@ -15,12 +15,17 @@ from typing import Any, cast
 from tests.waiting import POLL_S
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.broker import SqliteBroker
+from umbel.control.client import Asker
+from umbel.control.state import ELECTION_REFUSED
 from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.protocol.membership.events import MemberState
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import Identity, WorkerContext
+from umbel.worker.remote.mailbox_figures import MailboxFigures
+from umbel.worker.remote.parts import WorkerParts
 from umbel.worker.remote.state import WorkerState
 from umbel.worker.settings import Ending, WorkerSettings
+from umbel.worker.steps.autoscaler import Autoscaler
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
@@ -49,14 +54,32 @@ class LightNode:
             chosen, Identity(self.name, pid, pid * 1000), self.broker, cast("Any", None), cast("Any", pool)
         )
         self.revoked = RevokedTasks()
-        tasks = cast("Any", SimpleNamespace(revoked=self.revoked, revokes=SimpleNamespace(read=_nothing)))
+        tasks = cast(
+            "Any",
+            SimpleNamespace(revoked=self.revoked, revokes=SimpleNamespace(read=_nothing), before_taking=id),
+        )
         self.events = Events(self.context)
         self.heart = Heart(self.context, self.events)
-        state = WorkerState(self.context, self.events, self.heart, tasks, lambda *_: None)
-        self.control = Control(self.context, self.events.clock, state)
-        self.mingle = Mingle(self.context, self.events, self.control, tasks)
-        self.gossip = Gossip(self.context, self.events, self.heart, self.control, self.mingle)
-        state.mingle, state.gossip = self.mingle, self.gossip
+        asker = Asker(self.broker)
+        self.gossip = Gossip(self.context, self.events, self.heart, asker)
+        self.mingle = Mingle(
+            self.context, self.events, asker, tasks, self.gossip, heard_time=lambda _node, _at_s: None
+        )
+        parts = WorkerParts(
+            self.context,
+            self.events,
+            self.heart,
+            tasks,
+            self.gossip,
+            self.mingle,
+            Autoscaler(self.context),
+            MailboxFigures(),
+            elect=lambda _: ELECTION_REFUSED,
+            stop=lambda: None,
+            steps=dict,
+        )
+        state = WorkerState(parts)
+        self.control = Control(self.context, self.events.clock, state, parts.mailbox, members=tuple)
         self._steps: list[Step] = [self.events, self.heart, self.control, self.mingle, self.gossip]
 
     async def start(self, group: asyncio.TaskGroup) -> "LightNode":

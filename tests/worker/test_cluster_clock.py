@@ -1,7 +1,6 @@
 """The step that keeps the cluster's time: what it says, and what this process then takes for the time."""
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,11 +17,10 @@ HOUR_S = 3600.0
 
 
 class Nobody:
-    """A broker without a clock, a mingle, a gossip and the tasks, as far as the step knows them."""
+    """A broker without a clock, a gossip and the tasks, as far as the step knows them."""
 
     def __init__(self) -> None:
         self.read_again = 0
-        self.told_time: Callable[[object, object], None] = lambda _node, _at_s: None
         self.identity = SimpleNamespace(node="a@x")
         self.broker, self.revokes = self, SimpleNamespace(read_again=self._count)
 
@@ -49,7 +47,7 @@ def test_a_lone_worker_says_that_it_trusts_its_clock_and_one_whose_clock_is_set_
     monkeypatch.setattr(cluster_clock, "JUDGE_EVERY_S", 0.001)
     monkeypatch.setattr(cluster_clock, "SETTLED_S", 0.0)
     nobody = cast("Any", Nobody())
-    step = ClusterClock(nobody, nobody, nobody, nobody)
+    step = ClusterClock(nobody, nobody, nobody)
 
     async def said(text: str) -> None:
         while text not in caplog.text:
@@ -61,7 +59,7 @@ def test_a_lone_worker_says_that_it_trusts_its_clock_and_one_whose_clock_is_set_
             await step.start()
             await said(TOO_FEW)
             for node in ("b@x", "c@x"):
-                nobody.told_time(node, instant().wall_s)
+                step.answered(node, instant().wall_s)
             assert offset_s() == 0.0
             monkeypatch.setattr(cluster_clock, "instant", an_hour_ahead)
             await said("wall clock was changed")

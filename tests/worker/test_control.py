@@ -33,6 +33,7 @@ from umbel.wire.message import Message
 from umbel.worker.context import Identity, WorkerContext
 from umbel.worker.remote import mailbox
 from umbel.worker.remote.mailbox import BUSY, WAITING_MAX
+from umbel.worker.remote.mailbox_figures import MailboxFigures
 from umbel.worker.settings import Ending, WorkerSettings
 from umbel.worker.steps.control import Control
 
@@ -111,6 +112,8 @@ class Cluster:
     is_green: ClassVar[bool] = False  # whether its nodes have mailboxes with a thread of their own (P6)
     controls: dict[str, Control] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
+    figures: dict[str, MailboxFigures] = field(default_factory=dict)
+    members: dict[str, Sequence[Known]] = field(default_factory=dict)
 
     @asynccontextmanager
     async def node(
@@ -131,7 +134,14 @@ class Cluster:
         nobody, pool = cast("Any", None), cast("Pool", SimpleNamespace(is_green=self.is_green))
         context = WorkerContext(settings, Identity(name, 1, 1), broker, cast("Backend", nobody), pool)
         state = self.states[name] = State(name)
-        control = self.controls[name] = Control(context, state.clock, cast("ControlState", state))
+        figures = self.figures[name] = MailboxFigures()
+        control = self.controls[name] = Control(
+            context,
+            state.clock,
+            cast("ControlState", state),
+            figures,
+            members=lambda: self.members.get(name, ()),
+        )
         async with asyncio.TaskGroup() as group:
             control.adopt(group)
             await control.start()
@@ -185,10 +195,11 @@ def test_everyone_answers_and_those_who_are_named(tmp_path: Path) -> None:
 def test_a_worker_asks_the_others_on_its_own_connection(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         async with cluster.node("a@x") as control, cluster.node("b@x"):
+            asker = Asker(control._context.broker)
             said = {"from_node": "a@x", "revoked": ["new", 7], "cver": 2}
-            answers = await control.ask("hello", said, timeout_s=ENOUGH_S, limit=1)
+            answers = await asker.ask("hello", said, timeout_s=ENOUGH_S, limit=1)
             assert answers.replies == {"b@x": {"heard": ["new", 7], "more": 2}}
-            await control.tell("election", {"id": "e", "topic": "task", "cver": 2}, destination=["b@x"])
+            await asker.tell("election", {"id": "e", "topic": "task", "cver": 2}, destination=["b@x"])
 
             async def elected() -> list[Mapping[str, Any]]:
                 return cluster.states["b@x"].elections
@@ -336,17 +347,17 @@ def test_the_answers_tell_who_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("umbel.worker.remote.mailbox.MEMBERS_FRESH_S", 0.0)
 
     async def scenario(cluster: Cluster) -> None:
-        async with cluster.node("a@x") as one, cluster.node("b@x") as two:
+        async with cluster.node("a@x"), cluster.node("b@x"):
             alive = [Known("a@x"), Known("b@x")]
-            one.members = two.members = lambda: alive
+            cluster.members = {"a@x": alive, "b@x": alive}
             everyone = await cluster.asker.ask("ping", timeout_s=ENOUGH_S)
             assert len(everyone.replies) == 2 and everyone.silent == ()
             lost = Known("gone@x", "suspect", 41.0)
-            one.members = lambda: [*alive, lost]
+            cluster.members["a@x"] = [*alive, lost]
             asked = await cluster.asker.ask("ping", timeout_s=BRIEF_S)
             assert asked.silent == (lost,)
             many = [Known(f"n{number:03}@x") for number in range(200)]
-            one.members = two.members = lambda: [*many, *alive]
+            cluster.members = {key: [*many, *alive] for key in ["a@x", "b@x"]}
             large = await cluster.asker.ask("ping", timeout_s=ENOUGH_S, limit=2)
             assert len(large.silent) == 200  # told by one of the first nodes only
 
@@ -384,7 +395,7 @@ def test_what_is_malformed_or_refused_is_counted_and_hurts_nobody(tmp_path: Path
             box = control.mailbox
             assert box.received == 4 * len(BAD) + 1
             assert (box.malformed, box.refused, box.handled) == (4 * len(BAD) - 4, 3, 2)
-            assert control.resets == 0
+            assert cluster.figures["a@x"].resets == 0
 
     play(tmp_path, scenario)
 
@@ -427,7 +438,7 @@ def test_a_flood_of_commands_is_answered_with_an_error_and_a_ping_all_the_same(t
 
     async def scenario(cluster: Cluster) -> None:
         async with (
-            cluster.node("a@x") as control,
+            cluster.node("a@x"),
             cluster.broker.subscribe(REPLY_EXCHANGE, ["me"]) as replies,
         ):
             request = {"method": "clock", "reply_to": {"exchange": REPLY_EXCHANGE, "routing_key": "me"}}
@@ -441,7 +452,7 @@ def test_a_flood_of_commands_is_answered_with_an_error_and_a_ping_all_the_same(t
             # How many are too many depends on how quick the machine is; each has one of two answers.
             assert {answer.get("error", "") for answer in answers} <= {"", BUSY}
             assert sum("clock" in answer for answer in answers) >= WAITING_MAX  # all that had a place
-            assert control.replies_dropped == 0
+            assert cluster.figures["a@x"].replies_dropped == 0
 
     play(tmp_path, scenario)
 
@@ -464,7 +475,7 @@ def test_random_requests_hurt_nobody(tmp_path: Path) -> None:
                 assert (await cluster.asker.ask("ping", timeout_s=ENOUGH_S, limit=1)).replies
             box = control.mailbox
             assert box.received == FUZZED + FUZZED // 100
-            assert box.malformed and box.refused and box.handled and control.resets == 0
+            assert box.malformed and box.refused and box.handled and cluster.figures["a@x"].resets == 0
 
     play(tmp_path, scenario, deadline_s=500.0)
 

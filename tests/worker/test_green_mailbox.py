@@ -100,8 +100,8 @@ def test_a_fault_of_its_channel_makes_it_anew_and_is_counted(
     monkeypatch.setattr(SqliteBroker, "subscribe", fails_at_first)
 
     async def scenario(cluster: Cluster) -> None:
-        async with cluster.node("a@x") as control:
+        async with cluster.node("a@x"):
             assert (await cluster.asker.ask("ping", timeout_s=ENOUGH_S, limit=1)).replies
-            assert control.resets == 3
+            assert cluster.figures["a@x"].resets == 3
 
     play(tmp_path, scenario)

@@ -2,36 +2,35 @@
 when they are first needed, so that importing a module with an app touches nothing."""
 
 import os
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
 from importlib import import_module
 from inspect import iscoroutinefunction
+from pathlib import Path
 from threading import Lock
 from time import time
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from umbel.app.canvas import chord as chords  # noqa: F401 (they make themselves known to canvas)
-from umbel.app.canvas.builtin_tasks import builtin_tasks
+from umbel.app.canvas.builtin_tasks import builtin_functions
 from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.cluster.topics import AT_MOST_ONCE, HandlerT, Topics
 from umbel.app.configuration.settings import Settings, assemble
 from umbel.app.naming import directory_of, home_of, task_name
-from umbel.app.options import TaskKeywords, options_from
+from umbel.app.options import TaskKeywords, TaskOptions, options_from
 from umbel.app.results import AsyncResult
 from umbel.app.running.child_logs import redirect_streams, set_up_child_logging
 from umbel.app.running.eager import EagerBackend, EagerMode
-from umbel.app.running.request import Request, current_request
-from umbel.app.running.tracer import Tracer, make_tracer
+from umbel.app.running.request import CURRENT_REQUEST, Request
+from umbel.app.running.tracer import Tracer
 from umbel.app.sending.ids import new_ids
 from umbel.app.sending.options import SendOptions, check_options
-from umbel.app.sending.prepare import Prepared, SendDefaults, origin, prepare
+from umbel.app.sending.prepare import Prepared, SendDefaults, is_unique, origin, prepare
 from umbel.app.sending.publish import patiently, publish
 from umbel.app.sending.routing import Router
 from umbel.app.sending.sent_events import SentEvents
-from umbel.app.sending.uniqueness import is_unique, send_unique
+from umbel.app.sending.uniqueness import send_unique
 from umbel.app.signals import Signals
 from umbel.app.steps import Steps
 from umbel.app.task import AsyncTask, BoundTaskDecorator, Task, TaskDecorator
@@ -59,16 +58,23 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 class App:
     """A set of tasks and where their messages and results go.
 
-    Without `broker` everything lives in one SQLite file, umbel.db, beside the code that makes the
-    app. `umbel.app.configuration.settings` lists every setting and the places where it may be written.
+    Without `broker` everything lives in one SQLite file, umbel.db, in the app's `directory`: without one,
+    where `-A` finds the app, or the current directory. `umbel.app.configuration.settings` lists every
+    setting and the places where it may be written.
     """
 
     def __init__(
-        self, name: str = "main", broker: str | None = None, backend: str | None = None, **settings: Any
+        self,
+        name: str = "main",
+        broker: str | None = None,
+        backend: str | None = None,
+        *,
+        directory: str | Path | None = None,
+        **settings: Any,
     ) -> None:
         self.name = name
         given = {"broker": broker, "backend": backend, **settings}
-        self.settings: Settings = assemble(given, directory=directory_of(sys._getframe(1).f_globals))
+        self.settings: Settings = assemble(given, directory=directory_of(directory))
         self.router = Router(self.settings.task_routes)
         self.send_defaults: dict[str, SendDefaults] = {}  # by task, for `prepare`
         self.signals = Signals()
@@ -79,11 +85,13 @@ class App:
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
-        self._eager = EagerMode(self)
+        self._eager = EagerMode(self, name)
         self._sent_events: SentEvents | None = None
         self._tracer: Tracer | None = None
         self._node = ""
-        self._builtins = builtin_tasks(self)
+        self._builtins: dict[str, Task[Any, Any]] = {
+            one: Task(self, one, function, TaskOptions()) for one, function in builtin_functions(self).items()
+        }
 
     @cached_property
     def control(self) -> "Control":
@@ -168,9 +176,10 @@ class App:
     def send(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
-        if is_unique(self.tasks.get(name), options):
+        known = self.tasks.get(name)
+        if is_unique(known.options if known else None, options):
             return send_unique(self, name, args, kwargs, options)
-        prepared = self.prepare(name, args, kwargs, options, sender=current_request())
+        prepared = self.prepare(name, args, kwargs, options, sender=CURRENT_REQUEST.get())
         self.publish([prepared])
         return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result)
 
@@ -182,7 +191,7 @@ class App:
 
     def send_many(self, signatures: Iterable[Signature[Any]]) -> list[AsyncResult[Any]]:
         """Send many calls in one step of the broker: all of them or none."""
-        calls, sender = list(signatures), current_request()
+        calls, sender = list(signatures), CURRENT_REQUEST.get()
         prepared: list[Prepared] = []
         results: list[AsyncResult[Any]] = []
         for call, task_id in zip(calls, new_ids(len(calls)), strict=True):
@@ -213,7 +222,7 @@ class App:
         prepared = prepare(
             self, name, args, kwargs, options, defaults=defaults, sender=sender, task_id=task_id
         )
-        if self.signals.before_task_publish:
+        if self.signals.before_task_publish.receivers:
             self.signals.before_task_publish.send(
                 task=name, task_id=prepared.task_id, args=args, kwargs=kwargs, queue=prepared.outgoing.queue
             )
@@ -222,14 +231,14 @@ class App:
     def publish(self, prepared: Sequence[Prepared]) -> None:
         outgoing = [one.outgoing for one in prepared]
         runner = self._eager.runner
-        request = current_request()
+        request = CURRENT_REQUEST.get()
         if request is not None:
             request.sent(one.task_id for one in prepared)
         if runner is not None:
             runner.run(outgoing)
         elif publish(self.producer, outgoing, self.settings, request):
             self._tell_sent(outgoing)
-        if self.signals.after_task_publish:
+        if self.signals.after_task_publish.receivers:
             for one in prepared:
                 self.signals.after_task_publish.send(
                     task=one.task, task_id=one.task_id, queue=one.outgoing.queue
@@ -298,7 +307,7 @@ class App:
         """Hold a lease while the block runs: `async with app.lease("name") as lease:`."""
         from umbel.app.cluster.leases import hold_lease
 
-        return hold_lease(self, name, ttl=ttl, timeout=timeout)
+        return hold_lease(self.settings.for_broker(), name, ttl=ttl, timeout=timeout)
 
     # -- results ---------------------------------------------------------------------------------
 
@@ -366,3 +375,11 @@ class App:
 
     def __repr__(self) -> str:
         return f"<App {self.name} with {len(self.tasks)} tasks>"
+
+
+def make_tracer(app: App, context: ChildContext) -> Tracer:
+    if not context.on_loop:
+        return Tracer(app, hostname=context.node, tell=context.tell)
+    from umbel.app.running.async_tracer import AsyncTracer  # brings asyncio along, which few children need
+
+    return AsyncTracer(app, hostname=context.node, tell=context.tell)

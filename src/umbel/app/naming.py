@@ -1,7 +1,8 @@
-"""Naming: what a task is called, and where the code that makes an app lies."""
+"""Naming: what a task is called, and which directory an app is in."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,35 @@ def _main_module(app_name: str) -> str:
     return app_name if file.startswith("<") else Path(file).stem
 
 
-def directory_of(names: Mapping[str, Any]) -> Path | None:
-    """Where the module with these names lies: client and worker find the same umbel.db from it,
-    whatever directory each was started in. None for code that was typed in."""
-    file = names.get("__file__")
-    return Path(file).resolve().parent if isinstance(file, str) else None
+class AppsIn:
+    """The block in which apps that name no directory are in this one: a command imports them from it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> None:
+        self._token = _imported_from.set(self._directory)
+
+    def __exit__(self, *_error: object) -> None:
+        _imported_from.reset(self._token)
+
+
+def directory_of(given: str | Path | None) -> Path | None:
+    """Where an app looks for its settings and its umbel.db: as given, else where a command imports it from.
+
+    None: the current directory. Which module makes the app is not asked: that cannot be known without
+    looking at the caller's frame, and is wrong where a function of another module makes it.
+    """
+    if given is None:
+        return _imported_from.get()
+    directory = Path(given)
+    if not directory.is_dir():
+        problem = f"App(directory={str(given)!r}) is not a directory"
+        raise ConfigurationError(f"{problem}; write directory=Path(__file__).parent for that of the module")
+    return directory.resolve()
+
+
+_imported_from: ContextVar[Path | None] = ContextVar("umbel_imported_from", default=None)
 
 
 def home_of(function: Callable[..., Any]) -> tuple[str, str]:

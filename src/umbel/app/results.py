@@ -7,7 +7,7 @@ In async code a result can be awaited, which does not block the loop.
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from umbel.app.running.request import current_request
 from umbel.backends.interface import Backend
@@ -18,7 +18,8 @@ from umbel.wire.message import StoredResult
 from umbel.wire.result import CELERY_ERRORS, ResultMap, decode_result
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
+    from umbel.app.cluster.commands import Commands
+    from umbel.app.configuration.settings import Settings
 
 R = TypeVar("R")
 
@@ -26,11 +27,27 @@ _OURS = {described: kind for kind, described in CELERY_ERRORS.items()}
 STATE_S = 0.1
 
 
+class StoringApp(Protocol):
+    @property
+    def backend(self) -> Backend: ...
+
+
+class ResultApp(StoringApp, Protocol):
+    """What a result needs of its app."""
+
+    @property
+    def settings(self) -> "Settings": ...
+    @property
+    def eager_backend(self) -> Backend | None: ...
+    @property
+    def control(self) -> "Commands[Any, Any]": ...
+
+
 class AsyncResult(Generic[R]):
     __slots__ = ("__weakref__", "_eager", "_final", "app", "id", "ignored", "parent")  # many are made at once
 
     def __init__(
-        self, task_id: str, *, app: "App", parent: "Any | None" = None, ignored: bool = False
+        self, task_id: str, *, app: "ResultApp", parent: "Any | None" = None, ignored: bool = False
     ) -> None:
         self.id = task_id
         self.ignored = ignored  # no result will be stored: there is nothing to wait for

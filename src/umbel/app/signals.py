@@ -19,27 +19,23 @@ ReceiverT = TypeVar("ReceiverT", bound=Callable[..., Any])
 
 
 class Signal:
-    __slots__ = ("_receivers", "name")
+    __slots__ = ("name", "receivers")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._receivers: list[Callable[..., Any]] = []
-
-    def __bool__(self) -> bool:
-        """Whether there are receivers; the hot path asks before it builds the arguments."""
-        return bool(self._receivers)
+        self.receivers: list[Callable[..., Any]] = []
 
     def connect(self, receiver: ReceiverT) -> ReceiverT:
         """Call `receiver` from now on; usable as a decorator."""
-        self._receivers.append(receiver)
+        self.receivers.append(receiver)
         return receiver
 
     def disconnect(self, receiver: Callable[..., Any]) -> None:
         """Stop calling `receiver`; nothing happens when it was not connected."""
-        self._receivers = [known for known in self._receivers if known is not receiver]
+        self.receivers = [known for known in self.receivers if known is not receiver]
 
     def send(self, **context: Any) -> None:
-        for receiver in tuple(self._receivers):
+        for receiver in tuple(self.receivers):
             happened = call_guarded(receiver, **context)
             if isinstance(happened, Raised):
                 log.error(
@@ -73,4 +69,4 @@ class Signals:
     def of_nodes(self) -> dict[str, Callable[..., None]]:
         """What a worker calls when another node joins, leaves or is lost: those with receivers."""
         signals = (self.on_node_join, self.on_node_leave, self.on_node_lost)
-        return {signal.name: signal.send for signal in signals if signal}
+        return {signal.name: signal.send for signal in signals if signal.receivers}

@@ -37,14 +37,16 @@ from umbel.errors import ConfigurationError, MaxRetriesExceeded, Retry
 from umbel.wire.result import encode_state
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
+    from umbel.app.interfaces import SendingApp
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Task(Generic[P, R]):
-    def __init__(self, app: "App", name: str, function: Callable[..., Any], options: TaskOptions) -> None:
+    def __init__(
+        self, app: "SendingApp", name: str, function: Callable[..., Any], options: TaskOptions
+    ) -> None:
         update_wrapper(self, function)
         self.app = app
         self.name = name

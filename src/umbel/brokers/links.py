@@ -4,8 +4,7 @@ A worker must know of every connection that was lost and made again, however sho
 broadcast meanwhile is missed, and on RabbitMQ what was claimed on it is the server's again.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.protocol.outage import Closed, LinkChange, LinkLost, LinkRestored
@@ -13,23 +12,6 @@ from umbel.wire.control import REQUEST_EXCHANGE
 
 MAIN, MAILBOX, EVENTS = "main", "mailbox", "events"
 _SUBSCRIPTIONS = {REQUEST_EXCHANGE: MAILBOX, EVENT_EXCHANGE: EVENTS}
-
-
-class Linked(Protocol):
-    """`on_link` is called on the loop for each link that is lost, restored, or lost and given up."""
-
-    on_link: Callable[[LinkChange], None]
-
-    async def reconnect(self) -> None:
-        """Try once to restore the links that were lost; subscriptions restore themselves."""
-        ...
-
-    async def ended(self, tags: Sequence[str | int]) -> frozenset[str | int]:
-        """Those of these claims that have ended: a verdict on them would not be applied.
-
-        Where the data was replaced, claims are unknown and have not ended (`Settled.unknown`).
-        """
-        ...
 
 
 def link_of(exchange: str) -> str:

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from umbel.app.configuration.settings import assemble
-from umbel.brokers.interface import Broker, BrokerSettings
+from umbel.brokers.interface import Broker, BrokerConnection, BrokerSettings, ClusterRecord, FanOut
 from umbel.brokers.registry import open_broker
 from umbel.errors import BrokerUnavailable
 from umbel.launch.loading import find_app
@@ -15,6 +15,10 @@ from umbel.wire.signing import Keyring
 
 T = TypeVar("T")
 SLACK_S = 0.05
+
+
+class ClusterBroker(FanOut, ClusterRecord, Protocol):
+    """What commands about the cluster ask: its nodes, and the store that they share."""
 
 
 def ask_broker(
@@ -64,7 +68,7 @@ def ask_in_time(
     return asyncio.run(ask())
 
 
-async def _close(broker: Broker, ends: float) -> None:
+async def _close(broker: BrokerConnection, ends: float) -> None:
     """Skip the closing handshake with a broker that is silent when the time is over."""
     left_s = max(SLACK_S, ends - asyncio.get_running_loop().time())
     with suppress(TimeoutError):

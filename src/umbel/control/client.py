@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from umbel.brokers.interface import Broadcast, Broker
+from umbel.brokers.interface import Broadcast, FanOut
 from umbel.clock import cluster_now
 from umbel.errors import BrokerUnavailable, ConfigurationError, WireError
 from umbel.protocol.pidbox import Answers, Collection, ReplyTo, Request, is_for_member, pattern_problem
@@ -24,7 +24,7 @@ UNANSWERED_TTL_S = 60.0
 
 
 class Asker:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: FanOut) -> None:
         self._broker = broker
         self._clock = 0
         self._turns = asyncio.Semaphore(ASKED_MAX)

@@ -1,6 +1,7 @@
 """ControlState: what a control command may see and change of its worker.
 
-The worker provides it (`worker/remote/state.py`); commands, ours and users', know nothing else of it.
+The worker provides it (`worker/remote/state.py`); commands, ours and users', know nothing else of it. It is
+made of sections. A command of ours names the section that it needs, a user's command gets the whole.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,9 @@ from umbel.protocol.delivery.delivery import TaskRules
 REVOKE_RETENTION_S = 7 * 86_400.0
 
 
-class ControlState(Protocol):
+class NodeSection(Protocol):
+    """Which node this is: what every command may see."""
+
     @property
     def node(self) -> str: ...
     @property
@@ -29,13 +32,27 @@ class ControlState(Protocol):
 
     @property
     def uptime_s(self) -> float: ...
-    @property
-    def task_rules(self) -> Mapping[str, TaskRules]:
-        """Every registered task, with the limits that hold now."""
+
+
+class LookingSection(NodeSection, Protocol):
+    """What a worker tells of itself."""
+
+    def stats(self) -> dict[str, Any]: ...
+    def health(self) -> dict[str, Any]: ...
+    def conf(self, *, with_defaults: bool) -> dict[str, Any]:
+        """The settings as they may be shown: passwords are masked."""
         ...
 
-    # -- the cluster -----------------------------------------------------------------------------
+    def report(self) -> str: ...
 
+
+class TasksSection(NodeSection, Protocol):
+    """Single tasks: what runs, what waits, what must not run."""
+
+    def active(self, *, safe: bool) -> list[dict[str, Any]]: ...
+    def reserved(self) -> list[dict[str, Any]]: ...
+    def scheduled(self) -> list[dict[str, Any]]: ...
+    def find(self, task_ids: Sequence[str]) -> Mapping[str, tuple[str, dict[str, Any]]]: ...
     def revoked_ids(self) -> Sequence[str]:
         """What Celery's peers are told: the ids that must not start, newest last, bounded."""
         ...
@@ -59,6 +76,86 @@ class ControlState(Protocol):
         """The ids of tasks that run now and are stamped so."""
         ...
 
+    def terminate(self, task_ids: Sequence[str], signal: str) -> Sequence[str]:
+        """End these tasks where they run now; which of them did run.
+
+        SIGTERM asks the task before it ends the process; every other signal goes there at once.
+        """
+        ...
+
+
+class LimitsSection(NodeSection, Protocol):
+    """The registered tasks and their limits."""
+
+    @property
+    def task_rules(self) -> Mapping[str, TaskRules]:
+        """Every registered task, with the limits that hold now."""
+        ...
+
+    def unenforceable(self, task: str, *, soft: bool, hard: bool) -> str:
+        """Why the pool cannot hold the task to such limits; "" when it can."""
+        ...
+
+    def change_rules(self, task: str, rules: TaskRules) -> None:
+        """The task has these limits from its next start on."""
+        ...
+
+
+class QueuesSection(NodeSection, Protocol):
+    """What is consumed, how much of it is held, and the dead letters."""
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """The queues that are consumed now."""
+        ...
+
+    def add_queue(self, name: str) -> None: ...
+    async def cancel_queue(self, name: str) -> None: ...
+    @property
+    def prefetch_max(self) -> int:
+        """How many messages the worker holds at most, running and waiting."""
+        ...
+
+    def set_prefetch_max(self, most: int) -> None:
+        """Hold so many from now on, at least one; what is held already stays. Safe in any thread."""
+        ...
+
+    async def dead_letters(self, limit: int) -> list[dict[str, Any]]: ...
+
+
+class PoolSection(NodeSection, Protocol):
+    """The process itself: its children, its memory, its end."""
+
+    def resize_pool(self, by: int) -> int:
+        """More children, or fewer; how many there will be. NotSupported where that cannot be."""
+        ...
+
+    @property
+    def is_autoscaled(self) -> bool: ...
+    def autoscale(self, most: int | None, least: int | None) -> tuple[int, int]:
+        """Let the pool be between these sizes; ValueError where it is not autoscaled."""
+        ...
+
+    def restart_pool(self, *, reload: bool) -> None:
+        """Replace the children one after the other, as they are idle; `reload`: with the app loaded anew."""
+        ...
+
+    async def stacks(self) -> dict[str, dict[str, str]]:
+        """By child: the task it runs, and what its threads are at."""
+        ...
+
+    def memory_samples(self, count: int) -> Sequence[float]:
+        """Resident memory in MiB: so many samples of those kept, the newest last."""
+        ...
+
+    def stop(self) -> None:
+        """As a SIGTERM does."""
+        ...
+
+
+class ClusterSection(NodeSection, Protocol):
+    """What nodes know of one another: hello, members, elections, leases, events."""
+
     async def hello(self, said: Mapping[str, Any]) -> Any:
         """Take in what a node says that starts; what it is to know, or NO_ANSWER."""
         ...
@@ -74,17 +171,6 @@ class ControlState(Protocol):
     async def leases(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Who holds these leases, or those of the cluster itself that somebody holds."""
         ...
-
-    def terminate(self, task_ids: Sequence[str], signal: str) -> Sequence[str]:
-        """End these tasks where they run now; which of them did run.
-
-        SIGTERM asks the task before it ends the process; every other signal goes there at once.
-        """
-        ...
-
-    async def dead_letters(self, limit: int) -> list[dict[str, Any]]: ...
-
-    # -- events ----------------------------------------------------------------------------------
 
     def enable_task_events(self) -> bool:
         """False when they were on already."""
@@ -102,71 +188,11 @@ class ControlState(Protocol):
         """Send a heartbeat at once."""
         ...
 
-    # -- looking ---------------------------------------------------------------------------------
 
-    def stats(self) -> dict[str, Any]: ...
-    def health(self) -> dict[str, Any]: ...
-    def conf(self, *, with_defaults: bool) -> dict[str, Any]:
-        """The settings as they may be shown: passwords are masked."""
-        ...
-
-    def report(self) -> str: ...
-    def memory_samples(self, count: int) -> Sequence[float]:
-        """Resident memory in MiB: so many samples of those kept, the newest last."""
-        ...
-
-    async def stacks(self) -> dict[str, dict[str, str]]:
-        """By child: the task it runs, and what its threads are at."""
-        ...
-
-    def active(self, *, safe: bool) -> list[dict[str, Any]]: ...
-    def reserved(self) -> list[dict[str, Any]]: ...
-    def scheduled(self) -> list[dict[str, Any]]: ...
-    def find(self, task_ids: Sequence[str]) -> Mapping[str, tuple[str, dict[str, Any]]]: ...
-
-    # -- changing --------------------------------------------------------------------------------
-
-    def unenforceable(self, task: str, *, soft: bool, hard: bool) -> str:
-        """Why the pool cannot hold the task to such limits; "" when it can."""
-        ...
-
-    def change_rules(self, task: str, rules: TaskRules) -> None:
-        """The task has these limits from its next start on."""
-        ...
-
-    @property
-    def queues(self) -> Sequence[str]:
-        """The queues that are consumed now."""
-        ...
-
-    @property
-    def prefetch_max(self) -> int:
-        """How many messages the worker holds at most, running and waiting."""
-        ...
-
-    def set_prefetch_max(self, most: int) -> None:
-        """Hold so many from now on, at least one; what is held already stays. Safe in any thread."""
-        ...
-
-    def add_queue(self, name: str) -> None: ...
-    async def cancel_queue(self, name: str) -> None: ...
-    def resize_pool(self, by: int) -> int:
-        """More children, or fewer; how many there will be. NotSupported where that cannot be."""
-        ...
-
-    @property
-    def is_autoscaled(self) -> bool: ...
-    def autoscale(self, most: int | None, least: int | None) -> tuple[int, int]:
-        """Let the pool be between these sizes; ValueError where it is not autoscaled."""
-        ...
-
-    def restart_pool(self, *, reload: bool) -> None:
-        """Replace the children one after the other, as they are idle; `reload`: with the app loaded anew."""
-        ...
-
-    def stop(self) -> None:
-        """As a SIGTERM does."""
-        ...
+class ControlState(
+    LookingSection, TasksSection, LimitsSection, QueuesSection, PoolSection, ClusterSection, Protocol
+):
+    """All of it."""
 
 
 Elect = Callable[[Mapping[str, Any]], str]

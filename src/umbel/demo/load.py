@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from umbel.app.canvas.chord import chord
-from umbel.app.canvas.group import GroupResult, group
+from umbel.app.canvas.group import GroupResult, chord, group
 from umbel.app.canvas.signature import Signature, chain
 from umbel.app.results import AsyncResult
 from umbel.demo import tasks

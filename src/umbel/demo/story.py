@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from umbel.app.cluster.periodic import slot_id
 from umbel.app.sending.ids import new_id
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import Broker, ClusterRecord, EventLog
 from umbel.brokers.registry import open_broker
 from umbel.demo.ledger import Ledger, Verdict, judge, read_ledger
 from umbel.demo.load import BATCHES_PER_S, Sent, send_batch, send_held
@@ -143,7 +143,7 @@ class Demo:
             remedy = "give the demo a separate database or virtual host"
             raise ConfigurationError(f"{', '.join(others[:3])} answered on {where}; {remedy}")
 
-    async def _is_recorded(self, broker: Broker) -> bool:
+    async def _is_recorded(self, broker: EventLog) -> bool:
         return self._run in await broker.recorders()
 
     async def _send(self) -> None:
@@ -152,7 +152,7 @@ class Demo:
             await asyncio.sleep(max(0.0, began + number / BATCHES_PER_S - time.monotonic()))
             await asyncio.to_thread(send_batch, self._sent, number, self._home)
 
-    async def _interfere(self, broker: Broker, processes: Processes, view: View) -> None:
+    async def _interfere(self, broker: ClusterRecord, processes: Processes, view: View) -> None:
         began = time.monotonic()
 
         async def at(share: float) -> None:
@@ -186,7 +186,7 @@ class Demo:
         self._sent.add("elected", self._app.AsyncResult(call.options["task_id"]))
         return outcome.winner.partition("@")[0]
 
-    async def _kill_leader(self, broker: Broker, processes: Processes, view: View) -> None:
+    async def _kill_leader(self, broker: ClusterRecord, processes: Processes, view: View) -> None:
         leader = await self._until(lambda: _leader(broker), READY_S, "a worker that leads")
         release = self._home / "released"
         await self._until(lambda: self._has_hands_full(leader, release), READY_S, f"tasks to run on {leader}")
@@ -289,7 +289,7 @@ class Demo:
         return {row["uuid"]: row["state"] for row in json.loads(asked.stdout)}
 
 
-async def _leader(broker: Broker) -> str:
+async def _leader(broker: ClusterRecord) -> str:
     try:
         return (await broker.coordination.read_lease(SCHEDULER_LEASE)).holder.partition("@")[0]
     except BrokerError:

@@ -12,10 +12,11 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from time import time
+from typing import Protocol
 
 import msgspec
 
-from umbel.brokers.interface import Broadcast, Broker
+from umbel.brokers.interface import Broadcast, EventLog, FanOut
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError
 from umbel.events.stamp import EVENT_EXCHANGE
@@ -43,10 +44,14 @@ assert _Headers.__struct_fields__ == (LOGGED,)
 _headers = msgspec.json.Decoder(_Headers)
 
 
+class RecordedBroker(EventLog, FanOut, Protocol):
+    """What is recorded: the event log, and what only those hear who listen."""
+
+
 class Listening:
     """Appends broadcast events to the log that lacks them; asks workers without a log to send task events."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: RecordedBroker) -> None:
         self.heard = 0
         self.dropped = 0  # waited here for a broker that did not take them
         self._broker = broker

@@ -18,13 +18,13 @@ from random import random
 from time import monotonic, time, time_ns
 from typing import Any, TypeVar
 
-from umbel.brokers.interface import Broker, LoggedEvent
+from umbel.brokers.interface import LoggedEvent
 from umbel.errors import BrokerError, LakeError, NotSupported
 from umbel.events.sequences import Sequences
 from umbel.history.arrow import arrow, compute, event_schema, parquet
 from umbel.history.facts import DEAF, LOST, OFFLINE, ONLINE, UNREADABLE, Fact, FactMaker
 from umbel.history.lake import Lake
-from umbel.history.listening import Listening
+from umbel.history.listening import Listening, RecordedBroker
 from umbel.history.memory import Memory, read_memory, write_memory
 from umbel.history.numbering import account
 from umbel.history.rows import Heard, Rows, Unreadable
@@ -86,7 +86,7 @@ class Recorder:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: RecordedBroker,
         lake: Lake,
         settings: RecorderSettings | None = None,
         *,

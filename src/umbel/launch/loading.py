@@ -2,6 +2,9 @@
 
 `-A module:attr`, `-A module` (its `app`, or its only App), `-A path/to/file.py[:attr]`. Left out:
 the variable UMBEL_APP, then ./tasks.py, then ./app.py.
+
+An app that names no directory is in the one that its module is imported from: that of the file (above its
+packages), else the current one.
 """
 
 import importlib
@@ -12,6 +15,7 @@ from pathlib import Path
 from traceback import extract_tb
 
 from umbel.app.app import App
+from umbel.app.naming import AppsIn
 from umbel.errors import AppNotFound, ConfigurationError, NoApp
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import HostSpec
@@ -46,7 +50,8 @@ def load_app(target: str, *search_path: str) -> App:
         if directory not in sys.path:
             sys.path.insert(0, directory)
     module, attribute = _split(target)
-    imported = call_guarded(importlib.import_module, module)
+    with AppsIn(Path(search_path[0] if search_path else ".").resolve()):
+        imported = call_guarded(importlib.import_module, module)
     if isinstance(imported, Raised):
         error = imported.error
         # The module itself or a package above it is missing; else it is something it imports.

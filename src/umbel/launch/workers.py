@@ -8,8 +8,8 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from umbel.app.canvas.chord import part_ended
 from umbel.app.configuration.settings import Settings
+from umbel.app.running.chord_parts import part_ended
 from umbel.app.running.follow_ups import after_failure, keeps_result, steps_that_never_run
 from umbel.app.running.request import Request, request_of
 from umbel.app.sending.prepare import queue_of

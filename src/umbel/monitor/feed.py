@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Mapping
 from time import time
-from typing import Any
+from typing import Any, Protocol
 
-from umbel.brokers.interface import Broker, Depth
+from umbel.brokers.interface import ClusterRecord, Depth, FanOut, Queues
 from umbel.control.client import Asker
 from umbel.errors import BrokerError
 from umbel.events.stamp import EVENT_EXCHANGE
@@ -21,10 +21,14 @@ TURN_S = 0.02  # the screen gets its turn at least so often, however many events
 REVOKE_S = 86_400.0
 
 
+class FeedBroker(FanOut, ClusterRecord, Queues, Protocol):
+    """What a monitor hears, reads and changes."""
+
+
 class Feed:
     """`problem` says what keeps the monitor from hearing anything; empty when it hears."""
 
-    def __init__(self, broker: Broker, *, enable: bool) -> None:
+    def __init__(self, broker: FeedBroker, *, enable: bool) -> None:
         self.model = ClusterModel()
         self.queues: Mapping[str, Depth] = {}
         self.problem = "connecting"

@@ -9,7 +9,7 @@ from umbel.protocol.election.table import ElectionSettings
 from umbel.protocol.leadership.coordination import ElectionRecord, ElectionRequest, election_key
 from umbel.protocol.leadership.lease import Lease, LeaseSettings
 from umbel.sim.checkers import Checkers
-from umbel.sim.crowd import Crowd
+from umbel.sim.crowd import Crowd, Process
 from umbel.sim.network import Network
 from umbel.sim.node import Node
 from umbel.sim.plan import Ask, Plan
@@ -68,7 +68,7 @@ class Cluster(Crowd[Node]):
         machine.nodes = self.plan.nodes
         return machine
 
-    def make_lease(self, name: str, node: Node) -> Lease:
+    def make_lease(self, name: str, node: Process) -> Lease:
         return self._variant.lease(name, node.holder, LeaseSettings(), self.world.random.uniform)
 
     def sweepers(self) -> list[Sweeper]:

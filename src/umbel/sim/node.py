@@ -6,8 +6,9 @@ filling up, and hear that others are lost. A process that comes back is another 
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from umbel.protocol.election.election import Elections
 from umbel.protocol.election.events import (
     Asked,
     CallClaim,
@@ -42,18 +43,29 @@ from umbel.protocol.leadership.coordination import (
 from umbel.protocol.machine import Tick
 from umbel.sim.alarm import Alarm
 from umbel.sim.crowd import Process
-from umbel.sim.sweeper import Sweeper
+from umbel.sim.plan import Ask, Fault
+from umbel.sim.sweeper import Sweeper, SweptCluster
 from umbel.sim.world import NodeClock
-
-if TYPE_CHECKING:
-    from umbel.sim.cluster import Cluster
 
 TICK = Tick()
 CANCELLED_S = 0.05  # how long a handler takes to notice that it was cancelled
 
 
+class ElectingCluster(SweptCluster, Protocol):
+    """What a node sees of its cluster."""
+
+    asks: dict[str, Ask]
+    armed: dict[str, list[Fault]]  # faults that wait for a point of the protocol
+    stalled: dict[str, bool]
+    nodes: "list[Node]"
+
+    def make_elections(self, node: "Node") -> Elections: ...
+    def stepped(self, node: "Node") -> None: ...
+    def befalls(self, point: str, node: Process) -> bool: ...
+
+
 class Node(Process):
-    def __init__(self, cluster: "Cluster", index: int, pid: int, clock: NodeClock) -> None:
+    def __init__(self, cluster: ElectingCluster, index: int, pid: int, clock: NodeClock) -> None:
         super().__init__(cluster.world, index, pid, clock)
         self.elections = cluster.make_elections(self)
         self.sweeper = Sweeper(cluster, self)

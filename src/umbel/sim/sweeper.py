@@ -5,7 +5,7 @@ the checkers compare that with what the store says.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from umbel.protocol.election.events import Swept
 from umbel.protocol.leadership.coordination import ElectionRecord, LeaseReply
@@ -18,6 +18,7 @@ from umbel.protocol.leadership.lease import (
     Campaign,
     Effect,
     Event,
+    Lease,
     Lost,
     Released,
     ReleaseHeard,
@@ -27,10 +28,11 @@ from umbel.protocol.leadership.lease import (
 )
 from umbel.protocol.machine import Tick
 from umbel.sim.alarm import Alarm
-
-if TYPE_CHECKING:
-    from umbel.sim.cluster import Cluster
-    from umbel.sim.node import Node
+from umbel.sim.checkers import Checkers
+from umbel.sim.crowd import Process
+from umbel.sim.network import Network
+from umbel.sim.store import Store
+from umbel.sim.world import World
 
 LEASE = "coord-sweeper"
 SWEEP_S = 5.0
@@ -39,8 +41,21 @@ SWEEP_MAX = 100
 TICK = Tick()
 
 
+class SweptCluster(Protocol):
+    """What a sweeper sees of its cluster."""
+
+    world: World
+    network: Network
+    store: Store
+    checkers: Checkers
+
+    def make_lease(self, name: str, node: Process) -> Lease: ...
+    def sweepers(self) -> "list[Sweeper]": ...
+    def count(self, what: str) -> None: ...
+
+
 class Sweeper:
-    def __init__(self, cluster: "Cluster", node: "Node") -> None:
+    def __init__(self, cluster: SweptCluster, node: Process) -> None:
         self.index = node.index
         self.lease = cluster.make_lease(LEASE, node)
         self._node = node

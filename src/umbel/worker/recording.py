@@ -11,13 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import ClusterRecord
 from umbel.control.client import Asker
 from umbel.coordination.lease_keeper import Change, LeaseKeeper
 from umbel.errors import BrokerError, LakeBusy, LakeError
 from umbel.history.housekeeping import expire
 from umbel.history.lake import Lake
+from umbel.history.listening import RecordedBroker
 from umbel.history.recorder import DEFAULT_NAME, Recorder, RecorderSettings
 from umbel.protocol.leadership.lease import Acquired, LeaseSettings
 from umbel.urls import without_password
@@ -49,6 +51,10 @@ def lease_of(name: str) -> str:
     return LEASE if name == DEFAULT_NAME else f"{LEASE}.{name}"
 
 
+class SeatBroker(RecordedBroker, ClusterRecord, Protocol):
+    """What is recorded, and the lease of who records it."""
+
+
 class RecorderSeat:
     """`standing_by(who)` is called on the loop when somebody else is seen to record.
 
@@ -57,7 +63,7 @@ class RecorderSeat:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: SeatBroker,
         settings: SeatSettings,
         owner: str,
         *,

@@ -13,6 +13,7 @@ from typing import Any
 
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker
+from umbel.control.client import Asker
 from umbel.errors import UmbelError
 from umbel.pools.interface import Pool
 from umbel.protocol.shutdown import Shutdown
@@ -25,6 +26,8 @@ from umbel.worker.process.run_directory import refuse_second
 from umbel.worker.process.saved_state import next_incarnation, read_saved, saved_file
 from umbel.worker.process.stack_dump import stacks_on_signal
 from umbel.worker.process.stopping import Stopping
+from umbel.worker.remote.mailbox_figures import MailboxFigures
+from umbel.worker.remote.parts import WorkerParts
 from umbel.worker.remote.state import WorkerState
 from umbel.worker.settings import WorkerSettings
 from umbel.worker.steps.autoscaler import Autoscaler
@@ -54,65 +57,64 @@ class Worker:
         saved = read_saved(saved_file(settings.run_directory, settings.node, broker.url))
         incarnation = next_incarnation(saved, time.time_ns() // 1000)
         identity = Identity(settings.node, os.getpid(), incarnation)
-        self._context = WorkerContext(
-            settings,
-            identity,
-            broker,
-            backend,
-            pool,
-            outages=Outages("broker", without_password(broker.url)),
-            store_outages=Outages("result store", without_password(backend.url)),
-            queues=list(settings.queues),
-            shutdown=Shutdown(grace_s=settings.grace_s, soft_s=settings.soft_grace_s),
+        self._context = context = _context(settings, identity, broker, backend, pool)
+        events = Events(context)
+        heart = Heart(context, events)
+        tasks = Tasks(context, TaskEvents(events))
+        self._stopping = Stopping(context, tasks)
+        asker = Asker(context.broker)
+        gossip = Gossip(context, events, heart, asker)
+        clock = ClusterClock(context, gossip, tasks)
+        mingle = Mingle(context, events, asker, tasks, gossip, heard_time=clock.answered)
+        elections = ElectionsStep(context, events, gossip)
+        autoscaler = Autoscaler(context)
+        mailbox = MailboxFigures()
+        parts = WorkerParts(
+            context,
+            events,
+            heart,
+            tasks,
+            gossip,
+            mingle,
+            autoscaler,
+            mailbox,
+            elect=elections.asked,
+            stop=self._stopping.ask,
+            steps=self._step_graph,
         )
-        events = Events(self._context)
-        heart = Heart(self._context, events)
-        self._tasks = Tasks(self._context, TaskEvents(events))
-        self._stopping = Stopping(self._context, self._tasks)
-        self._state = WorkerState(self._context, events, heart, self._tasks, self._stopping.ask)
-        self._control = Control(self._context, events.clock, self._state)
-        mingle = Mingle(self._context, events, self._control, self._tasks)
-        gossip = Gossip(self._context, events, heart, self._control, mingle)
-        self._state.mingle, self._state.gossip = mingle, gossip
-        self._state.autoscaler = autoscaler = Autoscaler(self._context)
-        self._control.members = self._state.known
-        self._state.replies_dropped = lambda: self._control.replies_dropped
-        self._state.mailbox_resets = lambda: self._control.resets
-        self._state.requests_unreadable = lambda: self._control.mailbox.malformed
-        self._state.requests_distrusted = lambda: self._control.mailbox.distrusted
-        connection = Connection(self._context)
-
-        def replaced() -> None:
-            self._tasks.revokes.read_again()
-            heart.come_online()  # the others may have lost sight of this node
-
-        connection.on_replaced = replaced
-        connection.on_lease_ended = self._tasks.return_unstarted
+        self._state = state = WorkerState(parts)
+        connection = Connection(
+            context,
+            on_replaced=(tasks.revokes.read_again, heart.come_online),  # others may have lost this node
+            on_lease_ended=tasks.return_unstarted,
+        )
+        self._order: list[Step] = []  # in which they start; known when the worker runs
         self._steps: list[Step] = [
             connection,
-            ClusterClock(self._context, mingle, gossip, self._tasks),  # before anything is judged by time
-            RecorderStep(
-                self._context
-            ),  # early, so that it stops late: what others tell at the end is recorded
-            PoolStep(self._context, self._tasks),
+            clock,  # before anything is judged by time
+            RecorderStep(context),  # early, so that it stops late: what others tell at the end is recorded
+            PoolStep(context, tasks),
             events,
-            StateStore(self._context, events, saved),
+            StateStore(context, events, saved),
             heart,
-            self._control,
+            Control(context, events.clock, state, mailbox, members=state.known),
             mingle,
             gossip,
-            ElectionsStep(self._context, events, gossip, self._state),
-            self._tasks,
-            Scheduler(self._context, events, gossip),
-            Health(self._context, connection, self._tasks),
-            Watchdog(self._context, self._tasks),
+            elections,
+            tasks,
+            Scheduler(context, events, gossip),
+            Health(context, connection, tasks),
+            Watchdog(context, tasks),
             autoscaler,
-            *map(self._user_step, self._context.settings.steps),
+            *map(self._user_step, settings.steps),
         ]
 
     def _user_step(self, kind: type[Any]) -> UserStep:
         timeout_s = self._context.settings.hooks.timeout_s
         return UserStep(kind, self._state, timeout_s=timeout_s, wait_for=self._stopping.wait_for)
+
+    def _step_graph(self) -> dict[str, list[str]]:
+        return graph(self._order)
 
     @property
     def counters(self) -> Counters:
@@ -120,13 +122,12 @@ class Worker:
 
     async def run(self) -> None:
         """Run until a stop is asked for; raises what went wrong, after everything is put down."""
-        order = starting_order(self._steps)
-        self._state.steps = graph(order)
+        self._order = starting_order(self._steps)
         settings = self._context.settings
         refuse_second(settings.run_directory, settings.node, self._context.broker.url)
         try:
             async with asyncio.TaskGroup() as group:
-                await self._run_steps(order, group)
+                await self._run_steps(self._order, group)
         except BaseExceptionGroup as several:
             raise _first_cause(several) from several
 
@@ -178,6 +179,22 @@ class Worker:
         log.info("worker ready", extra=fields)
         gc.freeze()  # what is there now stays: the collector need not look at it, which held the loop up
         await self._stopping.wait_for(self._hook("worker_ready", settings.hooks.ready))
+
+
+def _context(
+    settings: WorkerSettings, identity: Identity, broker: Broker, backend: Backend, pool: Pool
+) -> WorkerContext:
+    return WorkerContext(
+        settings,
+        identity,
+        broker,
+        backend,
+        pool,
+        outages=Outages("broker", without_password(broker.url)),
+        store_outages=Outages("result store", without_password(backend.url)),
+        queues=list(settings.queues),
+        shutdown=Shutdown(grace_s=settings.grace_s, soft_s=settings.soft_grace_s),
+    )
 
 
 def _first_cause(several: BaseExceptionGroup[BaseException]) -> BaseException:

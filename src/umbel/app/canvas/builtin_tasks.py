@@ -5,18 +5,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.canvas.signature import Signature, signature_from
-from umbel.app.options import TaskOptions
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
-    from umbel.app.task import Task
+    from umbel.app.interfaces import SendingApp
 
 MAP_TASK, STARMAP_TASK, CHUNKS_TASK = "celery.map", "celery.starmap", "celery.chunks"
 
 
-def builtin_tasks(app: "App") -> dict[str, "Task[Any, Any]"]:
-    from umbel.app.task import Task  # which offers `map` and so imports this module
-
+def builtin_functions(app: "SendingApp") -> dict[str, Callable[..., Any]]:
     def run_map(task: Any, it: list[Any]) -> list[Any]:
         call = signature_from(task, app)
         return [call(item) for item in it]
@@ -28,15 +24,12 @@ def builtin_tasks(app: "App") -> dict[str, "Task[Any, Any]"]:
     def run_chunks(task: Any, it: list[list[Any]], n: int) -> list[list[Any]]:
         return [run_starmap(task, part) for part in in_parts(it, n)]
 
-    functions: dict[str, Callable[..., Any]] = {
-        MAP_TASK: run_map,
-        STARMAP_TASK: run_starmap,
-        CHUNKS_TASK: run_chunks,
-    }
-    return {name: Task(app, name, function, TaskOptions()) for name, function in functions.items()}
+    return {MAP_TASK: run_map, STARMAP_TASK: run_starmap, CHUNKS_TASK: run_chunks}
 
 
-def map_signature(app: "App", name: str, task: Signature[Any], items: Iterable[Any]) -> Signature[list[Any]]:
+def map_signature(
+    app: "SendingApp", name: str, task: Signature[Any], items: Iterable[Any]
+) -> Signature[list[Any]]:
     return Signature(name, kwargs={"task": task.to_map(), "it": list(items)}, app=app)
 
 

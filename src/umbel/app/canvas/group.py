@@ -1,7 +1,9 @@
-"""Group and GroupResult: calls side by side, and their results together.
+"""Group and chord: calls side by side, their results together, and one more call that is given those.
 
 A group is sent as its members' messages, each marked with the group's id and its place in it. A
-group inside a group is flattened: what counts is the tasks.
+group inside a group is flattened: what counts is the tasks. What follows a group in a chain makes a
+chord of both: its parts carry the body, which is sent when the last of them has ended
+(`running/chord_parts.py`).
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +19,9 @@ from umbel.app.sending.prepare import Prepared
 from umbel.wire.task import SignatureMap
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
+    from umbel.app.interfaces import SendingApp
 
-GROUP_TASK = "celery.group"
+GROUP_TASK, CHORD_TASK = "celery.group", "celery.chord"
 
 
 class GroupResult:
@@ -33,7 +35,7 @@ class GroupResult:
         group_id: str,
         results: "Sequence[AsyncResult[Any] | GroupResult]",
         *,
-        app: "App",
+        app: "SendingApp",
         parent: Any = None,
     ) -> None:
         self.id = group_id
@@ -113,7 +115,7 @@ class Group(Signature[list[Any]]):
     def __init__(
         self,
         *members: Signature[Any] | Iterable[Signature[Any]],
-        app: "App | None" = None,
+        app: "SendingApp | None" = None,
         options: SendOptions | None = None,
     ) -> None:
         self.members = _flattened(members)
@@ -176,8 +178,6 @@ class Group(Signature[list[Any]]):
 
     def absorb(self, following: Signature[Any]) -> Signature[Any]:
         """What follows a group waits for all of it: that is a chord."""
-        from umbel.app.canvas.chord import Chord
-
         return Chord(self.members, following, app=self._app)
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
@@ -198,9 +198,97 @@ class Group(Signature[list[Any]]):
 _OF_THE_GROUP = frozenset({"task_id", "chain", "chord", "link", "link_error", "group_id", "group_index"})
 
 
+class Chord(Signature[Any]):
+    subtask_type = "chord"
+
+    def __init__(
+        self,
+        header: Iterable[Signature[Any]],
+        body: Signature[Any],
+        *,
+        app: "SendingApp | None" = None,
+        options: SendOptions | None = None,
+    ) -> None:
+        self.header = Group(header, app=app or body._app)
+        self.body = body
+        super().__init__(CHORD_TASK, options=options, app=app or self.header._app or body._app)
+
+    def clone(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> "Chord":
+        header = self.header.clone(args, kwargs)
+        whole = cast(SendOptions, {**self.options, **options})
+        return Chord([header], self.body.clone(), app=self._app, options=whole)
+
+    def freeze(self, task_id: str | None = None) -> str:
+        self.header.freeze()
+        return self.body.freeze(task_id or self.options.get("task_id"))
+
+    def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
+        """The messages of the header, each carrying the body; of the body alone if there is none."""
+        self.freeze()
+        self._hand_options_to_body()
+        if not self.header.members:
+            return self.body.clone([[]]).prepare(sender=sender)
+        group_id = self.header.freeze()
+        if "group_id" not in self.body.options:  # a body that is itself a part stays one of the outer chord
+            self.body.join_group(group_id, None)
+        body = self.body.to_map()
+        for member in self.header.members:
+            member.join_chord(body)
+        self.app.backend.start_chord(group_id, sum(member.parts() for member in self.header.members))
+        return self.header.prepare(sender=sender)
+
+    def handle(self, parent: Any = None) -> Any:
+        return self.body.handle(self.header.handle(parent))
+
+    def absorb(self, following: Signature[Any]) -> Signature[Any]:
+        return Chord([self.header], self.body | following, app=self._app, options=self.options)
+
+    def join_group(self, group_id: str, place: int | None) -> None:
+        self.body.join_group(group_id, place)
+
+    def join_chord(self, body: SignatureMap) -> None:
+        self.body.join_chord(body)
+
+    def parts(self) -> int:
+        return self.body.parts()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.body(self.header(*args, **kwargs))
+
+    def to_map(self) -> SignatureMap:
+        whole = super().to_map()
+        header = [member.to_map() for member in self.header.members]
+        whole["kwargs"] = {"header": header, "body": self.body.to_map(), "kwargs": {}}
+        return whole
+
+    def __repr__(self) -> str:
+        return f"chord({self.header!r}, {self.body!r})"
+
+    def _hand_options_to_body(self) -> None:
+        """What was said of the whole is meant for its end; the header gets the sending options."""
+        of_the_end = {name: value for name, value in self.options.items() if name in _OF_THE_END and value}
+        self.body.options = cast(SendOptions, {**self.body.options, **of_the_end})
+        of_each = {name: value for name, value in self.options.items() if name in _OF_EACH}
+        self.header.options = cast(SendOptions, {**of_each, **self.header.options})
+
+
+_OF_THE_END = frozenset({"link", "link_error", "chain", "chord"})
+_OF_EACH = frozenset({"queue", "priority", "countdown", "eta", "expires"})
+
+
 def group(*members: Signature[Any] | Iterable[Signature[Any]]) -> Group:
     """Calls side by side; the result is the list of theirs."""
     return Group(*members)
+
+
+def chord(header: Iterable[Signature[Any]], body: Signature[Any]) -> Chord:
+    """Run the header's calls side by side, then the body with the list of their results."""
+    return Chord(header, body)
 
 
 def _flattened(members: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> list[Signature[Any]]:
@@ -215,13 +303,28 @@ def _flattened(members: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> 
     return flat
 
 
-def _app_of(members: Sequence[Signature[Any]]) -> "App | None":
+def _app_of(members: Sequence[Signature[Any]]) -> "SendingApp | None":
     return next((member._app for member in members if member._app is not None), None)
 
 
-def _group_from(data: SignatureMap, app: "App") -> Group:
+def _group_from(data: SignatureMap, app: "SendingApp") -> Group:
     members = [signature_from(one, app) for one in data["kwargs"].get("tasks", ())]
     return Group(members, app=app, options=cast(SendOptions, data["options"]))
 
 
 register_kind("group", GROUP_TASK, _group_from)
+
+
+def _chord_from(data: SignatureMap, app: "SendingApp") -> Chord:
+    contents = data["kwargs"]
+    header = contents.get("header", ())
+    members = header["kwargs"]["tasks"] if isinstance(header, dict) else header
+    return Chord(
+        [signature_from(one, app) for one in members],
+        signature_from(contents["body"], app),
+        app=app,
+        options=cast(SendOptions, data["options"]),
+    )
+
+
+register_kind("chord", CHORD_TASK, _chord_from)

@@ -12,14 +12,14 @@ from umbel.app.results import AsyncResult
 from umbel.app.running.request import Request, current_request
 from umbel.app.sending.ids import new_id
 from umbel.app.sending.options import SendOptions, check_options, known_options
-from umbel.app.sending.prepare import Prepared
-from umbel.app.sending.uniqueness import is_unique
+from umbel.app.sending.prepare import Prepared, is_unique
+from umbel.app.sending.uniqueness import send_unique
 from umbel.errors import ConfigurationError, NotRegistered
 from umbel.protocol.delivery.sensitive import HIDDEN
 from umbel.wire.task import SignatureMap, check_signature
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
+    from umbel.app.interfaces import SendingApp
 
 R = TypeVar("R")
 C = TypeVar("C", list[Any], dict[str, Any])
@@ -42,7 +42,7 @@ class Signature(Generic[R]):
         options: SendOptions | None = None,
         *,
         immutable: bool = False,
-        app: "App | None" = None,
+        app: "SendingApp | None" = None,
     ) -> None:
         self.task = task
         self.args = list(args)
@@ -52,7 +52,7 @@ class Signature(Generic[R]):
         self._app = app
 
     @property
-    def app(self) -> "App":
+    def app(self) -> "SendingApp":
         if self._app is None:
             raise ConfigurationError(f"signature of {self.task!r} belongs to no app; use app.signature(...)")
         return self._app
@@ -113,8 +113,9 @@ class Signature(Generic[R]):
     ) -> AsyncResult[R]:
         """Send it; further arguments go first, further options on top."""
         call = self.clone(args, kwargs, **options)
-        if type(call) is Signature and is_unique(self.app.tasks.get(self.task), call.options):
-            return self.app.send(call.task, call.args, call.kwargs, call.options)
+        known = self.app.tasks.get(self.task)
+        if type(call) is Signature and is_unique(known.options if known else None, call.options):
+            return send_unique(self.app, call.task, call.args, call.kwargs, call.options)
         call.freeze()
         self.app.publish(call.prepare(sender=current_request()))
         result: AsyncResult[R] = call.handle()
@@ -230,7 +231,7 @@ class Chain(Signature[Any]):
     subtask_type = "chain"
 
     def __init__(
-        self, *steps: Signature[Any], app: "App | None" = None, options: SendOptions | None = None
+        self, *steps: Signature[Any], app: "SendingApp | None" = None, options: SendOptions | None = None
     ) -> None:
         if not steps:
             raise ValueError("a chain needs at least one step")
@@ -296,7 +297,7 @@ def chain(*steps: Signature[Any]) -> Chain:
     return Chain(*steps)
 
 
-Maker = Callable[[SignatureMap, "App"], Signature[Any]]
+Maker = Callable[[SignatureMap, "SendingApp"], Signature[Any]]
 _MAKERS: dict[str, Maker] = {}
 
 
@@ -305,7 +306,7 @@ def register_kind(subtask_type: str, task: str, maker: Maker) -> None:
     _MAKERS[subtask_type] = _MAKERS[task] = maker
 
 
-def signature_from(value: object, app: "App") -> Signature[Any]:
+def signature_from(value: object, app: "SendingApp") -> Signature[Any]:
     """The signature that came as a map from a message or from a user."""
     if isinstance(value, Signature):
         if value._app is None:
@@ -323,7 +324,7 @@ def signature_from(value: object, app: "App") -> Signature[Any]:
     )
 
 
-def _chain_from(data: SignatureMap, app: "App") -> Chain:
+def _chain_from(data: SignatureMap, app: "SendingApp") -> Chain:
     steps = [signature_from(step, app) for step in data["kwargs"].get("tasks", ())]
     return Chain(*steps, app=app, options=cast(SendOptions, data["options"]))
 

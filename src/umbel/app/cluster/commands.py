@@ -11,6 +11,7 @@ from umbel.control.state import REVOKE_RETENTION_S
 ToldT = TypeVar("ToldT")
 SeenT = TypeVar("SeenT")
 DEFAULT_TIMEOUT_S = 1.0
+WAIT_S = 10.0  # for the end of an election
 
 TaskIds = str | Iterable[str]
 
@@ -42,6 +43,19 @@ class Commands(Generic[ToldT, SeenT]):
         limit: int | None = None,
     ) -> "Inspect[SeenT]":
         """Questions that change nothing; each gives {node: reply}, or None when no worker answered."""
+        raise NotImplementedError
+
+    def election(
+        self,
+        id: str,
+        topic: str,
+        action: Any = None,
+        *,
+        policy: str | None = None,
+        expires: float | None = None,
+        timeout: float = WAIT_S,
+    ) -> Any:
+        """Have one worker do what the topic's handler does with the action, and say how it ended."""
         raise NotImplementedError
 
     def ping(

@@ -16,13 +16,15 @@ import os
 import threading
 from collections.abc import Awaitable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import ref
 
-from umbel.app.cluster.commands import DEFAULT_TIMEOUT_S, Commands, Inspect, TaskIds
+from umbel.app.cluster.commands import DEFAULT_TIMEOUT_S, WAIT_S, Commands, Inspect, TaskIds
 from umbel.app.cluster.control_thread import ControlThread
-from umbel.app.cluster.elections import WAIT_S, ElectionOutcome, hold_election, make_election, refuse_unknown
-from umbel.brokers.interface import Broadcast
+from umbel.app.cluster.elections import ElectionOutcome, hold_election, make_election, refuse_unknown
+from umbel.app.cluster.topics import Topics
+from umbel.app.configuration.settings import Settings
+from umbel.brokers.interface import Broadcast, Producer
 from umbel.brokers.registry import open_broker
 from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, make_request
@@ -33,9 +35,6 @@ from umbel.wire.control import REQUEST_EXCHANGE, encode_request
 from umbel.wire.revoke import Revoke
 from umbel.wire.values import decode_json
 
-if TYPE_CHECKING:
-    from umbel.app.app import App
-
 CLASSIC_ANSWER_S = 1.0
 TIDY_S = 0.05  # the part that watches the time ends by itself
 SLACK_S = 30.0  # the thread answers long before; a caller must not hang although it did not
@@ -43,10 +42,21 @@ SLACK_S = 30.0  # the thread answers long before; a caller must not hang althoug
 Replies = list[dict[str, Any]]
 
 
+class ControlledApp(Protocol):
+    """What remote control needs of the app."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def producer(self) -> Producer: ...
+    @property
+    def topics(self) -> Topics: ...
+
+
 class Control(Commands[Replies | None, dict[str, Any] | None]):
     """The commands for blocking code; `aio` has them for async code."""
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: ControlledApp) -> None:
         self._app = ref(app)  # the app holds us
         self._thread: ControlThread | None = None
         self._making = threading.Lock()
@@ -194,7 +204,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
                 self._thread = ControlThread(lambda: open_broker(settings))
             return self._thread
 
-    def _the_app(self) -> "App":
+    def _the_app(self) -> ControlledApp:
         app = self._app()
         assert app is not None, "an app outlives its control"
         return app

@@ -13,7 +13,7 @@ from typing import Any
 from umbel.app.canvas.signature import Signature
 from umbel.app.cluster.topics import Topics, checked_policy
 from umbel.app.sending.ids import new_id
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import ClusterRecord
 from umbel.control.client import Asker
 from umbel.errors import ElectionError, ElectionTimeout, UnknownTopic
 from umbel.protocol.election.events import outcome_text
@@ -34,7 +34,6 @@ from umbel.wire.election import request_arguments, shown_outcome
 from umbel.wire.values import encode_json
 
 OURS = ("@v2",)
-WAIT_S = 10.0
 POLL_FIRST_S, POLL_MOST_S = 0.02, 0.5
 ASKED: dict[str, Any] = {"destination": OURS, "timeout_s": 1.0}
 END_TTL_S = 5.0
@@ -81,7 +80,7 @@ def make_election(
 
 
 async def hold_election(
-    broker: Broker, asker: Asker, request: ElectionRequest, timeout_s: float
+    broker: ClusterRecord, asker: Asker, request: ElectionRequest, timeout_s: float
 ) -> ElectionOutcome:
     """Open it, notify our workers, and wait for how it ends; with no time to wait, only the first two."""
     ends = asyncio.get_running_loop().time() + timeout_s
@@ -107,7 +106,9 @@ async def hold_election(
         raise ElectionTimeout.after(request.election_id, record.state, timeout_s) from None
 
 
-async def _until_closed(broker: Broker, asker: Asker, key: str, arguments: dict[str, Any]) -> ElectionOutcome:
+async def _until_closed(
+    broker: ClusterRecord, asker: Asker, key: str, arguments: dict[str, Any]
+) -> ElectionOutcome:
     loop = asyncio.get_running_loop()
     began, pause_s, asked = loop.time(), POLL_FIRST_S, False
     while True:
@@ -137,7 +138,9 @@ def refuse_unknown(topic: str, answers: Answers) -> None:
         raise UnknownTopic.answered(topic, problems)
 
 
-async def _end_as_failed(broker: Broker, key: str, request: ElectionRequest, error: UnknownTopic) -> None:
+async def _end_as_failed(
+    broker: ClusterRecord, key: str, request: ElectionRequest, error: UnknownTopic
+) -> None:
     """Close an election that no worker can take, or it would stay open until it expires.
 
     A worker that has taken it meanwhile keeps it: then the store grants nothing here.

@@ -12,20 +12,17 @@ belongs to one term.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from umbel.app.canvas.signature import Signature
 from umbel.app.sending.ids import new_id
 from umbel.app.sending.prepare import origin
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import BrokerSettings, ClusterRecord
 from umbel.brokers.registry import open_broker
 from umbel.coordination.lease_keeper import LeaseKeeper
 from umbel.errors import LeaseTimeout
 from umbel.protocol.leadership.coordination import LEASE_TTL_S
 from umbel.protocol.leadership.lease import Acquired, LeaseSettings, Lost, Released
-
-if TYPE_CHECKING:
-    from umbel.app.app import App
 
 RENEWALS_PER_TTL = 3
 ASK_EVERY_S = 0.5  # a client does not hear of releases
@@ -34,7 +31,7 @@ ASK_EVERY_S = 0.5  # a client does not hear of releases
 class HeldLease:
     """A lease that is ours, at least it was when the block began."""
 
-    def __init__(self, broker: Broker, name: str, ttl_s: float) -> None:
+    def __init__(self, broker: ClusterRecord, name: str, ttl_s: float) -> None:
         settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, ask_every_s=ASK_EVERY_S)
         self.name = name
         self.data = b""  # what the last leader left with `update`
@@ -94,9 +91,9 @@ class HeldLease:
 
 @asynccontextmanager
 async def hold_lease(
-    app: "App", name: str, *, ttl: float = LEASE_TTL_S, timeout: float | None = None
+    broker_settings: BrokerSettings, name: str, *, ttl: float = LEASE_TTL_S, timeout: float | None = None
 ) -> AsyncIterator[HeldLease]:
-    broker = open_broker(app.settings.for_broker())
+    broker = open_broker(broker_settings)
     await broker.open()
     try:
         lease = HeldLease(broker, name, ttl)

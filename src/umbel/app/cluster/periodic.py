@@ -22,12 +22,13 @@ from cronsim import CronSim, CronSimError
 
 from umbel.app.canvas.signature import Signature
 from umbel.app.sending.options import SendOptions
+from umbel.app.task import Task
 from umbel.errors import ConfigurationError
 from umbel.protocol.leadership.schedule import CatchUp, Entry, Every, Rule
 from umbel.wire.message import Outgoing
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
+    from umbel.app.interfaces import DefiningApp
 
 EVERY_MIN_S = 0.1
 SLOT_IDS = "umbel:periodic"
@@ -90,7 +91,7 @@ def slot_id(name: str, at_us: int) -> str:
 class Timetable:
     """An app's periodic tasks, by name."""
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "DefiningApp") -> None:
         self.entries: dict[str, Periodic] = {}
         self._app = app
 
@@ -115,8 +116,6 @@ class Timetable:
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: SendOptions, **rule: Any
     ) -> Callable[[TaskT], TaskT]:
         def register(function: TaskT) -> TaskT:
-            from umbel.app.task import Task
-
             task: Any = function if isinstance(function, Task) else self._app.task(function)
             self.add(Signature(task.name, args, kwargs, options, app=self._app), **rule)
             return cast(TaskT, task)

@@ -12,7 +12,7 @@ from umbel.app.canvas.signature import Signature, signature_from
 from umbel.errors import ConfigurationError, ElectionError
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
+    from umbel.app.interfaces import SendingApp
     from umbel.coordination.election_context import ElectionContext
 
 TASK_TOPIC = "task"
@@ -25,7 +25,7 @@ HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 class Topics:
     """What an app's workers can be elected to do."""
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "SendingApp") -> None:
         self.handlers: dict[str, Handler] = {
             TASK_TOPIC: lambda action, context: send_elected(app, action, context)
         }
@@ -51,7 +51,7 @@ def checked_policy(given: str) -> str:
     return given
 
 
-def send_elected(app: "App", action: Any, context: "ElectionContext") -> str:
+def send_elected(app: "SendingApp", action: Any, context: "ElectionContext") -> str:
     """The built-in topic: send the signature, under one id however often this runs."""
     if not isinstance(action, Mapping):
         raise ElectionError(f"the action of topic {TASK_TOPIC!r} must be a signature, not {action!r}")

@@ -186,8 +186,8 @@ _AT_MOST: Mapping[str, float] = {
 
 
 def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Settings:
-    """The settings of an app that was constructed with `given`, as seen from `directory`."""
-    start = directory or Path.cwd()
+    """The settings of an app constructed with `given`, as seen from `directory`; None: the current one."""
+    start = directory or _current_directory()
     values: dict[str, Any] = {}
     pyproject, table = _find_table(start)
     if pyproject is not None:
@@ -199,6 +199,13 @@ def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Sett
     broker = _anchored(values.get("broker") or f"sqlite:///{EMBEDDED_FILE}", home)
     backend = _anchored(values.get("backend") or broker, home)
     return Settings(**values | {"broker": broker, "backend": backend})
+
+
+def _current_directory() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise ConfigurationError("the current directory was removed; change to one that exists") from None
 
 
 def override(settings: Settings, **flags: Any) -> Settings:

@@ -17,7 +17,7 @@ from umbel.pools.interface import Job, Outcome
 from umbel.wire.task import TaskCall
 
 if TYPE_CHECKING:
-    from umbel.app.task import Task
+    from umbel.app.interfaces import RunnableTask
 
 
 _MEANINGS = (WorkerStopping, SoftTimeLimitExceeded, TaskCancelled)  # the special before the general
@@ -34,7 +34,7 @@ class AsyncTracer(Tracer):
             return opened
         _, task, call, request = opened
         with Running(request):
-            if self._app.signals.task_prerun:
+            if self._app.signals.task_prerun.receivers:
                 self._tell_prerun(task, call, request)
             if task.options.track_started:
                 await asyncio.to_thread(self._tell_started, request)
@@ -45,7 +45,7 @@ class AsyncTracer(Tracer):
             return self._ended(opened, happened)
 
 
-async def _await(task: "Task[Any, Any]", call: TaskCall) -> Any:
+async def _await(task: "RunnableTask", call: TaskCall) -> Any:
     args = (task, *call.args) if task.options.bind else call.args
     try:
         return await task.run(*args, **call.kwargs)

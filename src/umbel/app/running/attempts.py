@@ -19,7 +19,7 @@ from umbel.wire.signing import Keyring
 from umbel.wire.task import TaskCall, format_instant
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
+    from umbel.app.interfaces import PreparingApp
 
 
 def next_attempt(
@@ -50,7 +50,7 @@ def next_attempt(
 
 
 def changed_attempt(
-    app: "App",
+    app: "PreparingApp",
     request: Request,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,

@@ -21,7 +21,7 @@ from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.task import read_headers
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
+    from umbel.app.interfaces import RunningApp
 
 RESULTS_MAX = 10_000
 EAGER_NODE = "eager@localhost"
@@ -98,11 +98,11 @@ class EagerBackend:
 class EagerMode:
     """Whether tasks run where they are sent: always, by a setting, or inside a block of code."""
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "RunningApp", name: str) -> None:
         self._app = app
         self._is_lasting = app.settings.task_always_eager
         self._lasting: EagerRunner | None = None
-        self._of_block: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{app.name}", default=None)
+        self._of_block: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{name}", default=None)
 
     @property
     def runner(self) -> "EagerRunner | None":
@@ -127,7 +127,7 @@ class EagerMode:
 
 
 class EagerRunner:
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "RunningApp") -> None:
         self.backend = EagerBackend()
         self._tracer = Tracer(app, hostname=EAGER_NODE, is_eager=True)
         self._most_returns = app.settings.task_max_deliveries

@@ -24,12 +24,12 @@ from umbel.wire.result import ExceptionMap, encode_failure
 from umbel.wire.task import SignatureMap, TaskCall, TaskHeaders
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
+    from umbel.app.interfaces import SendingApp
 
 log = logging.getLogger("umbel.task")
 
 
-def keeps_result(app: "App", headers: TaskHeaders) -> bool:
+def keeps_result(app: "SendingApp", headers: TaskHeaders) -> bool:
     """Whether a result is stored: the message says so, else the task, else the app."""
     ignored = headers.ignore_result
     if ignored is None and headers.task in app.tasks:
@@ -37,7 +37,7 @@ def keeps_result(app: "App", headers: TaskHeaders) -> bool:
     return not (app.settings.task_ignore_result if ignored is None else ignored)
 
 
-def after_success(app: "App", call: TaskCall, request: Request, value: Any) -> list[Outgoing]:
+def after_success(app: "SendingApp", call: TaskCall, request: Request, value: Any) -> list[Outgoing]:
     embed = call.embed
     if not embed.callbacks and not embed.chain:
         return []
@@ -57,7 +57,7 @@ def _run_here(work: Callable[[], object]) -> None:
 
 
 def after_failure(
-    app: "App",
+    app: "SendingApp",
     call: TaskCall,
     request: Request,
     error: BaseException,
@@ -84,7 +84,7 @@ def after_failure(
 
 
 def _fail_over(
-    app: "App",
+    app: "SendingApp",
     errback: SignatureMap,
     request: Request,
     error: BaseException,
@@ -105,7 +105,7 @@ def _call(signature: Signature[Any], facts: tuple[object, ...]) -> None:
         run_to_end(answer)
 
 
-def _takes(app: "App", signature: Signature[Any], more: tuple[object, ...]) -> bool:
+def _takes(app: "SendingApp", signature: Signature[Any], more: tuple[object, ...]) -> bool:
     known = app.tasks.get(signature.task)
     if known is None or signature.immutable:
         return False
@@ -125,7 +125,7 @@ def steps_that_never_run(
             yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
 
 
-def _linked(app: "App", linked: Any, args: list[Any], request: Request) -> list[Outgoing]:
+def _linked(app: "SendingApp", linked: Any, args: list[Any], request: Request) -> list[Outgoing]:
     signature = signature_from(linked, app).clone(args)
     signature.options.setdefault("group_id", str(uuid4()))
     return _sent_by(request, signature.prepare(sender=request))

@@ -7,12 +7,13 @@ costs: after a flood, and while the task then says nothing more, the state shown
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from umbel.app.running.request import Reporting, Request, Teller
 from umbel.errors import BrokerError, WireError
 from umbel.events.precedence import STATES
 from umbel.events.types import KNOWN_TYPES, TASK_PREFIX
@@ -23,8 +24,7 @@ from umbel.wire.result import encode_state
 from umbel.wire.values import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
-    from umbel.app.running.request import Request
+    from umbel.app.results import StoringApp
 
 log = logging.getLogger("umbel.task")
 
@@ -37,10 +37,8 @@ RESERVED = frozenset(
     {"type", "uuid", "hostname", "pid", "clock", "timestamp", "utcoffset", "inc", "seq", "retries", "name"}
 )
 
-Teller = Callable[[Told], None]
 
-
-def reports_of(app: "App", request: "Request") -> "Reports | None":
+def reports_of(app: "StoringApp", request: Request) -> Reporting | None:
     """The reports of a running task; None when it was called as a function."""
     if request.reports is None and not request.called_directly:
         request.reports = Reports(
@@ -54,7 +52,7 @@ class Reports:
 
     def __init__(
         self,
-        app: "App",
+        app: "StoringApp",
         task_id: str,
         reply_to: str,
         tell: Teller | None = None,

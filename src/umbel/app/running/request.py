@@ -4,18 +4,28 @@ The current request lives in a context variable, so it is right in threads and i
 task called as a plain function has an empty request with `called_directly` set.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from umbel.pools.interface import Told
 from umbel.wire.message import Outgoing
 from umbel.wire.task import TaskCall
 
 if TYPE_CHECKING:
-    from umbel.app.running.progress import Reports, Teller
     from umbel.protocol.delivery.sensitive import Secrets
+
+Teller = Callable[[Told], None]
+
+
+class Reporting(Protocol):
+    """Where a running task tells of itself (`progress.py`)."""
+
+    def state(self, state: str, meta: Any) -> None: ...
+    def event(self, event_type: str, fields: Mapping[str, Any], *, blind: bool = False) -> bool: ...
+    def flush(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -42,8 +52,8 @@ class Request:
     call: TaskCall | None = None
     unsent: list[Outgoing] = field(default_factory=list)  # buffered while the broker is unavailable
     try_again_at: float = 0.0  # on the monotonic clock
-    reports: "Reports | None" = None  # its states and events; made at the first one
-    tell: "Teller | None" = None
+    reports: Reporting | None = None  # its states and events; made at the first one
+    tell: Teller | None = None
     number: int = 0  # of its job
     secrets: "Secrets | None" = None  # of its sensitive arguments
 
@@ -54,12 +64,12 @@ class Request:
 
 CHILDREN_MAX = 1000  # ids of sent tasks that a result lists; the rest are sent but not listed
 
-_current: ContextVar[Request | None] = ContextVar("umbel_request", default=None)
+CURRENT_REQUEST: ContextVar[Request | None] = ContextVar("umbel_request", default=None)
 
 
 def current_request() -> Request | None:
     """The request of the task that runs here, if one does."""
-    return _current.get()
+    return CURRENT_REQUEST.get()
 
 
 class Running:
@@ -74,11 +84,11 @@ class Running:
         self._request = request
 
     def __enter__(self) -> Request:
-        self._token = _current.set(self._request)
+        self._token = CURRENT_REQUEST.set(self._request)
         return self._request
 
     def __exit__(self, *_error: object) -> None:
-        _current.reset(self._token)
+        CURRENT_REQUEST.reset(self._token)
 
 
 def request_of(

@@ -9,7 +9,6 @@ import contextlib
 from pathlib import Path
 from traceback import StackSummary, TracebackException
 
-import umbel
 from umbel.pools.guard import Returned, call_guarded
 from umbel.protocol.delivery.sensitive import Secrets
 
@@ -52,7 +51,7 @@ def _without_ours(found: TracebackException | None, left: int) -> None:
 
 _LIBRARY = Path(contextlib.__file__).parent  # not by importing them: few children need asyncio
 _OURS = (
-    f"{Path(umbel.__file__).parent}/",
+    f"{Path(__file__).parents[2]}/",
     f"{_LIBRARY}/asyncio/",
     f"{_LIBRARY}/concurrent/",
     contextlib.__file__,

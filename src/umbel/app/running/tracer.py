@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from umbel.app.canvas.chord import NOTHING_FOLLOWS, BodyOutcome, part_ended, time_left_s
 from umbel.app.running.attempts import next_attempt
 from umbel.app.running.awaiting import LastingLoop, cancelled_from_within, cancelled_type
 from umbel.app.running.child_logs import UNFINISHED, end_lines
+from umbel.app.running.chord_parts import NOTHING_FOLLOWS, BodyOutcome, part_ended, time_left_s
 from umbel.app.running.follow_ups import after_failure, after_success, keeps_result, steps_that_never_run
-from umbel.app.running.request import Request, Running, request_of
+from umbel.app.running.request import Request, Running, Teller, request_of
 from umbel.app.running.tracebacks import traceback_text
 from umbel.app.sending.publish import patiently
 from umbel.clock import cluster_now, correct
@@ -38,7 +38,7 @@ from umbel.errors import (
     WorkerStopping,
 )
 from umbel.pools.guard import Raised, Returned, call_guarded
-from umbel.pools.interface import ChildContext, Job, Outcome
+from umbel.pools.interface import Job, Outcome
 from umbel.protocol.delivery.sensitive import MASK, Secrets, Sensitive
 from umbel.protocol.delivery.states import FAILURE, RETRY, STARTED, SUCCESS
 from umbel.text import leaving
@@ -50,9 +50,7 @@ from umbel.wire.task import TaskCall, decode_task, show_args, show_kwargs, show_
 from umbel.wire.values import encode_json
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
-    from umbel.app.running.progress import Teller
-    from umbel.app.task import Task
+    from umbel.app.interfaces import RunnableTask, RunningApp
 
 log = logging.getLogger("umbel.task")
 EXCEPTION_MAX_CHARS = 8 * 1024
@@ -60,17 +58,9 @@ STRUCK_MAX_CHARS = 256 * 1024
 EXCEPTION_ARGS_MAX = 16  # each up to a megabyte; a result must fit its limit
 
 
-def make_tracer(app: "App", context: ChildContext) -> "Tracer":
-    if not context.on_loop:
-        return Tracer(app, hostname=context.node, tell=context.tell)
-    from umbel.app.running.async_tracer import AsyncTracer  # brings asyncio along, which few children need
-
-    return AsyncTracer(app, hostname=context.node, tell=context.tell)
-
-
 class Tracer:
     def __init__(
-        self, app: "App", *, hostname: str, is_eager: bool = False, tell: "Teller | None" = None
+        self, app: "RunningApp", *, hostname: str, is_eager: bool = False, tell: Teller | None = None
     ) -> None:
         self._app = app
         self._tell = tell
@@ -84,7 +74,7 @@ class Tracer:
             return opened
         _, task, call, request = opened
         with Running(request):
-            if self._app.signals.task_prerun:
+            if self._app.signals.task_prerun.receivers:
                 self._tell_prerun(task, call, request)
             if task.options.track_started:
                 self._tell_started(request)
@@ -129,7 +119,7 @@ class Tracer:
         else:
             outcome = run.returned(task, call, request, happened.value)
         signals = self._app.signals
-        if signals.task_postrun:
+        if signals.task_postrun.receivers:
             signals.task_postrun.send(
                 task=task,
                 task_id=request.id,
@@ -140,7 +130,7 @@ class Tracer:
             )
         return outcome if not request.unsent else _with_unsent(outcome, request.unsent)
 
-    def _tell_prerun(self, task: "Task[Any, Any]", call: TaskCall, request: Request) -> None:
+    def _tell_prerun(self, task: "RunnableTask", call: TaskCall, request: Request) -> None:
         self._app.signals.task_prerun.send(task=task, task_id=request.id, args=call.args, kwargs=call.kwargs)
 
     def _tell_started(self, request: Request) -> None:
@@ -152,7 +142,7 @@ class Tracer:
         except BrokerError as error:
             log.warning("cannot store state STARTED", extra={"task_id": request.id, "why": str(error)})
 
-    def _call(self, task: "Task[Any, Any]", call: TaskCall) -> Any:
+    def _call(self, task: "RunnableTask", call: TaskCall) -> Any:
         args = (task, *call.args) if task.options.bind else call.args
         try:  # not cancelled_is_failed(): every task passes here, and a generator costs as much as some
             value = task.run(*args, **call.kwargs)
@@ -167,7 +157,7 @@ class _Run:
 
     __slots__ = ("_app", "_began", "_job", "_started_at", "hides", "secrets")
 
-    def __init__(self, app: "App", job: Job) -> None:
+    def __init__(self, app: "RunningApp", job: Job) -> None:
         self._app = app
         self._job = job
         self.hides: Sensitive | None = None
@@ -183,17 +173,17 @@ class _Run:
             results += steps_that_never_run(call, described, "", status=FAILURE, done_at=done_at)
         return self._outcome("rejected", results=results, summary=f"{type(error).__name__}: {error}")
 
-    def returned(self, task: "Task[Any, Any]", call: TaskCall, request: Request, value: Any) -> Outcome:
+    def returned(self, task: "RunnableTask", call: TaskCall, request: Request, value: Any) -> Outcome:
         built = call_guarded(self._success, task, call, request, value)
         if isinstance(built, Raised):
             if isinstance(built.error, BrokerUnavailable | WorkerStopping):
                 return self._unfinished(built.error)
             return self.failed(task, call, request, built.error)  # an unsendable value, a broken callback
-        if self._app.signals.task_success:
+        if self._app.signals.task_success.receivers:
             self._app.signals.task_success.send(task=task, task_id=request.id, result=value)
         return built.value
 
-    def _success(self, task: "Task[Any, Any]", call: TaskCall, request: Request, value: Any) -> Outcome:
+    def _success(self, task: "RunnableTask", call: TaskCall, request: Request, value: Any) -> Outcome:
         follow_ups = after_success(self._app, call, request, value)
         body = self._part_ended(call, request, SUCCESS, value)
         results: tuple[StoredResult, ...] = ()
@@ -206,9 +196,7 @@ class _Run:
             summary=self._show(value),
         )
 
-    def raised(
-        self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
-    ) -> Outcome:
+    def raised(self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException) -> Outcome:
         policy = task.options.retry
         if isinstance(error, TaskCancelled):
             return self.failed(task, call, request, error)
@@ -243,7 +231,7 @@ class _Run:
         return self.failed(task, call, request, error)
 
     def _retried(
-        self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException, due: float
+        self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException, due: float
     ) -> Outcome:
         cause = error.exc or error if isinstance(error, Retry) else error
         follow_up = error.again if isinstance(error, Retry) else None
@@ -251,7 +239,7 @@ class _Run:
             keyring, queue = self._app.settings.keyring, self._job.queue
             follow_up = next_attempt(self._job.message, call, request, due=due, queue=queue, keyring=keyring)
         text = self._text(cause)
-        if self._app.signals.task_retry:
+        if self._app.signals.task_retry.receivers:
             self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)
         results: tuple[StoredResult, ...] = ()
         if keeps_result(self._app, call.headers):
@@ -265,15 +253,13 @@ class _Run:
             due=due,
         )
 
-    def failed(
-        self, task: "Task[Any, Any]", call: TaskCall, request: Request, error: BaseException
-    ) -> Outcome:
+    def failed(self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException) -> Outcome:
         if isinstance(error, TaskCancelled):  # the main process knows what becomes of it
             return self._outcome("cancelled", summary=self._repr(error))
         text = self._text(error)
         done_at = time()
         follow_ups = after_failure(self._app, call, request, error, text)
-        if self._app.signals.task_failure:
+        if self._app.signals.task_failure.receivers:
             self._app.signals.task_failure.send(task=task, task_id=request.id, error=error, traceback=text)
         results: list[StoredResult] = []
         if keeps_result(self._app, call.headers):
@@ -372,7 +358,7 @@ class _Run:
         )
 
 
-_Opened = tuple[_Run, "Task[Any, Any]", TaskCall, Request]
+_Opened = tuple[_Run, "RunnableTask", TaskCall, Request]
 
 
 def _with_unsent(outcome: Outcome, unsent: list[Outgoing]) -> Outcome:

@@ -82,6 +82,12 @@ class SendDefaults(msgspec.Struct, frozen=True):
     keyring: Keyring | None  # what its messages are signed with
 
 
+def is_unique(own: TaskOptions | None, options: SendOptions) -> bool:
+    if "unique_key" in options or "unique_for" in options:
+        return True
+    return own is not None and own.unique_for_s is not None
+
+
 def prepare(
     app: Sender,
     task: str,

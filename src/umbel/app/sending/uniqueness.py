@@ -23,20 +23,13 @@ from umbel.errors import BrokerError, NotSupported
 from umbel.wire.values import encode_json
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
-    from umbel.app.task import Task
+    from umbel.app.interfaces import SendingApp
 
 UNIQUE_FOR_MAX_S = 30 * 86_400.0
 
 
-def is_unique(task: "Task[Any, Any] | None", options: SendOptions) -> bool:
-    if "unique_key" in options or "unique_for" in options:
-        return True
-    return task is not None and task.options.unique_for_s is not None
-
-
 def send_unique(
-    app: "App", name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    app: "SendingApp", name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
 ) -> AsyncResult[Any]:
     """Send it, unless it waits or runs already; the result of the one that does."""
     check_options(options)
@@ -73,7 +66,7 @@ def key_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: str
     return sha256(encode_json(what, root="the key")).hexdigest()
 
 
-def _time_of(app: "App", name: str, options: SendOptions) -> float:
+def _time_of(app: "SendingApp", name: str, options: SendOptions) -> float:
     own = app.tasks.get(name)
     ttl_s = options.get("unique_for") or (own.options.unique_for_s if own is not None else None)
     if ttl_s is None or not 0 < ttl_s <= UNIQUE_FOR_MAX_S:

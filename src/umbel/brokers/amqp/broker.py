@@ -58,8 +58,8 @@ LOOK_EVERY_S = 0.05  # for messages in queues that nobody here consumes
 
 class AmqpBroker:
     def __init__(self, settings: BrokerSettings) -> None:
-        self.on_replaced: Callable[[Replaced], None] = lambda _: None
-        self.on_link: Callable[[LinkChange], None] = unheard
+        self._on_replaced: Callable[[Replaced], None] = lambda _: None
+        self._on_link: Callable[[LinkChange], None] = unheard
         self._settings = settings
         self._sessions = Sessions(
             settings,
@@ -86,6 +86,12 @@ class AmqpBroker:
     @property
     def coordination(self) -> AmqpCoordination:
         return self._coordination
+
+    def on_link(self, callback: Callable[[LinkChange], None]) -> None:
+        self._on_link = callback
+
+    def on_replaced(self, callback: Callable[[Replaced], None]) -> None:
+        self._on_replaced = callback
 
     async def open(self) -> None:
         """Connect. A server that answers but is still starting is waited for; who calls later tries on."""
@@ -235,10 +241,10 @@ class AmqpBroker:
             consumer.finish_early(parked)
 
     def _tell_replaced(self, replaced: Replaced) -> None:
-        self.on_replaced(replaced)
+        self._on_replaced(replaced)
 
     def _tell_link(self, change: LinkChange) -> None:
-        self.on_link(change)
+        self._on_link(change)
 
     # -- looking ---------------------------------------------------------------------------------
 

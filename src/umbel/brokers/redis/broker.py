@@ -71,8 +71,8 @@ _PUBLISH, _DEPTHS, _REVOKE = script("publish"), script("depths"), script("revoke
 
 class RedisBroker:
     def __init__(self, settings: BrokerSettings) -> None:
-        self.on_replaced: Callable[[Replaced], None] = lambda _: None
-        self.on_link: Callable[[LinkChange], None] = unheard
+        self._on_replaced: Callable[[Replaced], None] = lambda _: None
+        self._on_link: Callable[[LinkChange], None] = unheard
         self._settings = settings
         addresses = parse_addresses(settings.url, settings.connection_name)
         timeout_s = settings.connect_timeout_s
@@ -121,6 +121,12 @@ class RedisBroker:
     @property
     def coordination(self) -> RedisCoordination:
         return self._coordination
+
+    def on_link(self, callback: Callable[[LinkChange], None]) -> None:
+        self._on_link = callback
+
+    def on_replaced(self, callback: Callable[[Replaced], None]) -> None:
+        self._on_replaced = callback
 
     async def open(self) -> None:
         await self._link.connect()
@@ -291,11 +297,11 @@ class RedisBroker:
         self._declared.clear()
 
     def _tell_link(self, change: LinkChange) -> None:
-        self.on_link(change)
+        self._on_link(change)
 
     def _begin_again(self, replaced: Replaced) -> None:
         self._declared.clear()
-        self.on_replaced(replaced)
+        self._on_replaced(replaced)
 
     async def _declare(self, queues: Iterable[str]) -> None:
         await self._link.connect()

@@ -55,8 +55,8 @@ KEEP_ALIVES_PER_LEASE = 3
 
 class SqliteBroker:
     def __init__(self, settings: BrokerSettings) -> None:
-        self.on_replaced: Callable[[Replaced], None] = lambda _: None
-        self.on_link: Callable[[LinkChange], None] = unheard  # a file has no link that could be lost
+        self._on_replaced: Callable[[Replaced], None] = lambda _: None
+        self._on_link: Callable[[LinkChange], None] = unheard  # a file has no link that could be lost
         self._settings = settings
         self._store = Store(settings)
         self._cluster = ClusterStore(self._store)
@@ -83,11 +83,17 @@ class SqliteBroker:
     def coordination(self) -> SqliteCoordination:
         return self._coordination
 
+    def on_link(self, callback: Callable[[LinkChange], None]) -> None:
+        self._on_link = callback
+
+    def on_replaced(self, callback: Callable[[Replaced], None]) -> None:
+        self._on_replaced = callback
+
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
 
         def tell(replaced: Replaced) -> None:  # in the store's thread
-            loop.call_soon_threadsafe(self.on_replaced, replaced)
+            loop.call_soon_threadsafe(self._on_replaced, replaced)
 
         self._store.on_replaced = tell
         await self._thread.call(self._store.open)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import FanOut
 from umbel.cli import exits
 from umbel.cli.broker import ask_in_time
 from umbel.cli.options import app_option, broker_option, json_option, timeout_option
@@ -121,7 +121,7 @@ def whom(destination: str | None, glob: str | None, regex: str | None, timeout_s
 
 
 async def ask_on(
-    broker: "Broker", to: Whom, method: str, arguments: Mapping[str, Any], left_s: float
+    broker: FanOut, to: Whom, method: str, arguments: Mapping[str, Any], left_s: float
 ) -> "Answers":
 
     return await Asker(broker).ask(

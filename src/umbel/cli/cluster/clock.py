@@ -2,9 +2,8 @@
 
 import click
 
-from umbel.brokers.interface import Broker
 from umbel.cli import exits
-from umbel.cli.broker import ask_in_time
+from umbel.cli.broker import ClusterBroker, ask_in_time
 from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import print_json, print_table
 from umbel.control.client import Asker
@@ -18,7 +17,7 @@ from umbel.control.client import Asker
 def command(app_name: str | None, url: str | None, timeout_s: float, as_json: bool) -> int:
     """Show the cluster's clock mark, from which nodes start, and each node's Lamport clock."""
 
-    async def ask(broker: Broker, left_s: float) -> tuple[int, dict[str, int]]:
+    async def ask(broker: ClusterBroker, left_s: float) -> tuple[int, dict[str, int]]:
         answers = await Asker(broker).ask("clock", timeout_s=left_s)
         clocks = {
             node: said["clock"]

@@ -9,7 +9,7 @@ import msgspec
 
 from umbel.app.app import App
 from umbel.app.sending.ids import new_id
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import FanOut
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, json_option
@@ -118,7 +118,7 @@ def show(app_name: str | None, election_id: str, as_json: bool) -> int:
 def watch(app_name: str | None, limit: int | None, as_json: bool) -> int:
     """Print election events as they happen: which worker is elected, how it ended."""
 
-    async def listen(broker: Broker) -> None:
+    async def listen(broker: FanOut) -> None:
 
         seen = 0
         async with broker.subscribe(EVENT_EXCHANGE, ["worker.elected"]) as events:

@@ -14,9 +14,9 @@ from typing import Any
 import click
 import msgspec
 
-from umbel.brokers.interface import Broker, Subscription
+from umbel.brokers.interface import Subscription
 from umbel.cli import exits
-from umbel.cli.broker import ask_broker
+from umbel.cli.broker import ClusterBroker, ask_broker
 from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import say
 from umbel.control.client import Asker
@@ -114,7 +114,7 @@ class Tail:
         self._inbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=INBOX_MAX)
         self._receiver = EventReceiver(LamportClock(), decode_events)
 
-    async def run(self, broker: Broker, timeout_s: float | None, *, enable: bool) -> None:
+    async def run(self, broker: ClusterBroker, timeout_s: float | None, *, enable: bool) -> None:
         mark = await broker.coordination.raise_clock(0)
         self._receiver = EventReceiver(LamportClock(mark), decode_events)
         async with broker.subscribe(EVENT_EXCHANGE, self._wanted.patterns()) as subscription:

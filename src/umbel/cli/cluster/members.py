@@ -16,9 +16,9 @@ from typing import Any
 
 import click
 
-from umbel.brokers.interface import Broadcast, Broker
+from umbel.brokers.interface import Broadcast
 from umbel.cli import exits
-from umbel.cli.broker import ask_broker, ask_in_time
+from umbel.cli.broker import ClusterBroker, ask_broker, ask_in_time
 from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import print_json, print_table, say
 from umbel.control.client import Asker
@@ -104,7 +104,7 @@ def _opinion(row: dict[str, Any]) -> Opinion:
 
 
 class Watch:
-    def __init__(self, broker: Broker, *, as_json: bool) -> None:
+    def __init__(self, broker: ClusterBroker, *, as_json: bool) -> None:
         self._broker = broker
         self._asker = Asker(broker)
         self._as_json = as_json

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from umbel.brokers.interface import Broker, Capabilities
+from umbel.brokers.interface import Capabilities, FanOut
 from umbel.cli.broker import ask_in_time
 from umbel.cli.cluster import asking
 from umbel.cli.show.phases import phase_text
@@ -56,7 +56,7 @@ def _say_what_is_supported(features: dict[str, Any]) -> None:
             click.echo(f"umbel: {name} is off: {why}", err=True)
 
 
-async def _look(broker: Broker, to: asking.Whom, left_s: float) -> tuple[Capabilities, "Answers"]:
+async def _look(broker: FanOut, to: asking.Whom, left_s: float) -> tuple[Capabilities, "Answers"]:
     return broker.capabilities, await asking.ask_on(broker, to, "stats", {}, left_s)
 
 

@@ -11,9 +11,7 @@ from umbel.app.sending.ids import new_id
 from umbel.cli import exits
 from umbel.cli.history.lake import can_record
 from umbel.cli.options import json_option
-from umbel.cli.run.demo_closing import show
 from umbel.demo.processes import environment
-from umbel.demo.story import Demo
 from umbel.errors import ConfigurationError
 
 MARKER = ".umbel-demo"  # a folder without it is not ours to empty
@@ -47,11 +45,13 @@ def command(url: str | None, seconds: float, history: bool, directory: Path, as_
     Ends with what was sent, what ran, what was repeated and why, and whether results, the tasks' own
     ledger and history agree; exit code 1 if they do not.
     """
-
     home = _home(directory)
     broker = url or f"sqlite:///{home / 'demo.db'}"
     backend = broker if not broker.startswith("amqp") else f"sqlite:///{home / 'results.db'}"
     os.environ.update(environment(broker, backend, home, f"demo_{new_id()[:8]}"))
+    # Only now: the app that they import reads its settings from there.
+    from umbel.cli.run.demo_closing import show
+    from umbel.demo.story import Demo
 
     if history and not can_record():
         click.echo("umbel: history is skipped; it needs `pip install 'umbel[history]'`", err=True)

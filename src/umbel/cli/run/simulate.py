@@ -18,9 +18,6 @@ from umbel.cli import exits
 from umbel.cli.options import json_option
 from umbel.cli.show.printing import print_json, print_table
 from umbel.errors import ConfigurationError
-from umbel.protocol.leadership.coordination import Policy
-from umbel.sim.exhaustive import explore
-from umbel.sim.mutants import MUTANTS
 from umbel.sim.plan import FAULTS, Plan, make_plan, parse_faults
 from umbel.sim.rounds import Outcome, Tally, hash_of_hashes, round_size, rounds, run_plan
 from umbel.sim.shrink import shrink
@@ -39,8 +36,6 @@ NODES_MAX = 1000
     "--replay", metavar="SEED:ROUND|FILE", help="Run one round (SEED:ROUND) or a printed script again."
 )
 @click.option("--list-faults", is_flag=True, help="List the faults.")
-@click.option("--mutants", is_flag=True, help="Break one rule after the other; each must be detected.")
-@click.option("--exhaustive", is_flag=True, help="Run every course of one election on two nodes.")
 @json_option
 def command(
     nodes: int,
@@ -50,8 +45,6 @@ def command(
     protocol: str,
     replay: str | None,
     list_faults: bool,
-    mutants: bool,
-    exhaustive: bool,
     as_json: bool,
 ) -> int:
     """Simulate elections under faults, and check every promise."""
@@ -59,10 +52,6 @@ def command(
     if list_faults:
         print_json(FAULTS) if as_json else print_table(("fault", "what happens"), FAULTS.items())
         return exits.OK
-    if mutants:
-        return _hunt(as_json=as_json)
-    if exhaustive:
-        return _explore(as_json=as_json)
     faults = parse_faults(faults_text)
     if protocol == "v1":
         return _simulate_v1(nodes, elections, faults, seed, as_json=as_json)
@@ -109,40 +98,6 @@ def _simulate_v1(nodes: int, elections: int, faults: frozenset[str], seed: str, 
     }
     print_json(figures) if as_json else _print_figures(figures)
     return exits.OK
-
-
-def _hunt(*, as_json: bool) -> int:
-
-    rows = []
-    for mutant in MUTANTS:
-        caught = mutant.hunt()
-        broken = "not noticed" if caught is None or caught.violation is None else caught.violation.promise
-        rows.append((mutant.name, mutant.faults, broken, "" if caught is None else caught.plan.seed))
-    missed = sum(row[2] == "not noticed" for row in rows)
-    if as_json:
-        keys = ("mutant", "faults", "broke", "seed")
-        print_json([dict(zip(keys, row, strict=True)) for row in rows])
-    else:
-        print_table(("mutant", "hunted under", "broke", "in round"), rows)
-    click.echo(f"{len(rows) - missed} of {len(rows)} mutants were caught", err=True)
-    return exits.FAILED if missed else exits.OK
-
-
-def _explore(*, as_json: bool) -> int:
-
-    explored = [explore(policy) for policy in Policy]
-    figures = [
-        {
-            "policy": one.policy,
-            "states": one.states,
-            "courses_that_ended": one.endings,
-            "complete": one.complete,
-            "violation": one.violation,
-        }
-        for one in explored
-    ]
-    print_json(figures) if as_json else print_table(list(figures[0]), [list(row.values()) for row in figures])
-    return exits.OK if all(one.complete and one.violation is None for one in explored) else exits.FAILED
 
 
 def _replay(replay: str, nodes: int, elections: int, faults: frozenset[str], *, as_json: bool) -> int:

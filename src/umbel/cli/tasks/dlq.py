@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import click
 
-from umbel.brokers.interface import Broker, DeadLetter
+from umbel.brokers.interface import DeadLetter, Queues
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, json_option
@@ -46,7 +46,7 @@ def requeue(app_name: str | None, letters: tuple[str, ...], every: bool, as_json
     if every == bool(letters):
         raise click.UsageError("name the dead letters to requeue, or give --all")
 
-    async def give_back(broker: Broker) -> tuple[int, list[str]]:
+    async def give_back(broker: Queues) -> tuple[int, list[str]]:
         known = await broker.dead_letters(LIST_MAX)
         chosen = {name: letter for letter in known for name in (str(letter.letter_id), _task_id(letter))}
         missing = [name for name in letters if name not in chosen]

@@ -2,7 +2,7 @@
 
 import click
 
-from umbel.brokers.interface import Broker, Delivery
+from umbel.brokers.interface import Delivery, Queues
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, json_option
@@ -57,7 +57,7 @@ def peek(app_name: str | None, queue: str, limit: int, as_json: bool) -> int:
 def purge(app_name: str | None, queue: str, yes: bool, as_json: bool) -> int:
     """Remove all waiting messages from QUEUE. Running tasks are not affected."""
 
-    async def empty(broker: Broker) -> int | None:
+    async def empty(broker: Queues) -> int | None:
         depth = (await broker.queues()).get(queue)
         waiting = depth.ready + depth.delayed if depth else 0
         if waiting and not yes and not click.confirm(f"Remove {waiting} messages from {queue!r}?", err=True):

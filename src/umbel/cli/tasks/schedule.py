@@ -12,7 +12,7 @@ import click
 from umbel.app.app import App
 from umbel.app.cluster.periodic import Periodic
 from umbel.app.sending.ids import new_id
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import ClusterRecord
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, json_option
@@ -84,7 +84,7 @@ def ls(app_name: str | None, as_json: bool) -> int:
     """List the periodic tasks, when each was last sent and is due next, and which worker leads."""
     app = _app(app_name)
 
-    async def read(broker: Broker) -> "tuple[LeaseReply, LeaseReply]":
+    async def read(broker: ClusterRecord) -> "tuple[LeaseReply, LeaseReply]":
         store = broker.coordination
         return await store.read_lease(SCHEDULER_LEASE), await store.read_lease(PAUSES_LEASE)
 
@@ -166,7 +166,7 @@ def _change(app_name: str | None, names: tuple[str, ...], edit: Callable[[Names]
     return exits.OK
 
 
-async def _change_pauses(broker: Broker, edit: Callable[[Names], Names]) -> bool:
+async def _change_pauses(broker: ClusterRecord, edit: Callable[[Names], Names]) -> bool:
     """Under the lease that holds them, so that of two who change them at once none is lost."""
 
     store, holder = broker.coordination, f"cli.{new_id()}"

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import EventLog
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.history.lake import lake_option
@@ -108,7 +108,7 @@ def _ask_cluster(
     return logged, decode_result(stored.payload) if stored else None
 
 
-async def _logged(broker: "Broker", task_id: str) -> "list[TaskEvent]":
+async def _logged(broker: EventLog, task_id: str) -> "list[TaskEvent]":
     """Events that a recorder has not acknowledged yet. Reading them does not take them from it."""
 
     if not broker.capabilities.event_log or broker.capabilities.transport == "amqp":

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from umbel.control.panel import Panel
-from umbel.control.state import ControlState
+from umbel.control.state import LimitsSection
 from umbel.protocol.delivery.rate import parse_rate
 from umbel.wire.limits import TIME_LIMIT_MAX_S
 
@@ -12,7 +12,7 @@ panel = Panel()
 
 
 @panel.control_command(args=[("task_name", str), ("rate_limit", str)], signature="TASK RATE")
-def rate_limit(state: ControlState, task_name: str, rate_limit: Any, **_: Any) -> dict[str, str]:
+def rate_limit(state: LimitsSection, task_name: str, rate_limit: Any, **_: Any) -> dict[str, str]:
     """Let a task start so often: 10/s, 100/m, 500/h; 0 takes the limit away."""
     rules = state.task_rules.get(task_name)
     try:
@@ -31,7 +31,7 @@ def rate_limit(state: ControlState, task_name: str, rate_limit: Any, **_: Any) -
     args=[("task_name", str), ("soft", float), ("hard", float)], signature="TASK SOFT_S [HARD_S]"
 )
 def time_limit(
-    state: ControlState, task_name: str, hard: float | None = None, soft: float | None = None, **_: Any
+    state: LimitsSection, task_name: str, hard: float | None = None, soft: float | None = None, **_: Any
 ) -> dict[str, str]:
     """End a task after so many seconds; at the soft limit it is asked to end by itself."""
     rules = state.task_rules.get(task_name)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from umbel.control.panel import Panel
-from umbel.control.state import ControlState
+from umbel.control.state import LimitsSection, LookingSection, NodeSection
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.delivery.rate import show_rate
 
@@ -14,44 +14,44 @@ DEFAULT_ITEMS = ("exchange", "routing_key", "rate_limit")
 
 
 @panel.inspect_command(stateless=True)
-def ping(_state: ControlState, **_: Any) -> dict[str, str]:
+def ping(_state: NodeSection, **_: Any) -> dict[str, str]:
     """Ask whether a worker is there."""
     return {"ok": "pong"}
 
 
 @panel.inspect_command
-def clock(state: ControlState, **_: Any) -> dict[str, int]:
+def clock(state: NodeSection, **_: Any) -> dict[str, int]:
     """The logical clock."""
     return {"clock": state.clock.value}
 
 
 @panel.inspect_command
-def stats(state: ControlState, **_: Any) -> dict[str, Any]:
+def stats(state: LookingSection, **_: Any) -> dict[str, Any]:
     """Counters, pool, broker and resources."""
     return state.stats()
 
 
 @panel.inspect_command
-def health(state: ControlState, **_: Any) -> dict[str, Any]:
+def health(state: LookingSection, **_: Any) -> dict[str, Any]:
     """Whether it is well, and what it has done."""
     return state.health()
 
 
 @panel.inspect_command(alias="dump_conf", args=[("with_defaults", bool)], signature="[with_defaults]")
-def conf(state: ControlState, with_defaults: bool = False, **_: Any) -> dict[str, Any]:
+def conf(state: LookingSection, with_defaults: bool = False, **_: Any) -> dict[str, Any]:
     """The settings of its app, passwords masked."""
     return state.conf(with_defaults=with_defaults)
 
 
 @panel.inspect_command
-def report(state: ControlState) -> dict[str, str]:
+def report(state: LookingSection) -> dict[str, str]:
     """Versions and settings, for a bug report."""
     return {"ok": state.report()}
 
 
 @panel.inspect_command(alias="dump_tasks", variadic="taskinfoitems", signature="[ATTRIBUTE ...]")
 def registered(
-    state: ControlState, taskinfoitems: list[Any] | None = None, builtins: bool = False, **_: Any
+    state: LimitsSection, taskinfoitems: list[Any] | None = None, builtins: bool = False, **_: Any
 ) -> list[str]:
     """The tasks that can run there."""
     items = [str(item) for item in taskinfoitems or DEFAULT_ITEMS]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from umbel.control.panel import Panel
-from umbel.control.state import ControlState
+from umbel.control.state import NodeSection, PoolSection
 
 panel = Panel()
 
@@ -12,7 +12,7 @@ _AUTOSCALED = "{} is not supported with autoscale. Adjust autoscale range instea
 
 
 @panel.control_command(args=[("n", int)], signature="[N=1]")
-def pool_grow(state: ControlState, n: int = 1, **_: Any) -> dict[str, str]:
+def pool_grow(state: PoolSection, n: int = 1, **_: Any) -> dict[str, str]:
     """Start more children."""
     if state.is_autoscaled:
         return {"error": _AUTOSCALED.format("pool_grow")}
@@ -21,7 +21,7 @@ def pool_grow(state: ControlState, n: int = 1, **_: Any) -> dict[str, str]:
 
 
 @panel.control_command(args=[("n", int)], signature="[N=1]")
-def pool_shrink(state: ControlState, n: int = 1, **_: Any) -> dict[str, str]:
+def pool_shrink(state: PoolSection, n: int = 1, **_: Any) -> dict[str, str]:
     """End children that are idle, or as soon as they are."""
     if state.is_autoscaled:
         return {"error": _AUTOSCALED.format("pool_shrink")}
@@ -30,40 +30,40 @@ def pool_shrink(state: ControlState, n: int = 1, **_: Any) -> dict[str, str]:
 
 
 @panel.control_command(args=[("reload", bool)], signature="[RELOAD]")
-def pool_restart(state: ControlState, reload: bool = False, **_: Any) -> dict[str, str]:
+def pool_restart(state: PoolSection, reload: bool = False, **_: Any) -> dict[str, str]:
     """Replace the children one after the other, as they are idle; with RELOAD, load the app anew first."""
     state.restart_pool(reload=bool(reload))
     return {"ok": "reload started"}
 
 
 @panel.control_command(args=[("max", int), ("min", int)], signature="[MAX [MIN]]")
-def autoscale(state: ControlState, max: int | None = None, min: int | None = None) -> dict[str, str]:
+def autoscale(state: PoolSection, max: int | None = None, min: int | None = None) -> dict[str, str]:
     """Let the pool grow and shrink between these sizes."""
     most, least = state.autoscale(max, min)
     return {"ok": f"autoscale now max={most} min={least}"}
 
 
 @panel.control_command(args=[("msg", str)], answered=False)
-def shutdown(state: ControlState, msg: str = "", **_: Any) -> None:  # noqa: ARG001 (Celery sends it)
+def shutdown(state: PoolSection, msg: str = "", **_: Any) -> None:  # noqa: ARG001 (Celery sends it)
     """Finish what runs and end."""
     state.stop()
 
 
 @panel.inspect_command
-async def stacks(state: ControlState, **_: Any) -> dict[str, dict[str, str]]:
+async def stacks(state: PoolSection, **_: Any) -> dict[str, dict[str, str]]:
     """What each child is at, for a task that is stuck."""
     return await state.stacks()
 
 
 @panel.inspect_command
-def memsample(state: ControlState, **_: Any) -> str | None:
+def memsample(state: PoolSection, **_: Any) -> str | None:
     """How much memory the main process holds."""
     samples = state.memory_samples(1)
     return _shown(samples[-1]) if samples else None
 
 
 @panel.inspect_command(args=[("samples", int)], signature="[N=10]")
-def memdump(state: ControlState, samples: int = 10, **_: Any) -> str:
+def memdump(state: PoolSection, samples: int = 10, **_: Any) -> str:
     """The samples of memory that `memsample` took."""
     taken = [_shown(one) for one in state.memory_samples(max(1, samples))] or ["unknown"]
     return "\n".join(["- rss (sample):", *(f"-    > {one}," for one in taken), f"- rss (end): {taken[-1]}."])
@@ -72,7 +72,7 @@ def memdump(state: ControlState, samples: int = 10, **_: Any) -> str:
 @panel.inspect_command(
     args=[("num", int), ("max_depth", int), ("type", str)], signature="[NUM [DEPTH [TYPE]]]"
 )
-def objgraph(_state: ControlState, num: int = 200, max_depth: int = 10, type: str = "Request") -> None:  # noqa: ARG001
+def objgraph(_state: NodeSection, num: int = 200, max_depth: int = 10, type: str = "Request") -> None:  # noqa: ARG001
     """A graph of objects in memory."""
     raise ImportError("Requires the objgraph library")
 

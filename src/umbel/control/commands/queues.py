@@ -3,7 +3,7 @@
 from typing import Any
 
 from umbel.control.panel import Panel
-from umbel.control.state import ControlState
+from umbel.control.state import QueuesSection
 from umbel.wire.limits import is_name
 
 panel = Panel()
@@ -12,7 +12,7 @@ QUEUE_NAME_MAX = 200
 
 
 @panel.inspect_command
-def active_queues(state: ControlState) -> list[dict[str, Any]]:
+def active_queues(state: QueuesSection) -> list[dict[str, Any]]:
     """The queues that are consumed."""
     return [queue_map(name) for name in state.queues]
 
@@ -22,7 +22,7 @@ def active_queues(state: ControlState) -> list[dict[str, Any]]:
     signature="QUEUE",
 )
 def add_consumer(
-    state: ControlState,
+    state: QueuesSection,
     queue: str,
     exchange: str | None = None,
     exchange_type: str | None = None,
@@ -39,7 +39,7 @@ def add_consumer(
 
 
 @panel.control_command(args=[("queue", str)], signature="QUEUE")
-async def cancel_consumer(state: ControlState, queue: str, **_: Any) -> dict[str, str]:
+async def cancel_consumer(state: QueuesSection, queue: str, **_: Any) -> dict[str, str]:
     """Stop consuming a queue; what runs from it ends as ever."""
     await state.cancel_queue(queue)
     return {"ok": f"no longer consuming from {queue}"}

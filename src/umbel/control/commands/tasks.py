@@ -6,7 +6,7 @@ from typing import Any
 
 from umbel.control.commands.cluster import ids_in
 from umbel.control.panel import Panel
-from umbel.control.state import ControlState
+from umbel.control.state import TasksSection
 from umbel.protocol.pidbox import Request
 
 panel = Panel()
@@ -16,38 +16,38 @@ SHOWN_REVOKED_MAX = 50_000
 
 
 @panel.inspect_command(alias="dump_active", args=[("safe", bool)], signature="[safe]")
-def active(state: ControlState, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
+def active(state: TasksSection, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
     """The tasks that run there."""
     return state.active(safe=safe)
 
 
 @panel.inspect_command(alias="dump_reserved")
-def reserved(state: ControlState, **_: Any) -> list[dict[str, Any]]:
+def reserved(state: TasksSection, **_: Any) -> list[dict[str, Any]]:
     """The tasks that were taken and have not started."""
     return state.reserved()
 
 
 @panel.inspect_command(alias="dump_schedule")
-def scheduled(state: ControlState, **_: Any) -> list[dict[str, Any]]:
+def scheduled(state: TasksSection, **_: Any) -> list[dict[str, Any]]:
     """The tasks that were found before their time and wait in the broker."""
     return state.scheduled()
 
 
 @panel.inspect_command(alias="dump_revoked")
-def revoked(state: ControlState, **_: Any) -> list[str]:
+def revoked(state: TasksSection, **_: Any) -> list[str]:
     """The ids of tasks that must not start."""
     return list(state.revoked_ids())[-SHOWN_REVOKED_MAX:]
 
 
 @panel.inspect_command(variadic="ids", signature="ID [ID ...]")
-def query_task(state: ControlState, ids: list[Any], **_: Any) -> Mapping[str, Any]:
+def query_task(state: TasksSection, ids: list[Any], **_: Any) -> Mapping[str, Any]:
     """What becomes of these tasks there."""
     return {task_id: list(found) for task_id, found in state.find(ids_in(ids)).items()}
 
 
 @panel.control_command(variadic="task_id", signature="ID [ID ...]")
 async def revoke(
-    state: ControlState,
+    state: TasksSection,
     task_id: list[Any],
     terminate: bool = False,
     signal: Any = None,
@@ -67,7 +67,7 @@ async def revoke(
 
 @panel.control_command(variadic="task_id", signature="ID [ID ...]")
 async def unrevoke(
-    state: ControlState, task_id: list[Any], recorded: bool = False, *, request: Request, **_: Any
+    state: TasksSection, task_id: list[Any], recorded: bool = False, *, request: Request, **_: Any
 ) -> dict[str, str]:
     """Take a revoke back: tasks that were not refused yet may start."""
     task_ids = ids_in(task_id)
@@ -77,7 +77,7 @@ async def unrevoke(
 
 @panel.control_command(args=[("signal", str)], variadic="task_id", signature="SIGNAL ID [ID ...]")
 async def terminate(
-    state: ControlState, signal: Any, task_id: list[Any], *, request: Request, **_: Any
+    state: TasksSection, signal: Any, task_id: list[Any], *, request: Request, **_: Any
 ) -> dict[str, str]:
     """Revoke tasks and end the processes that run them."""
     return await revoke(state, task_id, terminate=True, signal=signal, request=request)
@@ -85,7 +85,7 @@ async def terminate(
 
 @panel.control_command(variadic="headers", signature="KEY=VALUE [KEY=VALUE ...]")
 async def revoke_by_stamped_headers(
-    state: ControlState,
+    state: TasksSection,
     headers: Any,
     terminate: bool = False,
     signal: Any = None,

@@ -12,6 +12,7 @@ from random import uniform
 from time import time
 from typing import Any
 
+from umbel.brokers.interface import ClusterRecord
 from umbel.control.client import Asker
 from umbel.coordination.driver import drive, instant
 from umbel.errors import BrokerError
@@ -63,6 +64,7 @@ class StoreElections:
     def __init__(self, context: WorkerContext, events: Events) -> None:
         identity, settings = context.identity, context.settings
         self._context = context
+        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._counters = context.counters
         self._node = identity.node
@@ -114,7 +116,7 @@ class StoreElections:
 
     async def sweep(self) -> None:
         """Look for elections that nobody holds, and see to each; the sweeper does so every few seconds."""
-        found = await self._calls.attempt(self._context.broker.coordination.unfinished_elections(SWEPT_MAX))
+        found = await self._calls.attempt(self._cluster.coordination.unfinished_elections(SWEPT_MAX))
         for _, record in found or ():
             self._put(Swept(record.request))
 

@@ -4,21 +4,21 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from umbel.brokers.interface import ClusterRecord
 from umbel.protocol.membership.mode import OBSERVER_LEASES
-from umbel.worker.context import WorkerContext
 
 OF_THE_CLUSTER = ("scheduler", "recorder", "coord-sweeper", *OBSERVER_LEASES)
 READ_S = 5.0
 
 
-async def look_at_leases(context: WorkerContext, names: Sequence[str]) -> list[dict[str, Any]]:
+async def look_at_leases(broker: ClusterRecord, owner: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """One row for each lease that was named, or for each of the cluster's own that is held.
 
     A lease that an app holds is known by its name only: the store keeps no list of them.
     """
-    if not context.broker.capabilities.leases:
+    if not broker.capabilities.leases:
         return []
-    store, owner = context.broker.coordination, context.identity.owner
+    store = broker.coordination
     rows = []
     async with asyncio.timeout(READ_S):
         for name in names or OF_THE_CLUSTER:

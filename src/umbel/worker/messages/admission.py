@@ -7,7 +7,7 @@ judged. Where that must be known before its task runs, it is acknowledged early 
 from collections.abc import Sequence
 from itertools import count
 
-from umbel.brokers.interface import Ack, Delivery, Return, Started, Verdict
+from umbel.brokers.interface import Ack, Delivery, Messages, Return, Started, Verdict
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
 from umbel.pools.guard import each_guarded
@@ -34,7 +34,7 @@ class Admission:
         events: TaskEvents,
     ) -> None:
         self.scheduled = Scheduled()
-        self._broker = context.broker
+        self._broker: Messages = context.broker
         self._pool = context.pool
         self._counters = context.counters
         self._message_max_bytes = context.settings.message_max_bytes

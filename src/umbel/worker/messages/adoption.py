@@ -10,7 +10,7 @@ It stops being right where the message went to another worker: then both run, wh
 import logging
 from collections.abc import Mapping, Sequence
 
-from umbel.brokers.interface import Ack, Delivery
+from umbel.brokers.interface import Ack, Delivery, Messages
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.kept_outcomes import KeptOutcomes
@@ -23,7 +23,7 @@ ENDED = "message redelivered after its task finished here; outcome acknowledged,
 
 class Adoption:
     def __init__(self, context: WorkerContext, kept: KeptOutcomes, settler: Settler) -> None:
-        self._broker = context.broker
+        self._broker: Messages = context.broker
         self._counters = context.counters
         self._outages = context.outages
         self._kept = kept

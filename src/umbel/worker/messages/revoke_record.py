@@ -1,6 +1,6 @@
 """RevokeRecord: what this worker has read of the broker's record of revokes, and learned from it."""
 
-from umbel.brokers.interface import Claim
+from umbel.brokers.interface import Claim, Messages
 from umbel.clock import cluster_now
 from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.wire.revoke import Revoke
@@ -13,7 +13,7 @@ class RevokeRecord:
     def __init__(self, context: WorkerContext, revoked: RevokedTasks) -> None:
         self.cursor = 0
         self._revoked = revoked
-        self._broker = context.broker
+        self._broker: Messages = context.broker
         self._owner, self._queues = context.identity.owner, context.settings.queues
 
     async def read(self) -> None:

@@ -14,11 +14,23 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from random import random
+from typing import Protocol
 
 import msgspec
 
 from umbel.backends.interface import Backend
-from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Refused, Return, Settled, Tag, Verdict
+from umbel.brokers.interface import (
+    Ack,
+    Bury,
+    ClusterRecord,
+    Delivery,
+    Messages,
+    Refused,
+    Return,
+    Settled,
+    Tag,
+    Verdict,
+)
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from umbel.pools.guard import Raised, await_guarded
@@ -37,6 +49,10 @@ NOT_APPLIED = (
 )
 
 
+class SettlingBroker(Messages, ClusterRecord, Protocol):
+    """Messages, and the keys of unique tasks, which are released with them."""
+
+
 class Settler:
     """`settled` is called whenever fewer messages are claimed than before.
 
@@ -46,7 +62,7 @@ class Settler:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: SettlingBroker,
         backend: Backend,
         counters: Counters,
         *,

@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 from msgspec.structs import replace
 
-from umbel.brokers.interface import Delivery, Return, Spend
+from umbel.brokers.interface import Delivery, Messages, Return, Spend
 from umbel.errors import BrokerError, WireError
 from umbel.pools.guard import each_guarded
 from umbel.protocol.delivery.trust import Doubt, Doubted, Signed, age_doubt, remembered_until
@@ -29,7 +29,7 @@ _COPY = Doubted(Doubt.REPLAYED, "another message used this very signature; each 
 class Verification:
     def __init__(self, keyring: Keyring, context: WorkerContext, settler: Settler, endings: Endings) -> None:
         self._keyring = keyring
-        self._broker = context.broker
+        self._broker: Messages = context.broker
         self._settler = settler
         self._endings = endings
         self._window_s = context.settings.signing_window_s

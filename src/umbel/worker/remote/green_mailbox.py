@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import Broker, BrokerConnection
 from umbel.brokers.links import MAILBOX
 from umbel.clock import this_moment
 from umbel.control.panel import Command, Panel
@@ -133,7 +133,7 @@ class GreenMailbox:
 
     async def _listen(self) -> None:
         broker = self._open_broker()
-        broker.on_link = self._note_link
+        broker.on_link(self._note_link)
         await self._open(broker)
         self._shell = MailboxShell(
             self._node, broker, self.mailbox, self._panel, self, lambda: self._known, self._report
@@ -146,7 +146,7 @@ class GreenMailbox:
             await self._shell.send_last_replies()
             await broker.close()
 
-    async def _open(self, broker: Broker) -> None:
+    async def _open(self, broker: BrokerConnection) -> None:
         failures = 0
         while True:
             try:

@@ -24,7 +24,7 @@ from random import random
 from time import monotonic, time
 from typing import Any, Protocol
 
-from umbel.brokers.interface import Broadcast, Broker
+from umbel.brokers.interface import Broadcast, FanOut
 from umbel.clock import cluster_now
 from umbel.control.panel import NO_ANSWER, Command, Panel
 from umbel.control.state import ControlState
@@ -75,7 +75,7 @@ class MailboxShell:
     def __init__(
         self,
         node: str,
-        broker: Broker,
+        broker: FanOut,
         mailbox: Mailbox,
         panel: Panel,
         runner: Runner,

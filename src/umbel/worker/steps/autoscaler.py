@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from umbel.brokers.interface import Queues
 from umbel.errors import BrokerError
 from umbel.protocol.pool.autoscale import Autoscale, Limit, Load
 from umbel.worker.bootsteps import Step
@@ -19,6 +20,7 @@ class Autoscaler(Step):
     def __init__(self, context: WorkerContext) -> None:
         super().__init__()
         self._context = context
+        self._queues: Queues = context.broker
         settings = context.settings
         self._machine: Autoscale | None = None
         if settings.autoscale is not None:
@@ -70,7 +72,7 @@ class Autoscaler(Step):
 
     async def _ready(self) -> int:
         try:
-            depths = await self._context.broker.queues()
+            depths = await self._queues.queues()
         except BrokerError:  # then nothing more can be taken from it either
             return 0
         return sum(depth.ready for name, depth in depths.items() if name in self._context.queues)

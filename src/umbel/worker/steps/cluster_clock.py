@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 from umbel import clock
+from umbel.brokers.interface import ClusterRecord
 from umbel.coordination.driver import instant
 from umbel.errors import BrokerError
 from umbel.protocol.cluster_time import OWN, ClusterTime, Judged
@@ -16,7 +17,6 @@ from umbel.protocol.membership.events import MemberState
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.steps.gossip import Gossip
-from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.tasks import Tasks
 
 log = logging.getLogger("umbel.worker.clock")
@@ -33,16 +33,16 @@ class ClusterClock(Step):
     name = "cluster_clock"
     requires = ("connection",)
 
-    def __init__(self, context: WorkerContext, mingle: Mingle, gossip: Gossip, tasks: Tasks) -> None:
+    def __init__(self, context: WorkerContext, gossip: Gossip, tasks: Tasks) -> None:
         super().__init__()
         self._context = context
+        self._cluster: ClusterRecord = context.broker
         self._machine = ClusterTime()
         self._judged = Judged(0.0, "", 1)
         self._said = ""
         self._tasks = tasks
         self._gossip = gossip
         self._members: frozenset[str] = frozenset()  # who has a voice, as of the last look
-        mingle.told_time = self._answered
         for event_type in TELLING:
             gossip.listen(event_type, self._heard)
 
@@ -55,8 +55,11 @@ class ClusterClock(Step):
         await self.end_background()
         clock.correct(0.0)
 
-    def _answered(self, node: object, at_s: object) -> None:
-        """Judged at once: the first task is taken after the hello."""
+    def answered(self, node: object, at_s: object) -> None:
+        """What time it is by a node that answered this one's hello.
+
+        Judged at once: the first task is taken after the hello.
+        """
         self._hear(node, at_s)
         self._judge()
 
@@ -94,7 +97,7 @@ class ClusterClock(Step):
     async def _read_store(self) -> None:
         try:
             before = instant()
-            at_s = await self._context.broker.store_time()
+            at_s = await self._cluster.store_time()
             if at_s is not None:
                 way_s = instant().boot_s - before.boot_s
                 self._machine.hear_store(at_s + way_s / 2, instant())

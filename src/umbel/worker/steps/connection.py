@@ -12,11 +12,11 @@ messages only this worker knows of. They run on, and what they bring is kept (`s
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import random
 from time import time
 
-from umbel.brokers.interface import Replaced
+from umbel.brokers.interface import BrokerConnection, Replaced
 from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable
 from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s
@@ -38,19 +38,25 @@ RETURNED_TEXT = "messages of dead workers returned to their queues"
 class Connection(Step):
     name = "connection"
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        *,
+        on_replaced: Sequence[Callable[[], object]],
+        on_lease_ended: Callable[[], None],
+    ) -> None:
         super().__init__()
         self._context = context
-        self._broker = context.broker
+        self._broker: BrokerConnection = context.broker
         self._owner = context.identity.owner
         self._opened = False
         self.problem = ""  # why the lease cannot be renewed now
         self.replaced: tuple[float, Replaced] | None = None  # the last time, and what was found
-        self.on_replaced: Callable[[], None] = lambda: None
-        self.on_lease_ended: Callable[[], None] = lambda: None
+        self._on_replaced = on_replaced
+        self._on_lease_ended = on_lease_ended
         self._relink = asyncio.Event()
-        self._broker.on_replaced = self._note_replaced
-        self._broker.on_link = self._note_link
+        self._broker.on_replaced(self._note_replaced)
+        self._broker.on_link(self._note_link)
 
     async def start(self) -> None:
         await self._open()
@@ -106,7 +112,8 @@ class Connection(Step):
         self._context.counters.store_replaced += 1
         self.replaced = (time(), replaced)
         log.error(REPLACED_TEXT, extra={"unknown": replaced.unknown, "what": replaced.what})
-        self.on_replaced()
+        for callback in self._on_replaced:
+            callback()
 
     def _note_link(self, change: LinkChange) -> None:
         self._context.outages.link(change)
@@ -139,7 +146,7 @@ class Connection(Step):
             raise
         self.problem = ""
         if not stood:
-            self.on_lease_ended()
+            self._on_lease_ended()
 
     async def _return_lost(self) -> None:
         returned = await self._broker.return_lost()

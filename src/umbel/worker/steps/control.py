@@ -7,23 +7,22 @@ its own. The step stops after the tasks have: a worker that drains still answers
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from umbel.brokers.links import MAILBOX
 from umbel.clock import this_moment
-from umbel.control.client import Asker
 from umbel.control.commands import builtin_panel
 from umbel.control.panel import Command, Panel, refusal
 from umbel.control.state import ControlState
 from umbel.pools.guard import call_guarded
 from umbel.protocol.clock import LamportClock
-from umbel.protocol.pidbox import Answers, Known, Mailbox
+from umbel.protocol.pidbox import Known, Mailbox
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.remote.green_mailbox import GreenMailbox
 from umbel.worker.remote.mailbox import Happened, MailboxShell, awaited, in_thread
+from umbel.worker.remote.mailbox_figures import MailboxFigures
 
 log = logging.getLogger("umbel.worker.control")
 
@@ -34,67 +33,29 @@ class Control(Step):
     name = "control"
     requires = ("connection", "events")
 
-    def __init__(self, context: WorkerContext, clock: LamportClock, state: ControlState) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        clock: LamportClock,
+        state: ControlState,
+        figures: MailboxFigures,
+        *,
+        members: Callable[[], Sequence[Known]],
+    ) -> None:
         super().__init__()
         self._context = context
         self._node = context.identity.node
         self._state = state
         self._clock = clock
+        self._figures = figures
+        self._members = members
         self.panel: Panel = builtin_panel()
         self.panel.include(context.settings.control_commands)
-        self.members: Callable[[], Sequence[Known]] = tuple  # set by whoever knows the members
         self.mailbox = Mailbox(
             self._node, clock, refusal_of=self._refusal_of, changes=self._changes, since=this_moment()
         )
         self._shell: MailboxShell | None = None
         self._green: GreenMailbox | None = None
-        self._asker = Asker(context.broker)
-
-    @property
-    def resets(self) -> int:
-        """How often the mailbox was made anew."""
-        shape = self._green or self._shell
-        return self._context.outages.reconnects[MAILBOX] + (0 if shape is None else shape.resets)
-
-    @property
-    def replies_dropped(self) -> int:
-        shape = self._green or self._shell
-        return 0 if shape is None else shape.replies_dropped
-
-    async def ask(
-        self,
-        method: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        destination: Sequence[str] | None = None,
-        timeout_s: float = 1.0,
-        limit: int | None = None,
-        unless: str = "",
-        expires: bool = True,
-    ) -> Answers:
-        """Ask other nodes, on this worker's own connection; possible once the broker is open.
-
-        The replies, by node, hold our own too where the request reached us. Raises BrokerError.
-        """
-        return await self._asker.ask(
-            method,
-            arguments,
-            destination=destination,
-            timeout_s=timeout_s,
-            limit=limit,
-            unless=unless,
-            expires=expires,
-        )
-
-    async def tell(
-        self,
-        method: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        destination: Sequence[str] | None = None,
-    ) -> None:
-        """The same without waiting for replies."""
-        await self._asker.tell(method, arguments, destination=destination)
 
     async def start(self) -> None:
         capabilities = self._context.broker.capabilities
@@ -126,9 +87,10 @@ class Control(Step):
             self.mailbox,
             self.panel,
             self,
-            self._known,
+            self._members,
             partial(self._context.outages.report, self.name),
         )
+        self._figures.read_from(self.mailbox, shell)
         self.run_in_background(shell.run())
         return shell.is_open.wait
 
@@ -143,16 +105,14 @@ class Control(Step):
             self._state,
             refusal_of=self._refusal_of,
             changes=self._changes,
-            members=self._known,
+            members=self._members,
             outages=self._context.outages,
         )
         self.mailbox = green.mailbox
+        self._figures.read_from(green.mailbox, green)
         self.run_in_background(green.run())
         log.info("mailbox runs in a separate thread with its own connection", extra={"node": self._node})
         return green.opened
-
-    def _known(self) -> Sequence[Known]:
-        return self.members()
 
     def _refusal_of(self, method: str) -> str:
         return refusal(self.panel, method, self._context.settings.control_allow)

@@ -25,7 +25,6 @@ from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.elections.stored import StoreElections
 from umbel.worker.leases.announced import announced_lease
-from umbel.worker.remote.state import WorkerState
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
 
@@ -64,13 +63,13 @@ class ElectionsStep(Step):
     name = "elections"
     requires = ("control", "gossip")
 
-    def __init__(self, context: WorkerContext, events: Events, gossip: Gossip, state: WorkerState) -> None:
+    def __init__(self, context: WorkerContext, events: Events, gossip: Gossip) -> None:
         super().__init__()
         self._context = context
         self._events = events
         self._gossip = gossip
-        self._state = state
         self._rules: Rules | None = None
+        self._takes_part = False
         self._sweeper: LeaseKeeper | None = None
         self._acquired = asyncio.Event()
         self._counted_at = -COUNT_EVERY_S
@@ -88,7 +87,7 @@ class ElectionsStep(Step):
         )
         self._listen(rules)
         self._count_members(rules)
-        self._state.elections = self._asked
+        self._takes_part = True
         self.run_in_background(rules.run(self._group))
         if not classic:
             self._sweeper = announced_lease(
@@ -98,7 +97,7 @@ class ElectionsStep(Step):
             self.run_in_background(self._sweep(rules, self._sweeper))
 
     async def stop(self) -> None:
-        self._state.elections = None
+        self._takes_part = False
         rules = self._rules
         if rules is None:
             return
@@ -125,8 +124,9 @@ class ElectionsStep(Step):
 
     # -- what comes in ---------------------------------------------------------------------------
 
-    def _asked(self, arguments: Mapping[str, Any]) -> str:
-        if self._rules is None:
+    def asked(self, arguments: Mapping[str, Any]) -> str:
+        """Take part in an election; why this worker cannot, or nothing."""
+        if self._rules is None or not self._takes_part:
             return ELECTION_REFUSED
         if monotonic() - self._counted_at > COUNT_EVERY_S:
             self._count_members(self._rules)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import Broadcast
+from umbel.brokers.interface import Broadcast, ClusterRecord, EventLog, FanOut
 from umbel.errors import BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, EVENT_TTL_S, TASK_GROUP, EventStamper
 from umbel.protocol.clock import LamportClock
@@ -41,6 +41,9 @@ class Events(Step):
     def __init__(self, context: WorkerContext) -> None:
         super().__init__()
         self._context = context
+        self._fan_out: FanOut = context.broker
+        self._event_log: EventLog = context.broker
+        self._cluster: ClusterRecord = context.broker
         self._asked_for = context.settings.send_task_events
         self._enabled = False
         self._recorded = False
@@ -81,7 +84,7 @@ class Events(Step):
         return was_on
 
     async def start(self) -> None:
-        coordination = self._context.broker.coordination
+        coordination = self._cluster.coordination
         # Start past whatever this cluster has seen, or a restarted node's events would sort first.
         self.clock.adjust(await coordination.raise_clock(0))
         await self.look_for_recorders()
@@ -96,7 +99,7 @@ class Events(Step):
             await self.end_background()
             try:
                 await self._send_waiting()
-                await self._context.broker.coordination.raise_clock(self.clock.value)
+                await self._cluster.coordination.raise_clock(self.clock.value)
             except BrokerError as error:
                 fields = {"why": str(error), "count": len(self._waiting)}
                 log.warning("last events could not be sent", extra=fields)
@@ -210,7 +213,7 @@ class Events(Step):
         """Heartbeats live until the next is due (S6): one that is older says nothing of a node any more."""
         beats = [event for event in batch if event["type"] == HEARTBEAT]
         others = [event for event in batch if event["type"] != HEARTBEAT]
-        broadcast = self._context.broker.broadcast
+        broadcast = self._fan_out.broadcast
         if others:
             await broadcast(self._messages(others, logged=logged), ttl_s=EVENT_TTL_S)
         if beats:
@@ -222,7 +225,7 @@ class Events(Step):
         if not self._recorded:
             return 0
         logged = [(routing_key(event["type"]), encode_event(event)) for event in batch]
-        return await self._context.broker.log_events(logged)
+        return await self._event_log.log_events(logged)
 
     def _messages(self, batch: list[dict[str, Any]], *, logged: bool) -> list[Broadcast]:
         headers = encode_event({"hostname": self._stamper.hostname} | ({LOGGED: True} if logged else {}))
@@ -243,14 +246,14 @@ class Events(Step):
             await asyncio.sleep(RECORDER_CHECK_S)
             try:
                 await self.look_for_recorders()
-                self.clock.adjust(await self._context.broker.coordination.raise_clock(self.clock.value))
+                self.clock.adjust(await self._cluster.coordination.raise_clock(self.clock.value))
             except BrokerError as error:
                 log.debug("cannot check whether a recorder is running", extra={"why": str(error)})
 
     async def look_for_recorders(self) -> None:
         """Log events from now on, if anybody records; a recorder that begins asks for this at once."""
-        if self._context.broker.capabilities.event_log:
-            self._recorded = bool(await self._context.broker.recorders())
+        if self._event_log.capabilities.event_log:
+            self._recorded = bool(await self._event_log.recorders())
 
 
 def _is_sendable(event: dict[str, Any]) -> bool:

@@ -14,8 +14,9 @@ from random import random, uniform
 from time import time
 from typing import Any
 
-from umbel.brokers.interface import Broadcast
+from umbel.brokers.interface import Broadcast, ClusterRecord, FanOut
 from umbel.brokers.links import EVENTS, MAIN
+from umbel.control.client import Asker
 from umbel.coordination.driver import drive, fairly
 from umbel.errors import BrokerError, WireError
 from umbel.events.stamp import EVENT_EXCHANGE, SOFTWARE
@@ -29,6 +30,7 @@ from umbel.protocol.membership.events import (
     Effect,
     Event,
     Heard,
+    Introduced,
     Joined,
     Kind,
     Left,
@@ -62,10 +64,8 @@ from umbel.wire.gossip import (
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.leases.observers import ObserverSeat
-from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.heart import Heart
-from umbel.worker.steps.mingle import Mingle
 from umbel.worker.user_code.hook_queue import HookQueue
 
 log = logging.getLogger("umbel.worker.gossip")
@@ -84,17 +84,14 @@ class Gossip(Step):
     name = "gossip"
     requires = ("mingle", "heart")
 
-    def __init__(
-        self, context: WorkerContext, events: Events, heart: Heart, control: Control, mingle: Mingle
-    ) -> None:
+    def __init__(self, context: WorkerContext, events: Events, heart: Heart, asker: Asker) -> None:
         super().__init__()
         self._context = context
+        self._fan_out: FanOut = context.broker
+        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._heart = heart
-        self._control = control
-        mingle.introduce = self._tell
-        mingle.cut_off = self.strained
-        mingle.members = self._introductions
+        self._asker = asker
         identity = context.identity
         run = (identity.node, identity.incarnation, identity.pid)
         self._machine = Membership(
@@ -111,7 +108,7 @@ class Gossip(Step):
         self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
         self._ears: list[asyncio.Task[None]] = []  # the last one stays
         self._seat = ObserverSeat(
-            context.broker.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
+            self._cluster.coordination, identity.node, identity.owner, lambda _: self._listen_anew()
         )
         self.undecodable = 0
         self.mode = mode_for(context.settings.gossip_mode, GossipMode.FULL, 1)
@@ -140,6 +137,14 @@ class Gossip(Step):
         log.debug("gossip overloaded; event processing is behind", extra={"why": reason})
         self._tell(Strained(reason))
 
+    def introduce(self, introduced: Introduced) -> None:
+        """Another node knows of this one."""
+        self._tell(introduced)
+
+    def introductions(self) -> list[list[Any]]:
+        """Those that a newcomer is told of."""
+        return [introduction(member) for member in self.members() if member.state is MemberState.ALIVE]
+
     def should_answer(self, node: str) -> bool:
         """Whether this node answers the other's hello: all do in a small cluster, else a few."""
         if self.mode is GossipMode.FULL or self._seat.observes:
@@ -149,14 +154,14 @@ class Gossip(Step):
     # -- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        capabilities = self._context.broker.capabilities
+        capabilities = self._fan_out.capabilities
         if self._context.settings.without_gossip:
             log.info("gossip disabled by without_gossip")
             return
         if not capabilities.fanout:
             log.warning("gossip disabled: %s", capabilities.why_not("fanout"))
             return
-        self._heart.on_lag = self.strained
+        self._heart.on_lag(self.strained)
         self._context.outages.on_link(self._note_link)
         self.run_in_background(drive(self._machine, self._inbox, self._perform))
         self._listen_anew()
@@ -173,10 +178,6 @@ class Gossip(Step):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-    def _introductions(self) -> list[list[Any]]:
-        """Those that a newcomer is told of."""
-        return [introduction(member) for member in self.members() if member.state is MemberState.ALIVE]
 
     def _myself(self) -> Member:
         identity, now = self._context.identity, time()
@@ -199,7 +200,8 @@ class Gossip(Step):
         assert self._group is not None
         while True:
             setting, mode = self._context.settings.gossip_mode, self.mode
-            self.mode = self._heart.mode = mode_for(setting, mode, self._machine.nodes)
+            self.mode = mode_for(setting, mode, self._machine.nodes)
+            self._heart.tell_mode(self.mode)
             if self.mode is not mode:
                 log.info("gossip mode changed", extra={"mode": self.mode.value, "nodes": self._machine.nodes})
                 self._listen_anew()
@@ -211,11 +213,8 @@ class Gossip(Step):
 
     def _names(self) -> list[str]:
         """Our nodes that are there; Celery's observe for themselves."""
-        return [
-            member.node
-            for member in self.members()
-            if member.software == SOFTWARE and member.state is MemberState.ALIVE
-        ]
+        ours = [one for one in self.members() if one.software == SOFTWARE]
+        return [one.node for one in ours if one.state is MemberState.ALIVE]
 
     def _listen_anew(self) -> None:
         """Listen to what is to be heard now; what was heard until now goes on for a moment."""
@@ -234,7 +233,7 @@ class Gossip(Step):
         while True:
             try:
                 ttl_s = self._context.settings.heartbeat_interval_s  # older news are no news (S6)
-                async with self._context.broker.subscribe(
+                async with self._fan_out.subscribe(
                     EVENT_EXCHANGE, patterns, unread_ttl_s=ttl_s
                 ) as subscription:
                     self._context.outages.worked(self.name)
@@ -374,7 +373,7 @@ class Gossip(Step):
     async def _ping(self, member: Member) -> None:
         wait_s = max(PROBE_TIMEOUT_S, member.freq_s)
         try:
-            answers = await self._control.ask("ping", destination=[member.node], timeout_s=wait_s)
+            answers = await self._asker.ask("ping", destination=[member.node], timeout_s=wait_s)
         except BrokerError as error:
             log.debug("cannot ping a silent node", extra={"suspect": member.node, "why": str(error)})
             return
@@ -384,7 +383,7 @@ class Gossip(Step):
     async def _probe(self, member: Member) -> None:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                evidence = await self._context.broker.probe(member.node, member.inc)
+                evidence = await self._cluster.probe(member.node, member.inc)
         except (BrokerError, TimeoutError) as error:
             log.debug(
                 "cannot ask other nodes about a silent node",

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from random import uniform
 from typing import Any
 
+from umbel.brokers.interface import ClusterRecord
 from umbel.coordination.driver import drive, instant
 from umbel.errors import BrokerError
 from umbel.events.stamp import SOFTWARE
@@ -49,17 +50,26 @@ class Heart(Step):
     def __init__(self, context: WorkerContext, events: Events) -> None:
         super().__init__()
         self._context = context
+        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._is_on = not context.settings.without_heartbeat
         self._machine = Heartbeat(context.settings.heartbeat_interval_s, uniform)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
-        self.mode = GossipMode.FULL  # what the beats say of how this node listens
-        self.on_lag: Callable[[str], None] = lambda _reason: None
+        self._mode = GossipMode.FULL  # what the beats say of how this node listens
+        self._on_lag: list[Callable[[str], None]] = []
 
     @property
     def freq_s(self) -> float:
         """The interval that this node's events tell."""
         return self._machine.freq_s
+
+    def on_lag(self, callback: Callable[[str], None]) -> None:
+        """Be told, with the reason, when this node's beats come late."""
+        self._on_lag.append(callback)
+
+    def tell_mode(self, mode: GossipMode) -> None:
+        """Say from now on that this node listens so."""
+        self._mode = mode
 
     async def start(self) -> None:
         if not self._is_on:
@@ -97,7 +107,8 @@ class Heart(Step):
     async def _perform(self, effect: Effect) -> None:
         match effect:
             case Lagged(reason):
-                self.on_lag(reason)
+                for callback in self._on_lag:
+                    callback(reason)
             case Beat(kind, freq_s):
                 if kind is BeatKind.ONLINE:
                     await self._mark(freq_s)
@@ -109,7 +120,7 @@ class Heart(Step):
         identity = self._context.identity
         try:
             async with asyncio.timeout(freq_s):
-                await self._context.broker.mark_alive(
+                await self._cluster.mark_alive(
                     identity.node, identity.incarnation, ttl_s=MARK_INTERVALS * freq_s
                 )
         except (BrokerError, TimeoutError) as error:
@@ -124,5 +135,5 @@ class Heart(Step):
             "sw_ver": VERSION,
             "sw_sys": platform.system(),
             "cver": 2,
-            "gossip": self.mode.value,
+            "gossip": self._mode.value,
         }

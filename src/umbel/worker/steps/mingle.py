@@ -14,18 +14,19 @@ from collections.abc import Callable, Mapping
 from time import time
 from typing import Any
 
+from umbel.brokers.interface import ClusterRecord
 from umbel.brokers.links import MAILBOX, MAIN
 from umbel.clock import cluster_now
+from umbel.control.client import Asker
 from umbel.errors import BrokerError
 from umbel.protocol.membership import mingle
-from umbel.protocol.membership.events import Introduced
 from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.wire.gossip import read_introduction
 from umbel.wire.revoke import Revoke
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.steps.control import Control
 from umbel.worker.steps.events import Events
+from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.tasks import Tasks
 
 log = logging.getLogger("umbel.worker.mingle")
@@ -44,22 +45,30 @@ class Mingle(Step):
     name = "mingle"
     requires = ("events", "control")
 
-    def __init__(self, context: WorkerContext, events: Events, control: Control, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        events: Events,
+        asker: Asker,
+        tasks: Tasks,
+        gossip: Gossip,
+        *,
+        heard_time: Callable[[object, object], None],
+    ) -> None:
         super().__init__()
         self._context = context
+        self._cluster: ClusterRecord = context.broker
         self._events = events
-        self._control = control
+        self._asker = asker
         self._tasks = tasks
+        self._gossip = gossip
+        self._heard_time = heard_time
         self._revoked = tasks.revoked
         self._is_due = False  # something may have been missed since the last hello
         self._saying = asyncio.Lock()
-        self.cut_off: Callable[[str], None] = lambda _: None
-        self.introduce: Callable[[Introduced], None] = lambda _: None
-        self.members: Callable[[], list[list[Any]]] = list
-        self.told_time: Callable[[object, object], None] = lambda _node, _at_s: None
 
     async def start(self) -> None:
-        capabilities = self._context.broker.capabilities
+        capabilities = self._cluster.capabilities
         if self._context.settings.without_mingle:
             log.info("mingle disabled by without_mingle")
             return
@@ -67,11 +76,11 @@ class Mingle(Step):
             log.warning("mingle disabled: %s", capabilities.why_not("fanout"))
             return
         outages = self._context.outages
-        outages.on_begin(lambda: self.cut_off("broker reconnected"))
+        outages.on_begin(lambda: self._gossip.strained("broker reconnected"))
         outages.on_link(self._note_link)
         if capabilities.transport in ONLY_OURS:  # it knows no links
             outages.on_end(self._say_again)
-        self._tasks.catch_up = self._catch_up
+        self._tasks.before_taking(self._catch_up)
         await self._tasks.revokes.read()
         if capabilities.transport in ONLY_OURS:
             self.run_in_background(self._begin(BACKGROUND_WAIT_S))
@@ -126,12 +135,12 @@ class Mingle(Step):
         node = self._context.identity.node
         try:
             said = mingle.hello(node, self._revoked, cluster_now())
-            answers = await self._control.ask("hello", said, timeout_s=wait_s, unless=node, expires=False)
+            answers = await self._asker.ask("hello", said, timeout_s=wait_s, unless=node, expires=False)
             others = {peer: reply for peer, reply in answers.replies.items() if peer != node}
             mingle.adjust_clock(self._events.clock, others)
             for peer, reply in others.items():
                 if isinstance(reply, Mapping):
-                    self.told_time(peer, reply.get("timestamp"))
+                    self._heard_time(peer, reply.get("timestamp"))
                     await self._take_in(peer, reply)
                     self._introduce(reply.get("members"))
         except BrokerError as error:
@@ -146,14 +155,14 @@ class Mingle(Step):
         for named in members[: mingle.INTRODUCED_MAX] if isinstance(members, list) else ():
             introduced = read_introduction(named)
             if introduced is not None:
-                self.introduce(introduced)
+                self._gossip.introduce(introduced)
 
     # -- answering -------------------------------------------------------------------------------
 
     async def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to another node's hello; what it says is taken in (S2)."""
         await self._take_in(str(said.get("from_node")), said)
-        members = self.members() if said.get("cver") == mingle.VERSION else []
+        members = self._gossip.introductions() if said.get("cver") == mingle.VERSION else []
         told = mingle.answer(self._revoked, self._events.clock, members, cluster_now())
         return told | {"timestamp": time()}  # of the wall clock, as it is: one voice among those who vote
 
@@ -168,7 +177,7 @@ class Mingle(Step):
             )
             news = [Revoke(task_id, now, now + RECORDED_S) for task_id in learned.news]
             try:
-                await self._context.broker.revoke(news)
+                await self._cluster.revoke(news)
             except BrokerError as error:
                 log.error(
                     "cannot store revokes learned from another node; they apply on this node only",

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
+from umbel.brokers.interface import ClusterRecord
 from umbel.coordination.driver import drive
 from umbel.coordination.lease_keeper import Change, LeaseKeeper
 from umbel.errors import BrokerError
@@ -57,6 +58,7 @@ class Scheduler(Step):
     def __init__(self, context: WorkerContext, events: Events, gossip: Gossip) -> None:
         super().__init__()
         self._context = context
+        self._cluster: ClusterRecord = context.broker
         self._events = events
         self._gossip = gossip
         self._tasks: Mapping[str, PeriodicTask] = context.settings.periodic
@@ -67,7 +69,7 @@ class Scheduler(Step):
     async def start(self) -> None:
         if not self._tasks:
             return
-        capabilities = self._context.broker.capabilities
+        capabilities = self._cluster.capabilities
         if not capabilities.leases:
             log.warning("periodic tasks disabled: transport %s has no leases", capabilities.transport)
             return
@@ -118,7 +120,7 @@ class Scheduler(Step):
                 self._context.counters.periodic_missed += count
                 log.warning("periodic task %s: %d missed runs skipped", name, count)
             case Unproven(slots):
-                if "fenced_publish" in self._context.broker.capabilities.reasons:
+                if "fenced_publish" in self._cluster.capabilities.reasons:
                     self._context.counters.periodic_missed += len(slots)
                     names = ", ".join(sorted({slot.name for slot in slots}))
                     log.warning(
@@ -128,7 +130,7 @@ class Scheduler(Step):
     async def _send(self, send: Send) -> Event:
         assert self._keeper is not None
         batch = [one for slot in send.slots for one in self._tasks[slot.name].messages(slot.at_us)]
-        store, term = self._context.broker.coordination, self._keeper.term
+        store, term = self._cluster.coordination, self._keeper.term
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 done = self._keeper.still_mine() and await store.fenced_publish(
@@ -151,7 +153,7 @@ class Scheduler(Step):
             return Follow()
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                found = await self._context.broker.coordination.read_lease(SCHEDULER_LEASE)
+                found = await self._cluster.coordination.read_lease(SCHEDULER_LEASE)
         except (BrokerError, TimeoutError):
             return Unsure()
         mine = (found.holder, found.term) == (self._keeper.holder, self._keeper.term)
@@ -174,5 +176,5 @@ class Scheduler(Step):
 
     async def _pauses(self) -> PausesRead:
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            found = await self._context.broker.coordination.read_lease(PAUSES_LEASE)
+            found = await self._cluster.coordination.read_lease(PAUSES_LEASE)
         return PausesRead(decode_pauses(found.data))

@@ -12,11 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import random
 from typing import Any
 
-from umbel.brokers.interface import Delivery, Refused
-from umbel.errors import (
-    BrokerError,
-    PoolError,
-)
+from umbel.brokers.interface import Delivery, Messages, Refused
+from umbel.errors import BrokerError, PoolError
 from umbel.pools.guard import Raised, call_guarded, each_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, Told
 from umbel.protocol.delivery.delivery import AdmissionPolicy, Refusal
@@ -59,13 +56,13 @@ class Tasks(Step):
         self._context = context
         self._events = events
         self._counters = context.counters
-        self._broker = context.broker
+        self._broker: Messages = context.broker
         self._pool = context.pool
         self._policy = AdmissionPolicy(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
-        self.prefetch_max = context.settings.prefetch_max  # remote control changes it
+        self.prefetch_max = context.settings.prefetch_max
         self.revoked = RevokedTasks()
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
-        self.catch_up: Callable[[], Awaitable[None]] = _nothing_missed  # before anything is taken
+        self._before_taking: list[Callable[[], Awaitable[None]]] = []
         self.revokes = RevokeRecord(context, self.revoked)
         self._claimed: dict[int, Claimed] = {}
         self._room = asyncio.Event()
@@ -157,6 +154,10 @@ class Tasks(Step):
     def note_change(self) -> None:
         self._room.set()
 
+    def before_taking(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Be awaited after each claim, before anything of it is judged."""
+        self._before_taking.append(callback)
+
     # -- for remote control ----------------------------------------------------------------------
 
     @property
@@ -166,6 +167,10 @@ class Tasks(Step):
     @property
     def scheduled(self) -> Scheduled:
         return self._admission.scheduled
+
+    def hold_at_most(self, most: int) -> None:
+        """So many messages, running and waiting; what is held already stays."""
+        self.prefetch_max = most
 
     def holding(self) -> list[Claimed]:
         """Every message that was taken to run here and has not ended."""
@@ -275,7 +280,8 @@ class Tasks(Step):
             self._context.outages.consequence(
                 log, logging.WARNING, RETURNED_TEXT, named="returned of others", count=claim.returned
             )
-        await self.catch_up()
+        for catch_up in self._before_taking:
+            await catch_up()
         if claim.deliveries:
             deliveries = await self._admission.verified(claim.deliveries)
             await self._take_in(await self._adoption.rest(deliveries, self._claimed))
@@ -390,7 +396,3 @@ class Tasks(Step):
             log.error(
                 "could not acknowledge all messages before shutdown", extra={"count": self._settler.pending}
             )
-
-
-async def _nothing_missed() -> None:
-    """Nobody listens to the others here."""

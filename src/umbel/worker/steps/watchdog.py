@@ -6,6 +6,7 @@ alive; the exit code is not 0 and the last line says why.
 
 import asyncio
 
+from umbel.brokers.interface import Queues
 from umbel.errors import BrokerError, WorkerStalled
 from umbel.protocol.pool.stall import StallWatch
 from umbel.worker.bootsteps import Step
@@ -23,6 +24,7 @@ class Watchdog(Step):
     def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
         super().__init__()
         self._context = context
+        self._queues: Queues = context.broker
         self._tasks = tasks
         self._watch = StallWatch(patience_s=PATIENCE_S)
 
@@ -49,7 +51,7 @@ class Watchdog(Step):
 
     async def _ready(self) -> int | None:
         try:
-            depths = await self._context.broker.queues()
+            depths = await self._queues.queues()
         except BrokerError:
             return None
         return sum(depth.ready for name, depth in depths.items() if name in self._context.queues)

@@ -22,9 +22,9 @@ What makes the states finite without leaving out what matters:
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.sim.courses import Budget, Courses, State
 from umbel.protocol.election.election import Elections
 from umbel.protocol.leadership.coordination import CLOSED_STATES, Policy
-from umbel.sim.courses import Budget, Courses, State
 
 STATES_MAX = 20_000_000
 NUMBER_BITS = 16

@@ -1,22 +1,19 @@
-"""Chord: a group whose results, all together, go to one more call.
+"""Chord parts: they are counted as they end, and after the last one the body is sent.
 
-The backend counts the parts as they end, each once however often it is delivered. The task that
-brings the last one sends the body; the sending and the mark that it was sent are one step where broker
-and backend are one, so the body is sent once. Keys and forms are Celery's: parts of one chord may
-run on both kinds of worker.
+The backend counts the parts, each once however often it is delivered. The task that brings the last
+one sends the body; the sending and the mark that it was sent are one step where broker and backend are
+one, so the body is sent once. Keys and forms are Celery's: parts of one chord may run on both kinds
+of worker.
 """
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import time
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any
 
-from umbel.app.canvas.group import Group
-from umbel.app.canvas.signature import Chain, Signature, register_kind, signature_from
+from umbel.app.canvas.signature import Chain, Signature, signature_from
 from umbel.app.running.request import Request
-from umbel.app.sending.options import SendOptions
-from umbel.app.sending.prepare import Prepared
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import Refused
 from umbel.brokers.refusals import log_refused
@@ -28,113 +25,11 @@ from umbel.wire.task import SignatureMap, TaskCall
 from umbel.wire.values import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from umbel.app.app import App
+    from umbel.app.interfaces import SendingApp
 
 log = logging.getLogger("umbel.task")
 STORE_WAIT_S = 60.0
 LIMIT_MARGIN_S = 0.5
-CHORD_TASK = "celery.chord"
-_OF_THE_END = frozenset({"link", "link_error", "chain", "chord"})
-_OF_EACH = frozenset({"queue", "priority", "countdown", "eta", "expires"})
-
-
-class Chord(Signature[Any]):
-    subtask_type = "chord"
-
-    def __init__(
-        self,
-        header: Iterable[Signature[Any]],
-        body: Signature[Any],
-        *,
-        app: "App | None" = None,
-        options: SendOptions | None = None,
-    ) -> None:
-        self.header = Group(header, app=app or body._app)
-        self.body = body
-        super().__init__(CHORD_TASK, options=options, app=app or self.header._app or body._app)
-
-    def clone(
-        self,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[SendOptions],
-    ) -> "Chord":
-        header = self.header.clone(args, kwargs)
-        whole = cast(SendOptions, {**self.options, **options})
-        return Chord([header], self.body.clone(), app=self._app, options=whole)
-
-    def freeze(self, task_id: str | None = None) -> str:
-        self.header.freeze()
-        return self.body.freeze(task_id or self.options.get("task_id"))
-
-    def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
-        """The messages of the header, each carrying the body; of the body alone if there is none."""
-        self.freeze()
-        self._hand_options_to_body()
-        if not self.header.members:
-            return self.body.clone([[]]).prepare(sender=sender)
-        group_id = self.header.freeze()
-        if "group_id" not in self.body.options:  # a body that is itself a part stays one of the outer chord
-            self.body.join_group(group_id, None)
-        body = self.body.to_map()
-        for member in self.header.members:
-            member.join_chord(body)
-        self.app.backend.start_chord(group_id, sum(member.parts() for member in self.header.members))
-        return self.header.prepare(sender=sender)
-
-    def handle(self, parent: Any = None) -> Any:
-        return self.body.handle(self.header.handle(parent))
-
-    def absorb(self, following: Signature[Any]) -> Signature[Any]:
-        return Chord([self.header], self.body | following, app=self._app, options=self.options)
-
-    def join_group(self, group_id: str, place: int | None) -> None:
-        self.body.join_group(group_id, place)
-
-    def join_chord(self, body: SignatureMap) -> None:
-        self.body.join_chord(body)
-
-    def parts(self) -> int:
-        return self.body.parts()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.body(self.header(*args, **kwargs))
-
-    def to_map(self) -> SignatureMap:
-        whole = super().to_map()
-        header = [member.to_map() for member in self.header.members]
-        whole["kwargs"] = {"header": header, "body": self.body.to_map(), "kwargs": {}}
-        return whole
-
-    def __repr__(self) -> str:
-        return f"chord({self.header!r}, {self.body!r})"
-
-    def _hand_options_to_body(self) -> None:
-        """Options of the whole chord apply to its body; the header gets the sending options."""
-        of_the_end = {name: value for name, value in self.options.items() if name in _OF_THE_END and value}
-        self.body.options = cast(SendOptions, {**self.body.options, **of_the_end})
-        of_each = {name: value for name, value in self.options.items() if name in _OF_EACH}
-        self.header.options = cast(SendOptions, {**of_each, **self.header.options})
-
-
-def chord(header: Iterable[Signature[Any]], body: Signature[Any]) -> Chord:
-    """Run the header's calls side by side, then the body with the list of their results."""
-    return Chord(header, body)
-
-
-def _chord_from(data: SignatureMap, app: "App") -> Chord:
-    contents = data["kwargs"]
-    header = contents.get("header", ())
-    members = header["kwargs"]["tasks"] if isinstance(header, dict) else header
-    return Chord(
-        [signature_from(one, app) for one in members],
-        signature_from(contents["body"], app),
-        app=app,
-        options=cast(SendOptions, data["options"]),
-    )
-
-
-register_kind("chord", CHORD_TASK, _chord_from)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +43,9 @@ class BodyOutcome:
 NOTHING_FOLLOWS = BodyOutcome()
 
 
-def part_ended(app: "App", call: TaskCall, request: Request, status: str, value: object) -> BodyOutcome:
+def part_ended(
+    app: "SendingApp", call: TaskCall, request: Request, status: str, value: object
+) -> BodyOutcome:
     """A task has its final state: if it is a part of a chord count it, and after the last send the body.
 
     Called again after a failure it continues: a part counts once, and the body is sent once.
@@ -222,7 +119,7 @@ def _ends_of(step: object) -> list[Mapping[str, Any]]:
     return [found for one in inner for found in _ends_of(one)]
 
 
-def _send_once(app: "App", group_id: str, batch: Sequence[Outgoing]) -> BodyOutcome:
+def _send_once(app: "SendingApp", group_id: str, batch: Sequence[Outgoing]) -> BodyOutcome:
     if app.eager_backend is not None:  # nothing can come in between here
         app.backend.end_chord(group_id, ())
         return BodyOutcome(follow_ups=batch)
@@ -247,7 +144,7 @@ def _refused_body(refused: Refused) -> list[StoredResult]:
     return _failures([refused.part.message.correlation_id], error)
 
 
-def _failed_body(app: "App", body: Signature[Any], request: Request, failed: ChordPart) -> BodyOutcome:
+def _failed_body(app: "SendingApp", body: Signature[Any], request: Request, failed: ChordPart) -> BodyOutcome:
     error = ChordError(f"part {failed.task_id} of the chord ended as {failed.status}")
     ids = _ids_of(body)
     errbacks = body.options.get("link_error") or []

@@ -1,0 +1,93 @@
+"""What the parts of an app see of it, and of its tasks. At run time it is always the App, and a Task.
+
+The app imports all of its parts, so none of them can name it: each names the Protocol here that has what
+it uses. What results need of their app is in `results.py`, what a message is made of in `sending/prepare.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, Unpack
+
+from umbel.app.options import TaskOptions
+from umbel.app.results import AsyncResult, ResultApp
+from umbel.app.running.request import Request
+from umbel.app.sending.options import SendOptions
+from umbel.app.sending.prepare import Prepared
+from umbel.app.signals import Signals
+from umbel.brokers.interface import Producer
+
+
+class KnownTask(Protocol):
+    """A task to who sends it: what its calls look like."""
+
+    @property
+    def options(self) -> TaskOptions: ...
+    @property
+    def check_arguments(self) -> Callable[[Sequence[Any], Mapping[str, Any]], None]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class RunnableTask(KnownTask, Protocol):
+    """A task to the tracer, which runs it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def run(self) -> Callable[..., Any]: ...
+    @property
+    def is_async(self) -> bool: ...
+
+
+class PreparingApp(Protocol):
+    """Turns calls into messages."""
+
+    def prepare(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: SendOptions,
+        *,
+        sender: Request | None = None,
+        task_id: str = "",
+    ) -> Prepared: ...
+
+
+class SendingApp(ResultApp, PreparingApp, Protocol):
+    """Knows tasks and sends calls of them: what signatures and tasks need."""
+
+    @property
+    def tasks(self) -> Mapping[str, KnownTask]: ...
+    @property
+    def producer(self) -> Producer: ...
+    def find_task(self, name: str) -> KnownTask | None: ...
+    def ignores_result(self, name: str, options: SendOptions) -> bool: ...
+    def publish(self, prepared: Sequence[Prepared]) -> None: ...
+    def send(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    ) -> AsyncResult[Any]: ...
+    def eager(self) -> AbstractContextManager[None]: ...
+
+    # Users' code reaches these through `task.app` and `signature.app`.
+    def send_task(
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncResult[Any]: ...
+    def AsyncResult(self, task_id: str) -> AsyncResult[Any]: ...  # noqa: N802 (the name users know)
+
+
+class RunningApp(SendingApp, Protocol):
+    """Runs calls of its tasks: what the tracer needs."""
+
+    @property
+    def signals(self) -> Signals: ...
+    def find_task(self, name: str) -> RunnableTask | None: ...
+
+
+class DefiningApp(SendingApp, Protocol):
+    """Makes tasks of functions."""
+
+    def task(self, function: Callable[..., Any], /) -> Any: ...

@@ -1,0 +1,53 @@
+"""EventLog: what happened, kept until every recorder has acknowledged it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from umbel.brokers.interface.connection import BrokerInfo
+
+
+class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
+    offset: int
+    recorded_at: float
+    routing_key: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EventLogState:
+    """The event log as a whole: its last offset, and how far each recorder has acknowledged it."""
+
+    last_offset: int
+    acknowledged: Mapping[str, int]
+    lost: int
+
+
+class EventLog(BrokerInfo, Protocol):
+    """Keeps events while a recorder is registered, and drops the oldest at its limit."""
+
+    async def register_recorder(self, name: str) -> int:
+        """From now on events are logged for this reader; the offset it has acknowledged."""
+        ...
+
+    async def forget_recorder(self, name: str) -> None: ...
+    async def recorders(self) -> Sequence[str]: ...
+    async def log_events(self, events: Sequence[tuple[str, bytes]]) -> int:
+        """Append (routing key, body) while a recorder is registered; how many were kept."""
+        ...
+
+    async def read_events(self, name: str, limit: int, *, after: int = 0) -> Sequence[LoggedEvent]:
+        """The next events that this recorder has not acknowledged, and after that offset.
+
+        An entry without a routing key has nothing to read, but moves the reader's place.
+        """
+        ...
+
+    async def acknowledge_events(self, name: str, offset: int) -> None: ...
+    async def lost_events(self) -> int:
+        """How many events the log dropped at its limit since it was made."""
+        ...
+
+    async def event_log(self) -> EventLogState: ...

@@ -1,0 +1,23 @@
+"""Producer: the synchronous face of a broker."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from umbel.brokers.interface.fan_out import Broadcast
+from umbel.brokers.transport import Capabilities
+from umbel.wire.message import Outgoing
+from umbel.wire.revoke import Revoke
+
+
+class Producer(Protocol):
+    """The synchronous face: for clients, and for tasks that send tasks. Thread- and fork-safe."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+    def publish(self, batch: Sequence[Outgoing]) -> None: ...
+    def revoke(self, revokes: Sequence[Revoke]) -> None: ...
+    def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None: ...
+    def log_events(self, events: Sequence[tuple[str, bytes]]) -> int: ...
+    def hold_unique(self, key: str, task_id: str, *, ttl_s: float) -> str: ...  # who holds it now
+    def release_unique(self, held: Sequence[tuple[str, str]]) -> None: ...
+    def close(self) -> None: ...

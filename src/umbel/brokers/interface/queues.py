@@ -1,0 +1,42 @@
+"""Queues: what waits in them, and the dead letters, for people and for what watches the load."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from umbel.brokers.interface.connection import BrokerInfo
+from umbel.brokers.interface.messages import Delivery
+from umbel.wire.message import Message
+
+DEAD_LETTER_PEEK_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many messages of a queue wait, are parked until due, and are claimed."""
+
+    ready: int
+    delayed: int
+    claimed: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    letter_id: int | str
+    queue: str
+    message: Message
+    reason: str
+    starts: int
+    buried_at: float
+
+
+class Queues(BrokerInfo, Protocol):
+    """Queues and dead letters as a whole; no claim is made or ended here."""
+
+    async def queues(self) -> Mapping[str, Depth]: ...
+    async def peek(self, queue: str, limit: int) -> Sequence[Delivery]: ...
+    async def purge(self, queue: str) -> int: ...
+    async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]: ...
+    async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
+        """Give dead letters back to their queues, starts counted from zero, genuine ones signed anew."""
+        ...
