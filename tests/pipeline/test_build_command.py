@@ -90,7 +90,7 @@ def test_two_builds_at_once_are_refused(tmp_path: Path) -> None:
         held.write("process 1 on h")
         held.flush()
         result = build(tmp_path)
-    assert "process 1 on h builds in" in str(result.exception)
+    assert "process 1 on h is already building in" in str(result.exception)
 
 
 def test_a_table_that_there_is_not(tmp_path: Path) -> None:

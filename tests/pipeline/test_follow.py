@@ -78,7 +78,7 @@ def test_a_stream_equals_a_batch(spark: SparkSession, lake: Path, monkeypatch: p
         path.touch()
     with monkeypatch.context() as cut:
         cut.setattr(io, "write_file", _die_at("_done.json", io.write_file))
-        with pytest.raises(BuildFailed, match="goes on where it was"):
+        with pytest.raises(BuildFailed, match="resumes where it stopped"):
             caught_up(spark, lake, files_per_batch=1)
     (streamed,) = caught_up(spark, lake, files_per_batch=1)
     told = contents(spark, lake)
