@@ -2,8 +2,8 @@
 
     python scripts/path_files.py [BROKER_URL]      by default an embedded one in a directory of its own
 
-A worker is started with two children less one, tasks run through it, and the calls of functions are counted
-while they do. What is seen each time counts; heartbeats and renewals that fall in by chance do not.
+A worker with one child process runs a few tasks while function calls are recorded. A file counts when
+every round passes through it, so heartbeats and lease renewals do not.
 """
 
 import os
@@ -43,18 +43,18 @@ def begin_or_end(*_: object) -> None:
     draft.replace(SEEN)
 
 
-@app.task
+@app.task(name="add")
 def add(x: int, y: int) -> int:
     return x + y
 
 
-@app.task
+@app.task(name="look")
 def look() -> None:
     _seen.clear()
     sys.setprofile(note)
 
 
-@app.task
+@app.task(name="tell")
 def tell() -> list[str]:
     sys.setprofile(None)
     return sorted(_seen)
@@ -68,6 +68,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="umbel-path-") as directory:
         worker = start_worker(Path(directory), sys.argv[1:])
         try:
+            warm_up()
             report(worker, Path(directory) / "seen.txt")
         finally:
             worker.terminate()
@@ -90,10 +91,13 @@ def start_worker(directory: Path, urls: list[str]) -> subprocess.Popen[bytes]:
         "-l",
         "error",
     ]
-    worker = subprocess.Popen(command, env=environment, cwd=directory)
+    return subprocess.Popen(command, env=environment, cwd=directory)
+
+
+def warm_up() -> None:
+    """Until everything is loaded and known."""
     for _ in range(20):
-        add.delay(1, 2).get(timeout=RUN_S)  # until everything is loaded and known
-    return worker
+        add.delay(1, 2).get(timeout=RUN_S)
 
 
 def report(worker: subprocess.Popen[bytes], seen: Path) -> None:

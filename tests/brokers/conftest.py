@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.brokers.redis_claims import LEASE_S
 from tests.brokers.under_test import BrokerUnderTest
 from tests.servers.redis import redis_server, redis_url
 from umbel.brokers.interface import BrokerSettings
@@ -15,5 +16,13 @@ __all__ = ["redis_server", "redis_url"]  # fixtures
 @pytest.fixture
 def on_redis(redis_url: str) -> Iterator[BrokerUnderTest]:
     under_test = BrokerUnderTest(BrokerSettings(redis_url), CAPABILITIES)
+    yield under_test
+    under_test.close()
+
+
+@pytest.fixture
+def patient(redis_url: str) -> Iterator[BrokerUnderTest]:
+    """No lease ends by itself, however slow the machine is."""
+    under_test = BrokerUnderTest(BrokerSettings(redis_url, lease_s=LEASE_S), CAPABILITIES)
     yield under_test
     under_test.close()

@@ -20,15 +20,17 @@ _SLOTS = (
     "protocol/test_slots_random.py",
 )
 _REDIS = (
+    "brokers/test_redis_claims.py",
+    "brokers/test_redis_leases.py",
     "brokers/test_redis_settle.py",
     "brokers/test_redis_pages.py",
     "brokers/test_redis_refusals.py",
-    "brokers/test_redis_cuts.py",
-    "brokers/test_redis_handing.py",
-    "brokers/test_redis_handing_faults.py",
-    "brokers/test_replaced.py",
     "brokers/test_redis_delayed.py",
+    "brokers/test_redis_handing.py",
+    "brokers/test_redis_cuts.py",
+    "brokers/test_replaced.py",
     "brokers/test_redis.py",
+    "brokers/test_redis_handing_faults.py",
 )
 _SCRIPTS = tuple(
     f"brokers/test_redis_scripts_{part}.py"

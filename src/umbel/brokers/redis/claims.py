@@ -8,7 +8,7 @@ handed over without a claim, `waiting.py` when there may be something to take.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -154,11 +154,10 @@ class Claims:
             generation = self._link.generation
             if is_lost:  # there is nothing to compare
                 self._holding.end_hold(owner)
-                self._compared_on = generation
             elif is_replaced or self._compared_on != generation:
                 self._compared_on = -1
                 await self._compare(owner, is_replaced=bool(is_replaced))
-                self._compared_on = generation
+            self._compared_on = generation
         return bool(is_replaced or (stood and not is_lost))
 
     async def _compare(self, owner: str, *, is_replaced: bool) -> None:
@@ -198,8 +197,7 @@ class Claims:
         await self._adoptions.finish()
         self._unblock(self._watch.client_id)  # or the server might hand it something after that
         count = await self._owners("forget", owner)
-        self._holding.forget(owner)
-        self._marks.clear()
+        self._drop_marks(self._holding.forget(owner))
         self._renewals.pop(owner, None)
         await self._unpark(owner)
         return count
@@ -212,7 +210,7 @@ class Claims:
         """
         until = time.monotonic() + UNPARK_MAX_S
         while await self._owners("unpark", owner) and time.monotonic() < until:
-            continue
+            pass
 
     async def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
         await self._adoptions.finish()
@@ -249,6 +247,7 @@ class Claims:
             raise
         finally:
             self._holding.settling = [one for one in self._holding.settling if one not in groups]
+        self._drop_marks(conflicts)
         unknown = self._holding.take_unknown(conflicts)
         return Settled(applied, frozenset[Tag](conflicts - unknown), tuple(refused), unknown=unknown)
 
@@ -275,10 +274,10 @@ class Claims:
         ]
         return [len(ended), *ended]
 
-    def _forget_marks(self, verdicts: Sequence[Verdict]) -> None:
-        for one in verdicts if self._marks else ():
-            if not isinstance(one, Started):
-                self._marks.pop(one.tag, None)
+    def _drop_marks(self, tags: Iterable[Tag]) -> None:
+        """Of claims that this process has no more: whoever holds the messages next has its own."""
+        for tag in tags:
+            self._marks.pop(tag, None)
 
     async def _owners(self, verb: str, owner: str) -> int:
         count: int = await self._link.run(_OWNERS, verb, self._keys.prefix, self._lease_s, owner)
@@ -296,7 +295,8 @@ class Claims:
             )
             if not reply:
                 return False
-            self._forget_marks(verdicts)
+            if self._marks:
+                self._drop_marks(one.tag for one in verdicts if not isinstance(one, Started))
             if isinstance(reply, list):
                 refused += made.refused(self._keys, reply)
         refused += too_large
@@ -307,7 +307,7 @@ class Claims:
         if not broken and not self._passed_over:
             return
         now = {
-            queue.decode(errors="replace"): why.decode(errors="replace")
+            queue.decode(): why.decode(errors="replace")
             for queue, why in zip(broken[::2], broken[1::2], strict=True)
         }
         for queue in now.keys() - self._passed_over.keys():

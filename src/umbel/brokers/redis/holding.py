@@ -214,8 +214,8 @@ class Holding:
         if not group.sure:
             self._doubtful.difference_update(verdict.tag for verdict in group.verdicts)
 
-    def forget(self, owner: str) -> None:
-        """The owner holds nothing any more."""
+    def forget(self, owner: str) -> list[Tag]:
+        """The owner holds nothing any more: what it held."""
         gone = [tag for tag, hold in self._held.items() if hold.owner == owner]
         for tag in gone:
             del self._held[tag]
@@ -223,3 +223,4 @@ class Holding:
         self._holds.pop(owner, None)
         self.lost_tickets.pop(owner, None)
         self._lost.clear()
+        return gone
