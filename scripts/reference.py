@@ -21,8 +21,8 @@ SETTINGS_HEAD = f"""# Settings
 {MADE}
 
 Later sources win: defaults, `[tool.umbel]` in `pyproject.toml`, `App(…)`, `UMBEL_*` variables (the name in
-capitals), a command's flags. An unknown or ill-typed one is refused by name. In a variable a list is
-written with commas or as JSON, a map as JSON. Names end in their unit: `_s` is seconds.
+capitals), a command's flags. An unknown or ill-typed setting is an error that names it. In a
+variable a list is written with commas or as JSON, a map as JSON. Names end in their unit: `_s` is seconds.
 
 ```toml
 [tool.umbel]
@@ -31,7 +31,7 @@ worker_concurrency = 4
 task_routes = {{ "reports.*" = "slow", "mail.send" = {{ queue = "mail", priority = 2 }} }}
 ```
 """
-SETTINGS_FOOT = """`UMBEL_APP` (the app) and `UMBEL_RUN_DIR` (where workers leave word of themselves)
+SETTINGS_FOOT = """`UMBEL_APP` (the app) and `UMBEL_RUN_DIR` (the directory of the workers' state files)
 are read by commands."""
 
 

@@ -6,21 +6,21 @@ UmbelError
 │   ├── BadSetting             known, but of the wrong type or out of range
 │   ├── BadURL                 a broker or backend address that cannot be understood
 │   ├── AppNotFound            -A names nothing that can be loaded
-│   │   └── NoApp              nobody named an app, and none is here
+│   │   └── NoApp              no app was named, and none is in the current directory
 │   ├── BadBootsteps           a cycle or an unknown requirement between worker steps
-│   └── DuplicateNode          a worker of that name runs already
+│   └── DuplicateNode          a worker of that name is already running
 ├── WireError                  bytes that are not what the protocol says
 │   ├── BadMessage             a task message that cannot be understood
 │   ├── BadFrame               a frame between the worker and a child that cannot be understood
 │   ├── BadValue               a value that no serializer can carry
 │   └── TooLarge               over a size, depth or number limit
-├── BrokerError                the broker did not do what was asked
-│   ├── BrokerUnavailable      cannot be reached or opened: wait, then try everything again
-│   │   ├── BrokerSilent       gives no answer at all: check the network in between
-│   │   ├── AccessRefused      wrong user, password, database or file: trying again does not help
-│   │   └── BufferFull         too much is kept for a broker that is away
+├── BrokerError                the broker did not do what was requested
+│   ├── BrokerUnavailable      cannot be reached or opened: wait, then retry
+│   │   ├── BrokerSilent       gives no answer at all: check the network
+│   │   ├── AccessRefused      wrong user, password, database or file: a retry does not help
+│   │   └── BufferFull         too many messages are buffered for an unavailable broker
 │   ├── StorageFull            no room left; nothing was changed
-│   ├── BrokerRefused          no to this message or result, for good; others are not concerned
+│   ├── BrokerRefused          this message or result is refused for good; others are accepted
 │   ├── NotSupported           this broker declares that it cannot do this
 │   └── RevokesFull            the durable revoke record reached its limit
 ├── TaskError                  about one task
@@ -28,28 +28,28 @@ UmbelError
 │   ├── WorkerLost             the process running the task died
 │   ├── TimeLimitExceeded      the hard limit ended the task
 │   ├── SoftTimeLimitExceeded  raised inside the task at the soft limit
-│   │   └── WorkerStopping     raised inside the task when its worker is told to stop a second time
-│   ├── TaskCancelled          raised inside the task when somebody revokes it while it runs
+│   │   └── WorkerStopping     raised inside the task when its worker gets a second stop signal
+│   ├── TaskCancelled          raised inside the task when it is revoked while it runs
 │   ├── TaskRevoked            the task was revoked before it ran, or ended because of that
 │   ├── TaskRejected           the task gave its message to the dead letters (it raised Reject)
 │   ├── MaxRetriesExceeded     retry() was called once too often
-│   ├── ChordError             a part of a chord failed, so its body cannot run
+│   ├── ChordError             a task of a chord failed, so its body cannot run
 │   └── RemoteError            the task failed with an exception this process cannot rebuild
-├── ElectionError              an election cannot be held as asked
+├── ElectionError              an election cannot be opened as requested
 │   ├── UnknownTopic           no worker has a handler for its topic
 │   └── ElectionTimeout        it was not decided in time (also a TimeoutError)
-├── LeaseTimeout               somebody else held the lease for longer (also a TimeoutError)
+├── LeaseTimeout               the lease was not free in time (also a TimeoutError)
 ├── HistoryError               what was recorded cannot be read
-│   ├── LakeError              a folder of history cannot be used as asked
-│   │   └── LakeBusy           somebody else is at work in it
+│   ├── LakeError              a lake (folder of history) cannot be used as requested
+│   │   └── LakeBusy           another process is using it
 │   ├── NothingBuilt           there is no history to read yet
 │   └── BadQuery               SQL that cannot be run, or took too long
-├── ResultTimeout              get() waited long enough (also a TimeoutError)
+├── ResultTimeout              get() reached its timeout (also a TimeoutError)
 ├── JoinWouldBlock             a task waits for another task's result
-├── WorkerStalled              a worker had work and room and took nothing
+├── WorkerStalled              a worker had messages and free slots and took nothing
 ├── PoolError                  the pool of child processes cannot do its work
 └── TaskControl                raised by tasks to say how they end; never an error
-    ├── Retry                  try again later
+    ├── Retry                  run the task again later
     ├── Ignore                 leave the state as it is
     └── Reject                 give the message back, or to the dead letters
 """
@@ -90,7 +90,7 @@ class AppNotFound(ConfigurationError):
 
 
 class NoApp(AppNotFound):
-    """Nobody named an app, and none is here."""
+    """No app was named, and none is in the current directory."""
 
 
 class BadBootsteps(ConfigurationError):
@@ -122,7 +122,7 @@ class TooLarge(WireError):
 
 
 class BrokerError(UmbelError):
-    """The broker did not do what was asked."""
+    """The broker did not do what was requested."""
 
 
 class BrokerUnavailable(BrokerError):
@@ -146,9 +146,9 @@ class StorageFull(BrokerError):
 
 
 class BrokerRefused(BrokerError):
-    """The broker, or the store of results, says no to one thing; it takes others.
+    """The broker or the result backend refuses one message or result; it accepts others.
 
-    `places`: which of the things handed in were refused; the others were applied. Without places
+    `places`: which of the given items were refused; the others were applied. Without places
     nothing was applied.
     """
 
@@ -190,7 +190,7 @@ class SoftTimeLimitExceeded(TaskError):
 
 
 class WorkerStopping(SoftTimeLimitExceeded):
-    """The worker was told twice to stop. Tidy up and let it pass: the message goes back to its queue."""
+    """The worker got a second stop signal. Clean up and let it propagate: the message is requeued."""
 
 
 class TaskCancelled(TaskError):
@@ -226,7 +226,7 @@ class RemoteError(TaskError):
 
 
 class ElectionError(UmbelError):
-    """An election cannot be held as asked."""
+    """An election cannot be opened as requested."""
 
 
 class UnknownTopic(ElectionError):
@@ -234,7 +234,7 @@ class UnknownTopic(ElectionError):
     def answered(cls, topic: str, answers: Iterable[str]) -> Self:
         said = "; ".join(sorted(set(answers))[:3])
         return cls(
-            f"no worker can take an election of topic {topic!r}: {said}; write an election_handler for it"
+            f"no worker handles elections of topic {topic!r}: {said}; define an election_handler for it"
         )
 
 
@@ -243,16 +243,14 @@ class ElectionTimeout(ElectionError, TimeoutError):
     def after(cls, election_id: str, state: str, timeout_s: float) -> Self:
         return cls(
             f"election {election_id!r} is still {state} after {timeout_s:g} s; "
-            "it goes on: ask again with the same id, or see `umbel election show`"
+            "it continues; ask again with the same id, or run `umbel election show`"
         )
 
 
 class LeaseTimeout(UmbelError, TimeoutError):
     @classmethod
     def after(cls, name: str, leader: str, timeout_s: float) -> Self:
-        return cls(
-            f"the lease {name!r} was not free within {timeout_s:g} s; {leader or 'nobody known'} holds it"
-        )
+        return cls(f"lease {name!r} was not free within {timeout_s:g} s; its holder is {leader or 'unknown'}")
 
 
 class HistoryError(UmbelError):
@@ -300,7 +298,7 @@ class TaskControl(UmbelError):
 
 
 class Retry(TaskControl):
-    """Try the task again later; raised by `self.retry()`."""
+    """Run the task again later; raised by `self.retry()`."""
 
     def __init__(
         self,
@@ -313,7 +311,7 @@ class Retry(TaskControl):
         super().__init__(message)
         self.exc = exc
         self.when = when
-        self.again = again  # the message to send, where it is not the same once more
+        self.again = again  # the message to send, if it differs from the original
 
 
 class Ignore(TaskControl):

@@ -1,4 +1,4 @@
-"""Addresses as they may be shown, logged and put into errors: without their passwords.
+"""Addresses without their passwords, as shown, logged and put into errors.
 
 A broker's address may hold several, with `;` between them, and a mistyped one need not be an address
 at all. So nothing is parsed: whatever stands between the first `:` of the account and the last `@` goes.

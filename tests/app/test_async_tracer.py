@@ -51,7 +51,11 @@ def test_each_coroutine_sees_its_own_request(app: App, tracer: AsyncTracer) -> N
         (SoftLimitPassed(), "failure", "SoftTimeLimitExceeded('soft time limit exceeded')"),
         (WorkerStops(), "requeued", "the worker is shutting down"),
         (CancelAsked(), "cancelled", "TaskCancelled('cancelled')"),
-        (asyncio.CancelledError(), "failure", "TaskError('cancelled from within"),
+        (
+            asyncio.CancelledError(),
+            "failure",
+            "TaskError('the task awaited something that had been cancelled",
+        ),
     ],
 )
 def test_an_exception_ends_it_as_what_it_means(

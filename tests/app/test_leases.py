@@ -32,7 +32,7 @@ def test_one_leads_and_the_next_has_a_higher_term(tmp_path: Path) -> None:
         async with app.lease("beat") as first:
             assert first.still_mine()
             assert await first.update(b"state")
-            with pytest.raises(LeaseTimeout, match=r"'beat' was not free within 0\.2 s; gen"):
+            with pytest.raises(LeaseTimeout, match=r"'beat' was not free within 0\.2 s; its holder is gen"):
                 async with app.lease("beat", timeout=0.2):
                     pass
         assert not first.still_mine()

@@ -56,7 +56,7 @@ def test_several_apps_are_named_in_the_refusal() -> None:
 
 def test_a_module_without_an_app_is_refused() -> None:
     write("loading_e.py", "x = 1\n")
-    with pytest.raises(AppNotFound, match="there is no App in it"):
+    with pytest.raises(AppNotFound, match="it contains no App"):
         find_app("loading_e")
     with pytest.raises(AppNotFound, match="'loading_e' has no App named 'x'"):
         find_app("loading_e:x")
@@ -123,7 +123,7 @@ def test_a_module_that_cannot_be_imported_says_why(name: str, text: str, problem
 
 
 def test_left_out_it_is_the_variable_then_tasks_then_app(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AppNotFound, match=r"neither \./tasks\.py nor \./app\.py is here"):
+    with pytest.raises(AppNotFound, match=r"neither \./tasks\.py nor \./app\.py exists"):
         find_app(None)
     write("app.py", "from umbel import App\napp = App('from app.py')\n")
     assert find_app(None).app.name == "from app.py"

@@ -52,13 +52,13 @@ def test_an_app_without_periodic_tasks_has_none() -> None:
     [
         ({}, "give either every= or cron="),
         ({"every": 1, "cron": "* * * * *"}, "give either every= or cron="),
-        ({"every": 0}, "every=0: it must be a number of seconds"),
+        ({"every": 0}, "every=0 must be a number of seconds"),
         ({"every": float("nan")}, "every=nan"),
         ({"every": timedelta(days=-1)}, "every=datetime.timedelta(days=-1)"),
         ({"cron": "61 * * * *"}, "cron='61 * * * *'"),
         ({"cron": "often"}, "cron='often'"),
         ({"cron": "* * * * *", "tz": "Mars/Olympus"}, "tz='Mars/Olympus'"),
-        ({"every": 1, "catch_up": "some"}, "catch_up='some'; one of none, one, all"),
+        ({"every": 1, "catch_up": "some"}, "catch_up='some' must be one of none, one, all"),
     ],
 )
 def test_what_makes_no_sense_is_refused_where_it_is_written(rule: dict[str, Any], problem: str) -> None:

@@ -81,7 +81,7 @@ def test_without_a_reason_it_fails_for_having_retried_too_often(app: App) -> Non
     def fetch(self: Task[..., Any]) -> None:
         self.retry()
 
-    with app.eager(), pytest.raises(MaxRetriesExceeded, match="tried again 1 times"):
+    with app.eager(), pytest.raises(MaxRetriesExceeded, match="failed after 1 retries"):
         fetch.apply_async(task_id="t").get()
 
 

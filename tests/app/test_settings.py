@@ -340,7 +340,7 @@ def test_settings_are_printed_without_passwords(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["0600", "rwx", "1777", "", "0999"])
 def test_a_lake_that_its_owner_cannot_use_is_refused(mode: str) -> None:
-    with pytest.raises(BadSetting, match="must be octal"):
+    with pytest.raises(BadSetting, match="must be an octal mode"):
         App("shop", lake_mode=mode)
 
 

@@ -158,7 +158,7 @@ def test_late_and_early_acks_are_two_names_for_one_choice(
 @pytest.mark.parametrize("both", [True, False])
 def test_late_and_early_acks_cannot_both_be(app: App, both: bool) -> None:
     with pytest.raises(
-        ConfigurationError, match=rf"'.*pack' asks for acks_late={both} and acks_early={both}"
+        ConfigurationError, match=rf"'.*pack' has both acks_late={both} and acks_early={both}"
     ):
         app.task(acks_late=both, acks_early=both)(pack)
 

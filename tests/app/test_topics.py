@@ -124,14 +124,14 @@ def test_a_handlers_policy_is_that_of_its_elections(app: App) -> None:
     app.control.election("f", "again", policy="at_most_once", timeout=0)
     assert record(app, "e").request.policy is Policy.AT_LEAST_ONCE
     assert record(app, "f").request.policy is Policy.AT_MOST_ONCE
-    with pytest.raises(ConfigurationError, match="policy 'twice' of an election: it must be one of"):
+    with pytest.raises(ConfigurationError, match="election policy 'twice' is unknown; it must be one of"):
         app.election_handler("more", policy="twice")(again)
 
 
 def test_the_same_id_is_the_same_election_and_nothing_else(app: App) -> None:
     app.control.election("e", "task", app.signature("pack", [1]), timeout=0)
     assert app.control.election("e", "task", app.signature("pack", [1]), timeout=0).state == "open"
-    with pytest.raises(ElectionError, match=r"'e' is already that of topic 'task' with another action"):
+    with pytest.raises(ElectionError, match=r"'e' already exists, for topic 'task' with another action"):
         app.control.election("e", "task", app.signature("pack", [2]), timeout=0)
 
 
@@ -142,7 +142,7 @@ def test_the_same_id_is_the_same_election_and_nothing_else(app: App) -> None:
 def test_what_no_worker_would_take_is_refused_here(
     app: App, election_id: str, topic: str, expires: float
 ) -> None:
-    with pytest.raises(ElectionError, match="cannot be held"):
+    with pytest.raises(ElectionError, match="cannot open election"):
         app.control.election(election_id, topic, expires=expires, timeout=0)
 
 

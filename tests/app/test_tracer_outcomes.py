@@ -353,4 +353,4 @@ def test_an_unreadable_message_ends_under_the_id_the_worker_knows(tracer: Tracer
 def test_a_retry_at_no_time_fails_the_task(app: App, tracer: Tracer, when: Any) -> None:
     """N1: and its child lives."""
     outcome = tracer(job_of(app, failing(app, Retry(when=when))))
-    assert outcome.kind == "failure" and "no time" in outcome.summary
+    assert outcome.kind == "failure" and "not a time" in outcome.summary

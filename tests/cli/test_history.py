@@ -118,7 +118,7 @@ def test_a_cut_answer_is_said_on_stderr(history: Reader) -> None:
         (("sql", "selec"), exits.FAILED, "line 1, column 1"),
         (("sql", "--csv", "--json", "select 1"), exits.USAGE, "one of --csv and --json"),
         (("tables", "taks"), exits.USAGE, "did you mean 'tasks'"),
-        (("tasks", "--since", "tomorrow"), exits.USAGE, "'tomorrow' is no time"),
+        (("tasks", "--since", "tomorrow"), exits.USAGE, "'tomorrow' is not a time"),
         (("tasks", "--lake", "nowhere"), exits.NOT_FOUND, "umbel history build"),
         (("sql", "--lake", "nowhere", "select 1"), exits.NOT_FOUND, "umbel history build"),
     ],

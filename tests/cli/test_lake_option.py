@@ -57,7 +57,7 @@ def test_an_app_that_cannot_be_loaded_is_said_once_and_refused_when_named(
     (tmp_path / "tasks.py").write_text("1 / 0\n")
     code, out, err = umbel("history", "tasks", "--json")
     assert (code, len(json.loads(out))) == (exits.OK, 4)
-    assert "ZeroDivisionError" in err and "taking umbel-lake for the lake" in err
+    assert "ZeroDivisionError" in err and "using the lake umbel-lake" in err
     assert len(err.splitlines()) == 1
     code, _, err = umbel("history", "tasks", "-A", "tasks")
     assert code == exits.USAGE and "ZeroDivisionError" in err

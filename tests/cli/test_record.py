@@ -54,7 +54,9 @@ def test_status_says_how_far_it_is_and_forget_ends_it(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    assert "record` makes one" in str(umbel("record", "compact", "--lake", tmp_path / "none").exception)
+    assert "`umbel record`, or name another" in str(
+        umbel("record", "compact", "--lake", tmp_path / "none").exception
+    )
     assert "letters, digits" in str(umbel("record", "--name", "a/b", "--broker", "x").exception)
     assert umbel("record", "--rotate", "0", "--broker", "x").exception is not None
 

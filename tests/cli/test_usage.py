@@ -141,7 +141,7 @@ NEEDS_APP = [
 @pytest.mark.parametrize("command", NEEDS_APP)
 def test_without_an_app_a_command_says_where_it_looked(umbel: Umbel, command: list[str]) -> None:
     line = said(umbel(*command), exits.USAGE)
-    assert "neither ./tasks.py nor ./app.py is here; use -A module:attr" in line
+    assert "neither ./tasks.py nor ./app.py exists; use -A module:attr" in line
 
 
 @pytest.mark.parametrize("command", NEEDS_APP)
@@ -289,7 +289,7 @@ def store(app: App, *results: Any) -> None:
 
 def test_a_result_that_is_not_there_is_not_found(umbel: Umbel, tmp_path: Path) -> None:
     write_app(tmp_path)
-    assert "no result of nothing yet: unknown, waiting or running" in said(
+    assert "no result of nothing yet: the task is unknown, waiting or running" in said(
         umbel("result", "nothing"), exits.NOT_FOUND
     )
     ran = umbel("result", "nothing", "--json")
@@ -333,7 +333,7 @@ def test_a_limit_out_of_range_is_refused(umbel: Umbel) -> None:
 def test_requeueing_wants_names_or_all(umbel: Umbel, tmp_path: Path) -> None:
     write_app(tmp_path)
     for arguments in ([], ["7", "--all"]):
-        assert "name the letters to requeue, or say --all" in said(
+        assert "name the dead letters to requeue, or give --all" in said(
             umbel("dlq", "requeue", *arguments), exits.USAGE
         )
 
@@ -342,7 +342,7 @@ def test_a_dead_letter_that_is_not_there_is_not_found(umbel: Umbel, tmp_path: Pa
     write_app(tmp_path)
     ran = umbel("dlq", "requeue", "no-such-letter")
     assert (ran.code, ran.out) == (exits.NOT_FOUND, "0 requeued\n")
-    assert "no dead letter 'no-such-letter'; `umbel dlq ls` lists them" in ran.err
+    assert "unknown dead letter 'no-such-letter'; `umbel dlq ls` lists them" in ran.err
 
 
 def bury(app: App, reason: str) -> None:
@@ -366,7 +366,7 @@ def test_dead_letters_are_listed_with_their_reason_and_given_back(umbel: Umbel, 
     [row] = json.loads(umbel("dlq", "ls", "--json").out)
     assert (row["task"], row["task_id"], row["queue"]) == ("shop.pack", "t", "celery")
     assert "started 3 times, and its process died each time" in umbel("dlq", "ls").out
-    assert "`umbel dlq ls` says why" in umbel("doctor").out
+    assert "`umbel dlq ls` lists them with reasons" in umbel("doctor").out
     assert umbel("dlq", "requeue", "t", "no-such", "--json").code == exits.PARTIAL
     assert umbel("dlq", "ls", "--json").out == "[]\n"
     [waiting] = json.loads(umbel("queues", "peek", "celery", "--json").out)
@@ -382,15 +382,15 @@ def test_a_queue_is_shown_and_emptied_only_when_asked_twice(
     monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
     ran = umbel("queues", "purge", "celery")
     assert (ran.code, ran.out) == (exits.FAILED, "")
-    assert "Remove 1 messages of 'celery'?" in ran.err
+    assert "Remove 1 messages from 'celery'?" in ran.err
     assert umbel("queues", "purge", "celery", "-y").out == "1 messages removed from celery\n"
     assert json.loads(umbel("queues", "purge", "celery", "--json").out) == {"queue": "celery", "removed": 0}
 
 
 def test_what_is_not_there_is_not_found_and_nobody_is_nobody(umbel: Umbel, tmp_path: Path) -> None:
     write_app(tmp_path)
-    assert "no election 'never'" in said(umbel("election", "show", "never"), exits.NOT_FOUND)
-    assert "no periodic task is named 'nightly'" in said(umbel("schedule", "run", "nightly"), exits.NOT_FOUND)
+    assert "unknown election 'never'" in said(umbel("election", "show", "never"), exits.NOT_FOUND)
+    assert "unknown periodic task 'nightly'" in said(umbel("schedule", "run", "nightly"), exits.NOT_FOUND)
     assert umbel("schedule", "pause", "nightly").code == exits.NOT_FOUND
     assert "no node answered" in said(umbel("members", "--timeout", "2"), exits.NOBODY_ANSWERED)
 
@@ -450,7 +450,7 @@ def test_a_worker_refuses_flags_that_cannot_be(
 
 def test_where_no_worker_left_word_health_finds_none(umbel: Umbel, tmp_path: Path) -> None:
     line = said(umbel("health", "--run-dir", str(tmp_path / "run")), exits.NOT_FOUND)
-    assert f"no worker has left word in {tmp_path / 'run'}" in line
+    assert f"no worker has a state file in {tmp_path / 'run'}" in line
     ran = umbel("health", "-n", "w9", "--run-dir", str(tmp_path / "run"), "--json")
     assert (ran.code, json.loads(ran.out)) == (exits.NOT_FOUND, [])
 
@@ -500,9 +500,9 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["inspect", "actve"], "no command 'actve' is known; did you mean 'active'?"),
-        (["inspect", "shutdown"], "'shutdown' is asked with `umbel control shutdown`"),
-        (["control", "stats"], "'stats' is asked with `umbel inspect stats`"),
+        (["inspect", "actve"], "unknown command 'actve'; did you mean 'active'?"),
+        (["inspect", "shutdown"], "'shutdown' belongs to `umbel control`: use `umbel control shutdown`"),
+        (["control", "stats"], "'stats' belongs to `umbel inspect`: use `umbel inspect stats`"),
         (["control", "rate_limit", "t"], "rate_limit needs rate_limit; usage: rate_limit TASK RATE"),
         (["control", "pool_grow", "many"], "n must be a whole number, not 'many'"),
         (["inspect", "ping", "x"], "ping takes no argument 'x'"),

@@ -33,17 +33,17 @@ def test_a_run_in_which_all_fits() -> None:
         ({"states": {"a": "SUCCESS", "b": "FAILURE"}}, "did not end as they should: never c is unknown"),
         ({"ran": {key: ONCE for key in RAN if key[0] != "a"}}, "1 tasks never ran: a"),
         ({"ran": {**RAN, ("c", 0): ONCE}}, "a revoked task ran: c"),
-        ({"ran": {**RAN, ("x", 0): ONCE}}, "1 tasks ran that nobody sent"),
+        ({"ran": {**RAN, ("x", 0): ONCE}}, "1 tasks ran that were never sent"),
         ({"ran": {("a", 0): ONCE, ("b", 0): ONCE}}, "no periodic task ran"),
         (
             {"ran": {("a", 0): ONCE, ("b", 0): ONCE, ("s1", 0): ONCE, ("s3", 0): ONCE}},
             "1 slots of the periodic task",
         ),
         ({"history": {**HISTORY, "a": "STARTED"}}, "history and results differ about quick a is STARTED"),
-        ({"ran": {**RAN, ("a", 0): ["w1", "w1"]}}, "1 tasks were repeated without a cause: a"),
-        ({"ran": {**RAN, ("a", 0): ["w1", "w2"]}, "killed": "w2"}, "repeated without a cause: a"),
+        ({"ran": {**RAN, ("a", 0): ["w1", "w1"]}}, "1 tasks ran twice without a cause: a"),
+        ({"ran": {**RAN, ("a", 0): ["w1", "w2"]}, "killed": "w2"}, "ran twice without a cause: a"),
         ({"killed": "w2", "interrupted": {"a"}}, "1 tasks of w2 were not run again"),
-        ({"history": STATES}, "history does not know 2 tasks that ran"),
+        ({"history": STATES}, "history lacks 2 tasks that ran"),
     ],
 )
 def test_what_does_not_fit_is_said(other: dict[str, Any], problem: str) -> None:

@@ -136,5 +136,5 @@ def test_a_manifest_that_cannot_be_read_is_named(lake: Lake) -> None:
 
 
 def test_two_at_once_are_refused(lake: Lake) -> None:
-    with lake.locked("_housekeeping", "housekeeping"), pytest.raises(LakeError, match="at work"):
+    with lake.locked("_housekeeping", "housekeeping"), pytest.raises(LakeError, match="already using"):
         compact(lake, now=NOON)

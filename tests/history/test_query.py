@@ -46,9 +46,9 @@ def test_rows_beyond_the_limit_are_left_out_and_said(lake: Path) -> None:
     [
         ("selec 1", 'line 1, column 1: syntax error at or near "selec"'),
         ("select 'é',\n  nme from tasks", 'line 2, column 3: Referenced column "nme" not found'),
-        ("select * from task", "line 1, column 15: no table 'task'; there are tasks, attempts"),
-        ("select 1; select 2", "one query at a time; these are 2"),
-        ("", "one query at a time; these are 0"),
+        ("select * from task", "line 1, column 15: unknown table 'task'; the tables are tasks, attempts"),
+        ("select 1; select 2", "got 2 queries; give one at a time"),
+        ("", "got 0 queries; give one at a time"),
         ("select ?", "Values were not provided"),
     ],
 )
@@ -95,7 +95,7 @@ def test_nothing_but_the_tables_can_be_reached_or_changed(lake: Path, tmp_path: 
 def test_what_the_caller_has_in_its_variables_is_no_table(lake: Path) -> None:
     private = STORY.rows["tasks"]
     assert private
-    with pytest.raises(BadQuery, match="no table 'private'"):
+    with pytest.raises(BadQuery, match="unknown table 'private'"):
         ask(lake, "select * from private")
 
 

@@ -181,7 +181,7 @@ def test_two_recorders_of_a_name_do_not_share_a_lake_although_their_brokers_diff
         broker = await opened(url)
         with (
             Lake(tmp_path / "lake").locked("recorder", "a recorder"),
-            pytest.raises(LakeError, match=r"is at work in .*use another name or lake"),
+            pytest.raises(LakeError, match=r"is already using .*use another name or lake"),
         ):
             await Recorder(broker, Lake(tmp_path / "lake"), QUICK).run(asyncio.Event())
         await broker.close()

@@ -140,7 +140,7 @@ def test_an_empty_history_says_so_in_every_section(folder: Path, tmp_path: Path)
         "throughput": "No attempt",
         "waiting-time": "Nothing was measured",
         "by-task": "No tasks are known",
-        "worker-sessions": "No worker told",
+        "worker-sessions": "No worker sent events",
         "elections": "There were no elections",
         "clock-skew": "No event has",
         "anomalies": "None",
@@ -157,7 +157,7 @@ def test_a_table_that_was_not_built_is_not_taken_for_an_empty_one(tmp_path: Path
     manifest.write_text(json.dumps(told))
     found = read(tmp_path, figures)
     assert main_figures(found)["anomalies"] == main_figures(found)["events"] == "–"
-    assert "this build did not make the table anomalies" in page(found)
+    assert "this build does not contain the table anomalies" in page(found)
     assert "There were no elections" not in page(found)
 
 

@@ -168,4 +168,4 @@ def test_a_task_that_nobody_knows_is_said(
     monkeypatch.chdir(tmp_path)
     code, out, err = show(monkeypatch, capsys, "t1")
     assert (code, out, len(err.splitlines())) == (exits.NOT_FOUND, "", 1)
-    assert "nobody knows the task t1" in err
+    assert "unknown task t1" in err

@@ -90,11 +90,11 @@ def test_two_builds_at_once_are_refused(tmp_path: Path) -> None:
         held.write("process 1 on h")
         held.flush()
         result = build(tmp_path)
-    assert "process 1 on h builds in" in str(result.exception)
+    assert "process 1 on h is already building in" in str(result.exception)
 
 
 def test_a_table_that_there_is_not(tmp_path: Path) -> None:
-    assert "there is no table 'task'" in str(build(tmp_path, "--tables", "task").exception)
+    assert "unknown table 'task'" in str(build(tmp_path, "--tables", "task").exception)
 
 
 SHOWN = """

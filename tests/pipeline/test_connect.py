@@ -110,12 +110,15 @@ def test_a_stream_by_connect_is_refused(tmp_path: Path) -> None:
     record(tmp_path, "1", attempt(0, "sent", "received"))
     asked = ["build", "--lake", str(tmp_path), "--master", "sc://h/;token=MARK", "--follow"]
     result = CliRunner().invoke(command, asked, standalone_mode=False)
-    assert "--follow needs Spark's driver in its own process, and sc://h/ is" in str(result.exception)
+    assert "--follow does not work with Spark Connect (sc://h/);" in str(result.exception)
 
 
 @pytest.mark.parametrize(
     ("master", "problem"),
-    [("sc://127.0.0.1:{port}", "no Spark Connect server answers at sc://127"), ("sc://h:x", "is no address")],
+    [
+        ("sc://127.0.0.1:{port}", "no Spark Connect server answers at sc://127"),
+        ("sc://h:x", "is not an address"),
+    ],
 )
 def test_a_server_that_is_not_there_is_said_at_once(tmp_path: Path, master: str, problem: str) -> None:
     """Spark's own client would try for ten minutes."""

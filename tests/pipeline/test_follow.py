@@ -78,7 +78,7 @@ def test_a_stream_equals_a_batch(spark: SparkSession, lake: Path, monkeypatch: p
         path.touch()
     with monkeypatch.context() as cut:
         cut.setattr(io, "write_file", _die_at("_done.json", io.write_file))
-        with pytest.raises(BuildFailed, match="goes on where it was"):
+        with pytest.raises(BuildFailed, match="resumes where it stopped"):
             caught_up(spark, lake, files_per_batch=1)
     (streamed,) = caught_up(spark, lake, files_per_batch=1)
     told = contents(spark, lake)
@@ -101,7 +101,7 @@ def test_states_of_another_version_are_refused(lake: Path) -> None:
 def test_states_whose_checkpoint_is_gone_are_refused(lake: Path) -> None:
     """D2: the stream would count its batches anew and take the first for those that the base has."""
     io.write_json(lake / "stream/_base.json", {"files": ["events/one.parquet"], "events": 1, "upto": 3})
-    with pytest.raises(BuildFailed, match="begins again from the events"):
+    with pytest.raises(BuildFailed, match="is rebuilt from the events"):
         Partials(lake).open()
 
 

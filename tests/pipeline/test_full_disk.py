@@ -53,7 +53,7 @@ def test_a_full_disk_ends_a_build_and_takes_nothing_away(spark: SparkSession, sm
     filler = fill(small_disk)
     with pytest.raises(BuildFailed, match=r"nothing was published: .*No space left on device") as batch:
         build(spark, lake, look(lake), only=["tasks", "attempts"])
-    with pytest.raises(BuildFailed, match=r"it goes on where it was: .*No space left on device") as stream:
+    with pytest.raises(BuildFailed, match=r"resumes where it stopped: .*No space left on device") as stream:
         caught_up(spark, lake, only=["tasks", "attempts"])
     assert all(len(str(raised.value).splitlines()) == 1 for raised in (batch, stream))
     assert (contents(spark, lake), io.newest_number(lake)) == (before, number)

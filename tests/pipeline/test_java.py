@@ -123,6 +123,6 @@ def test_where_java_was_found_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "chosen"))
     assert told() == ("ok", f"21 at {tmp_path / 'chosen'}, by JAVA_HOME")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "newer"))
-    assert told() == ("note", f"25 at {tmp_path / 'newer'}, by JAVA_HOME: not tried, 17 and 21 are")
+    assert told() == ("note", f"25 at {tmp_path / 'newer'}, by JAVA_HOME: not tested; 17 and 21 are")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     assert told()[0] == "note" and "pip install 'umbel[java]'" in told()[1]

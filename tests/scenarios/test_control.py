@@ -586,7 +586,7 @@ def test_the_command_line_asks_and_tells(cluster: Cluster) -> None:
     assert back["replies"][ONE] == {"ok": "tasks {'no-such-task'} may start again"}
     assert "no-such-task" not in ask(cluster, TWO, "revoked")
     both = cluster.umbel("revoke", "--undo", "--terminate", "x", check=False)
-    assert both.returncode == 2 and "stays ended" in both.stderr
+    assert both.returncode == 2 and "stay ended" in both.stderr
     queues = cluster.umbel("inspect", "active_queues", "-d", ONE, "--timeout", "20").stdout.split()
     assert queues == ["node", "queue", "exchange", "routing", "key", ONE, "celery", "celery", "celery"]
     failed = cluster.umbel(
@@ -598,7 +598,7 @@ def test_the_command_line_asks_and_tells(cluster: Cluster) -> None:
 @ON_SQLITE
 def test_the_exit_code_says_who_answered(cluster: Cluster) -> None:
     nobody = cluster.umbel("ping", "-d", "gone@x", "--timeout", "3", check=False)
-    assert (nobody.returncode, nobody.stderr) == (69, "umbel: nobody answered: gone@x\n")
+    assert (nobody.returncode, nobody.stderr) == (69, "umbel: no worker answered: gone@x\n")
     some = cluster.umbel("inspect", "clock", "-d", f"gone@x,{ONE}", "--timeout", "10", check=False)
     assert (some.returncode, some.stderr) == (75, "umbel: 1 of 2 replied; gone@x did not answer\n")
     asked = cluster.umbel("control", "shutdown", "-d", ONE, check=False)

@@ -162,7 +162,7 @@ def commands_show_them(here: Field) -> None:
     assert run("election", "show", "bad")["outcome"] == "error: RuntimeError('cannot do it')"
     assert run("election", "ls") == []
     odd = run("election", "show", "odd")  # nobody can take it: it does not stay open
-    assert odd["state"] == "failed" and "no worker can take an election of topic 'nothing'" in odd["outcome"]
+    assert odd["state"] == "failed" and "no worker handles elections of topic 'nothing'" in odd["outcome"]
     action = f'{{"journal": "{here.journal}"}}'
     assert run("election", "start", "write", action, "--id", "typed")["state"] == "done"
     assert here.cluster.umbel("election", "show", "never", check=False).returncode == 3

@@ -77,5 +77,5 @@ def test_eager_tasks_have_ended_before_anybody_could_send_them_again(tmp_path: P
 
 
 def test_a_key_needs_a_time(tmp_path: Path) -> None:
-    with Cluster(tmp_path, TASKS_FILE) as cluster, pytest.raises(ValueError, match="say how many seconds"):
+    with Cluster(tmp_path, TASKS_FILE) as cluster, pytest.raises(ValueError, match="give seconds"):
         cluster.app.send_task("elsewhere", unique_key="mine")

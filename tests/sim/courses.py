@@ -372,7 +372,7 @@ def _heard(tell: Tell) -> Event:
 
 
 def _copied(machine: Elections) -> Elections:
-    """A machine of its own: its table and its one record are copied, the rest is never changed."""
+    """A separate machine: its table and its one record are copied, the rest is never changed."""
     twin = copy(machine)
     twin._table = copy(machine._table)
     twin._table.records = {name: replace(one) for name, one in machine._table.records.items()}

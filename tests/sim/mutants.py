@@ -120,7 +120,7 @@ class NeverRenews(Elections):
 
 
 class DeafToEndings(Elections):
-    """What others closed, it goes on waiting for."""
+    """It keeps waiting for elections that others have closed."""
 
     def _closed_elsewhere(self, election_id: str, phase: Phase, now: Instant) -> list[Effect]:
         return []

@@ -95,7 +95,7 @@ class App:
 
     @cached_property
     def control(self) -> "Control":
-        """Ask workers, and tell them what to do."""
+        """Query workers, and send them commands."""
         from umbel.app.cluster.control import Control  # with an event loop, which few apps and no child need
 
         return Control(self)
@@ -122,13 +122,13 @@ class App:
         bind: bool = False,
         **options: Any,
     ) -> Any:
-        """Make a task of a function: `@app.task` or `@app.task(queue="slow", max_retries=5)`."""
+        """Register a function as a task: `@app.task` or `@app.task(queue="slow", max_retries=5)`."""
 
         def register(function: Callable[..., Any]) -> Task[Any, Any]:
             name = options.get("name") or task_name(function, self.name)
             made = options_from(name, options, bind=bind)
             known = self.tasks.get(name)
-            # The same function defined anew (a notebook's cell run twice) replaces the old one.
+            # The same function defined again (a notebook's cell run twice) replaces the old one.
             if known is not None and home_of(known.run) != home_of(function):
                 raise ConfigurationError(f"two tasks are named {name!r}; give one of them another name=")
             kind = AsyncTask if iscoroutinefunction(function) else Task
@@ -184,13 +184,13 @@ class App:
         return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result)
 
     def ignores_result(self, name: str, options: SendOptions) -> bool:
-        """Whether nobody will store the result of this call."""
+        """Whether no worker will store the result of this call."""
         known = self.tasks.get(name)
         stated = (options.get("ignore_result"), known.options.ignore_result if known else None)
         return next((said for said in stated if said is not None), self.settings.task_ignore_result)
 
     def send_many(self, signatures: Iterable[Signature[Any]]) -> list[AsyncResult[Any]]:
-        """Send many calls at once: one step for the broker, all of them or none."""
+        """Send many calls in one step of the broker: all of them or none."""
         calls, sender = list(signatures), CURRENT_REQUEST.get()
         prepared: list[Prepared] = []
         results: list[AsyncResult[Any]] = []
@@ -254,7 +254,7 @@ class App:
         teller.tell(self.producer, outgoing)
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
-        """Record that these tasks must not start; it holds although no worker is up."""
+        """Record that these tasks must not start; also works while no worker is running."""
         now = time()
         revokes = [Revoke(one, now, expires_at) for one in task_ids]
         patiently(lambda: self.producer.revoke(revokes), self.settings.publish_timeout_s)
@@ -262,11 +262,11 @@ class App:
     # -- who does it -----------------------------------------------------------------------------
 
     def election_handler(self, topic: str, *, policy: str = AT_MOST_ONCE) -> Callable[[HandlerT], HandlerT]:
-        """Have a function called on the one worker that is elected: `handle(action, context)`.
+        """Register a function that the elected worker calls: `handle(action, context)`.
 
-        It runs in the worker's main process, in a thread. `policy` is what elections of the topic
-        have that do not say theirs: `at_most_once`, or `at_least_once` if it may be repeated after
-        a worker died with it.
+        It runs in the worker's main process, in a thread. `policy` is the default for elections
+        of the topic: `at_most_once`, or `at_least_once` if another worker may repeat it after its
+        worker died.
         """
         return self.topics.handler(topic, policy)
 
@@ -282,11 +282,11 @@ class App:
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> Callable[[FunctionT], FunctionT]:
-        """Have a task sent again and again: `@app.periodic(every=30)` above `@app.task`.
+        """Send a task periodically: `@app.periodic(every=30)` above `@app.task`.
 
         Slots lie at multiples of `every` (seconds) since 1970, or where `cron` in time zone `tz` says.
-        One worker of all sends each slot, once. `catch_up`: what becomes of slots that passed while
-        no worker was there: `none`, `one` (the last is sent) or `all`.
+        One worker sends each slot, once. `catch_up` says what to send for slots that passed while
+        no worker was running: `none`, `one` (the last) or `all`.
         """
         rule = {"every": every, "cron": cron, "tz": tz, "catch_up": catch_up, "name": name}
         return self._timetable.decorator(args, kwargs, options, **rule)
@@ -304,7 +304,7 @@ class App:
     def lease(
         self, name: str, *, ttl: float = 15.0, timeout: float | None = None
     ) -> "AbstractAsyncContextManager[HeldLease]":
-        """Lead something while the block runs: `async with app.lease("name") as lease:`."""
+        """Hold a lease while the block runs: `async with app.lease("name") as lease:`."""
         from umbel.app.cluster.leases import hold_lease
 
         return hold_lease(self.settings.for_broker(), name, ttl=ttl, timeout=timeout)
@@ -334,7 +334,7 @@ class App:
             return self._producer
 
     def close(self) -> None:
-        """Close what was opened; the app opens it again when it is needed."""
+        """Close the connections; the app opens them again when they are needed."""
         if "control" in vars(self):
             self.control.close()
         with self._opening:
@@ -347,7 +347,7 @@ class App:
     # -- eager mode ------------------------------------------------------------------------------
 
     def eager(self) -> AbstractContextManager[None]:
-        """Inside this block tasks run where they are sent, through the path a worker takes."""
+        """Inside this block tasks run in this process, at once, through the path a worker takes."""
         return self._eager.block()
 
     @property

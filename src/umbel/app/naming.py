@@ -13,7 +13,7 @@ def task_name(function: Callable[..., Any], app_name: str) -> str:
     """`module.function`; a module that runs as a script has the name it is imported by elsewhere."""
     name = getattr(function, "__name__", None)
     if name is None:  # a functools.partial, an object with __call__
-        raise ConfigurationError(f"{function!r} has no name of its own; give the task one with name=")
+        raise ConfigurationError(f"{function!r} has no name; give the task one with name=")
     module = function.__module__
     return f"{_main_module(app_name) if module == '__main__' else module}.{name}"
 

@@ -112,10 +112,10 @@ def _refuse_unknown(task: str, given: Mapping[str, Any]) -> None:
 
 def _refuse_ill_typed(task: str, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
-        if name == "rate_limit":  # has a reader of its own
+        if name == "rate_limit":  # parsed separately
             continue
         if name == "autoretry_for":
-            problem = "" if _are_exceptions(value) else "write a tuple of exception classes"
+            problem = "" if _are_exceptions(value) else "it must be a tuple of exception classes"
         else:
             problem = _type_problem(value, _TYPES[name])
         if problem:
@@ -140,7 +140,7 @@ def _acks_early(task: str, late: bool | None, early: bool | None) -> bool | None
     """Two names for one choice: late is the default, early the option."""
     if late is not None and early is not None and late == early:
         raise ConfigurationError(
-            f"task {task!r} asks for acks_late={late} and acks_early={early}; give one of them"
+            f"task {task!r} has both acks_late={late} and acks_early={early}; give one of them"
         )
     return early if late is None else not late
 

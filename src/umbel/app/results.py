@@ -1,6 +1,6 @@
 """AsyncResult: a handle on a task that was sent, by its id.
 
-Waiting goes through the result backend, which is told when the result arrives; it does not poll.
+Waiting goes through the result backend, which is notified when the result arrives; it does not poll.
 In async code a result can be awaited, which does not block the loop.
 """
 
@@ -50,7 +50,7 @@ class AsyncResult(Generic[R]):
         self, task_id: str, *, app: "ResultApp", parent: "Any | None" = None, ignored: bool = False
     ) -> None:
         self.id = task_id
-        self.ignored = ignored  # nobody will store a result: there is nothing to wait for
+        self.ignored = ignored  # no result will be stored: there is nothing to wait for
         self.app = app
         self.parent = parent
         self._eager = app.eager_backend
@@ -73,7 +73,7 @@ class AsyncResult(Generic[R]):
     async def get_async(
         self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
     ) -> R:
-        """The same as `get` for async code: the loop goes on meanwhile."""
+        """The same as `get` for async code: the event loop is not blocked."""
         if self.ignored:
             return None  # type: ignore[return-value]
         self._refuse_join(allow_join)
@@ -83,7 +83,7 @@ class AsyncResult(Generic[R]):
 
     @property
     def state(self) -> str:
-        """PENDING (also: unknown), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or one of your own."""
+        """PENDING (also: unknown), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or a custom state."""
         found = self._read()
         return found.status if found else PENDING
 
@@ -122,9 +122,9 @@ class AsyncResult(Generic[R]):
         self._backend.forget([self.id])
 
     def revoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
-        """See to it that the task never starts; `terminate` also ends it where it runs.
+        """Prevent the task from starting; `terminate` also ends it if it runs.
 
-        It holds although no worker is up now; those that are up are told at once.
+        It also works while no worker is running; running workers are notified at once.
         """
         self.app.control.revoke(self.id, terminate=terminate, signal=signal)
 
@@ -153,11 +153,11 @@ class AsyncResult(Generic[R]):
         self._final = decode_result(found[self.id].payload)
 
     def _last_state(self) -> str:
-        """For an error that is due: the store has a moment to say it."""
+        """The state for an error message; the result backend gets a moment to answer."""
         try:
             found = self._backend.read([self.id], timeout_s=STATE_S).get(self.id)
         except BrokerError:
-            return "unknown: the store of results does not answer"
+            return "unknown: the result backend does not answer"
         return found.status if found else PENDING
 
     def _value(self, *, propagate: bool) -> R:
@@ -178,8 +178,8 @@ class AsyncResult(Generic[R]):
         if request is None or request.is_eager or allowed:
             return
         raise JoinWouldBlock(
-            f"task {request.task}[{request.id}] waits for the result of {self.id}: if every child does so, "
-            "nobody is left to run what they wait for. Link the tasks instead (chain, link), "
+            f"task {request.task}[{request.id}] waits for the result of {self.id}. If every child waits, "
+            "none is left to run the awaited tasks. Link the tasks instead (chain, link), "
             "or pass allow_join=True"
         )
 
@@ -246,7 +246,7 @@ def _joining(
         found = yield backend, task_ids, None if deadline is None else max(0.0, deadline - monotonic())
         if not found:
             raise ResultTimeout(
-                f"{len(waiting)} of {len(results)} tasks have no result within {timeout} s; "
+                f"{len(waiting)} of {len(results)} tasks had no result within {timeout} s; "
                 "is a worker consuming their queue?"
             )
         for result in waiting:
@@ -285,5 +285,5 @@ def _find_class(module: str, name: str) -> type[Exception] | None:
     for part in name.split("."):
         # Not getattr: a module may import on access, as our own does.
         found = getattr(found, "__dict__", {}).get(part)
-    # SystemExit and its like would end whoever asks for a result.
+    # SystemExit and its like would end the process that asks for a result.
     return found if isinstance(found, type) and issubclass(found, Exception) else None

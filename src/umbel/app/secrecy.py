@@ -21,7 +21,9 @@ def sensitive_of(
         if name not in known and not takes_more:
             near = nearest(name, known)
             hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigurationError(f"task {task!r} has no parameter {name!r} to be sensitive{hint}")
+            raise ConfigurationError(
+                f"task {task!r} has no parameter {name!r}, which `sensitive` names{hint}"
+            )
     positional = [one.name for one in parameters if one.kind in _POSITIONAL]
     rest = next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_POSITIONAL), None)
     others = next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD), None)

@@ -67,6 +67,6 @@ class Signals:
         self.on_node_lost = Signal("on_node_lost")  # it fell silent
 
     def of_nodes(self) -> dict[str, Callable[..., None]]:
-        """What a worker calls when another node joins, leaves or is lost: those that somebody awaits."""
+        """What a worker calls when another node joins, leaves or is lost: those with receivers."""
         signals = (self.on_node_join, self.on_node_leave, self.on_node_lost)
         return {signal.name: signal.send for signal in signals if signal.receivers}

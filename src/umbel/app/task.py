@@ -72,7 +72,7 @@ class Task(Generic[P, R]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> AsyncResult[R]:
-        """Send the call with options: when, where, how urgent, what follows."""
+        """Send the call with options such as `countdown`, `queue`, `priority` and `link`."""
         self.check_arguments(args, kwargs or {})
         return self.app.send(self.name, args, kwargs or {}, options)
 
@@ -95,15 +95,15 @@ class Task(Generic[P, R]):
         return Signature(self.name, args, kwargs, immutable=True, app=self.app)
 
     def map(self, items: Iterable[Any]) -> Signature[list[R]]:
-        """One task that calls this one for each item; the list of results."""
+        """One task that calls this one for each item; its result is the list of results."""
         return map_signature(self.app, MAP_TASK, self.s(), items)
 
     def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[list[R]]:
-        """The same with several arguments an item."""
+        """The same with several arguments for each item."""
         return map_signature(self.app, STARMAP_TASK, self.s(), items)
 
     def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group:
-        """`size` items to a task, side by side; the result is a list of lists."""
+        """A group of tasks, each for `size` items; the result is a list of lists."""
         return group(self.starmap(part) for part in in_parts(items, size))
 
     @property
@@ -120,9 +120,9 @@ class Task(Generic[P, R]):
         max_retries: int | None = None,
         **options: Unpack[SendOptions],
     ) -> NoReturn:
-        """End this attempt and have the task tried again later, as it was sent.
+        """End this attempt and retry the task later, as it was sent.
 
-        Other arguments replace its own, and options (`queue`, `priority`, ...) hold from then on.
+        Arguments given here replace its own; options (`queue`, `priority`, ...) apply from then on.
         """
         check_options(options)
         countdown, eta = options.pop("countdown", None), options.pop("eta", None)
@@ -130,11 +130,11 @@ class Task(Generic[P, R]):
         policy = self.options.retry
         most = policy.max_retries if max_retries is None else max_retries
         if request.called_directly:
-            raise exc or Retry("called as a function: there is no message to try again")
+            raise exc or Retry("the task was called as a function; there is no message to retry")
         if most is not None and request.retries >= most:
             if exc is not None:
                 raise exc
-            raise MaxRetriesExceeded(f"{self.name}[{request.id}] was tried again {most} times")
+            raise MaxRetriesExceeded(f"{self.name}[{request.id}] failed after {most} retries")
         if eta is not None:
             due = instant(eta)
         else:
@@ -150,16 +150,18 @@ class Task(Generic[P, R]):
         raise Retry(f"{exc!r}" if exc else "", exc=exc, when=due, again=again) from exc
 
     def update_state(self, state: str, meta: Any = None, *, task_id: str | None = None) -> None:
-        """Store a state of your own while the task runs, and tell it as an event (PROGRESS: `task-progress`).
+        """Store a custom state while the task runs, and send it as an event (PROGRESS: `task-progress`).
 
-        In a flood of them some are left out, never the last (`app/running/progress.py`).
+        If they come too often, some are left out, never the last (`app/running/progress.py`).
         """
-        from umbel.app.running.progress import reports_of  # few tasks tell anything
+        from umbel.app.running.progress import reports_of  # few tasks report progress
 
         request = self.request
         named = task_id or request.id
         if not named:
-            raise RuntimeError(f"{self.name} was called as a function: it has no id to store a state for")
+            raise RuntimeError(
+                f"{self.name} was called as a function; it has no task id to store a state for"
+            )
         reports = reports_of(self.app, request) if named == request.id else None
         if reports is not None:
             reports.state(state, meta)
@@ -167,17 +169,17 @@ class Task(Generic[P, R]):
             self.app.backend.store([encode_state(named, state, meta)])
 
     def progress(self, done: float, total: float | None = None, **meta: Any) -> None:
-        """Say how far the task is: the state PROGRESS. Nothing happens when it was called as a function."""
+        """Report progress: the state PROGRESS. Does nothing when the task was called as a function."""
         if self.request.id:
             self.update_state("PROGRESS", {"done": done, "total": total, **meta})
 
     def send_event(self, event_type: str, *, blind: bool = False, **fields: Any) -> bool:
-        """Tell monitors and recorders something of your own, `task-paid` say, with the task's id.
+        """Send a custom event to monitors and recorders, such as `task-paid`, with the task's id.
 
-        `blind`: without a value of the cluster's clock, which it does not move; for what is told often and
-        has no place among the causes of other things.
+        `blind`: without a value of the cluster's clock, which it does not move; for frequent events
+        that cause nothing else.
 
-        False when it was not sent: nobody runs this task for a worker, or it has told too much already.
+        False when it was not sent: no worker runs this task, or it has sent too many already.
         """
         from umbel.app.running.progress import check_type, reports_of
 
@@ -230,7 +232,7 @@ def _without_first(name: str, parameters: list[inspect.Parameter]) -> list[inspe
         return parameters
     if not parameters or parameters[0].kind not in _POSITIONAL:
         raise ConfigurationError(
-            f"task {name!r} has bind=True, but its function has no first parameter to take the task"
+            f"task {name!r} has bind=True, but its function has no first parameter for the task"
         )
     return parameters[1:]
 

@@ -46,7 +46,7 @@ def ask_in_time(
     *,
     url: str | None = None,
 ) -> T:
-    """The same with a time-out that covers connecting; the question is told how much of it is left."""
+    """The same with a timeout that covers connecting; the question gets the time that is left."""
 
     settings = BrokerSettings(url, keyring=_keyring()) if url else _settings_of(app_name)
 
@@ -55,13 +55,13 @@ def ask_in_time(
         broker = open_broker(replace(settings, connect_timeout_s=timeout_s))
         limit = asyncio.timeout_at(ends + SLACK_S)
         try:
-            async with limit:  # who keeps the time ends by itself
+            async with limit:  # the part that watches the time ends by itself
                 await broker.open()
                 return await question(broker, max(0.0, ends - asyncio.get_running_loop().time()))
         except TimeoutError:
             if not limit.expired():  # the question's own
                 raise
-            raise BrokerUnavailable(f"the broker gave no answer within {timeout_s:g} s") from None
+            raise BrokerUnavailable(f"the broker did not answer within {timeout_s:g} s") from None
         finally:
             await _close(broker, ends)
 
@@ -69,7 +69,7 @@ def ask_in_time(
 
 
 async def _close(broker: BrokerConnection, ends: float) -> None:
-    """A broker that is silent is not said goodbye to when the time is over."""
+    """Skip the closing handshake with a broker that is silent when the time is over."""
     left_s = max(SLACK_S, ends - asyncio.get_running_loop().time())
     with suppress(TimeoutError):
         async with asyncio.timeout(left_s):

@@ -14,36 +14,40 @@ from umbel.text import one_line
 from umbel.version import VERSION
 
 COMMANDS = {
-    "worker": Lazy("run.worker", "Run a worker: take tasks from the broker and run them in child processes."),
-    "dev": Lazy("run.dev", "Work on your tasks: a worker that starts anew when the code changes."),
+    "worker": Lazy(
+        "run.worker", "Run a worker: fetch tasks from the broker and run them in child processes."
+    ),
+    "dev": Lazy("run.dev", "Develop tasks: run a worker that restarts when the code changes."),
     "call": Lazy("tasks.call", "Send a task."),
     "result": Lazy("tasks.result", "Show the result of a task."),
-    "queues": Lazy("tasks.queues", "List, look into or empty the queues."),
-    "dlq": Lazy("tasks.dlq", "The dead letters: tasks that could not be run."),
-    "status": Lazy("cluster.status", "Show the workers at a glance, and what their broker supports."),
-    "ping": Lazy("cluster.ping", "Ask the workers whether they are there."),
-    "inspect": Lazy("cluster.inspect", "Ask workers what they know: active, stats, registered, ..."),
-    "control": Lazy("cluster.control", "Tell workers what to do: rate_limit, add_consumer, shutdown, ..."),
-    "revoke": Lazy("tasks.revoke", "See to it that tasks never start, or end those that run."),
-    "members": Lazy("cluster.members", "Show the nodes of the cluster; with --watch, who comes and goes."),
+    "queues": Lazy("tasks.queues", "List, peek into or purge the queues."),
+    "dlq": Lazy("tasks.dlq", "List and requeue dead letters: tasks that could not be run."),
+    "status": Lazy("cluster.status", "Show the state of the workers, and what the broker supports."),
+    "ping": Lazy("cluster.ping", "Check which workers answer."),
+    "inspect": Lazy("cluster.inspect", "Query workers: active, stats, registered, ..."),
+    "control": Lazy("cluster.control", "Send commands to workers: rate_limit, add_consumer, shutdown, ..."),
+    "revoke": Lazy("tasks.revoke", "Prevent tasks from starting, or terminate running ones."),
+    "members": Lazy(
+        "cluster.members", "Show the nodes of the cluster; with --watch, which nodes join and leave."
+    ),
     "clock": Lazy("cluster.clock", "Show the logical clocks of the cluster."),
-    "election": Lazy("cluster.election", "Have one worker do something; list elections, or watch them."),
-    "schedule": Lazy("tasks.schedule", "The periodic tasks: list them, run one now, pause and resume."),
-    "events": Lazy("cluster.events", "Show what happens in the cluster, as it happens, in its order."),
-    "record": Lazy("run.record", "Write down what happens: the broker's event log as files."),
-    "task": Lazy("tasks.task", "Show the story of a task: every event of it, in causal order."),
-    "history": Lazy("history.group", "Build tables from recorded events, and read them: rows, SQL, report."),
+    "election": Lazy("cluster.election", "Elect one worker to do something; list or watch elections."),
+    "schedule": Lazy("tasks.schedule", "List, run, pause and resume periodic tasks."),
+    "events": Lazy("cluster.events", "Show the events of the cluster live, in causal order."),
+    "record": Lazy("run.record", "Record the cluster's events as Parquet files."),
+    "task": Lazy("tasks.task", "Show all events of a task, in causal order."),
+    "history": Lazy("history.group", "Build tables from recorded events and query them: rows, SQL, report."),
     "top": Lazy("cluster.top", "Watch the cluster in the terminal: members, queues, tasks."),
-    "health": Lazy("run.health", "Say whether the workers on this machine are healthy."),
+    "health": Lazy("run.health", "Check whether the workers on this machine are healthy."),
     "doctor": Lazy("run.doctor", "Check this machine and the app's settings."),
-    "simulate": Lazy("run.simulate", "Simulate elections under faults, and check every promise."),
-    "demo": Lazy("run.demo", "See it work: three workers under load, one killed, an election, history."),
+    "simulate": Lazy("run.simulate", "Simulate elections under faults, and check every guarantee."),
+    "demo": Lazy("run.demo", "Run a demo: three workers under load, one killed, an election, history."),
 }
 
 
 @click.group(cls=LazyGroup, places=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "-A", "--app", "app_name", metavar="MODULE[:ATTR]", help="The app; else ./tasks.py or ./app.py."
+    "-A", "--app", "app_name", metavar="MODULE[:ATTR]", help="The app; default: ./tasks.py or ./app.py."
 )
 @click.version_option(VERSION, prog_name="umbel")
 @click.pass_context

@@ -17,7 +17,12 @@ def app_option(function: FunctionT) -> FunctionT:
 
 def broker_option(function: FunctionT) -> FunctionT:
     option = click.option(
-        "-b", "--broker", "url", metavar="URL", is_eager=True, help="The broker; then no app is needed."
+        "-b",
+        "--broker",
+        "url",
+        metavar="URL",
+        is_eager=True,
+        help="Address of the broker; no app is needed then.",
     )
     return option(function)
 
@@ -28,7 +33,12 @@ def json_option(function: FunctionT) -> FunctionT:
 
 def timeout_option(function: FunctionT) -> FunctionT:
     option = click.option(
-        "--timeout", "timeout_s", type=float, default=1.0, show_default=True, help="In seconds."
+        "--timeout",
+        "timeout_s",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Seconds to wait for replies.",
     )
     return option(function)
 
@@ -39,7 +49,7 @@ def run_directory_option(function: FunctionT) -> FunctionT:
         "run_directory",
         envvar="UMBEL_RUN_DIR",
         type=click.Path(path_type=Path),
-        help="Where workers leave word of themselves.",
+        help="Directory in which workers keep their state files.",
     )
     return option(function)
 
@@ -57,6 +67,6 @@ def chosen_app_option(function: FunctionT, *, is_handed: bool) -> FunctionT:
         callback=chosen,
         is_eager=True,  # before --lake, which may depend on it
         expose_value=is_handed,
-        help="The app to work for.",
+        help="The app.",
     )
     return option(function)

@@ -1,4 +1,4 @@
-"""Ledger: what the tasks themselves say that they did, and whether everybody else says the same.
+"""Ledger: what the tasks themselves say that they did, and whether all other sources agree.
 
 Every figure of the demo comes from somewhere else: results from the backend, runs from the ledger,
 states from the history that Spark made. The verdict compares them, task by task.
@@ -84,19 +84,19 @@ def judge(
     causeless = [one for one in repeated - recovered if sent.get(one) != "crashing"]
     verdict.must(
         not causeless,
-        f"{len(causeless)} tasks were repeated without a cause: {', '.join(causeless[:SHOWN_MAX])}",
+        f"{len(causeless)} tasks ran twice without a cause: {', '.join(causeless[:SHOWN_MAX])}",
     )
     strangers = ran - sent.keys() - slots.keys()
-    verdict.must(not strangers, f"{len(strangers)} tasks ran that nobody sent")
+    verdict.must(not strangers, f"{len(strangers)} tasks ran that were never sent")
     ticks = sorted(slots[one] for one in ran & slots.keys())
     gaps = [at for at in range(ticks[0], ticks[-1]) if at not in set(ticks)] if ticks else []
     verdict.must(bool(ticks), "no periodic task ran")
-    verdict.must(not gaps, f"{len(gaps)} slots of the periodic task were left out")
+    verdict.must(not gaps, f"{len(gaps)} slots of the periodic task were missed")
     if history is not None:
         differ = [one for one in sent if history.get(one) != states.get(one)]
         verdict.must(not differ, f"history and results differ about {_some(differ, sent, history)}")
         unheard = ran - history.keys()
-        verdict.must(not unheard, f"history does not know {len(unheard)} tasks that ran")
+        verdict.must(not unheard, f"history lacks {len(unheard)} tasks that ran")
     return verdict
 
 

@@ -24,7 +24,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "held": ("SUCCESS", "runs while a worker dies"),
     "awaited": ("SUCCESS", "async def, awaits 10 ms"),
     "failing": ("FAILURE", "raises ValueError"),
-    "retried": ("SUCCESS", "fails once, is tried again"),
+    "retried": ("SUCCESS", "fails once, is retried"),
     "delayed": ("SUCCESS", "is due two seconds later"),
     "crashing": ("SUCCESS", "kills its process once"),
     "chain": ("SUCCESS", "three steps in a row"),

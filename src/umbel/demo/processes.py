@@ -1,4 +1,4 @@
-"""The demo's workers: processes of their own, which end with the demo, whatever ends it."""
+"""The demo's workers: separate processes, which end with the demo, whatever ends it."""
 
 import os
 import subprocess
@@ -32,11 +32,11 @@ class Processes:
         self.workers[name] = self._spawn(arguments)
 
     def check(self) -> None:
-        """A worker that ended by itself is no demo."""
+        """Raise if a worker has exited by itself."""
         for name, process in self.workers.items():
             if process.poll() is not None:
                 log = self._home / f"{name}.log"
-                raise UmbelError(f"worker {name} ended with status {process.returncode}; {log} says why")
+                raise UmbelError(f"worker {name} exited with status {process.returncode}; {log} says why")
 
     def kill(self, name: str) -> None:
         process = self.workers.pop(name)
@@ -59,7 +59,7 @@ class Processes:
         self.stop()
 
     def _spawn(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-        # A group of its own: Ctrl-C reaches the demo alone, which then stops its workers in good order.
+        # A separate process group: Ctrl-C reaches the demo alone, which then shuts its workers down.
         with (self._home / "demo.log").open("ab") as log:
             return subprocess.Popen(
                 command(*arguments), stdin=subprocess.DEVNULL, stderr=log, process_group=0
@@ -67,7 +67,7 @@ class Processes:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """In good order; and at once when it takes too long, or when whoever waits for it has no patience."""
+    """Gracefully; and at once when it takes too long, or when the wait is interrupted."""
     deadline = time.monotonic() + STOP_S
     try:
         for process in processes:

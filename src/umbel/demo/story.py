@@ -1,6 +1,6 @@
 """Story: what happens in the demo, in its order.
 
-Three workers take mixed load. Meanwhile a task is revoked, an election held, and the worker that
+Three workers take mixed load. Meanwhile a task is revoked, an election decided, and the worker that
 sends the periodic tasks is killed: its tasks are recovered and its lease goes to another. What the
 workers told was recorded; when everything has ended, Spark makes history of it, and what the tasks
 did, what came back and what history says are compared.
@@ -99,13 +99,13 @@ class Demo:
         finally:
             listening.cancel()
             await asyncio.wait([listening])
-            with suppress(BrokerError, TimeoutError):  # nobody else reads what is logged for us
+            with suppress(BrokerError, TimeoutError):  # no other process reads what is logged for us
                 async with asyncio.timeout(FORGET_S):
                     await broker.forget_recorder(self._run)
             await broker.close()
             await asyncio.to_thread(self._app.close)
         if self._lake is not None:
-            view.note("Spark makes history of it")
+            view.note("building history tables with Spark")
         return await self._conclude(began, took_s)
 
     # -- while it runs ---------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Demo:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send())
             group.create_task(self._interfere(broker, processes, view))
-        view.note(f"sent {len(self._sent):,} tasks; waiting for the rest of them")
+        view.note(f"sent {len(self._sent):,} tasks; waiting for the rest to end")
         await self._until(lambda: self._all_ended(processes), RESULTS_S, "results")
         took_s = time.monotonic() - began
         view.note("every task has ended; stopping the workers")
@@ -140,7 +140,7 @@ class Demo:
         """Workers of one broker are one cluster: they would lead for each other, and see ours die."""
         others = sorted(self._app.control.ask("ping", timeout=ALONE_S).replies)
         if others:
-            remedy = "give the demo a database or virtual host of its own"
+            remedy = "give the demo a separate database or virtual host"
             raise ConfigurationError(f"{', '.join(others[:3])} answered on {where}; {remedy}")
 
     async def _is_recorded(self, broker: EventLog) -> bool:
@@ -164,7 +164,7 @@ class Demo:
         )
         await at(ELECT_AT)
         self._winner = await asyncio.to_thread(self._elect)
-        view.note(f"election held: {self._winner} was to send the task, and did")
+        view.note(f"election decided: {self._winner} was elected and sent the task")
         await at(KILL_AT)
         await self._kill_leader(broker, processes, view)
 
@@ -196,7 +196,7 @@ class Demo:
         release.touch()
         self._killed, self._leaders = leader, [leader]
         view.note(
-            f"killed {leader} (-9), which sent the periodic tasks and ran {len(self._interrupted)} others"
+            f"killed {leader} (-9), leader for periodic tasks, while it ran {len(self._interrupted)} tasks"
         )
 
         async def another() -> str:
@@ -206,7 +206,7 @@ class Demo:
         successor = await self._until(another, READY_S, "another worker to lead")
         self._handed_over_s = time.monotonic() - killed_at
         self._leaders.append(successor)
-        view.note(f"{successor} leads now, after {self._handed_over_s:.1f} s")
+        view.note(f"{successor} is the new leader, after {self._handed_over_s:.1f} s")
 
     async def _has_hands_full(self, node: str, release: Path) -> bool:
         """Others may have taken all that were sent; they can hold so many, and then the node gets one."""
@@ -243,7 +243,7 @@ class Demo:
         while not (met := await condition()):
             if time.monotonic() > deadline:
                 raise UmbelError(
-                    f"the demo waited {limit_s:g} s in vain for {what}; {self._home} has the logs"
+                    f"the demo waited {limit_s:g} s for {what}, without success; the logs are in {self._home}"
                 )
             await asyncio.sleep(LOOK_EVERY_S)
         return met

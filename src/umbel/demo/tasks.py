@@ -1,6 +1,6 @@
 """The demo's app: tasks of every kind, each of which writes down that it ran.
 
-The ledger is what the tasks themselves say, one line a run, in a file of their own: neither
+The ledger is what the tasks themselves say, one line a run, in a separate file: neither
 results nor events nor workers have a hand in it, so all three can be checked against it.
 """
 

@@ -1,7 +1,7 @@
 """Arrow: the library that reads and writes Parquet, and the lake's schema in its words.
 
 PyArrow is an extra, because most workers never write a file of history. It is asked for here and
-nowhere else, so that who lacks it is told once, and how to get it.
+nowhere else, so that one error says that it is missing, and how to get it.
 """
 
 from functools import cache

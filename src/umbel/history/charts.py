@@ -2,7 +2,7 @@
 
 A report is opened years later, from an attachment, on paper, by a screen reader: so a chart is a
 drawing in the page, with its title and description, and needs no script. Interactive plots belong to
-the dashboard. Each mark carries a tooltip; the number of marks is bounded by whoever asks for the
+the dashboard. Each mark carries a tooltip; the number of marks is bounded by the caller of the
 figures (`figures.py`).
 """
 
@@ -34,7 +34,7 @@ BLUE, VERMILION, ORANGE, GREEN, PURPLE, GREY, LIGHT = (
     *("#0072b2", "#d55e00", "#e69f00", "#009e73", "#a0508a"),
     *("#6b7280", "#9ecae9"),
 )
-"""Colours that people with any kind of colour vision tell apart; also different in grey."""
+"""Colours that people with any kind of colour vision can distinguish; also different in grey."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Facts: what a recorder writes down of its own work, as events among the events.
+"""Facts: what a recorder records about its work, as events among the events.
 
-recorder-online, recorder-offline   when it recorded; `unheard_since`: what Celery's workers told
-                                    from then on was heard by nobody
+recorder-online, recorder-offline   when it recorded; `unheard_since`: from then on no
+                                    recorder heard Celery's workers
 recorder-gap                        numbers `first` to `last` of that node's events did not come
 recorder-lost                       `lost` events fell out of the log before they were read; `why`
-recorder-deaf                       the broker was away from `since` on; what Celery's workers told
-                                    meanwhile may be lost
+recorder-deaf                       the broker was away from `since` on; events of Celery's workers
+                                    from that time may be lost
 recorder-unreadable                 `count` entries are no events; they lie in `file`
 """
 
@@ -41,7 +41,7 @@ class FactMaker:
         }
 
     def gap(self, gap: Gap) -> Fact:
-        """The same whenever it is told: a recorder that was killed tells it again."""
+        """The same whenever it is reported: a recorder that was killed reports it again."""
         return {
             "type": GAP,
             "hostname": gap.hostname,

@@ -1,4 +1,4 @@
-"""Housekeeping: small files put together, and days that nobody needs any more dropped.
+"""Housekeeping: merges small files, and drops days that are no longer needed.
 
 Files of an hour that has passed are written together into `compacted/`, beside the folder that the
 stream watches, which would read them all again. A manifest says which stand for which; from that moment
@@ -24,7 +24,7 @@ SETTLES_S = 300.0
 """An hour is closed so long after its end: files are renamed into it a little late."""
 
 GRACE_S = 3600.0
-"""For so long a reader may still be at a file that was replaced."""
+"""A reader may use a replaced file for so long."""
 
 LOCK = "_housekeeping"
 

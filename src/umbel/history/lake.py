@@ -10,7 +10,7 @@
 A file appears whole or not at all: it is written under a name with a leading dot, which every
 reader passes over, synced, renamed, and the folder synced. Names are never used again. The parts
 dt and hour are the time of recording, by the recorder's clock, so an hour that has passed gets no
-more files. The same event may be in several files; its `digest` tells.
+more files. The same event may be in several files; its `digest` shows that.
 
 What is recorded may be secret (arguments, results), so a new lake is its owner's alone, unless its
 mode opens it. The mode of the root holds for everything below: folders get it, files get it without
@@ -144,7 +144,7 @@ class Lake:
         return path
 
     def set_aside(self, path: Path) -> Path:
-        """Move a file that cannot be read to the quarantine, under a name that tells where it was."""
+        """Move a file that cannot be read to the quarantine, under a name that shows where it was."""
         self.make_folder(self.quarantine)
         target = self.quarantine / self.name_of(path).replace("/", "__")
         path.rename(target)
@@ -181,7 +181,7 @@ class Lake:
                 file.seek(0)
                 owner = file.read(100).strip() or "another process"
                 raise LakeBusy(
-                    f"{what} is at work in {self.root} ({owner}): stop it, or use another name or lake"
+                    f"{what} is already using {self.root} ({owner}); stop it, or use another name or lake"
                 ) from None
             file.seek(0)
             file.truncate()
@@ -193,7 +193,7 @@ class Lake:
         try:
             return msgspec.json.decode(path.read_bytes(), type=wanted)
         except (OSError, msgspec.MsgspecError) as error:
-            raise LakeError(f"cannot read {path}: {error}; restore it, or move it away") from None
+            raise LakeError(f"cannot read {path}: {error}; restore the file, or move it away") from None
 
 
 def manifest_numbers(folder: Path) -> list[int]:

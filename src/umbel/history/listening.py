@@ -1,9 +1,9 @@
-"""Listening: how events of workers that keep no log reach it, and how they are asked to tell any.
+"""Listening: how events of workers that keep no log reach it, and how they are asked to send any.
 
 Celery's workers broadcast their events and keep nothing. On RabbitMQ the log is bound to that
-exchange, so there is nothing to do but to ask for events. On Redis the broadcasts are gone when
-nobody listens: the recorder listens and appends them to the log at once, where they are as safe
-as our own. What Celery's workers tell while no recorder runs, or while its connection is down, is
+exchange, so there is nothing to do but to ask for events. On Redis the broadcasts are lost without
+a listener: the recorder listens and appends them to the log at once, where they are as safe
+as our own. What Celery's workers send while no recorder runs, or while its connection is down, is
 lost; the recorder writes down when that was.
 """
 
@@ -31,7 +31,7 @@ log = logging.getLogger("umbel.history")
 
 WAITING_MAX = 20_000
 APPEND_MAX = 500
-ASK_EVERY_S = 3.0  # a worker that starts tells that it is there before it hears anything
+ASK_EVERY_S = 3.0  # a starting worker sends worker-online before it hears anything
 REQUEST_TTL_S = 60.0
 STRANGERS_MAX = 200  # that are asked by name; where there are more, all workers are asked
 
@@ -49,7 +49,7 @@ class RecordedBroker(EventLog, FanOut, Protocol):
 
 
 class Listening:
-    """Appends to the log what is broadcast and is not in it; asks who keeps no log to tell of tasks."""
+    """Appends broadcast events to the log that lacks them; asks workers without a log to send task events."""
 
     def __init__(self, broker: RecordedBroker) -> None:
         self.heard = 0

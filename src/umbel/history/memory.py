@@ -29,7 +29,7 @@ class Memory(msgspec.Struct):
     lost: int = 0  # events that the broker's log dropped at its limit before they were read
     lost_told: int = 0  # the broker's count that is accounted for
     unreadable: int = 0
-    deaf_s: float = 0.0  # for so long nobody heard what Celery's workers told
+    deaf_s: float = 0.0  # since when no recorder heard Celery's workers
     starts: int = 0
     senders: list[Known] = []
 
@@ -46,7 +46,7 @@ def read_memory(lake: Lake, name: str) -> Memory | None:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise LakeError(
-            f"cannot read {path}: {error}; move it away, and the recorder begins a new account"
+            f"cannot read {path}: {error}; move the file away, and the recorder starts a new one"
         ) from None
 
 

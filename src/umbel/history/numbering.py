@@ -1,7 +1,7 @@
-"""Numbering: which numbers of whose events a table of rows holds, told to `Sequences`.
+"""Numbering: which numbers of which sender's events are in a table of rows, for `Sequences`.
 
 Nearly always a sender's numbers go on without a hole, which columns show at once. Only where they
-do not are they told one by one, in their order: what is not in order within a table is no gap.
+do not are they passed one by one, in their order: what is not in order within a table is no gap.
 """
 
 from typing import Any

@@ -3,7 +3,7 @@
 DuckDB reads the Parquet files that the manifest names, each table as a view. What is asked comes
 from people, so it is confined: one statement that reads, no other file, no network, no extension,
 no setting changed, so many rows and so many seconds. Sorting what does not fit into memory uses a
-folder of its own, which is bounded and goes away.
+separate folder, which is bounded and removed afterwards.
 """
 
 import tempfile
@@ -48,7 +48,7 @@ class Unreadable(HistoryError):
     def __init__(self, build: Build, error: Exception) -> None:
         super().__init__(
             f"build {build.number} of the lake {str(build.lake)!r} cannot be read: {error};"
-            " build it again with `umbel history build`"
+            " rebuild it with `umbel history build`"
         )
 
 
@@ -80,7 +80,7 @@ class Tables:
             rows = result.fetchmany(limit + 1)
         except duckdb.InterruptException:
             raise BadQuery(
-                f"the query took longer than {timeout_s:g} s; narrow it, or give it more with --timeout"
+                f"the query took longer than {timeout_s:g} s; narrow it, or raise --timeout"
             ) from None
         except duckdb.Error as error:
             if isinstance(error, duckdb.IOException) or not self.build.is_there():
@@ -99,16 +99,16 @@ class Tables:
 
         statements = self._connection.extract_statements(sql)
         if len(statements) != 1:
-            raise BadQuery(f"one query at a time; these are {len(statements)}")
+            raise BadQuery(f"got {len(statements)} queries; give one at a time")
         if statements[0].type not in {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}:
             kind = str(statements[0].type).rpartition(".")[2]
-            raise BadQuery(f"history is read, not changed: {kind} is refused; use SELECT")
+            raise BadQuery(f"history is read-only and {kind} is refused; use SELECT")
 
 
 def read(lake: Path, work: Callable[[Tables], WorkT]) -> WorkT:
     """Do all of the work on the newest build.
 
-    While somebody reads, builds go on and at last remove the files that are read. Then the work is
+    During a read, new builds may remove the files that are read. Then the work is
     done again, once, on what is the newest by now.
     """
     build = newest_build(lake)
@@ -139,7 +139,7 @@ def _problem(sql: str, error: Exception) -> str:
     except msgspec.MsgspecError:
         return str(error).strip()
     if facts.get("type") == "Table" and facts.get("error_subtype") == "MISSING_ENTRY":
-        problem = f"no table {facts.get('name', '')!r}; there are {', '.join(TABLES)}"
+        problem = f"unknown table {facts.get('name', '')!r}; the tables are {', '.join(TABLES)}"
     else:
         problem = " ".join(facts.get("exception_message", str(error)).split())
     if not facts.get("position", "").isdigit():

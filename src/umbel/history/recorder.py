@@ -2,9 +2,9 @@
 
 When to read, to close a file and to acknowledge is decided by `protocol/leadership/recording.py`; this is its
 shell. One coroutine performs one thing after the other. What takes time (decoding, Parquet, disks) runs
-in a thread of its own, so that a worker's loop can carry a recorder.
+in a separate thread, so that a worker's loop can run a recorder.
 
-Beside the events it writes down what it knows of its own work (`facts.py`).
+Beside the events it records facts about its work (`facts.py`).
 """
 
 import asyncio
@@ -79,9 +79,9 @@ class Progress:
 
 
 class Recorder:
-    """`holding` says whether this process may still write: whoever lost its lease stops at once.
+    """`holding` says whether this process may still write: a recorder without its lease stops at once.
 
-    `answered` is told of each call of the broker that fails, and of the first that works again (None).
+    `answered` is called with each failure of a call to the broker, and with None when one works again.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Recorder:
         answered: Callable[[BrokerError | None], None] = lambda _: None,
     ) -> None:
         if not broker.capabilities.event_log:
-            raise NotSupported(f"transport {broker.capabilities.transport} keeps no event log to record")
+            raise NotSupported(f"transport {broker.capabilities.transport} has no event log to record")
         self.progress = Progress()
         self.registered = asyncio.Event()  # from then on the broker's log is kept for this one
         self._broker = broker
@@ -120,7 +120,7 @@ class Recorder:
         self._thread = ThreadPoolExecutor(1, "umbel-recorder")
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Record until told to stop, or until the lease is lost; what was read is safe on disk then."""
+        """Record until asked to stop, or until the lease is lost; what was read is safe on disk then."""
         name = self._settings.name
         try:
             with self._lake.locked(name, f"a recorder named {name!r}"):
@@ -190,9 +190,9 @@ class Recorder:
             match effect:
                 case ReadAfter(place):
                     if monotonic() >= self._look_at:
-                        anew = await self._patiently(self._look, stop)
-                        if anew is not None:
-                            return self._step(Begin(anew))
+                        again = await self._patiently(self._look, stop)
+                        if again is not None:
+                            return self._step(Begin(again))
                     return await self._read(place, stop)
                 case FinishFile(through):
                     await self._patiently(self._count_lost, stop)
@@ -309,7 +309,9 @@ class Recorder:
         known = await self._patiently(self._broker.recorders, stop)
         acknowledged = await self._patiently(lambda: self._broker.register_recorder(name), stop)
         if name not in known and self._memory.began_us:
-            self._facts.append(self._maker.make(LOST, lost=0, why="the broker did not know this recorder"))
+            self._facts.append(
+                self._maker.make(LOST, lost=0, why="the broker had no registration of this recorder")
+            )
         if name not in known or not self._memory.began_us:
             self._memory.began_us, self._memory.senders = time_ns() // 1000, []
             self._memory.lost_told = await self._patiently(self._broker.lost_events, stop)
@@ -320,7 +322,7 @@ class Recorder:
         return acknowledged
 
     async def _look(self) -> int | None:
-        """Where to begin anew, if the broker has lost its log or our registration; else None."""
+        """Where to begin again, if the broker has lost its log or our registration; else None."""
         self._look_at = monotonic() + LOOK_EVERY_S
         acknowledged = await self._broker.register_recorder(self._settings.name)
         state = await self._broker.event_log()
@@ -344,7 +346,7 @@ class Recorder:
             self._facts.append(self._maker.make(LOST, lost=fresh, why="the log was full"))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]], stop: asyncio.Event) -> T:
-        """Ask until the broker answers. Told to stop meanwhile, give up: nothing is lost by that."""
+        """Ask until the broker answers. Asked to stop meanwhile, give up: nothing is lost by that."""
         failures = 0
         while True:
             try:

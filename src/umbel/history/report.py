@@ -218,7 +218,7 @@ def _errors(found: Figures) -> Content:
 
 def _sessions(found: Figures) -> Content:
     if not found.sessions or found.period is None:
-        return nothing("No worker told of itself.")
+        return nothing("No worker sent events.")
     lanes: dict[str, list[Span]] = {}
     for row in found.sessions:
         start, end = row["start"] or found.period.start, row["end"] or found.period.end
@@ -232,9 +232,9 @@ def _sessions(found: Figures) -> Content:
     legend = [Series(meaning, colour, ()) for meaning, colour in ENDINGS.values()]
     totals = found.totals
     said = f"{count(totals['sessions'])} sessions of {count(totals['nodes'])} nodes"
-    said += f"; {count(totals['sessions_lost'])} fell silent."
+    said += f"; {count(totals['sessions_lost'])} were lost."
     if totals["nodes"] > NODES_MAX:
-        said += f" Shown are {NODES_MAX}, those that fell silent first."
+        said += f" The first {NODES_MAX} are shown, lost nodes first."
     rows = [
         [
             *(row["hostname"], row["pid"], instant(row["start"]), instant(row["end"]), row["ending"]),
@@ -259,16 +259,16 @@ def _elections(found: Figures) -> Content:
     lanes: dict[str, list[Span]] = {}
     for row in found.elections:
         at = row["at_s"] or found.period.start
-        title = f"{row['election_id']}: {row['outcome']}, {row['winner'] or 'nobody'}, {instant(at)}"
+        title = f"{row['election_id']}: {row['outcome']}, {row['winner'] or 'no winner'}, {instant(at)}"
         colour = ELECTION_COLOURS.get(row["outcome"], GREY)
         lanes.setdefault(row["topic"] or "(not told)", []).append(Span(at, at, colour, title))
     outcomes = [name for name in ELECTION_COLOURS if any(row["outcome"] == name for row in found.elections)]
     legend = [Series(name, ELECTION_COLOURS[name], ()) for name in outcomes]
     shown = list(lanes.items())[:NODES_MAX]
     totals = found.totals
-    said = f"{count(totals['elections'])} elections; {count(totals['elections_broken'])} broke a promise."
+    said = f"{count(totals['elections'])} elections; {count(totals['elections_broken'])} broke a guarantee."
     if totals["elections"] > ELECTIONS_MAX:
-        said += f" Shown are the last {ELECTIONS_MAX}."
+        said += f" The last {ELECTIONS_MAX} are shown."
     rows = [
         [
             *(row["election_id"], row["topic"] or "", row["winner"] or "", row["outcome"] or ""),
@@ -303,7 +303,7 @@ def _violations(told: str) -> str:
 
 def _skew(found: Figures) -> Content:
     if not found.skews:
-        return nothing("No event has both a time of its sender and one of the broker's log.")
+        return nothing("No event has both its sender's time and the broker's.")
     rows = [(row["hostname"], row["low_s"], row["middle_s"], row["high_s"]) for row in found.skews]
     worst = found.skews[0]
     said = (
@@ -326,7 +326,7 @@ def _skew(found: Figures) -> Content:
 
 def _anomalies(found: Figures) -> Content:
     if not found.anomaly_kinds:
-        return nothing("None: nothing was lost, run twice or told out of order.")
+        return nothing("None: nothing was lost, run twice or reported out of order.")
     kinds = [
         [row["kind"], count(row["rows"]), ANOMALY_KINDS.get(row["kind"], "")] for row in found.anomaly_kinds
     ]
@@ -373,7 +373,7 @@ def _missing(found: Figures, needed: str) -> str:
 
 
 def _not_built(table: str) -> Markup:
-    return nothing(f"Not known: this build did not make the table {table}.")
+    return nothing(f"Unknown: this build does not contain the table {table}.")
 
 
 SECTIONS: tuple[tuple[str, str, Callable[[Figures], Content]], ...] = (
@@ -387,4 +387,4 @@ SECTIONS: tuple[tuple[str, str, Callable[[Figures], Content]], ...] = (
     ("Clock skew", "timeline", _skew),
     ("Anomalies", "anomalies", _anomalies),
 )
-"""Each with the table that it is made from."""
+"""Each with its source table."""

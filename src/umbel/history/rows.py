@@ -83,7 +83,7 @@ class Rows:
         return heard
 
     def add_fact(self, fields: dict[str, Any], *, recorded_us: int) -> None:
-        """A row that the recorder itself has to tell."""
+        """A row about the recorder itself."""
         event = self._reader.read(fields)
         assert event is not None, "our own facts can be read"
         self._others.append(row(event, recorded_us=recorded_us, source=self._source))

@@ -31,7 +31,7 @@ def time_marks(start: float, end: float, marks_max: int = 8) -> list[float]:
 
 
 def time_labels(marks: Sequence[float]) -> list[str]:
-    """As short as tells them apart; the date where it is new."""
+    """As short as still distinguishes them; the date where it is new."""
     if not marks:
         return []
     step = marks[1] - marks[0] if len(marks) > 1 else MINUTE

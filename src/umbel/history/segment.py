@@ -2,7 +2,7 @@
 
 The file lies in `events/` under a name with a leading dot until it is finished, and gets its place
 by the hour in which that is. All of this blocks, so it runs in the recorder's thread; only the
-writing of a table goes on beside it, in one of its own.
+writing of a table goes on beside it, in a separate one.
 """
 
 import os
@@ -40,9 +40,9 @@ class Segment:
         return f"ev-{self._recorder}-{self._boot}-{self.number:06}"
 
     def write(self, table: Any) -> None:
-        """Append the rows as a row group, beside what the caller does next; a failure is told the next time.
+        """Append the rows as a row group, while the caller goes on; a failure is raised the next time.
 
-        Arrow does that without Python's lock, into a file of its own. One table waits at most.
+        Arrow does that without Python's lock, into a separate file. One table waits at most.
         """
         self._wait()
         if self._file is None:

@@ -1,4 +1,4 @@
-"""Story: everything that was told of one task, each event once, in causal order.
+"""Story: all events of one task, each once, in causal order.
 
 It is looked for in the lake's files, which know more than the tables (what was recorded since they
 were built), and in the tables, which may know more than the files (what retention has removed since).
@@ -27,7 +27,7 @@ from umbel.history.query import read
 log = logging.getLogger(__name__)
 
 EVENTS_MAX = 100_000
-"""Of one task; a task with more is shown by its first so many."""
+"""Of one task; of a task with more, only the first are shown."""
 
 SAYING = ("name", "result", "exception", "queue")
 
@@ -56,7 +56,7 @@ class Story(msgspec.Struct, frozen=True):
 
 
 def story_of(uuid: str, events: Iterable[TaskEvent], rows: Iterable[Mapping[str, Any]] = ()) -> Story | None:
-    """From events, and from rows of the table `timeline`; None where nobody told anything."""
+    """From events, and from rows of the table `timeline`; None without any."""
     heard = [event for event in events if event.uuid == uuid]
     told = {one.digest: one for one in map(_from_row, rows)} | {one.digest: one for one in map(_told, heard)}
     if not told:

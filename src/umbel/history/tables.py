@@ -2,7 +2,7 @@
 
 A build writes its files first and its manifest last, by a rename: the manifest is the publication.
 Readers look at the newest manifest and read only the files it names, so they never see half a
-build. The files of a build never change. They go away some builds later; whoever reads that slowly
+build. The files of a build never change. They go away some builds later; a reader that slow
 looks again (`query.read`).
 """
 
@@ -55,11 +55,11 @@ def newest_build(lake: Path) -> Build:
         facts = msgspec.json.decode(text)
     except (OSError, msgspec.MsgspecError) as error:
         raise HistoryError(
-            f"the manifest {str(path)!r} cannot be read ({error}); build again with `umbel history build`"
+            f"the manifest {str(path)!r} cannot be read ({error}); rebuild with `umbel history build`"
         ) from None
     if manifest.lake_version > LAKE_VERSION:
         raise HistoryError(
-            f"{str(path)!r} is of version {manifest.lake_version}, and this Umbel reads up to"
+            f"{str(path)!r} has version {manifest.lake_version}, but this Umbel reads up to"
             f" {LAKE_VERSION}; upgrade Umbel"
         )
     folder = lake / TABLES
@@ -82,5 +82,7 @@ def _inside(folder: Path, name: str) -> Path:
     """A manifest names files beside it and nowhere else: it may come from another machine."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise HistoryError(f"a manifest in {str(folder)!r} names {name!r}, which is outside; build again")
+        raise HistoryError(
+            f"a manifest in {str(folder)!r} names {name!r} outside it; rebuild with `umbel history build`"
+        )
     return path

@@ -57,7 +57,7 @@ def load_app(target: str, *search_path: str) -> App:
         # The module itself or a package above it is missing; else it is something it imports.
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise AppNotFound(
-                f"-A {target}: there is no module {module!r} here; run it from its directory"
+                f"-A {target}: there is no module {module!r} here; run the command from its directory"
             ) from None
         kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
         raise AppNotFound(
@@ -85,7 +85,7 @@ def _as_module(path: Path) -> tuple[str, str]:
 def _place_of(error: BaseException) -> str:
     """Where in the user's code an import failed, as ` (tasks.py, line 3)`."""
     if isinstance(error, SyntaxError):
-        return ""  # it names its place, and the frames are those of whoever imports
+        return ""  # it names its place, and the frames are those of the importer
     passed_over = ("<", str(Path(__file__).parents[1]))  # importlib, and Umbel itself
     frames = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith(passed_over)]
     return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
@@ -99,9 +99,9 @@ def _only_app(names: dict[str, object], target: str) -> App:
         return next(iter(apps.values()))
     if apps:
         raise AppNotFound(
-            f"-A {target}: it has several apps; name one of {', '.join(sorted(apps))} after a colon"
+            f"-A {target}: it contains several apps; name one of {', '.join(sorted(apps))} after a colon"
         )
-    raise AppNotFound(f"-A {target}: there is no App in it; write: app = App({target.rpartition('.')[2]!r})")
+    raise AppNotFound(f"-A {target}: it contains no App; write: app = App({target.rpartition('.')[2]!r})")
 
 
 def _others(names: dict[str, object]) -> str:
@@ -122,4 +122,4 @@ def _guess() -> str:
     for guess in GUESSES:
         if Path(f"{guess}.py").is_file():
             return guess
-    raise NoApp("no app given and neither ./tasks.py nor ./app.py is here; use -A module:attr")
+    raise NoApp("no app given, and neither ./tasks.py nor ./app.py exists; use -A module:attr")

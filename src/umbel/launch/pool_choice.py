@@ -82,9 +82,9 @@ def refuse_unsupported(settings: Settings) -> None:
     changed, pool = settings.changed(), settings.worker_pool
     for option, ability in OPTIONS.items():
         if option in changed and (reason := lacks(pool, ability)):
-            raise _beyond(pool, f"has no use for {option!r}", reason)
+            raise _beyond(pool, f"does not support {option!r}", reason)
 
 
 def _beyond(pool: str, what: str, reason: str) -> BadSetting:
-    remedy = f"use -P {PREFERRED}, or leave it out"
+    remedy = f"use -P {PREFERRED}, or leave -P out"
     return BadSetting("worker_pool", pool, f"it {what}: {reason}; {remedy}", source="the worker's settings")

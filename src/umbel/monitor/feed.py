@@ -17,7 +17,7 @@ QUEUES_EVERY_S = 2.0
 ENABLE_EVERY_S = 30.0  # workers that came meanwhile are asked too
 RECONNECT_S = 1.0
 ASK_S = 2.0
-TURN_S = 0.02  # the screen gets its turn at least so often, however much is told
+TURN_S = 0.02  # the screen gets its turn at least so often, however many events come
 REVOKE_S = 86_400.0
 
 

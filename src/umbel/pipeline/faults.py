@@ -14,7 +14,7 @@ class NoSpark(PipelineFault):
 
 
 class BuildRuns(PipelineFault):
-    """Somebody else builds in this lake now."""
+    """Another process is building in this lake."""
 
 
 class NewerLake(PipelineFault):

@@ -1,4 +1,4 @@
-"""Files: which files of the lake can be read, said before Spark is asked to.
+"""Files: which files of the lake can be read, checked before Spark reads them.
 
 Spark ends a whole job over one truncated file, hours into it. A Parquet file has its description at
 its end, so a file that was cut off is known by reading that alone; a column of another type than the
@@ -62,14 +62,14 @@ def _look(path: Path) -> tuple[int, int] | Unreadable:
         schema = metadata.schema.to_arrow_schema()
         size = path.stat().st_size
     except (pa.ArrowException, OSError, ValueError) as error:
-        return Unreadable(path, f"no Parquet file that is whole: {str(error).splitlines()[0][:200]}")
+        return Unreadable(path, f"not a complete Parquet file: {str(error).splitlines()[0][:200]}")
     version = _version(schema)
     if version is None:
         return Unreadable(path, f"its version of the lake is {(schema.metadata or {}).get(VERSION_KEY)!r}")
     if version > LAKE_VERSION:
         raise NewerLake(
-            f"{path} was written for version {version} of the lake, and this Umbel knows {LAKE_VERSION};"
-            " upgrade Umbel here, or build with the one that recorded it"
+            f"{path} was written for version {version} of the lake, but this Umbel knows {LAKE_VERSION};"
+            " upgrade Umbel here, or build with the version that recorded it"
         )
     for name, expected in _EXPECTED.items():
         place = schema.get_field_index(name)

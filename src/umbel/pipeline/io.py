@@ -3,9 +3,9 @@
     tables/<build>/<table>/part-*.parquet     what one build wrote
     tables/_manifest/000042.json              which build readers are to read; the highest number counts
     stream/                                   partial states and checkpoint of a stream (`jobs/follow.py`)
-    .build.lock                               held by whoever builds
+    .build.lock                               locked by the process that builds
 
-A build writes where nobody looks and publishes by giving a manifest its name: readers see the tables
+A build writes where no reader looks and publishes by giving a manifest its name: readers see the tables
 of one build or of another, never half of either. The tables of the build before stay for readers that
 are at them; older ones, and what a build that died has left, are removed by the next.
 
@@ -147,7 +147,7 @@ def publish(lake: Path, manifest: Manifest) -> Path:
         name for names in manifest.tables.values() for name in names if not (lake / "tables" / name).exists()
     ]
     if missing:
-        raise BuildFailed(f"{missing[0]} was written and is gone; nothing was published: build again")
+        raise BuildFailed(f"{missing[0]} was written but is missing now; nothing was published. Build again")
     path = _manifests(lake) / f"{newest_number(lake) + 1:06d}.json"
     write_file(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     return path
@@ -184,7 +184,7 @@ def locked(lake: Path) -> Iterator[None]:
         except OSError:
             file.seek(0)
             holder = file.read(200).strip() or "another process"
-            raise BuildRuns(f"{holder} builds in {lake} already: wait for it, or stop it") from None
+            raise BuildRuns(f"{holder} is already building in {lake}; wait for it, or stop it") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
@@ -215,7 +215,7 @@ def read_json(path: Path, kind: type[WrittenT]) -> WrittenT:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError) as error:
-        raise BuildFailed(f"cannot read {path}: {error}; restore it, or move it away") from None
+        raise BuildFailed(f"cannot read {path}: {error}; restore the file, or move it away") from None
 
 
 def _manifests(lake: Path) -> Path:

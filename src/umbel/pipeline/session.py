@@ -160,18 +160,18 @@ def _connect(url: str, conf: Mapping[str, str]) -> SparkSession:
         raise NoSpark(f"{shown(url)} is Spark Connect, which needs: pip install 'umbel[connect]'") from None
     except PySparkException as error:
         gist = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise NoSpark(f"the Spark Connect server at {shown(url)} does not do: {gist[:400]}") from None
+        raise NoSpark(f"the Spark Connect server at {shown(url)} failed: {gist[:400]}") from None
     return spark
 
 
 def _reach(url: str) -> None:
-    """Spark's own client tries for many minutes before it says that nobody is there."""
+    """Spark's own client retries for many minutes before it reports that no server answers."""
     try:
         place = urlsplit(shown(url))
         host, port = place.hostname or "", place.port or CONNECT_PORT
     except ValueError as error:
         raise NoSpark(
-            f"{shown(url)} is no address of a Spark Connect server ({error}); try sc://host:15002"
+            f"{shown(url)} is not an address of a Spark Connect server ({error}); try sc://host:15002"
         ) from None
     try:
         socket.create_connection((host, port), REACH_S).close()
@@ -184,7 +184,7 @@ def _reach(url: str) -> None:
 
 @contextlib.contextmanager
 def _stderr_in(log: Path) -> Iterator[None]:
-    """While the JVM is started: it inherits our stderr, and prints warnings that nobody can act on."""
+    """While the JVM is started: it inherits our stderr, and prints warnings that users cannot act on."""
     with log.open("ab") as file:
         kept = os.dup(2)
         try:
@@ -197,4 +197,4 @@ def _stderr_in(log: Path) -> Iterator[None]:
 
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"; it said: {lines[-1][:300]}" if lines else ""
+    return f"; last log line: {lines[-1][:300]}" if lines else ""

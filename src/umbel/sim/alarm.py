@@ -9,7 +9,7 @@ NEVER = float("inf")
 
 
 class Alarm:
-    """Rings once; whoever it rang for sets it again. A node that is down or stands still hears nothing."""
+    """Rings once; its owner sets it again. A node that is down or stands still hears nothing."""
 
     def __init__(self, node: Process, ring: Callable[[], None]) -> None:
         self._node = node

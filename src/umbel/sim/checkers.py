@@ -219,7 +219,7 @@ class Checkers:
         case = self.cases[tell.election_id]
         case.tells += 1
         case.closings += tell.phase is not Phase.ELECTED
-        # An election that failed because its winner was silent can still be told done by it.
+        # An election that failed because its winner was silent can still be announced as done by it.
         allowed = 2 * case.attempts + 1 + self.resets
         if case.tells > allowed:
             self._report("KC1", case, f"{case.tells} broadcasts for {case.attempts} attempts")
@@ -259,7 +259,7 @@ class Checkers:
             return
 
     def check_undisturbed(self, plan: Plan) -> None:
-        """Where faults excuse nothing: one run, done, told once, at the expected cost."""
+        """Where faults excuse nothing: one run, done, announced once, at the expected cost."""
         if plan.kinds <= HARMLESS:
             for case in self.cases.values():
                 if len(case.runs) != 1 or case.state is not ElectionState.DONE:

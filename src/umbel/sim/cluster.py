@@ -104,7 +104,7 @@ class Cluster(Crowd[Node]):
             self.world.after(ask.again_s, self._open, ask, request, 1, [])
 
     def _open(self, ask: Ask, request: ElectionRequest, tries: int, opened: list[bool]) -> None:
-        """Ask the store until it answers, as a client does that was told to wait."""
+        """Ask the store until it answers, as a client with a timeout does."""
         if opened:
             return
         key = election_key(NAMESPACE, ask.election_id)

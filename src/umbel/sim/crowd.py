@@ -1,4 +1,4 @@
-"""Crowd: the processes of a simulated cluster, and what can befall any of them.
+"""Crowd: the processes of a simulated cluster, and the faults that can hit any of them.
 
 A process dies at once and without a word, stands still with its inbox filling up, and comes back as
 another process under the same name. What it is a process of (a worker's elections, Celery's rules,
@@ -40,7 +40,7 @@ class Process(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """It stood still and goes on: what it did not do yet comes first, then its inbox."""
+        """It stood still and continues: unfinished work comes first, then its inbox."""
 
     @abstractmethod
     def woken(self) -> None:

@@ -7,7 +7,7 @@ are is settled by the crowd here, by leases in the worker.
 | promise | what is judged |
 |---|---|
 | M1 | a run of a node joins once; it leaves or is lost once, and again only after it returned |
-| M2 | nobody is lost without silence: not while it beats, nor because its observer stood still |
+| M2 | no node is lost without silence: not while it beats, nor because its observer stood still |
 | M3 | when the weather is fair again, every node sees exactly those that are up |
 """
 
@@ -244,7 +244,7 @@ class MemberCrowd(Crowd[MemberNode]):
         """The others notice by its silence."""
 
     def take_for_lost(self, index: int) -> None:
-        """Nobody is believed that easily: an observer says so, and the node refutes it."""
+        """A false report is refuted: an observer reports a living node lost, and the node answers."""
         node = self.nodes[index]
         self.tell(node, said.Accused(node.name, node.inc, node.pid, "w?@sim"))
 

@@ -1,6 +1,6 @@
 """Network: broadcasts to every node and calls to the store, in the weather of the moment.
 
-A message arrives after a delay of its own, so messages overtake one another; in bad weather it is
+Each message has a separate delay, so messages overtake one another; in bad weather it is
 lost, comes twice, or comes very late. A node that is cut off sends and hears nothing, as behind a
 broken link to the broker: what is broadcast meanwhile is gone for it.
 
@@ -39,7 +39,7 @@ class Listener(Protocol):
 
 
 class Network:
-    """`broadcasts` and `calls` have weather of their own: a store can be well while a fanout is not."""
+    """`broadcasts` and `calls` have separate weather: a store can work while a fanout does not."""
 
     def __init__(self, world: World) -> None:
         self.broadcasts = Weather()

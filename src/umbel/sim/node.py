@@ -2,7 +2,7 @@
 
 It does what `coordination/driver.py` and the elections step do: a due deadline first, then one event at
 a time, effects in their order. It can die at any moment, stand still for a while with its inbox
-filling up, and be told that others are lost. A process that comes back is another Node.
+filling up, and hear that others are lost. A process that comes back is another Node.
 """
 
 from collections.abc import Callable

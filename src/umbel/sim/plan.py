@@ -75,7 +75,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`node` is the one it befalls; at a named point it befalls whoever gets there first."""
+    """`node` is the affected node; at a named point it is the first node that gets there."""
 
     at_s: float
     kind: str
@@ -113,7 +113,7 @@ def parse_faults(text: str) -> frozenset[str]:
         family = {kind for kind in FAULTS if name == "all" or kind.startswith(name.rstrip("*"))}
         found = {name} if name in FAULTS else family if name == "all" or name[-1] in "*-" else set()
         if not found:
-            raise ConfigurationError(f"no fault is called {name!r}; there are: {', '.join(FAULTS)}")
+            raise ConfigurationError(f"unknown fault {name!r}; known faults: {', '.join(FAULTS)}")
         chosen |= found
     return frozenset(chosen)
 

@@ -12,10 +12,10 @@ from umbel.sim.faults import schedule_faults
 from umbel.sim.plan import ASKING_S, STORM_S, Plan, make_plan
 
 # After the storm: a sweeper's lease runs out (15 s) and is taken (2 s), it sweeps (6 s), what it finds
-# waits for its ttl, runs for up to 25 s, its end is told for up to 3 ttl; clocks are 9 % off.
+# waits for its ttl, runs for up to 25 s, its end is announced for up to 3 ttl; clocks are 9 % off.
 CLOSING_S = 120.0
 # Who did not hear the end watches for a ttl more, asks, and keeps a tombstone for 2 ttl; who could not
-# store the end goes on telling it for 3 ttl before that.
+# store the end keeps announcing it for 3 ttl before that.
 FORGETTING_S = 7 * TTL_S * 1.1 + 10.0
 ROUND_ELECTIONS = 200
 
@@ -99,7 +99,7 @@ def rounds(
 
 
 def round_size(elections: int, number: int) -> int:
-    """How many of so many elections belong to the round of this number."""
+    """How many of the elections belong to the round of this number."""
     return max(0, min(ROUND_ELECTIONS, elections - number * ROUND_ELECTIONS))
 
 

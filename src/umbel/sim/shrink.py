@@ -2,7 +2,7 @@
 
 Faults, elections and nodes are dropped in ever smaller pieces, and each smaller plan is run again:
 what remains is the script to read. Any broken promise counts, not only the first one, because the
-smaller script is the one that somebody has to understand.
+smaller script is the one that a person has to understand.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ OneT = TypeVar("OneT")
 
 
 def shrink(outcome: Outcome, variant: Variant = REAL, *, tries_max: int = TRIES_MAX) -> Outcome:
-    """The smallest failing outcome that so many tries find."""
+    """The smallest failing outcome that this many tries find."""
     tries = 0
 
     def fails(plan: Plan) -> Outcome | None:

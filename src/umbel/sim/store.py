@@ -2,7 +2,7 @@
 
 A call is a message to the store and a message back. Each can be lost, doubled and late; so a
 decision can be made without the caller hearing of it, and made again long after it was asked for.
-The store can be down (calls are lost) and can forget everything (FLUSHALL): then it is born anew.
+The store can be down (calls are lost) and can forget everything (FLUSHALL): then it starts empty.
 Its clock runs at the world's rate; the nodes' clocks differ from it.
 
 What is not modelled: a store that goes back to an older copy of itself, and replicas that disagree.

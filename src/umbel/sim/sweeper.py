@@ -1,4 +1,4 @@
-"""Sweeper: a node's part in the lease `coord-sweeper`, and the sweeps of whoever holds it.
+"""Sweeper: a node's part in the lease `coord-sweeper`, and the sweeps of its holder.
 
 The shell of `protocol/leadership/lease.py` in the simulator. While its machine takes itself for the leader,
 the checkers compare that with what the store says.
@@ -129,7 +129,7 @@ class Sweeper:
         self.hear(RenewReplied(call.term, call.sent_s, ok))
 
     def _ignored(self, _context: None, _reply: bool) -> None:
-        """Nobody waits for the answer to a release."""
+        """The answer to a release is not waited for."""
 
     # ---- sweeping ----------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Celery's election (v1) for all nodes, to show by contrast what it promises and what it does not.
 
 A small model of its rules as they look from outside (`wire-protocol.md` 4.5 of the specification):
-whoever gets the command sends `worker-elect` with its clock; everybody answers each `worker-elect`,
+a node that gets the command sends `worker-elect` with its clock; every node answers each `worker-elect`,
 its own too, with an ack; a node counts acks for an id it entered, without asking from whom, and
 decides when there are as many as other nodes it takes for alive: the lowest (clock, name) of the
 elects it has seen leads, and if that is itself it acts. A node that decides over a single elect dies.
@@ -169,7 +169,7 @@ class V1Crowd(Crowd[V1Node]):
         self.network = OrderedNetwork(self.world)
         self.populate()
         for ask in plan.asks:
-            # Only when everybody has heard everybody: v1 counts whom it knows.
+            # Only when all nodes have heard one another: v1 counts the nodes it knows.
             self.world.at(ask.at_s + ALIVE_S, self._ask, ask.election_id)
 
     def make_node(self, index: int, pid: int, clock: NodeClock) -> V1Node:

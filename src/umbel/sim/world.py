@@ -68,7 +68,7 @@ class World:
         self._stopped = True
 
     def run(self, until: float) -> None:
-        """Let things happen up to `until`, or until somebody stops the world."""
+        """Run events up to `until`, or until the world is stopped."""
         heap = self._heap
         while heap and heap[0][0] <= until and not self._stopped:
             self.now, _, call, arguments = heappop(heap)

@@ -167,11 +167,11 @@ class Top(App[None]):
 
     def _draw_story(self) -> None:
         story = self.feed.model.story(self._chosen) if self._chosen else []
-        lines = [_line(event) for event in story] or [Text("choose a task to see what became of it")]
+        lines = [_line(event) for event in story] or [Text("select a task to see its events")]
         self.query_one("#story", Static).update(Text("\n").join(lines))
 
     def _fill(self, name: str, rows: Sequence[tuple[str, Cells]]) -> None:
-        """Show these rows; whoever's cursor is on one of them stays on it."""
+        """Show these rows; a cursor on one of them stays on it."""
         table, shown = self._table(name), self._shown.get(name, ())
         self._shown[name] = rows
         if rows == shown:
@@ -288,7 +288,7 @@ class Top(App[None]):
 def _update(
     table: DataTable[str | Text], shown: Sequence[tuple[str, Cells]], rows: Sequence[tuple[str, Cells]]
 ) -> None:
-    """Change only what differs: drawing all of a large cluster anew would take most of a core."""
+    """Change only what differs: redrawing all of a large cluster would take most of a core."""
     for at, ((_, before), (_, after)) in enumerate(zip(shown, rows, strict=True)):
         for column, (old, new) in enumerate(zip(before, after, strict=True)):
             if old != new:

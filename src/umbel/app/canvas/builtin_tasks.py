@@ -35,7 +35,7 @@ def map_signature(
 
 def in_parts(items: Iterable[Any], size: int) -> Iterable[list[Any]]:
     if size < 1:
-        raise ValueError(f"chunks of {size} items; a chunk has at least one")
+        raise ValueError(f"chunk size is {size}; it must be at least 1")
     rest = iter(items)
     while part := list(islice(rest, size)):
         yield part

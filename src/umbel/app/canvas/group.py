@@ -55,7 +55,7 @@ class GroupResult:
     async def get_async(
         self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
     ) -> list[Any]:
-        """The same as `get` for async code: the loop goes on meanwhile."""
+        """The same as `get` for async code: the event loop is not blocked."""
         values = await join_async(self._flat(), timeout, propagate=propagate, allow_join=allow_join)
         return self._nested(values)
 
@@ -72,7 +72,7 @@ class GroupResult:
         return sum(result.successful() for result in self.results)
 
     def revoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
-        """See to it that none of its tasks starts; `terminate` also ends those that run."""
+        """Prevent its tasks from starting; `terminate` also ends those that run."""
         if self.results:
             app = self.results[0].app
             app.control.revoke([result.id for result in self._flat()], terminate=terminate, signal=signal)

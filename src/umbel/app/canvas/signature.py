@@ -69,7 +69,7 @@ class Signature(Generic[R]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> "Signature[R]":
-        """A copy of its own, with these arguments put first and these options on top."""
+        """A separate copy, with these arguments put first and these options on top."""
         if options:
             check_options(options)
         copy: Signature[R] = type(self).__new__(type(self))
@@ -333,7 +333,7 @@ register_kind("chain", CHAIN_TASK, _chain_from)
 
 
 def _copied(values: C, items: Iterable[Any]) -> C:
-    """A list or map with contents of its own: `deepcopy` is needed only for items that can change."""
+    """A separate list or map: `deepcopy` is needed only for items that can change."""
     return values.copy() if _UNCHANGING.issuperset(map(type, items)) else deepcopy(values)
 
 

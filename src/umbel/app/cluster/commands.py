@@ -42,7 +42,7 @@ class Commands(Generic[ToldT, SeenT]):
         matcher: str | None = None,
         limit: int | None = None,
     ) -> "Inspect[SeenT]":
-        """Questions that change nothing; each gives {node: reply}, or None when nobody answered."""
+        """Questions that change nothing; each gives {node: reply}, or None when no worker answered."""
         raise NotImplementedError
 
     def election(
@@ -66,9 +66,9 @@ class Commands(Generic[ToldT, SeenT]):
     def revoke(
         self, task_id: TaskIds, terminate: bool = False, signal: str | None = None, **options: Any
     ) -> ToldT:
-        """The tasks never start, although no worker is up now; `terminate` ends those that run.
+        """Prevent tasks from starting, also while no worker is running; `terminate` ends those that run.
 
-        With `destination` or `pattern` only those workers are told, and nothing is recorded.
+        With `destination` or `pattern` only those workers are asked, and nothing is recorded.
         """
         task_ids = [task_id] if isinstance(task_id, str) else list(task_id)
         arguments: dict[str, Any] = {"task_id": task_ids}
@@ -80,10 +80,10 @@ class Commands(Generic[ToldT, SeenT]):
         return self.broadcast("revoke", arguments, **options)
 
     def unrevoke(self, task_id: TaskIds, **options: Any) -> ToldT:
-        """Take a revoke back, in the record and with the workers that are up.
+        """Cancel a revoke, in the record and on the running workers.
 
-        A task that was refused meanwhile is gone: send it again. Celery's workers know no such
-        thing, and may pass the revoke on to workers that start within three hours.
+        A task that was refused meanwhile is gone: send it again. Celery's workers have no such
+        command, and may pass the revoke on to workers that start within three hours.
         """
         task_ids = [task_id] if isinstance(task_id, str) else list(task_id)
         arguments: dict[str, Any] = {"task_id": task_ids}
@@ -142,7 +142,7 @@ class Commands(Generic[ToldT, SeenT]):
         return self.broadcast("heartbeat", **options)
 
     def shutdown(self, **options: Any) -> ToldT:
-        """Have workers finish what runs and end; they do not answer."""
+        """Shut workers down after their running tasks; they do not answer."""
         return self.broadcast("shutdown", **options)
 
     def _record(self, task_ids: Sequence[str], *, retention_s: float = REVOKE_RETENTION_S) -> None:

@@ -1,4 +1,4 @@
-"""app.control: ask workers and tell them what to do, from code that waits and from async code.
+"""app.control: query workers and send them commands, from blocking and from async code.
 
     app.control.ping()                                   [{"w1@host": {"ok": "pong"}}]
     app.control.inspect().active()                       {"w1@host": [...]}
@@ -8,7 +8,7 @@
 
 A question has one deadline, `timeout`, which covers connecting, sending and waiting; it is over earlier
 when every node has answered that was named or is known to be a member. Questions go out on a
-connection of their own, kept by one thread for the whole app and opened when first needed.
+separate connection, kept by one thread for the whole app and opened when first needed.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from umbel.wire.revoke import Revoke
 from umbel.wire.values import decode_json
 
 CLASSIC_ANSWER_S = 1.0
-TIDY_S = 0.05  # whoever keeps the time ends by itself
+TIDY_S = 0.05  # the part that watches the time ends by itself
 SLACK_S = 30.0  # the thread answers long before; a caller must not hang although it did not
 
 Replies = list[dict[str, Any]]
@@ -54,7 +54,7 @@ class ControlledApp(Protocol):
 
 
 class Control(Commands[Replies | None, dict[str, Any] | None]):
-    """The commands for code that waits; `aio` has them for async code."""
+    """The commands for blocking code; `aio` has them for async code."""
 
     def __init__(self, app: ControlledApp) -> None:
         self._app = ref(app)  # the app holds us
@@ -74,7 +74,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         timeout: float = DEFAULT_TIMEOUT_S,
         limit: int | None = None,
     ) -> Answers:
-        """Ask, and say who answered, who is silent and who is unknown."""
+        """Ask, and return which workers answered, are silent or are unknown."""
         thread = self._open_thread()
         asked = thread.ask(
             command,
@@ -123,17 +123,17 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         expires: float | None = None,
         timeout: float = WAIT_S,
     ) -> ElectionOutcome:
-        """Have one worker do what the topic's handler does with the action, and say how it ended.
+        """Elect one worker to run the topic's handler with the action, and return the outcome.
 
-        It is opened in the store first, so that nothing is lost, and asking again with the same id
-        is always safe. With `timeout=0` nothing is waited for. Under `election_protocol = v1` the
-        workers are told and nobody can say how it ended.
+        The election is stored in the broker first, so that nothing is lost, and asking again with the
+        same id is always safe. `timeout=0` does not wait. Under `election_protocol = v1` the
+        workers are asked, and the outcome is unknown.
         """
         app = self._the_app()
         request = make_election(app.topics, id, topic, action, policy, expires)
         if app.settings.election_protocol == "v1":
             classic = {"id": id, "topic": topic, "action": decode_json(request.action)}
-            if timeout > 0:  # nobody says how it ends, but those who cannot take it say so
+            if timeout > 0:  # the outcome is unknown, but workers that cannot take part say so
                 refuse_unknown(topic, self.ask("election", classic, timeout=min(timeout, CLASSIC_ANSWER_S)))
             else:
                 self._tell(make_request("election", classic, None, None, None))
@@ -185,7 +185,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
             thread.close()
 
     def _tell(self, request: Request) -> None:
-        """What nobody answers needs no connection of its own."""
+        """Send a request that gets no answers; it needs no separate connection."""
         self._clock += 1
         headers, body = encode_request(request, self._clock, self._the_app().settings.keyring, cluster_now())
         self._the_app().producer.broadcast(

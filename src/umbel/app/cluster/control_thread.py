@@ -1,4 +1,4 @@
-"""ControlThread: a connection for questions to workers, kept by a thread of its own."""
+"""ControlThread: a connection for questions to workers, in a separate thread."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ class ControlThread:
     async def opened(self, timeout_s: float) -> tuple[Broker, Asker]:
         """The connection, if it is there within the time. A broker that is silent is tried until then.
 
-        One that refuses is not: that is an answer. A try that is under way goes on for the next caller.
+        One that refuses is not: that is an answer. An attempt under way continues for the next caller.
         """
         ends = self._loop.time() + timeout_s
         while True:
@@ -75,7 +75,7 @@ class ControlThread:
             if future.done():  # the work's own
                 raise
             future.cancel()
-            raise BrokerUnavailable(f"the broker kept a question for over {timeout_s:g} s") from None
+            raise BrokerUnavailable(f"the broker did not answer within {timeout_s:g} s") from None
 
     def close(self) -> None:
         if self.pid != os.getpid():

@@ -1,6 +1,6 @@
 """Starting an election, and knowing how it ended.
 
-The client opens the election in the store first, and only then tells the workers: what was opened
+The client opens the election in the store first, and only then notifies the workers: what was opened
 is decided although the message is lost or every worker is down just now. A retry with the same id
 finds the same election.
 """
@@ -37,7 +37,7 @@ OURS = ("@v2",)
 POLL_FIRST_S, POLL_MOST_S = 0.02, 0.5
 ASKED: dict[str, Any] = {"destination": OURS, "timeout_s": 1.0}
 END_TTL_S = 5.0
-ASK_AFTER_S = 1.0  # an election that nobody took by then may have a topic that nobody has
+ASK_AFTER_S = 1.0  # an election without a holder by then may have a topic without a handler
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +75,22 @@ def make_election(
     )
     problem = flaw(request)
     if problem:
-        raise ElectionError(f"election {election_id!r} of topic {topic!r} cannot be held: {problem}")
+        raise ElectionError(f"cannot open election {election_id!r} of topic {topic!r}: {problem}")
     return request
 
 
 async def hold_election(
     broker: ClusterRecord, asker: Asker, request: ElectionRequest, timeout_s: float
 ) -> ElectionOutcome:
-    """Open it, tell our workers, and wait for how it ends; with no time to wait, only the first two."""
+    """Open it, notify our workers, and wait for how it ends; with no time to wait, only the first two."""
     ends = asyncio.get_running_loop().time() + timeout_s
     key = election_key(NAMESPACE, request.election_id)
     record = await broker.coordination.open_election(key, request)
     known = record.request
     if (known.topic, known.action, known.policy) != (request.topic, request.action, request.policy):
         raise ElectionError(
-            f"election {request.election_id!r} is already that of topic {known.topic!r} "
-            "with another action or policy; take another id"
+            f"election {request.election_id!r} already exists, for topic {known.topic!r} "
+            "with another action or policy; use another id"
         )
     if record.state in CLOSED_STATES:
         return ElectionOutcome.of(record)
@@ -102,7 +102,7 @@ async def hold_election(
     try:
         async with asyncio.timeout_at(ends):
             return await _until_closed(broker, asker, key, arguments)
-    except TimeoutError:  # it is in the store, and goes on without us
+    except TimeoutError:  # it is in the store, and continues without us
         raise ElectionTimeout.after(request.election_id, record.state, timeout_s) from None
 
 
@@ -114,7 +114,9 @@ async def _until_closed(
     while True:
         record = await broker.coordination.read_election(key)
         if record is None:
-            raise ElectionError(f"the store has forgotten election {arguments['id']!r}")
+            raise ElectionError(
+                f"the broker has lost the record of election {arguments['id']!r}; open it again"
+            )
         if record.state in CLOSED_STATES:
             return ElectionOutcome.of(record)
         if record.state is ElectionState.OPEN and loop.time() - began > ASK_AFTER_S and not asked:
@@ -129,7 +131,7 @@ async def _until_closed(
 
 
 def refuse_unknown(topic: str, answers: Answers) -> None:
-    """Nobody took it: raise UnknownTopic if all that answered say that they cannot (E3)."""
+    """No worker took it: raise UnknownTopic if all that answered say that they cannot (E3)."""
     replies = [reply for reply in answers.replies.values() if isinstance(reply, dict)]
     problems = [str(reply["error"]) for reply in replies if "error" in reply]
     if problems and len(problems) == len(answers.replies):
@@ -139,9 +141,9 @@ def refuse_unknown(topic: str, answers: Answers) -> None:
 async def _end_as_failed(
     broker: ClusterRecord, key: str, request: ElectionRequest, error: UnknownTopic
 ) -> None:
-    """Close an election that nobody can take, or it would stay open until it expires.
+    """Close an election that no worker can take, or it would stay open until it expires.
 
-    Whoever has taken it meanwhile keeps it: then the store grants nothing here.
+    A worker that has taken it meanwhile keeps it: then the store grants nothing here.
     """
     store, holder = broker.coordination, f"client.{new_id()}"
     reply = await store.claim_election(key, holder, request, ttl_s=END_TTL_S)

@@ -25,7 +25,7 @@ from umbel.protocol.leadership.coordination import LEASE_TTL_S
 from umbel.protocol.leadership.lease import Acquired, LeaseSettings, Lost, Released
 
 RENEWALS_PER_TTL = 3
-ASK_EVERY_S = 0.5  # who is no worker hears of no release
+ASK_EVERY_S = 0.5  # a client does not hear of releases
 
 
 class HeldLease:
@@ -40,7 +40,7 @@ class HeldLease:
         self._broker = broker
         self._acquired = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        holder = f"{origin()}.{new_id()}"  # of its own: two campaigns must not share one
+        holder = f"{origin()}.{new_id()}"  # unique: two campaigns must not share one
         self._keeper = LeaseKeeper(
             broker.coordination, name, holder, settings=settings, changed=self._changed
         )
@@ -50,7 +50,7 @@ class HeldLease:
         return not self.lost.is_set() and self._keeper.still_mine()
 
     async def update(self, data: bytes) -> bool:
-        """Leave word for the next leader; False when the lease is no longer ours."""
+        """Store a value for the next leader; False when the lease is no longer ours."""
         store = self._broker.coordination
         return await store.update_lease(self.name, self._keeper.holder, self.term, data)
 

@@ -84,7 +84,7 @@ class Periodic:
 
 
 def slot_id(name: str, at_us: int) -> str:
-    """The id of the task that is sent for a slot, whoever sends it."""
+    """The id of the task that is sent for a slot; the same on every node."""
     return str(uuid5(uuid5(NAMESPACE_URL, SLOT_IDS), f"{name}@{at_us}"))
 
 
@@ -129,7 +129,7 @@ def _rule(name: str, every: float | timedelta | None, cron: str | None, tz: str)
     if every is not None:
         seconds = every.total_seconds() if isinstance(every, timedelta) else every
         if not EVERY_MIN_S <= seconds < float("inf"):
-            problem = f"every={every!r}: it must be a number of seconds, at least {EVERY_MIN_S}"
+            problem = f"every={every!r} must be a number of seconds, at least {EVERY_MIN_S}"
             raise ConfigurationError(f"periodic task {name!r}: {problem}")
         return Every(round(seconds * 1_000_000)), f"every {seconds:g} s"
     assert cron is not None
@@ -137,7 +137,7 @@ def _rule(name: str, every: float | timedelta | None, cron: str | None, tz: str)
     try:
         rule.after(_us(datetime.now(UTC)))
     except CronSimError as error:
-        problem = f"cron={cron!r}: {error}; it has five fields: minute hour day month weekday"
+        problem = f"cron={cron!r} is not valid: {error}; write five fields: minute hour day month weekday"
         raise ConfigurationError(f"periodic task {name!r}: {problem}") from None
     return rule, f"{cron} ({tz})"
 
@@ -146,7 +146,7 @@ def _zone(name: str, tz: str) -> tzinfo:
     try:
         return ZoneInfo(tz)
     except (KeyError, ValueError, OSError):  # not there, no name of one, a folder
-        problem = f"tz={tz!r} is no time zone that this machine knows; write it as Europe/Vienna"
+        problem = f"tz={tz!r} is not a time zone that this machine knows; write it as Europe/Vienna"
         raise ConfigurationError(f"periodic task {name!r}: {problem}") from None
 
 
@@ -155,7 +155,9 @@ def _catch_up(name: str, given: str) -> CatchUp:
         return CatchUp(given)
     except ValueError:
         known = ", ".join(CatchUp)
-        raise ConfigurationError(f"periodic task {name!r}: catch_up={given!r}; one of {known}") from None
+        raise ConfigurationError(
+            f"periodic task {name!r}: catch_up={given!r} must be one of {known}"
+        ) from None
 
 
 def _when(at_us: int, zone: tzinfo) -> datetime:

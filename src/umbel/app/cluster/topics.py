@@ -45,7 +45,9 @@ class Topics:
 
 def checked_policy(given: str) -> str:
     if given not in POLICIES:
-        raise ConfigurationError(f"policy {given!r} of an election: it must be one of {', '.join(POLICIES)}")
+        raise ConfigurationError(
+            f"election policy {given!r} is unknown; it must be one of {', '.join(POLICIES)}"
+        )
     return given
 
 

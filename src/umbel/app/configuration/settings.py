@@ -4,7 +4,7 @@ Later sources win: the defaults below, `[tool.umbel]` of the nearest pyproject.t
 constructor of `App`, `UMBEL_*` variables, and last the flags of a command. An operator can so
 change what a developer wrote without touching the code.
 
-A name nobody knows or a value of the wrong type is refused at once, with the nearest known name.
+An unknown name or a value of the wrong type is refused at once, with the nearest known name.
 """
 
 import os
@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     task_repr_max_chars: int = 1024  # of arguments and results, as events and logs show them
     task_traceback_max_bytes: int = 64 * 1024
     message_max_bytes: int = 16 * 1024 * 1024
-    publish_timeout_s: float = 4.0  # while the broker is away a sender waits so long; 0: not at all
+    publish_timeout_s: float = 4.0  # a sender waits so long for an unavailable broker; 0: not at all
     publish_buffer_max: int = 1000  # messages that a running task may keep meanwhile
     signing_keys: tuple[str, ...] = ()  # ID:SECRET; the first signs, all verify
     signing_window_s: float = 86_400.0  # a signed task may wait so long; each signature is known for so long
@@ -67,12 +67,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_gevent_children: int = 1  # processes that share the greenlets
     worker_queues: tuple[str, ...] = ()  # (): the default queue
     worker_prefetch_max: int = 1000
-    worker_grace_s: float = 30.0  # a stopping worker waits so long for what runs
-    worker_soft_grace_s: float = 5.0  # told twice, it interrupts what runs and waits so long
+    worker_grace_s: float = 30.0  # a stopping worker waits so long for running tasks
+    worker_soft_grace_s: float = 5.0  # after a second stop signal, for the interrupted tasks
     worker_hook_timeout_s: float = 10.0  # for each of worker_init, worker_ready and worker_shutdown
     worker_child_start: Literal["auto", "fork", "spawn"] = "auto"
     worker_autoscale: tuple[int, int] | None = None  # the most children and the least
-    worker_autoscale_cool_down_s: float = 30.0  # a child is of no use for so long before it goes
+    worker_autoscale_cool_down_s: float = 30.0  # a surplus child idles so long before it is stopped
     worker_redirect_stdouts: bool = True  # what tasks print goes to the log
     worker_redirect_stdouts_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     worker_pool_restarts: bool = False  # allow the command pool_restart
@@ -86,18 +86,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     heartbeat_interval_s: float = 2.0  # at least; it grows with the cluster
     without_heartbeat: bool = False
     without_mingle: bool = False
-    mingle_wait_s: float = 1.0  # a starting worker waits so long for its peers' hello, at most
+    mingle_wait_s: float = 1.0  # most seconds that a starting worker waits for its peers' answers
     without_gossip: bool = False
     gossip_interval_s: float | None = None  # None: lost nodes are found without waiting for a look
     gossip_mode: Literal["auto", "full", "observed"] = "auto"
 
-    scheduler_lease_s: float = 10.0  # a dead scheduler is replaced after so long, at most
+    scheduler_lease_s: float = 10.0  # most seconds until a dead scheduler is replaced
     election_protocol: Literal["v2", "v1"] = "v2"  # v1: Celery's, by events alone
     election_v1_compat: Literal["auto", "always", "never"] = "auto"  # speak v1 beside Celery's workers
 
     connect_timeout_s: float = 4.0  # for the broker to answer, or the embedded one's file to be free
-    broker_connection_wait_s: float = 60.0  # a starting worker waits so long for a broker that is not up
-    lease_s: float = 10.0  # a worker silent for so long loses its messages to the others
+    broker_connection_wait_s: float = 60.0  # a starting worker waits so long for an unavailable broker
+    lease_s: float = 10.0  # after so much silence a worker's messages are redelivered
     storage_max_bytes: int | None = None  # of the embedded broker's file
     history_lake: str = "umbel-lake"  # a folder; relative to where the command runs
     lake_mode: str = "0700"  # octal: who else may read the lake
@@ -113,7 +113,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return int(self.lake_mode, 8)
 
     def shown(self) -> dict[str, Any]:
-        """Every setting as it may be told to others: plain values, no passwords."""
+        """Every setting as it may be shown to others: plain values, no passwords."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         plain |= {name: without_password(plain[name]) for name in ("broker", "backend")}
         return plain | {"signing_keys": shown_keys(self.signing_keys)}
@@ -241,7 +241,9 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
     if name == "worker_autoscale" and converted is not None and not 1 <= converted[1] <= converted[0]:
         raise BadSetting(name, value, "must be MAX,MIN with MAX >= MIN >= 1", source=source)
     if name == "lake_mode" and not re.fullmatch("0?7[0-7]{2}", converted):
-        raise BadSetting(name, value, "must be octal and begin with 07, such as 0750", source=source)
+        raise BadSetting(
+            name, value, "must be an octal mode that begins with 07, such as 0750", source=source
+        )
     least, most = _AT_LEAST.get(name), _AT_MOST.get(name)
     # Not "below the least", because a NaN is below nothing.
     if least is not None and converted is not None and not converted >= least:
@@ -252,7 +254,7 @@ def _value(name: str, value: Any, *, source: str, strict: bool) -> Any:
 
 
 def _wanted(name: str, value: Any) -> str:
-    """What a setting takes, where a person can be told in a few words."""
+    """What a setting takes, where a few words can say it."""
     if isinstance(value, str) and (name, value) in _REFUSED:
         return _REFUSED[name, value]
     choices = get_args(_TYPES[name])

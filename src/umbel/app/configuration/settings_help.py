@@ -1,114 +1,119 @@
-"""What each setting means, in words: for the documents, so that no app and no worker loads it."""
+"""What each setting means: for the documents, so that no app and no worker loads it."""
 
 from collections.abc import Mapping
 
 HELP: Mapping[str, str] = {
-    "broker": "an address of [brokers.md](brokers.md); several for fail-over, with `;`",
-    "backend": "where results live: an address, or `rpc://`",
-    "connect_timeout_s": "for the broker to answer, or the embedded one's file to be free",
+    "broker": "address of the broker, see [brokers](brokers.md); separate several with `;` for failover",
+    "backend": "address of the result backend, or `rpc://`",
+    "connect_timeout_s": "seconds for the broker to answer, or for the embedded broker's file to be unlocked",
     "broker_connection_wait_s": (
-        "a worker that starts waits so long for a broker that is not up yet, then ends with 69; 0: not at all"
+        "seconds that a starting worker waits for an unavailable broker before it exits with 69; 0: do "
+        "not wait"
     ),
-    "publish_timeout_s": "while the broker is away a sender waits so long; 0: not at all",
-    "publish_buffer_max": "messages that a running task may keep meanwhile",
-    "message_max_bytes": "a larger message is refused, by senders and workers",
-    "signing_keys": "`ID:SECRET`: the first signs what is sent, all verify: see [security](security.md)",
-    "signing_window_s": "a signed task may wait so long after it was sent or due; a week at most",
-    "accept_unsigned": "queues whose messages need no signature, for Celery's clients; `*`: all",
-    "lease_s": "a worker silent for so long loses its messages to the others",
-    "storage_max_bytes": "of the embedded broker's file",
-    "history_lake": "the folder of the [history](history.md), from where the command runs",
+    "publish_timeout_s": "seconds that a sender waits for an unavailable broker; 0: do not wait",
+    "publish_buffer_max": "most messages that a running task may buffer while the broker is unavailable",
+    "message_max_bytes": "senders and workers refuse larger messages",
+    "signing_keys": "`ID:SECRET` entries; the first key signs, all keys verify: see [security](security.md)",
+    "signing_window_s": "seconds that a signed task stays valid after it was sent or due; a week at most",
+    "accept_unsigned": "queues whose messages need no signature, for Celery clients; `*`: all queues",
+    "lease_s": "seconds of silence after which a worker's messages are redelivered to other workers",
+    "storage_max_bytes": "size limit of the embedded broker's file",
+    "history_lake": "folder of the [history](history.md), relative to the working directory",
     "lake_mode": (
-        "who may read the lake: its folders get this mode, its files the same without the right to execute; "
-        "`0750` lets the group read"
+        "mode of the lake's folders; files get the same mode without execute permission; `0750` lets the "
+        "group read"
     ),
-    "worker_record": "the worker's `--record`: write the history when no one else does",
-    "event_log_max": "events kept for those who record them",
-    "event_log_retention_s": "and for how long",
-    "task_default_queue": "where tasks without a queue of their own go",
+    "worker_record": "record the history if no other recorder runs, as with `--record`",
+    "event_log_max": "most events that the broker keeps for recorders",
+    "event_log_retention_s": "seconds that the broker keeps events for recorders",
+    "task_default_queue": "queue for tasks that name none",
     "task_default_priority": "0 to 9",
-    "task_routes": "queues, and options, by patterns of task names",
-    "task_serializer": "or `msgpack`, `pickle`",
-    "accept_content": "what workers read; the others only if named here",
+    "task_routes": "queue and options by patterns of task names",
+    "task_serializer": "how arguments are encoded",
+    "accept_content": "serializers that workers accept; others are refused",
     "task_ignore_result": "store no results",
-    "task_acks_late": "false: a task is acknowledged before it runs, unless it says otherwise",
-    "task_time_limit_s": "ends the process of a task without a limit of its own",
-    "task_soft_time_limit_s": "raises in it",
-    "task_max_deliveries": "starts that end in a dead process, before the dead letters",
-    "task_repr_max_chars": "arguments and results are shown up to here, in events, logs and headers",
-    "task_traceback_max_bytes": "of a longer traceback the end is kept",
-    "task_allow_join": "let tasks wait for other tasks' results",
-    "task_always_eager": "run tasks where they are sent",
-    "task_send_events": "workers tell of each step of a task, as with `-E`",
-    "task_send_sent_event": "clients tell that they sent one",
-    "result_expires_s": "how long results are kept",
-    "result_extended": "store name, arguments, worker, retries and queue with them",
-    "worker_concurrency": "how many tasks at once; 100 by default in green pools",
-    "worker_pool": "or `asyncio`, `gevent`, `threads`, `solo`: see [pools](pools.md)",
-    "worker_loop": "the event loop of a worker; `auto`: uvloop's where it is installed",
-    "worker_gevent_children": "how many processes share the greenlets of the `gevent` pool",
-    "worker_queues": "what to consume",
-    "worker_prefetch_max": "messages that a worker holds at most, running and waiting",
-    "worker_grace_s": "a stopping worker waits so long for what runs",
-    "worker_soft_grace_s": "told twice to stop, it interrupts what runs and waits so long",
+    "task_acks_late": (
+        "true: acknowledge a message after its task has run; false: before; a task's own option wins"
+    ),
+    "task_time_limit_s": "seconds after which the process of a task is killed; a task's own option wins",
+    "task_soft_time_limit_s": "seconds after which `SoftTimeLimitExceeded` is raised in the task",
+    "task_max_deliveries": "starts that may end with a dead process before the task becomes a dead letter",
+    "task_repr_max_chars": "length to which arguments and results are cut in events, logs and headers",
+    "task_traceback_max_bytes": "of a longer traceback only the end is kept",
+    "task_allow_join": "let tasks wait for the results of other tasks",
+    "task_always_eager": "run tasks in the process that sends them, at once",
+    "task_send_events": "workers send an event at every step of a task, as with `-E`",
+    "task_send_sent_event": "clients send an event for every task they send",
+    "result_expires_s": "seconds that results are kept",
+    "result_extended": "store name, arguments, worker, retries and queue with each result",
+    "worker_concurrency": "tasks that run at once; default: one per core, 100 in green pools",
+    "worker_pool": "where tasks run: see [pools](pools.md)",
+    "worker_loop": "event loop of a worker; `auto`: uvloop if it is installed",
+    "worker_gevent_children": "child processes that share the greenlets of the `gevent` pool",
+    "worker_queues": "queues to consume",
+    "worker_prefetch_max": "most messages that a worker claims, running and waiting",
+    "worker_grace_s": "seconds that a stopping worker waits for running tasks",
+    "worker_soft_grace_s": (
+        "seconds that a worker waits after a second stop signal, when it has interrupted the running tasks"
+    ),
     "worker_hook_timeout_s": (
-        "a worker waits so long for your `worker_init`, `worker_ready` and `worker_shutdown`, each, and goes "
-        "on without a hook that takes longer"
+        "seconds for each of your `worker_init`, `worker_ready` and `worker_shutdown` hooks; the worker "
+        "goes on without a slower one"
     ),
     "worker_child_start": (
-        "fork children from the loaded app, or `spawn` them where its threads or sockets forbid "
-        "that; `fork` and `spawn` decide it"
+        "how child processes start; `auto`: fork from the loaded app, or spawn if its threads or sockets "
+        "make a fork unsafe"
     ),
-    "worker_autoscale": (
-        "`[10, 3]`: between 3 and 10 children, as there is work; takes the place of `worker_concurrency`"
-    ),
-    "worker_autoscale_cool_down_s": "children that were of no use for so long go",
-    "worker_redirect_stdouts": (
-        "in child processes, what a task prints is a line of the log that names the task"
-    ),
-    "worker_redirect_stdouts_level": "at this level",
+    "worker_autoscale": "`[10, 3]`: between 3 and 10 child processes, by load; replaces `worker_concurrency`",
+    "worker_autoscale_cool_down_s": "seconds without work after which a surplus child process is stopped",
+    "worker_redirect_stdouts": "log what tasks print in child processes, with the name of the task",
+    "worker_redirect_stdouts_level": "level of these log lines",
     "worker_pool_restarts": (
-        "allow the command `pool_restart`, which replaces all children one by one, with `reload` "
-        "from the app loaded anew"
+        "allow the command `pool_restart`, which replaces all child processes one by one; with `reload` "
+        "it loads the app again"
     ),
     "worker_start_timeout_s": (
-        "a child that is not ready after so long is killed; so is the start of a worker"
+        "seconds for a child process to become ready before it is killed; also the limit for the start of"
+        " a worker"
     ),
     "worker_start_attempts": (
-        "so many failed starts in a row, with no child left, and the worker ends with the reason "
-        "(3 if there never was one)"
+        "failed starts in a row, with no child process left, after which the worker exits with the "
+        "reason; 3 if no child process ever started"
     ),
-    "worker_max_tasks_per_child": "a child that has run so many tasks is replaced",
+    "worker_max_tasks_per_child": "replace a child process after this many tasks",
     "worker_max_memory_per_child": (
-        "a child that holds more is replaced when its task has ended; a number is in KiB as "
-        'Celery has it, `"200MB"` and `"1GiB"` say their unit'
+        "replace a child process that uses more memory, after its task; a plain number is in KiB, as in "
+        'Celery; `"200MB"` and `"1GiB"` name their unit'
     ),
     "worker_max_memory_hard": (
-        "a child that holds more is killed; its task is returned, and ends among the dead letters "
+        "kill a child process that uses more memory; its task is redelivered, and becomes a dead letter "
         "after `task_max_deliveries` starts"
     ),
     "control_mailbox": (
-        "`own`: remote control has a connection and a thread of its own, `shared`: the worker's; "
-        "`auto`: its own where the pool is green"
+        "connection and thread of remote control; `own`: separate, `shared`: the worker's, `auto`: "
+        "separate in green pools"
     ),
-    "control_allow": "the commands that a worker obeys: also `read-only`, and names",
+    "control_allow": "remote control commands that a worker accepts: `all`, `read-only`, or names",
     "heartbeat_interval_s": (
-        "at least; longer in clusters of more than 400. Also how long an unread heartbeat is kept"
+        "least interval between heartbeats; longer in clusters of more than 400 nodes. Unread heartbeats "
+        "expire after the same time"
     ),
-    "without_heartbeat": "say nothing",
-    "without_mingle": "do not say hello at the start",
-    "mingle_wait_s": "wait so long for the others' hello, at most",
-    "without_gossip": 'do not listen to the others; with `election_protocol = "v1"` also no elections',
-    "gossip_mode": "`full`: everybody hears every heartbeat; `observed`: three do it for all",
+    "without_heartbeat": "send no heartbeats",
+    "without_mingle": "do not exchange state with other nodes at the start",
+    "mingle_wait_s": "most seconds to wait for other nodes' answers at the start",
+    "without_gossip": (
+        'do not listen to the events of other nodes; with `election_protocol = "v1"` also no elections'
+    ),
+    "gossip_mode": "`full`: every node reads every heartbeat; `observed`: three nodes read them for all",
     "gossip_interval_s": (
-        "how often silent and lost nodes are looked for, and the mode and the observers; unset: a node is "
-        "found silent or lost without waiting for a look, and the rest is looked at every 5 s"
+        "how often to look for silent and lost nodes, and to review mode and observers; unset: silent and"
+        " lost nodes are found at once, the rest is reviewed every 5 s"
     ),
-    "scheduler_lease_s": ("a worker that sends periodic tasks and dies is replaced after so long, at most"),
+    "scheduler_lease_s": "most seconds until a dead sender of periodic tasks is replaced",
     "election_protocol": "`v1`: Celery's rules, by events alone",
     "election_v1_compat": (
-        "in an election that a Celery client starts, speak `v1` too while Celery's workers are "
-        "there; or `always`, `never`"
+        "speak `v1` too in elections that a Celery client starts; `auto`: while Celery workers are in the"
+        " cluster"
     ),
 }
 """In the order in which people look for them."""

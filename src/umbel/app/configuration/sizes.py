@@ -14,6 +14,6 @@ def size_bytes(name: str, size: int | str | None, *, source: str = "the settings
         return None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
     if found is None or found[2] not in _UNITS or not float(found[1]):
-        problem = "must be a size: a number of KiB, or one with its unit such as 200MB or 1.5GiB"
+        problem = "must be a size: a number of KiB, or a number with its unit, such as 200MB or 1.5GiB"
         raise BadSetting(name, size, problem, source=source)
     return int(float(found[1]) * _UNITS[found[2]])

@@ -1,6 +1,6 @@
-"""AsyncTracer: runs calls of `async def` tasks on the loop of whoever awaits them.
+"""AsyncTracer: runs calls of `async def` tasks on the caller's event loop.
 
-What a pool with a loop of its own uses beside the plain way. What would block that loop runs in a
+Pools that run an event loop use it beside the plain tracer. What would block that loop runs in a
 thread: telling that a task has started, counting the parts of a chord, errbacks. Handlers of signals
 run on the loop, as the task does.
 """

@@ -1,7 +1,7 @@
-"""Attempts: a task that is tried again is sent again, under its own id, one retry further.
+"""Attempts: a retried task is sent again, under its own id, with one more retry counted.
 
-Mostly nothing else changes, and the body goes on as the bytes it came as. When `retry` names other
-arguments or options, the call is sent anew with all that its message said, and those on top.
+Mostly nothing else changes, and the body is sent on as the bytes it came as. When `retry` names other
+arguments or options, the call is sent again with all that its message said, and those on top.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def next_attempt(
     """The same call once more: same id, one retry further. A task without a parent becomes its own,
     as Celery has it.
 
-    Only the headers change, and with them the signature; the body goes on as the bytes it came as.
+    Only the headers change, and with them the signature; the body is sent on as the bytes it came as.
     """
     headers = msgspec.structs.replace(
         call.headers,
@@ -59,7 +59,7 @@ def changed_attempt(
     due: float,
 ) -> Outgoing:
     """The call once more with other arguments or options; refused here if it cannot be sent."""
-    assert request.call is not None, "only a call that came as a message is tried again"
+    assert request.call is not None, "only a call that came as a message is retried"
     stated = {**_stated(request.call, request), **options, "eta": due, "retries": request.retries + 1}
     return app.prepare(
         request.task,

@@ -3,7 +3,7 @@
 A child keeps one loop for all its async tasks, so that clients made on it (connections, sessions)
 can be kept too; where tasks run in threads, each thread has its own. Where a loop already runs in
 this thread (eager mode inside async code, an errback in the worker's main process), the coroutine
-gets a loop of its own.
+gets a separate loop.
 
 asyncio is imported when the first coroutine comes: with the TLS library that it brings along it is
 a quarter of what a child would take, and most apps have no async task.
@@ -53,7 +53,7 @@ class LastingLoop:
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run it on a loop of its own, with the context variables of the caller."""
+    """Run it on a separate loop, with the context variables of the caller."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
@@ -79,11 +79,11 @@ def cancelled_is_failed() -> Iterator[None]:
 
 
 def cancelled_from_within() -> TaskError:
-    return TaskError("cancelled from within: it awaited something that had been cancelled")
+    return TaskError("the task awaited something that had been cancelled")
 
 
 def cancelled_type() -> type[BaseException]:
-    """asyncio's CancelledError. Nobody can have raised it where asyncio is not loaded."""
+    """asyncio's CancelledError. It cannot have been raised where asyncio is not loaded."""
     exceptions = sys.modules.get("asyncio.exceptions")
     return _Never if exceptions is None else exceptions.CancelledError
 

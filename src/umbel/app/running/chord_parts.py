@@ -1,7 +1,7 @@
 """Chord parts: they are counted as they end, and after the last one the body is sent.
 
-The backend counts the parts, each once however often it is delivered. Whoever brings the last one
-sends the body; the sending and the mark that it was sent are one step where broker and backend are
+The backend counts the parts, each once however often it is delivered. The task that brings the last
+one sends the body; the sending and the mark that it was sent are one step where broker and backend are
 one, so the body is sent once. Keys and forms are Celery's: parts of one chord may run on both kinds
 of worker.
 """
@@ -48,7 +48,7 @@ def part_ended(
 ) -> BodyOutcome:
     """A task has its final state: if it is a part of a chord count it, and after the last send the body.
 
-    Asked again after a failure it goes on: a part counts once, and the body is sent once.
+    Called again after a failure it continues: a part counts once, and the body is sent once.
     BrokerUnavailable says nothing of the task: wait, or leave it to redelivery.
     """
     ended, body_map = _parts_of(call, request, status, value)
@@ -58,8 +58,8 @@ def part_ended(
             parts = app.backend.add_chord_part(part)
         if parts is None or not app.backend.claim_chord(part.group_id, part.task_id):
             return NOTHING_FOLLOWS
-    except BrokerRefused as refused:  # the task keeps its outcome, and who waits for the body is told
-        error = ChordError(f"part {request.id} of the chord could not be counted: {refused}")
+    except BrokerRefused as refused:  # the task keeps its outcome, and the body fails
+        error = ChordError(f"cannot count part {request.id} of the chord: {refused}")
         log.error("cannot count a finished chord part", extra={"task_id": request.id, "why": str(refused)})
         return BodyOutcome(_failures(_ids_of(signature_from(body_map, app)), error))
     body = signature_from(body_map, app)
@@ -74,7 +74,7 @@ def part_ended(
 
 
 def time_left_s(limits: Iterable[float | None], ran_s: float) -> float:
-    """How long a task that has run for so long may wait for a broker that is away; then it is redelivered."""
+    """Seconds that a task may wait for an unavailable broker, after it has run; then it is redelivered."""
     left_s = [limit_s - ran_s - LIMIT_MARGIN_S for limit_s in limits if limit_s and limit_s > ran_s]
     return min([STORE_WAIT_S, *left_s])
 
@@ -138,9 +138,9 @@ def _send_once(app: "SendingApp", group_id: str, batch: Sequence[Outgoing]) -> B
 
 
 def _refused_body(refused: Refused) -> list[StoredResult]:
-    """Who waits for a body that is among the dead letters is told."""
+    """A failure for callers that wait for a body that became a dead letter."""
     assert isinstance(refused.part, Outgoing)
-    error = ChordError(f"the body was refused by the queue {refused.part.queue!r}: {refused.reason}")
+    error = ChordError(f"queue {refused.part.queue!r} refused the chord's body: {refused.reason}")
     return _failures([refused.part.message.correlation_id], error)
 
 

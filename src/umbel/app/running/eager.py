@@ -57,7 +57,7 @@ class EagerBackend:
         return {one: self._results[one] for one in task_ids if one in self._results}
 
     def wait(self, task_ids: Iterable[str], timeout_s: float | None) -> Mapping[str, StoredResult]:
-        """What is not here now never will be: nobody else runs these tasks."""
+        """A missing result stays missing: no other process runs these tasks."""
         return {one: kept for one, kept in self.read(task_ids).items() if kept.status in READY_STATES}
 
     async def wait_async(

@@ -1,6 +1,6 @@
-"""Reports: what a running task tells of itself, its states and its events, and how often.
+"""Reports: custom states and events of a running task, and how often they are sent.
 
-A task in a loop may tell a thousand times a second what nobody can read. So `BURST` reports go out
+A task in a loop may report a thousand times a second, faster than anyone can read. So `BURST` reports go out
 at once and `PER_SECOND` after that; of the others the latest is kept. It goes out with the next
 report that may, and at the latest before the task's result: the last one always arrives. What it
 costs: after a flood, and while the task then says nothing more, the state shown is the one before.
@@ -39,7 +39,7 @@ RESERVED = frozenset(
 
 
 def reports_of(app: "StoringApp", request: Request) -> Reporting | None:
-    """Where a running task tells of itself; None when it was called as a function."""
+    """The reports of a running task; None when it was called as a function."""
     if request.reports is None and not request.called_directly:
         request.reports = Reports(
             app, request.id, request.reply_to, request.tell, request.number, request.secrets
@@ -70,7 +70,7 @@ class Reports:
         self._kept: tuple[str, Any] | None = None
 
     def state(self, state: str, meta: Any) -> None:
-        """Store a state and tell it; BrokerError when it cannot be stored, as for any other result."""
+        """Store a state and send its event; BrokerError when it cannot be stored, as for any other result."""
         encode_json(meta, root="meta")  # what cannot be sent is refused now, and not when it is its turn
         if self._may():
             self._kept = None
@@ -79,7 +79,7 @@ class Reports:
             self._kept = (state, meta)
 
     def event(self, event_type: str, fields: Mapping[str, Any], *, blind: bool = False) -> bool:
-        """Tell an event of the user's own; False when there were too many, or nobody to tell."""
+        """Send a custom event; False when there were too many, or no worker runs the task."""
         check_type(event_type)
         return self._may() and self._tell_event(event_type, fields, blind=blind)
 
@@ -135,12 +135,14 @@ def is_type(event_type: str) -> bool:
 
 
 def check_type(event_type: str) -> None:
-    """ValueError for what no user may say: a type of ours, of a worker, or one that is no name."""
+    """ValueError for a type that users may not send: a built-in one, a worker's, or an invalid name."""
     if event_type in KNOWN_TYPES or event_type.startswith("worker-"):
-        raise ValueError(f"event type {event_type!r} is one that workers send; take another, task-mine say")
+        raise ValueError(
+            f"event type {event_type!r} is reserved for workers; use another one, such as 'task-mine'"
+        )
     if "-" not in event_type or not is_type(event_type):
         raise ValueError(
-            f"event type {event_type!r} is not a group and a name, in letters, digits and '_': task-progress"
+            f"event type {event_type!r} must be GROUP-NAME of letters, digits and '_', as in 'task-progress'"
         )
 
 

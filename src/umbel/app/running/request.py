@@ -50,9 +50,9 @@ class Request:
     is_eager: bool = False
     children: list[str] = field(default_factory=list)
     call: TaskCall | None = None
-    unsent: list[Outgoing] = field(default_factory=list)  # kept for a broker that is away
+    unsent: list[Outgoing] = field(default_factory=list)  # buffered while the broker is unavailable
     try_again_at: float = 0.0  # on the monotonic clock
-    reports: Reporting | None = None  # what it has told of itself; made when it first does
+    reports: Reporting | None = None  # its states and events; made at the first one
     tell: Teller | None = None
     number: int = 0  # of its job
     secrets: "Secrets | None" = None  # of its sensitive arguments

@@ -134,7 +134,7 @@ class Tracer:
         self._app.signals.task_prerun.send(task=task, task_id=request.id, args=call.args, kwargs=call.kwargs)
 
     def _tell_started(self, request: Request) -> None:
-        """For display only, so a backend that is away does not stop the task."""
+        """For display only, so an unavailable backend does not stop the task."""
         meta = {"pid": os.getpid(), "hostname": self._hostname}
         try:
             state = encode_state(request.id, STARTED, meta)
@@ -202,11 +202,11 @@ class _Run:
             return self.failed(task, call, request, error)
         if isinstance(error, Retry):
             if broken_rule("eta", error.when):
-                return self.failed(task, call, request, ValueError(f"Retry(when={error.when!r}): no time"))
+                return self.failed(task, call, request, ValueError(f"Retry(when={error.when!r}): not a time"))
             if error.when is not None:  # self.retry() has judged it
                 return self._retried(task, call, request, error, error.when)
             if policy.exhausted(request.retries):
-                text = f"{task.name}[{request.id}] was tried again {request.retries} times"
+                text = f"{task.name}[{request.id}] failed after {request.retries} retries"
                 spent = MaxRetriesExceeded(text)
                 spent.__cause__ = error
                 return self.failed(task, call, request, error.exc or spent)
@@ -220,7 +220,7 @@ class _Run:
             reason = self.secrets.strike(str(error.reason)) if self.secrets else str(error.reason)
             if error.requeue:
                 return self._outcome("requeued", summary=reason)
-            # A failure of its own name: who waits for the result must neither wait for ever nor get a Reject.
+            # TaskRejected, not Reject: a caller that waits for the result must see a failure.
             failure = TaskRejected(reason or "rejected by the task").with_traceback(error.__traceback__)
             ended = self.failed(task, call, request, failure)
             said = leaving(reason)
@@ -282,7 +282,7 @@ class _Run:
         )
 
     def _part_ended(self, call: TaskCall, request: Request, status: str, value: object) -> BodyOutcome:
-        """Count the task in its chord, waiting for a broker that is away while its time limits allow."""
+        """Count the task in its chord, waiting for an unavailable broker while its time limits allow."""
         if call.embed.chord is None and (status == SUCCESS or not call.embed.chain):
             return NOTHING_FOLLOWS  # as for most
         limits = (self._job.soft_limit_s, self._job.hard_limit_s)
@@ -291,7 +291,9 @@ class _Run:
 
     def _unfinished(self, error: BaseException) -> Outcome:
         """The task ran, but what follows cannot be written now: it is left to redelivery."""
-        return self._outcome("requeued", summary=f"it ended, but what follows it could not be sent: {error}")
+        return self._outcome(
+            "requeued", summary=f"the task ended, but its follow-up messages could not be sent: {error}"
+        )
 
     def _failure(
         self, request: Request, error: BaseException, text: str, *, status: str, done_at: float | None

@@ -9,7 +9,7 @@ def new_id() -> str:
 
 
 def new_ids(count: int) -> list[str]:
-    """So many of them, for one system call."""
+    """This many ids, for one system call."""
     digits = urandom(16 * count).hex()
     return [_as_id(digits[first : first + 32]) for first in range(0, 32 * count, 32)]
 

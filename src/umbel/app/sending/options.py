@@ -43,14 +43,14 @@ class SendOptions(TypedDict, total=False):
     stamps: dict[str, Any]
     unique_for: float
     unique_key: str
-    unique_token: str  # the key that is held already; for the task's further attempts
+    unique_token: str  # the key that is already taken; for the task's further attempts
 
 
 _OPTION_NAMES = frozenset(SendOptions.__annotations__)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an option nobody knows, of the wrong type or out of bounds; the names of stamps count as known.
+    """Refuse an option that is unknown, of the wrong type or out of bounds; the names of stamps are known.
 
     Every worker would refuse such a header, so it is refused here, where it was written.
     """

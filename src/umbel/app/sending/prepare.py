@@ -224,14 +224,14 @@ def queue_of(app: Sender, task: str, own: TaskOptions) -> str:
 
 def _send_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
     known = app.send_defaults.get(task)
-    # A task that is defined anew has other options.
+    # A task that is defined again has other options.
     if known is not None and known.own is own and known.settings is app.settings:
         return known
     if len(app.send_defaults) >= NAMES_MAX:
         app.send_defaults.clear()
     if not is_task_name(task):
         raise ValueError(
-            f"the name of a task is {brief(task)}; it must be text of 1 to {TASK_MAX_CHARS} characters"
+            f"task name {brief(task)} is not valid; it must be text of 1 to {TASK_MAX_CHARS} characters"
         )
     settings, route = app.settings, app.router.route(task)
     queue = queue_of(app, task, own)

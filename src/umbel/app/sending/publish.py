@@ -1,13 +1,13 @@
-"""Publishing while the broker is away: who waits, who is told, what is kept.
+"""Publishing while the broker is unavailable: who waits, who gets an error, what is buffered.
 
-A sender waits up to `publish_timeout_s`, trying again with growing pauses, and is then told. An
+A sender waits up to `publish_timeout_s`, retries with growing pauses, and then gets an error. An
 attempt whose outcome is unknown, because the link broke before the answer, is made again: a
 message may be there twice, never not at all.
 
-A running task is not told: what it sends and nobody takes is kept and goes out when the task
+A running task gets no error: its unsent messages are buffered and go out when the task
 ends, with its result and its ack, as one step where the broker can. If its process dies before
 that, what was kept goes with it, and the task, which was not acknowledged, runs again. What one
-task keeps is limited by `publish_buffer_max`; past it the task is told.
+task buffers is limited by `publish_buffer_max`; past it the task gets an error.
 """
 
 import logging
@@ -29,7 +29,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 
 
 def patiently(work: Callable[[], T], timeout_s: float) -> T:
-    """Do it, again while the broker is away and time is left; an attempt itself may take longer."""
+    """Retry while the broker is unavailable and time is left; an attempt itself may take longer."""
     ends, failures = monotonic() + timeout_s, 0
     while True:
         try:
@@ -75,8 +75,8 @@ def _keep(request: Request, batch: Sequence[Outgoing], limit: int, error: Broker
     request.try_again_at = monotonic() + LONGEST_PAUSE_S
     if len(request.unsent) + len(batch) > limit:
         raise BufferFull(
-            f"the broker is away, and {request.task}[{request.id}] has sent {len(request.unsent)} messages "
-            f"that wait for it: {len(batch)} more are over the limit of {limit} ('publish_buffer_max')"
+            f"broker unavailable; {request.task}[{request.id}] buffers {len(request.unsent)} messages, and "
+            f"{len(batch)} more would exceed the limit of {limit} ('publish_buffer_max')"
         ) from error
     if not request.unsent:
         why = {"task": request.task, "task_id": request.id, "why": str(error)}

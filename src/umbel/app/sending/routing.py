@@ -16,7 +16,7 @@ from umbel.app.options import checked_priority
 from umbel.errors import BadSetting
 
 ROUTE_OPTIONS = frozenset({"queue", "priority"})
-NAMES_MAX = 10_000  # task names whose route is remembered; past this they are looked up anew
+NAMES_MAX = 10_000  # task names whose route is remembered; past this they are looked up again
 _NO_ROUTE: Mapping[str, Any] = {}
 
 
@@ -50,9 +50,9 @@ def _options(pattern: str, route: str | Mapping[str, Any]) -> Mapping[str, Any]:
 def _problem(options: Mapping[str, Any]) -> str:
     unknown = sorted(set(options) - ROUTE_OPTIONS)
     if unknown:
-        return f"a route takes {sorted(ROUTE_OPTIONS)}, not {unknown}"
+        return f"unknown options {unknown}; a route takes {sorted(ROUTE_OPTIONS)}"
     if not isinstance(options.get("queue", ""), str):
-        return f"a queue is named by text, not by {options['queue']!r}"
+        return f"queue {options['queue']!r} must be text"
     try:
         checked_priority(options.get("priority"))
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""SentEvents: tells the cluster that a task was sent, when `task_send_sent_event` asks for it.
+"""SentEvents: sends an event for each task that is sent, if `task_send_sent_event` is set.
 
 A client takes no part in the cluster's clock, so its stamps order only its own events; receivers
 give `task-sent` a time of theirs (L3). A process forked from this one is another sender.
 
-When it is told the task is sent already, so a broker that does not take the event is no error for
+The task is sent already then, so a broker that does not take the event is no error for
 the sender, who would send the task once more: it is logged and shows as a gap in `seq`.
 """
 

@@ -1,13 +1,13 @@
 """Unique tasks: a call that waits or runs already is not sent a second time.
 
-A key is held in the broker, in one atomic step, before the message is sent: by the first sender, under
+A key is taken in the broker, in one atomic step, before the message is sent: by the first sender, under
 its task's id, for `unique_for` seconds. Who comes meanwhile gets the first one's result instead. The
 worker that ends the task gives the key back, after the message is settled; a retry or a return to the
 queue is not an end. Whatever happens, the key is free when its time is over, although the task may
 still be at work then: choose a time that is longer than the task takes.
 
 What it costs: a round trip more to send. Where it stops being right: a sender that dies between the
-two steps leaves the key held until its time is over, and so does a worker that dies between the end of
+two steps leaves the key taken until its time is over, and so does a worker that dies between the end of
 a task and giving the key back.
 """
 
@@ -40,7 +40,7 @@ def send_unique(
         name, args, kwargs, cast(SendOptions, {**stated, "unique_token": key}), sender=current_request()
     )
     result: AsyncResult[Any] = AsyncResult(prepared.task_id, app=app, ignored=prepared.ignores_result)
-    if app.eager_backend is not None:  # it has ended before anybody could send it again
+    if app.eager_backend is not None:  # it has ended before it could be sent again
         app.publish([prepared])
         return result
     producer, timeout_s = app.producer, app.settings.publish_timeout_s
@@ -71,7 +71,7 @@ def _time_of(app: "SendingApp", name: str, options: SendOptions) -> float:
     ttl_s = options.get("unique_for") or (own.options.unique_for_s if own is not None else None)
     if ttl_s is None or not 0 < ttl_s <= UNIQUE_FOR_MAX_S:
         raise ValueError(
-            f"unique_for of task {name!r} is {ttl_s!r}: say how many seconds, up to {UNIQUE_FOR_MAX_S:.0f}, "
+            f"unique_for of task {name!r} is {ttl_s!r}: give seconds, up to {UNIQUE_FOR_MAX_S:.0f}, "
             "in the call or in @app.task"
         )
     return ttl_s

@@ -1,6 +1,6 @@
-"""What the commands that ask workers share: their options, whom to ask, how to end.
+"""What the commands that ask workers share: their options, which workers to ask, how to end.
 
-Exit codes: 0 everybody answered who should; 69 nobody did; 75 some did not.
+Exit codes: 0 all expected workers answered; 69 none did; 75 some did not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -135,13 +135,13 @@ async def ask_on(
 
 
 def judge(answers: "Answers") -> int:
-    """Say on stderr who is missing and what was cut; the exit code."""
+    """Print on stderr which workers are missing and what was cut; the exit code."""
     for node, total in sorted(answers.totals.items()):
         shown = len(answers.replies[node])
         say(f"umbel: {node} sent the first {shown:,} of {total:,} entries", err=True)
     if not answers.replies:
         named = ", ".join(one.node for one in answers.silent)
-        say(f"umbel: nobody answered{f': {named}' if named else ''}", err=True)
+        say(f"umbel: no worker answered{f': {named}' if named else ''}", err=True)
         return exits.NOBODY_ANSWERED
     for one in answers.lost:
         say(f"umbel: {_silence(one)}", err=True)
@@ -180,9 +180,9 @@ def find_command(app_name: str | None, name: str, *, changes: bool) -> "Command"
     if command is None:
         near = get_close_matches(name, [one.name for one in panel if one.changes is changes], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; `umbel {verb}` lists them"
-        raise click.UsageError(f"no command {name!r} is known{hint}")
+        raise click.UsageError(f"unknown command {name!r}{hint}")
     if command.changes is not changes:
-        raise click.UsageError(f"{name!r} is asked with `umbel {other} {name}`")
+        raise click.UsageError(f"{name!r} belongs to `umbel {other}`: use `umbel {other} {name}`")
     return command
 
 

@@ -12,7 +12,7 @@ from umbel.control.client import Asker
 @click.command("clock")
 @app_option
 @broker_option
-@click.option("--timeout", "timeout_s", type=float, default=1.0, show_default=True, help="Wait so long.")
+@click.option("--timeout", "timeout_s", type=float, default=1.0, show_default=True, help="Seconds to wait.")
 @json_option
 def command(app_name: str | None, url: str | None, timeout_s: float, as_json: bool) -> int:
     """Show the cluster's clock mark, from which nodes start, and each node's Lamport clock."""

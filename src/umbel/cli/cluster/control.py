@@ -1,4 +1,4 @@
-"""`umbel control`: tell workers what to do."""
+"""`umbel control`: send commands to workers."""
 
 import click
 
@@ -12,12 +12,12 @@ DESTRUCTIVE = {"shutdown", "terminate", "pool_shrink", "pool_restart", "cancel_c
 @click.command("control")
 @click.argument("name", metavar="[COMMAND]", required=False)
 @click.argument("words", metavar="[ARGUMENTS]...", nargs=-1)
-@click.option("--yes", is_flag=True, help="Do not ask before what cannot be undone.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asking.asks_workers
 def command(question: asking.Question, name: str | None, words: tuple[str, ...], yes: bool) -> int:
-    """Tell workers COMMAND: rate_limit, add_consumer, shutdown, ... Without COMMAND, list them.
+    """Send COMMAND to workers: rate_limit, add_consumer, shutdown, ... Without COMMAND, list them.
 
-    Exit code: 0 all obeyed, 1 one answered with an error, 69 nobody answered, 75 not all.
+    Exit code: 0 all obeyed, 1 one answered with an error, 69 none answered, 75 some did not answer.
     """
     if name is None:
         asking.list_commands(question.app_name, changes=True)
@@ -28,7 +28,7 @@ def command(question: asking.Question, name: str | None, words: tuple[str, ...],
         click.confirm(f"{' '.join([found.name, *words])} on {question.to}?", abort=True, err=True)
     if not found.is_answered:
         question.tell(found.name, arguments)
-        click.echo(f"umbel: sent; {found.name} is not answered", err=True)
+        click.echo(f"umbel: sent; workers do not answer {found.name}", err=True)
         return exits.OK
     answers = question.ask(found.name, arguments)
     code = question.show(answers, print_replies)

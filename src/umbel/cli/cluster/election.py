@@ -27,17 +27,19 @@ COLUMNS = ("id", "topic", "state", "policy", "winner", "attempt", "outcome")
 
 @click.group("election")
 def command() -> None:
-    """Have one worker do something: start an election, look at one, watch all."""
+    """Elect one worker to do something: start an election, look at one, watch all."""
 
 
 @command.command("start")
 @app_option
 @click.argument("topic")
 @click.argument("action", default="null")
-@click.option("--id", "election_id", help="The same id means the same election. Left out: a new one.")
+@click.option("--id", "election_id", help="The id; the same id is the same election. Default: a new one.")
 @click.option("--policy", type=click.Choice([str(policy) for policy in Policy]))
-@click.option("--expires", type=float, help="Seconds after which nobody takes it any more.")
-@click.option("--timeout", type=float, default=10.0, show_default=True, help="How long to wait; 0: not.")
+@click.option("--expires", type=float, help="Seconds after which the election expires.")
+@click.option(
+    "--timeout", type=float, default=10.0, show_default=True, help="Seconds to wait; 0: do not wait."
+)
 @json_option
 def start(
     app_name: str | None,
@@ -83,7 +85,7 @@ def start(
 @click.option("--limit", type=click.IntRange(1, LIST_MAX), default=100, show_default=True)
 @json_option
 def ls(app_name: str | None, limit: int, as_json: bool) -> int:
-    """List the elections that nobody has finished and nobody is at."""
+    """List the unfinished elections that have no active holder."""
     found = ask_broker(app_name, lambda broker: broker.coordination.unfinished_elections(limit))
     _print([record for _, record in found], as_json=as_json)
     return exits.OK
@@ -94,11 +96,13 @@ def ls(app_name: str | None, limit: int, as_json: bool) -> int:
 @click.argument("election_id", metavar="ID")
 @json_option
 def show(app_name: str | None, election_id: str, as_json: bool) -> int:
-    """Show what the store knows of one election. Exit code: 3 when it knows nothing."""
+    """Show the record of one election. Exit code: 3 if there is none."""
     key = election_key(NAMESPACE, election_id)
     record = ask_broker(app_name, lambda broker: broker.coordination.read_election(key))
     if record is None:
-        say(f"umbel: no election {election_id!r}: it was never opened, or is over for a day", err=True)
+        say(
+            f"umbel: unknown election {election_id!r}: it was never opened, or ended over a day ago", err=True
+        )
         return exits.NOT_FOUND
     if as_json:
         print_json(_row(record) | {"term": record.term, "changed_at": record.changed_at, "key": key})
@@ -109,21 +113,21 @@ def show(app_name: str | None, election_id: str, as_json: bool) -> int:
 
 @command.command("watch")
 @app_option
-@click.option("--limit", type=click.IntRange(1), help="End after so many events.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many events.")
 @json_option
 def watch(app_name: str | None, limit: int | None, as_json: bool) -> int:
-    """Print what workers tell of elections as it happens: who is elected, how it ended."""
+    """Print election events as they happen: which worker is elected, how it ended."""
 
     async def listen(broker: FanOut) -> None:
 
         seen = 0
         async with broker.subscribe(EVENT_EXCHANGE, ["worker.elected"]) as events:
-            click.echo("watching; Ctrl-C ends it", err=True)
+            click.echo("watching; press Ctrl-C to stop", err=True)
             async for broadcast in events:
                 try:
                     told = decode_events(broadcast.body)
                 except WireError as error:
-                    say(f"an event cannot be read: {error}", err=True)
+                    say(f"umbel: cannot read an event: {error}", err=True)
                     continue
                 for event in told:
                     _say(event, as_json=as_json)
@@ -175,4 +179,4 @@ def _say(event: dict[str, Any], *, as_json: bool) -> None:
         click.echo(msgspec.json.encode(told, enc_hook=str))
     else:
         outcome = f": {told['outcome']}" if told["outcome"] else ""
-        say(f"{told['phase']} {told['eid']} ({told['topic']}) by {told['winner'] or 'nobody'}{outcome}")
+        say(f"{told['phase']} {told['eid']} ({told['topic']}) by {told['winner'] or 'none'}{outcome}")

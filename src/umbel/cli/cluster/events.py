@@ -1,8 +1,8 @@
 """`umbel events`: what happens in the cluster, as it happens, in the cluster's order.
 
 It listens to the broker as any monitor does, so it hears Celery's workers and clients as well as
-ours. Events come from many nodes; each is held back for a moment (`--window`) and shown where its
-logical time puts it. What is told while nobody listens is not shown later: that is history.
+ours. Events come from many nodes; each is delayed for a moment (`--window`) and shown where its
+logical time puts it. Events from before the command started are not shown: see history.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from umbel.wire.event import decode_events, group_of
 from umbel.wire.show import brief
 
 INBOX_MAX = 1000
-LISTENING = "umbel: listening for events"  # what is told from now on is heard
+LISTENING = "umbel: listening for events"  # events sent from now on are shown
 ENVELOPE = ("type", "hostname", "pid", "clock", "timestamp", "utcoffset", "inc", "seq", "uuid")
 GLOB = frozenset("*?[")
 
@@ -38,19 +38,21 @@ GLOB = frozenset("*?[")
 @click.command("events")
 @app_option
 @broker_option
-@click.option("--type", "types", multiple=True, metavar="GLOB", help="Only these: task-failed, 'worker-*'.")
-@click.option("--task", "tasks", multiple=True, metavar="ID", help="Only of tasks whose id begins so.")
-@click.option("--node", "nodes", multiple=True, metavar="GLOB", help="Only told by these: 'w1@*'.")
-@click.option("-E", "--enable", is_flag=True, help="Ask all workers to tell of tasks from now on.")
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many events.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Stop after so many seconds.")
+@click.option(
+    "--type", "types", multiple=True, metavar="GLOB", help="Only these types: task-failed, 'worker-*'."
+)
+@click.option("--task", "tasks", multiple=True, metavar="ID", help="Only tasks whose id starts with ID.")
+@click.option("--node", "nodes", multiple=True, metavar="GLOB", help="Only events from these nodes: 'w1@*'.")
+@click.option("-E", "--enable", is_flag=True, help="Ask all workers to send task events from now on.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many events.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Stop after this many seconds.")
 @click.option(
     "--window",
     "window_s",
     type=click.FloatRange(0, 60),
     default=0.5,
     show_default=True,
-    help="Hold events so long to put them in order.",
+    help="Seconds to delay events to put them in order.",
 )
 @json_option
 def command(
@@ -65,12 +67,12 @@ def command(
     window_s: float,
     as_json: bool,
 ) -> int:
-    """Show what happens in the cluster in Lamport order, until Ctrl-C; with --json one object a line.
+    """Show the cluster's events in Lamport order, until Ctrl-C; with --json one object per line.
 
-    Workers tell of tasks only when asked: start them with -E, or use --enable here. Clients tell
+    Workers send task events only on request: start them with -E, or use --enable here. Clients send
     that they sent a task with task_send_sent_event.
 
-    Exit code: 0, or 3 when nothing was heard.
+    Exit code: 0, or 3 if no event came.
     """
     wanted = Wanted(types, tasks, nodes)
     tail = Tail(wanted, window_s=window_s, limit=limit, as_json=as_json)
@@ -79,7 +81,7 @@ def command(
     except KeyboardInterrupt:
         tail.show(tail.window.rest())
     if tail.window.late:
-        click.echo(f"umbel: {tail.window.late} events came too late for their place; try --window", err=True)
+        click.echo(f"umbel: {tail.window.late} events came too late to be in order; raise --window", err=True)
     return exits.OK if tail.shown else exits.NOT_FOUND
 
 
@@ -153,7 +155,7 @@ class Tail:
             if heard.event in self._wanted:
                 self.show(self.window.put(heard, now))
         if self._receiver.undecodable > before:
-            say(f"umbel: an event cannot be read: {self._receiver.last_error}", err=True)
+            say(f"umbel: cannot read an event: {self._receiver.last_error}", err=True)
 
     def show(self, events: Iterable[Heard]) -> None:
         for heard in events:

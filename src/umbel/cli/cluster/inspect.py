@@ -12,9 +12,9 @@ from umbel.cli.show.answers import print_answers
 @click.argument("words", metavar="[ARGUMENTS]...", nargs=-1)
 @asking.asks_workers
 def command(question: asking.Question, name: str | None, words: tuple[str, ...]) -> int:
-    """Ask workers COMMAND: active, stats, registered, ... Without COMMAND, list them.
+    """Query workers with COMMAND: active, stats, registered, ... Without COMMAND, list them.
 
-    Exit code: 0 all that should have answered, 69 nobody, 75 not all.
+    Exit code: 0 all expected workers answered, 69 none answered, 75 some did not answer.
     """
     if name is None:
         asking.list_commands(question.app_name, changes=False)

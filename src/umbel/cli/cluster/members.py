@@ -1,8 +1,8 @@
 """`umbel members`: who is in the cluster, and who comes and goes.
 
 Without `--watch` the workers are asked what they know; with it this process listens to the nodes as
-they do, with the same machine, and so needs no worker of ours to be there. It only listens: whoever
-is no worker tells nobody whom it misses.
+they do, with the same machine, and so needs no running Umbel worker. It only listens:
+unlike a worker, it announces no losses.
 """
 
 import asyncio
@@ -52,8 +52,12 @@ COLUMNS = ("node", "state", "software", "pid", "clock", "silent_s", "reason")
 @click.command("members")
 @app_option
 @broker_option
-@click.option("--watch", is_flag=True, help="Print who joins, falls silent, leaves or is lost, until Ctrl-C.")
-@click.option("--timeout", "timeout_s", type=float, default=1.0, show_default=True, help="Wait so long.")
+@click.option(
+    "--watch", is_flag=True, help="Print which nodes join, go silent, leave or are lost, until Ctrl-C."
+)
+@click.option(
+    "--timeout", "timeout_s", type=float, default=1.0, show_default=True, help="Seconds to wait for replies."
+)
 @json_option
 def command(app_name: str | None, url: str | None, watch: bool, timeout_s: float, as_json: bool) -> int:
     """Show the nodes of the cluster: alive, suspect, lost, left.
@@ -78,7 +82,7 @@ def command(app_name: str | None, url: str | None, watch: bool, timeout_s: float
 
 
 async def known_members(asker: Asker, timeout_s: float) -> list[dict[str, Any]]:
-    """What the workers know of one another, and whoever else answers; by name."""
+    """What the workers know of one another, and other nodes that answer; by name."""
     told, pinged = await asyncio.gather(
         asker.ask("members", destination=["@v2"], timeout_s=timeout_s),
         asker.ask("ping", timeout_s=timeout_s),
@@ -119,7 +123,7 @@ class Watch:
                     await self._take(broadcast)
 
     async def _begin(self, timeout_s: float) -> None:
-        """Those that are there already; whoever joins from now on is heard."""
+        """The nodes that are there already; nodes that join later are heard."""
         for row in await known_members(self._asker, timeout_s):
             if row["state"] in ("alive", "suspect") and row.get("pid"):
                 run = (row["incarnation"], row["pid"])
@@ -131,7 +135,7 @@ class Watch:
         try:
             events = decode_events(broadcast.body)
         except WireError as error:
-            say(f"umbel: an event cannot be read: {error}", err=True)
+            say(f"umbel: cannot read an event: {error}", err=True)
             return
         for event in events:
             for told in read_worker_event(event):

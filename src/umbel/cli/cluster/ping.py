@@ -1,4 +1,4 @@
-"""`umbel ping`: which workers are there."""
+"""`umbel ping`: which workers answer."""
 
 import click
 
@@ -10,9 +10,9 @@ from umbel.protocol.pidbox import Answers
 @click.command("ping")
 @asking.asks_workers
 def command(question: asking.Question) -> int:
-    """Ask the workers whether they are there.
+    """Check which workers answer.
 
-    Exit code: 0 all that should have answered, 69 nobody, 75 not all.
+    Exit code: 0 all expected workers answered, 69 none answered, 75 some did not answer.
     """
     return question.show(question.ask("ping"), _print)
 

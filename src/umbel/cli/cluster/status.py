@@ -29,7 +29,7 @@ FEATURES = {
 def command(question: asking.Question) -> int:
     """Show the workers that answer, what they do, and what the broker supports.
 
-    Exit code: 0 all that should have answered, 69 nobody, 75 not all.
+    Exit code: 0 all expected workers answered, 69 none answered, 75 some did not answer.
     """
     look = ask_in_time(
         question.app_name,
@@ -64,7 +64,7 @@ def _features(found: Capabilities) -> dict[str, Any]:
     supports: dict[str, Any] = {}
     for feature, capability in FEATURES.items():
         has = getattr(found, capability)
-        reason = found.reasons.get(capability, f"transport {found.transport} cannot do it")
+        reason = found.reasons.get(capability, f"transport {found.transport} does not support it")
         supports[feature] = True if has else reason
     return {"transport": found.transport, "supports": supports}
 

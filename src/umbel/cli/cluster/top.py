@@ -13,11 +13,11 @@ from umbel.urls import without_password
 @click.command("top")
 @app_option
 @broker_option
-@click.option("--no-enable", is_flag=True, help="Do not ask workers to tell of tasks.")
+@click.option("--no-enable", is_flag=True, help="Do not ask workers to send task events.")
 def command(app_name: str | None, url: str | None, no_enable: bool) -> int:
     """Watch the cluster in the terminal; the keys are shown below.
 
-    Workers tell of tasks when asked, and this asks them (as `umbel events -E` does).
+    Asks the workers to send task events, as `umbel events -E` does.
     """
     try:
         from umbel.top.screen import Top

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 @click.option(
     "--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, sc://host:15002."
 )
-@click.option("--tables", metavar="A,B", help="Only these tables, and what they are made from.")
-@click.option("--follow", "is_following", is_flag=True, help="Go on, and publish again when events came.")
+@click.option("--tables", metavar="A,B", help="Only these tables, and the tables they depend on.")
 @click.option(
-    "--until-caught-up", is_flag=True, help="With --follow: end when all that is there is published."
+    "--follow", "is_following", is_flag=True, help="Keep running, and publish again after new events."
+)
+@click.option(
+    "--until-caught-up", is_flag=True, help="With --follow: stop when all recorded events are published."
 )
 @click.option(
     "--every",
@@ -44,16 +46,16 @@ if TYPE_CHECKING:
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --follow: look for new events so often.",
+    help="With --follow: seconds between looks for new events.",
 )
 @click.option(
     "--files-per-batch",
     type=click.IntRange(min=1),
     default=32,
     show_default=True,
-    help="With --follow: take so many files at once.",
+    help="With --follow: files per batch.",
 )
-@click.option("--conf", "pairs", metavar="NAME=VALUE", multiple=True, help="A setting of Spark's.")
+@click.option("--conf", "pairs", metavar="NAME=VALUE", multiple=True, help="A Spark setting.")
 @json_option
 def build(
     lake: Path,
@@ -66,7 +68,7 @@ def build(
     pairs: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Make the tables from all recorded events, and publish them at once.
+    """Build the tables from all recorded events, and publish them together.
 
     Files that cannot be read are moved to the lake's quarantine and named; the tables are made from
     the rest, and the exit code is 75.
@@ -79,7 +81,7 @@ def build(
 
         if is_following and is_connect(master):
             raise ConfigurationError(
-                f"--follow needs Spark's driver in its own process, and {shown(master)} is Spark Connect:"
+                f"--follow does not work with Spark Connect ({shown(master)});"
                 " give another --master, or build without --follow"
             )
         lake = _existing(lake)
@@ -129,7 +131,7 @@ def _wanted(tables: str | None) -> list[str]:
     names = [name.strip() for name in (tables or "").split(",") if name.strip()]
     for name in names:
         if name not in TABLES:
-            raise ConfigurationError(f"there is no table {name!r}; the tables are {', '.join(TABLES)}")
+            raise ConfigurationError(f"unknown table {name!r}; the tables are {', '.join(TABLES)}")
     return names
 
 
@@ -145,7 +147,7 @@ def _existing(lake: Path) -> Path:
 
     if not lake.is_dir():
         raise EmptyLake(
-            f"there is no lake at {lake}: name one with --lake, or record one with `umbel record`"
+            f"there is no lake at {lake}; name another with --lake, or record one with `umbel record`"
         )
     return lake.resolve()
 
@@ -162,7 +164,7 @@ def _look(lake: Path, progress: "Progress", *, may_be_empty: bool) -> "Found":
         with progress.aside():
             click.echo(f"umbel: {one.path} cannot be read ({one.why}); moved to {moved}", err=True)
     if not found.files and not may_be_empty:
-        raise EmptyLake(f"there are no events in {lake} yet: record some with `umbel record --lake {lake}`")
+        raise EmptyLake(f"there are no events in {lake} yet; record some with `umbel record --lake {lake}`")
     return found
 
 
@@ -187,7 +189,7 @@ def _faults_told() -> Iterator[None]:
         from umbel.pipeline import faults
     except ImportError:
         raise ConfigurationError("the pipeline needs Spark and Arrow: pip install 'umbel[history]'") from None
-    # Py4J logs to whoever listens when Java has ended; what it means is said below, in one line.
+    # Py4J logs when Java has ended; the error below says what it means, in one line.
     logging.basicConfig(handlers=[logging.NullHandler()])
     try:
         yield
@@ -202,7 +204,7 @@ def _faults_told() -> Iterator[None]:
         raise UmbelError(str(fault)) from None
     except OSError as error:
         raise UmbelError(
-            f"{error.filename or 'the lake'}: {error.strerror or error}; see to that, and build again"
+            f"{error.filename or 'the lake'}: {error.strerror or error}; fix it, and build again"
         ) from None
 
 
@@ -221,7 +223,7 @@ class Progress:
 class _Bar(Progress):
     def __init__(self, bar: "RichProgress") -> None:
         self._bar = bar
-        self._step = bar.add_task("looking into the lake", total=None)
+        self._step = bar.add_task("looking for events in the lake", total=None)
 
     def tell(self, what: str, done: int, total: int) -> None:
         is_counted = total > 1 and what
@@ -252,7 +254,7 @@ def _progress() -> Iterator[Progress]:
     from rich.progress import Progress as RichProgress
 
     columns = (TextColumn("{task.description:<22}"), BarColumn(), TimeElapsedColumn())
-    # A way of its own to the terminal: while Java starts, stderr leads to a log. And stdout stays
+    # A separate way to the terminal: while Java starts, stderr leads to a log. And stdout stays
     # what it is, or data would be printed where the bar is.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
         console = Console(file=terminal)

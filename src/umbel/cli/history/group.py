@@ -1,4 +1,4 @@
-"""`umbel history`: what was recorded, built into tables and read. Each command has a file of its own."""
+"""`umbel history`: recorded events, built into tables and queried. Each command has a separate file."""
 
 import click
 

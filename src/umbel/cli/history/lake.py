@@ -23,7 +23,7 @@ def lake_option(function: FunctionT) -> FunctionT:
             value if isinstance(ctx.command, click.Group) else find_lake(ctx, value)
         ),
         type=click.Path(path_type=Path, file_okay=False),
-        help="Where history is kept; else the app's history_lake, else umbel-lake.",
+        help="Folder of the history; default: the app's history_lake, else umbel-lake.",
     )
     return option(function)
 
@@ -46,7 +46,7 @@ def find_lake(ctx: click.Context, value: Path | None) -> Path:
         if app_name is not None:
             raise
         if error.__cause__ is not None:  # there is an app, and it cannot be loaded
-            click.echo(f"umbel: {error}; taking {default} for the lake, --lake names another", err=True)
+            click.echo(f"umbel: {error}; using the lake {default}, --lake names another", err=True)
         return default
 
 

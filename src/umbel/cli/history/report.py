@@ -18,9 +18,12 @@ from umbel.history.report import main_figures, page
 @click.command("report")
 @history_options
 @click.option(
-    "--html", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the page here."
+    "--html",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write the page to.",
 )
-@click.option("--title", default="Umbel history", show_default=True, help="What the page is called.")
+@click.option("--title", default="Umbel history", show_default=True, help="Title of the page.")
 @json_option
 def report(lake: Path, html: Path | None, title: str, as_json: bool) -> int:
     """Print the main figures of the history; with --html, write them all on one page with plots.
@@ -46,7 +49,7 @@ def report(lake: Path, html: Path | None, title: str, as_json: bool) -> int:
 
 
 def write_page(path: Path, text: str) -> None:
-    """All of it or nothing: whoever has the old page open keeps it until the new one is whole."""
+    """All or nothing: a reader of the old page keeps it until the new one is complete."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8")

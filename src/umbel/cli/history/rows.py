@@ -38,7 +38,7 @@ class Listing:
 LISTINGS = (
     Listing(
         "tasks",
-        "List tasks: how they ended or where they are.",
+        "List tasks and their states.",
         ("uuid", "name", "state", "state_at", "worker", "retries", "wait_s", "run_s", "exception"),
         "state_at",
         {"state": "state", "name": "name", "worker": "worker", "task": "uuid"},
@@ -59,7 +59,7 @@ LISTINGS = (
     ),
     Listing(
         "elections",
-        "List elections; --state is their outcome, --name their topic, --worker who won.",
+        "List elections; --state is their outcome, --name their topic, --worker their winner.",
         (
             "election_id",
             "protocol",
@@ -76,7 +76,7 @@ LISTINGS = (
     ),
     Listing(
         "metrics",
-        "List what was counted and measured per minute, task name, queue and worker.",
+        "List counts and durations per minute, task name, queue and worker.",
         (
             *("minute", "name", "queue", "worker", "n_attempts", "n_succeeded", "n_failed", "n_retried"),
             *("wait_p50_s", "wait_p95_s", "run_p50_s", "run_p95_s"),
@@ -86,7 +86,7 @@ LISTINGS = (
     ),
     Listing(
         "anomalies",
-        "List what should not have been; --state is its kind, as `causality` or `run_twice`.",
+        "List anomalies; --state is their kind, such as `causality` or `run_twice`.",
         ("kind", "at", "subject", "name", "worker", "n", "detail"),
         "at",
         {"state": "kind", "name": "name", "worker": "worker", "task": "uuid"},
@@ -95,9 +95,9 @@ LISTINGS = (
 
 _FILTER_OPTIONS = {
     "state": click.option("--state", "states", multiple=True, metavar="STATE", help="Only in this state."),
-    "name": click.option("--name", metavar="GLOB", help="Only of this name, as in 'shop.*'."),
-    "worker": click.option("--worker", metavar="GLOB", help="Only of this node, as in 'w1@*'."),
-    "task": click.option("--task", metavar="ID", help="Only of tasks whose id begins so."),
+    "name": click.option("--name", metavar="GLOB", help="Only this name, as in 'shop.*'."),
+    "worker": click.option("--worker", metavar="GLOB", help="Only this node, as in 'w1@*'."),
+    "task": click.option("--task", metavar="ID", help="Only tasks whose id starts with ID."),
 }
 
 
@@ -116,7 +116,9 @@ class Moment(click.ParamType[datetime]):
             at = datetime.fromisoformat(text)
         except (ValueError, OverflowError):
             self.fail(
-                f"{text!r} is no time; give 2026-11-15T10:00, or how long ago: 90s, 15m, 2h, 3d", param, ctx
+                f"{text!r} is not a time; write 2026-11-15T10:00, or how long ago: 90s, 15m, 2h, 3d",
+                param,
+                ctx,
             )
         return at if at.tzinfo else at.replace(tzinfo=UTC)
 

@@ -30,7 +30,7 @@ CELL_MAX = 120
     type=click.IntRange(1, 1_000_000),
     default=1000,
     show_default=True,
-    help="Print no more than so many rows.",
+    help="Most rows to print.",
 )
 @click.option(
     "--timeout",
@@ -38,7 +38,7 @@ CELL_MAX = 120
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Give up after so many seconds.",
+    help="Seconds after which the query is cancelled.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
@@ -82,7 +82,7 @@ def tables(lake: Path, name: str | None, as_json: bool) -> int:
     if name is not None and name not in TABLES:
         near = nearest(name, TABLES)
         hint = f"; did you mean {near!r}?" if near else ""
-        raise click.UsageError(f"no table {name!r}; there are {', '.join(TABLES)}{hint}")
+        raise click.UsageError(f"unknown table {name!r}; the tables are {', '.join(TABLES)}{hint}")
     chosen = TABLES.values() if name is None else [TABLES[name]]
 
     def counted(found: Tables) -> dict[str, int]:
@@ -111,7 +111,9 @@ def tables(lake: Path, name: str | None, as_json: bool) -> int:
 
 def note_more(answer: "Answer") -> None:
     if answer.more:
-        click.echo(f"umbel: only the first {len(answer.rows)} rows; --limit gives more", err=True)
+        click.echo(
+            f"umbel: only the first {len(answer.rows)} rows are shown; raise --limit for more", err=True
+        )
 
 
 def cell(value: Any) -> str:

@@ -23,24 +23,24 @@ MARKER = ".umbel-demo"  # a folder without it is not ours to empty
     "--broker",
     "url",
     metavar="URL",
-    help="redis://… or amqp://…, one without other workers; default: the embedded one.",
+    help="redis://… or amqp://… without other workers; default: the embedded broker.",
 )
 @click.option(
     "--seconds", type=click.FloatRange(5, 3600), default=30.0, show_default=True, help="Of mixed load."
 )
 @click.option(
-    "--history/--no-history", default=True, help="Record events and have Spark make tables of them."
+    "--history/--no-history", default=True, help="Record events and build tables from them with Spark."
 )
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("umbel-demo"),
     show_default=True,
-    help="Where logs, events and the report are left.",
+    help="Folder for logs, events and the report.",
 )
 @json_option
 def command(url: str | None, seconds: float, history: bool, directory: Path, as_json: bool) -> int:
-    """See it work: three workers under load, one of them killed, an election, history.
+    """Run a demo: three workers under load, one of them killed, an election, history.
 
     Ends with what was sent, what ran, what was repeated and why, and whether results, the tasks' own
     ledger and history agree; exit code 1 if they do not.
@@ -54,12 +54,12 @@ def command(url: str | None, seconds: float, history: bool, directory: Path, as_
     from umbel.demo.story import Demo
 
     if history and not can_record():
-        click.echo("umbel: no history: it needs `pip install 'umbel[history]'`", err=True)
+        click.echo("umbel: history is skipped; it needs `pip install 'umbel[history]'`", err=True)
         history = False
     try:
         outcome = asyncio.run(Demo(home, seconds, history=history).run())
     except (KeyboardInterrupt, asyncio.CancelledError):
-        click.echo("umbel: stopped; no process is left", err=True)
+        click.echo("umbel: stopped; all processes have ended", err=True)
         return exits.FAILED
     show(outcome, as_json=as_json)
     return exits.OK if not outcome.verdict.problems else exits.FAILED
@@ -70,7 +70,9 @@ def _home(directory: Path) -> Path:
     home = directory.resolve()
     if home.exists():
         if not (home / MARKER).exists():
-            problem = f"{str(directory)!r} exists and was not left by a demo; name another with --directory"
+            problem = (
+                f"{str(directory)!r} exists and is not from a demo; name another folder with --directory"
+            )
             raise ConfigurationError(problem)
         shutil.rmtree(home)
     try:

@@ -70,7 +70,7 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
         click.echo(f"the report: {data['html']}")
     for problem in data["problems"]:
         click.secho(f"wrong: {problem}", fg="red")
-    verdict = "everything fits together" if data["ok"] else f"{len(data['problems'])} things do not fit"
+    verdict = "everything fits together" if data["ok"] else f"{len(data['problems'])} problems"
     ledger = "the tasks' own ledger"
     compared = f"results, {ledger} and history" if data["history"] else f"results and {ledger}"
     click.echo(f"{data['sent']:,} tasks in {data['seconds']} s\n{compared} compared: {verdict}")

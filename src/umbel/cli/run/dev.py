@@ -1,8 +1,8 @@
-"""`umbel dev`: one terminal for one's own project: a worker that starts anew when the code changes.
+"""`umbel dev`: one terminal for development: a worker that restarts when the code changes.
 
-The worker is a process of its own, so a change is loaded as a fresh start would load it. It is told
-to stop as any worker is: what runs may end, for a moment, and goes back to the queue otherwise. Code
-that cannot be loaded is said and waited for: the next change tries again.
+The worker is a separate process, so a change is loaded as a fresh start would load it. It stops
+as any worker does: running tasks get a moment to end, and are requeued otherwise. Code
+that cannot be loaded is reported; the worker restarts at the next change.
 """
 
 import os
@@ -31,18 +31,20 @@ Files = Mapping[Path, int]
 @click.command("dev")
 @app_option
 @click.option("-c", "--concurrency", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--record/--no-record", default=None, help="Keep history; default: if umbel[history] is there.")
+@click.option(
+    "--record/--no-record", default=None, help="Record history; default: if umbel[history] is installed."
+)
 @click.option(
     "--lake",
     metavar="DIR",
     envvar="UMBEL_HISTORY_LAKE",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where history is kept; else the app's history_lake, else umbel-lake.",
+    help="Folder of the history; default: the app's history_lake, else umbel-lake.",
 )
 def command(app_name: str | None, concurrency: int, record: bool | None, lake: Path | None) -> int:
-    """Work on your tasks: the embedded broker, periodic tasks and a worker that reloads on change.
+    """Develop tasks: the embedded broker, periodic tasks and a worker that restarts on change.
 
-    Finds ./tasks.py or ./app.py by itself. Ctrl-C ends it.
+    Finds ./tasks.py or ./app.py by itself. Press Ctrl-C to stop.
     """
     flags = ["-c", str(concurrency), "--grace", str(GRACE_S), "-E"]
     environment = dict(os.environ)
@@ -51,9 +53,9 @@ def command(app_name: str | None, concurrency: int, record: bool | None, lake: P
     if lake is not None:
         environment["UMBEL_HISTORY_LAKE"] = str(lake)
     _say(f"watching {Path.cwd()}")
-    _say("send a task from another terminal: umbel call NAME; Ctrl-C ends it")
+    _say("send a task from another terminal: umbel call NAME; press Ctrl-C to stop")
     dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags], environment)
-    # Told to end by a service or by a terminal that is closed, it ends as by Ctrl-C.
+    # SIGTERM and a closed terminal end it as Ctrl-C does.
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.default_int_handler)
     try:
@@ -82,7 +84,7 @@ class Dev:
             changed = changes(known, now)
             if changed:
                 known = self._settled(now)
-                _say(f"{', '.join(map(str, changed[:3]))} changed: starting anew")
+                _say(f"{', '.join(map(str, changed[:3]))} changed: restarting")
                 self.stop()
                 self._start()
 
@@ -101,7 +103,7 @@ class Dev:
             return
 
     def _start(self) -> None:
-        # A group of its own: Ctrl-C in the terminal reaches us, and we tell the worker, once.
+        # A separate process group: Ctrl-C in the terminal reaches us, and we signal the worker, once.
         self._worker = subprocess.Popen(
             self._command,
             cwd=self._folder,
@@ -112,7 +114,7 @@ class Dev:
 
     def _look_after(self) -> None:
         if self._worker is not None and self._worker.poll() is not None:
-            _say(f"the worker ended with exit code {self._worker.returncode}; it starts at the next change")
+            _say(f"the worker exited with code {self._worker.returncode}; it restarts at the next change")
             self._worker = None
 
     def _settled(self, found: Files) -> Files:

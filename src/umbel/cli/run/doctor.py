@@ -23,7 +23,7 @@ from umbel.worker.process.run_directory import default_run_directory, read_state
 
 SQLITE_LEAST = (3, 35, 0)  # UPDATE ... RETURNING
 OPTIONAL = {  # package: (extra that brings it, what it is for)
-    "uvloop": ("uvloop", "a quicker event loop for workers"),
+    "uvloop": ("uvloop", "a faster event loop for workers"),
     "hiredis": ("redis", "Redis as broker and result store"),
     "pyarrow": ("history", "recording, `umbel record`"),
     "duckdb": ("history", "reading history, `umbel history sql` and the like"),
@@ -63,7 +63,7 @@ def command(app_name: str | None, run_directory: Path | None, as_json: bool) -> 
 
 
 def _python() -> Finding:
-    platform = "" if sys.platform == "linux" else f" on {sys.platform}: workers are made for Linux"
+    platform = "" if sys.platform == "linux" else f" on {sys.platform}; workers need Linux"
     return Finding("python", "note" if platform else "ok", sys.version.split()[0] + platform)
 
 
@@ -84,7 +84,7 @@ def _packages() -> Iterator[Finding]:
 def _java() -> Finding:
     """Only `umbel history build` needs it: that there is none is worth a note, not a failure."""
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-        return Finding("java", "note", "not looked for: only Spark needs it; pip install 'umbel[history]'")
+        return Finding("java", "note", "not checked: only Spark needs it; pip install 'umbel[history]'")
     from umbel.pipeline.faults import NoJava
     from umbel.pipeline.java import TRIED, look_for_java
 
@@ -94,7 +94,7 @@ def _java() -> Finding:
         return Finding("java", "note", str(fault))
     if java.version not in TRIED:
         return Finding(
-            "java", "note", f"{java.version} at {java.home}, {java.found}: not tried, 17 and 21 are"
+            "java", "note", f"{java.version} at {java.home}, {java.found}: not tested; 17 and 21 are"
         )
     return Finding("java", "ok", f"{java.version} at {java.home}, {java.found}")
 
@@ -105,7 +105,7 @@ def _run_directory(directory: Path) -> Finding:
         return Finding("run directory", "FAIL", f"{nearest} is not writable; set UMBEL_RUN_DIR")
     states = read_states(directory)
     unwell = [state.node for state in states if not state.healthy]
-    detail = f"{directory}: {len(states)} workers" + (f", not well: {', '.join(unwell)}" if unwell else "")
+    detail = f"{directory}: {len(states)} workers" + (f", unhealthy: {', '.join(unwell)}" if unwell else "")
     return Finding("run directory", "note" if unwell else "ok", detail)
 
 
@@ -131,9 +131,9 @@ def _app(app_name: str | None) -> Iterator[Finding]:
         yield Finding("broker", "FAIL", str(error))
         return
     waiting = sum(depth.ready + depth.delayed for depth in depths.values())
-    yield Finding("broker", "ok", f"{without_password(app.settings.broker)}: {waiting} messages wait")
+    yield Finding("broker", "ok", f"{without_password(app.settings.broker)}: {waiting} messages waiting")
     if letters:
-        yield Finding("dead letters", "note", "there are some; `umbel dlq ls` says why")
+        yield Finding("dead letters", "note", "there are some; `umbel dlq ls` lists them with reasons")
 
 
 def _must_load(app_name: str | None, error: UmbelError) -> bool:
@@ -143,12 +143,16 @@ def _must_load(app_name: str | None, error: UmbelError) -> bool:
 
 
 def _signing(settings: "Settings") -> Finding:
-    """What is open to whoever can write to the broker."""
+    """What is open to anyone with access to the broker."""
     if settings.keyring is None:
-        open_to_all = "whoever can write to the broker can run every task and command; set 'signing_keys'"
+        open_to_all = (
+            "unsigned: anyone with access to the broker can run all tasks and commands; set 'signing_keys'"
+        )
         return Finding("signing", "note", open_to_all)
     keys = f"keys {', '.join(settings.keyring.ids)}; the first one signs"
     if not settings.accept_unsigned:
         return Finding("signing", "ok", keys)
     queues = ", ".join(settings.accept_unsigned)
-    return Finding("signing", "note", f"{keys}; 'accept_unsigned' takes anything from the queues {queues}")
+    return Finding(
+        "signing", "note", f"{keys}; 'accept_unsigned' accepts any message from the queues {queues}"
+    )

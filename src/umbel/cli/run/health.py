@@ -25,12 +25,19 @@ _RELATIVE = re.compile("sqlite:///(?!/)")  # lies in the project, wherever that 
 @click.command("health")
 @broker_option
 @click.option("-n", "--hostname", metavar="NAME[@HOST]", help="Only this node.")
-@click.option("--live", "probe", flag_value="live", help="Only: its process is there and its loop turns.")
-@click.option("--ready", "probe", flag_value="ready", help="Only: it takes tasks, and was not told to stop.")
 @click.option(
-    "--all", "everyone", is_flag=True, help="The workers of every project that this user runs here."
+    "--live",
+    "probe",
+    flag_value="live",
+    help="Only liveness: the process exists and its event loop responds.",
 )
-@click.option("--forget", is_flag=True, help="Forget workers that are gone and did not say so.")
+@click.option(
+    "--ready", "probe", flag_value="ready", help="Only readiness: the worker takes tasks and is not stopping."
+)
+@click.option(
+    "--all", "everyone", is_flag=True, help="The workers of all projects of this user on this machine."
+)
+@click.option("--forget", is_flag=True, help="Remove the state files of workers that died.")
 @run_directory_option
 @json_option
 def command(
@@ -42,7 +49,7 @@ def command(
     forget: bool,
     as_json: bool,
 ) -> int:
-    """Say whether this project's workers on this machine are healthy, live or ready.
+    """Check whether this project's workers on this machine are healthy, live or ready.
 
     A project's workers have the broker that -b or UMBEL_BROKER names; without these, they were started in
     this folder.
@@ -63,8 +70,8 @@ def command(
         say(_line(state, probe))
     if not states:
         wanted = f"named {hostname!r} " if hostname else ""
-        others = f"; {len(found)} of other projects did (--all shows them)" if found else ""
-        click.echo(f"umbel: no worker {wanted}has left word in {directory}{others}", err=True)
+        others = f"; {len(found)} of other projects have one (--all shows them)" if found else ""
+        click.echo(f"umbel: no worker {wanted}has a state file in {directory}{others}", err=True)
         return exits.NOT_FOUND
     return exits.OK if all(_passes(state, probe) for state in states) else exits.FAILED
 

@@ -39,7 +39,9 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
     def checked(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
         if value.replace("_", "").replace(".", "").isalnum() and not value.startswith("."):
             return value
-        raise click.BadParameter(f"{value!r} names files: use letters, digits, dots and underscores")
+        raise click.BadParameter(
+            f"{value!r} is part of file names; use letters, digits, dots and underscores"
+        )
 
     return click.option(
         "--name", default=NAME, show_default=True, callback=checked, help="The recorder's name at the broker."
@@ -57,25 +59,25 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
     type=click.FloatRange(0.05, 3600),
     default=60.0,
     show_default=True,
-    help="Close a file after so many seconds.",
+    help="Seconds after which a file is closed.",
 )
 @click.option(
     "--rotate-bytes",
     type=click.IntRange(64 * 1024, 2**30),
     default=64 * 1024 * 1024,
     show_default=True,
-    help="Close a file at this size.",
+    help="Size at which a file is closed.",
 )
-@click.option("--keep-days", type=click.FloatRange(min=1), help="Drop days older than that; default: none.")
+@click.option("--keep-days", type=click.FloatRange(min=1), help="Drop older days; default: keep all.")
 @click.option(
     "--lease",
     "lease_s",
     type=click.FloatRange(0.5, 300),
     default=10.0,
     show_default=True,
-    help="Another recorder takes over when this one was silent for so many seconds.",
+    help="Seconds of silence after which a standby recorder takes over.",
 )
-@click.option("--no-wait", is_flag=True, help="Do not stand by when somebody else records: end with 75.")
+@click.option("--no-wait", is_flag=True, help="Do not stand by while another recorder runs: exit with 75.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -93,7 +95,7 @@ def command(
 
     Needs no app with --broker, and records Celery's workers too. One recorder of a name works at a
     time; others stand by. What is not on disk is not acknowledged, so nothing is lost when it dies.
-    The broker keeps events for it while it is away: `umbel record forget` ends that.
+    The broker keeps events for a stopped recorder: `umbel record forget` ends that.
     """
     if ctx.invoked_subcommand is not None:
         return exits.OK
@@ -133,7 +135,7 @@ async def _record(broker: Broker, settings: "RecordingSettings", *, no_wait: boo
             showing.cancel()
             click.echo(err=True)
     if refused:
-        click.echo(f"umbel: {refused}; without --no-wait this one stands by", err=True)
+        click.echo(f"umbel: {refused}; leave --no-wait out to stand by", err=True)
         return exits.PARTIAL
     return exits.OK
 
@@ -143,7 +145,7 @@ async def _show(candidate: "RecorderCandidate") -> None:
     while True:
         recorder = candidate.recorder
         if recorder is None:
-            line = f"standing by: {candidate.leader or 'nobody'} records"
+            line = f"standing by; the recorder is {candidate.leader or 'unknown'}"
         else:
             at = recorder.progress
             line = f"{at.events:,} events, {at.files:,} files, {_bytes(at.size_bytes)}, {at.lag:,} behind"
@@ -160,7 +162,7 @@ async def _show(candidate: "RecorderCandidate") -> None:
 @lake_option
 @json_option
 def status(app_name: str | None, url: str | None, lake: Path, as_json: bool) -> int:
-    """Show how far each recorder is, and what lies in the lake.
+    """Show the progress of each recorder, and the contents of the lake.
 
     Without --broker or an app only the lake is looked at. Exit code: 0, or 3 when nothing was
     ever recorded.
@@ -183,7 +185,8 @@ def status(app_name: str | None, url: str | None, lake: Path, as_json: bool) -> 
         print_json(told)
     else:
         click.echo(
-            f"{found.root}: {size.files:,} files, {_bytes(size.size_bytes)}, set aside: {told['quarantined']}"
+            f"{found.root}: {size.files:,} files, {_bytes(size.size_bytes)}, "
+            f"quarantined: {told['quarantined']}"
         )
         rows: Any = told["recorders"]
         print_table(STATUS_COLUMNS, [_status_row(row) for row in rows])
@@ -216,10 +219,10 @@ def _status_row(told: dict[str, Any]) -> list[object]:
 
 @command.command("compact")
 @lake_option
-@click.option("--keep-days", type=click.FloatRange(min=1), help="Drop days older than that too.")
+@click.option("--keep-days", type=click.FloatRange(min=1), help="Also drop older days.")
 @json_option
 def compact(lake: Path, keep_days: float | None, as_json: bool) -> int:
-    """Put the small files of past hours together; readers and the stream notice nothing."""
+    """Merge the small files of past hours; readers and streams are not disturbed."""
     from umbel.history.arrow import arrow
 
     arrow()
@@ -238,13 +241,15 @@ def compact(lake: Path, keep_days: float | None, as_json: bool) -> int:
         print_json(told)
     else:
         click.echo(
-            f"{len(done.replaced):,} files put together into {len(done.written):,}; "
+            f"{len(done.replaced):,} files merged into {len(done.written):,}; "
             f"{len(told['removed']):,} removed; days dropped: {', '.join(told['dropped_days']) or 'none'}"
         )
         for name in done.set_aside:
-            click.echo(f"umbel: cannot be read, moved to {name}", err=True)
+            click.echo(f"umbel: unreadable file moved to {name}", err=True)
         for day in told["kept_days"]:
-            click.echo(f"umbel: {day} stays: `umbel history build --follow` has not taken it yet", err=True)
+            click.echo(
+                f"umbel: {day} is kept: `umbel history build --follow` has not processed it yet", err=True
+            )
     return exits.OK
 
 
@@ -254,13 +259,13 @@ def compact(lake: Path, keep_days: float | None, as_json: bool) -> int:
 @click.argument("name", default=NAME)
 @json_option
 def forget(app_name: str | None, url: str | None, name: str, as_json: bool) -> int:
-    """Have the broker keep no more events for the recorder NAME; what is in the lake stays."""
+    """Stop keeping events for the recorder NAME in the broker; the lake is not changed."""
 
     async def ask(broker: Broker) -> bool:
         known = name in await broker.recorders()
         holder = (await broker.coordination.read_lease(lease_of(name))).holder
         if holder:
-            raise LakeError(f"{holder} records as {name!r} and would register again: stop it first")
+            raise LakeError(f"{holder} is recording as {name!r} and would register again; stop it first")
         await broker.forget_recorder(name)
         return known
 
@@ -268,13 +273,15 @@ def forget(app_name: str | None, url: str | None, name: str, as_json: bool) -> i
     if as_json:
         print_json({"recorder": name, "forgotten": known})
     elif not known:
-        click.echo(f"umbel: no recorder is named {name!r}; `umbel record status` lists them", err=True)
+        click.echo(f"umbel: unknown recorder {name!r}; `umbel record status` lists them", err=True)
     return exits.OK if known else exits.NOT_FOUND
 
 
 def _existing(lake: Any) -> Any:
     if not lake.root.is_dir():
-        raise LakeError(f"there is no lake at {lake.root}; `umbel record` makes one, --lake names another")
+        raise LakeError(
+            f"there is no lake at {lake.root}; record one with `umbel record`, or name another with --lake"
+        )
     return lake
 
 

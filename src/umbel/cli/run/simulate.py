@@ -30,12 +30,12 @@ NODES_MAX = 1000
 @click.option("--nodes", type=click.IntRange(1, NODES_MAX), default=5, show_default=True)
 @click.option("--elections", type=click.IntRange(1, 10_000_000), default=2000, show_default=True)
 @click.option("--faults", "faults_text", default="all", show_default=True, metavar="none|all|NAME,NAME…")
-@click.option("--seed", default="1", show_default=True, help="Decides everything that chance decides.")
+@click.option("--seed", default="1", show_default=True, help="Seed of the random numbers.")
 @click.option("--protocol", type=click.Choice(["v1", "v2"]), default="v2", show_default=True)
 @click.option(
-    "--replay", metavar="SEED:ROUND|FILE", help="Run one round again, or a script that was printed."
+    "--replay", metavar="SEED:ROUND|FILE", help="Run one round (SEED:ROUND) or a printed script again."
 )
-@click.option("--list-faults", is_flag=True, help="Say what each fault is.")
+@click.option("--list-faults", is_flag=True, help="List the faults.")
 @json_option
 def command(
     nodes: int,
@@ -107,11 +107,11 @@ def _replay(replay: str, nodes: int, elections: int, faults: frozenset[str], *, 
         try:
             plan = msgspec.json.decode(Path(replay).read_bytes(), type=Plan)
         except msgspec.DecodeError as error:
-            raise ConfigurationError(f"{replay} holds no script of a round: {error}") from None
+            raise ConfigurationError(f"{replay} is not a script of a round: {error}") from None
     else:
         number = replay.rpartition(":")[2]
         if not number.isdecimal():
-            raise ConfigurationError(f"{replay!r} is neither SEED:ROUND nor a file with a script")
+            raise ConfigurationError(f"{replay!r} is neither SEED:ROUND nor a script file")
         plan = make_plan(replay, nodes, round_size(elections, int(number)), faults)
     outcome = run_plan(plan)
     figures = {"nodes": plan.nodes, "seed": plan.seed, "elections": len(plan.asks)}
@@ -129,7 +129,7 @@ def _replay(replay: str, nodes: int, elections: int, faults: frozenset[str], *, 
 def _confess(broken: "Outcome", figures: dict[str, Any], *, as_json: bool) -> int:
     """A promise was broken: the seed, the smallest script, and how to see it again."""
 
-    click.echo("a promise was broken; looking for a smaller script", err=True)
+    click.echo("a guarantee was broken; looking for a smaller script", err=True)
     small = shrink(broken)
     script = msgspec.json.encode(small.plan, enc_hook=str)
     if as_json:
@@ -178,7 +178,7 @@ def _print_figures(figures: dict[str, Any]) -> None:
 
 
 def _shown(outcomes: Iterable["Outcome"], elections: int) -> Iterator["Outcome"]:
-    """Pass the outcomes on, with a bar for whoever watches."""
+    """Pass the outcomes on, with a progress bar."""
     if not sys.stderr.isatty():
         yield from outcomes
         return

@@ -25,7 +25,7 @@ log = logging.getLogger("umbel.worker")
 @click.command("worker")
 @app_option
 @click.option(
-    "-c", "--concurrency", type=int, help="How many tasks at once; default: one per core, 100 in green pools."
+    "-c", "--concurrency", type=int, help="Tasks that run at once; default: one per core, 100 in green pools."
 )
 @click.option("-n", "--hostname", metavar="NAME[@HOST]", help="The node's name; %h is this host.")
 @click.option("-Q", "--queues", metavar="A,B", help="Queues to consume, in a fair rotation.")
@@ -35,38 +35,43 @@ log = logging.getLogger("umbel.worker")
     "-f",
     "--logfile",
     type=click.Path(dir_okay=False),
-    help="Log here instead of to stderr; %n is the node's name, %I -1, -2, … in children.",
+    help="Log file instead of stderr; %n is the node's name, %I -1, -2, … in child processes.",
 )
 @click.option(
     "-E", "--task-events", is_flag=True, default=None, help="Send an event at every step of a task."
 )
 @click.option(
-    "--without-mingle", is_flag=True, default=None, help="Do not say hello to the others at the start."
+    "--without-mingle",
+    is_flag=True,
+    default=None,
+    help="Do not exchange state with other nodes at the start.",
 )
-@click.option("--without-gossip", is_flag=True, default=None, help="Do not listen to the others.")
+@click.option(
+    "--without-gossip", is_flag=True, default=None, help="Do not listen to the events of other nodes."
+)
 @click.option("--without-heartbeat", is_flag=True, default=None, help="Send no heartbeats.")
-@click.option("--grace", type=float, help="Seconds a stopping worker waits for running tasks; default 30.")
-@click.option("--time-limit", type=float, help="Hard limit in seconds for tasks without one of their own.")
-@click.option("--soft-time-limit", type=float, help="Soft limit likewise.")
+@click.option("--grace", type=float, help="Seconds to wait for running tasks at shutdown; default 30.")
+@click.option("--time-limit", type=float, help="Hard limit in seconds for tasks that set none.")
+@click.option("--soft-time-limit", type=float, help="Soft limit in seconds for tasks that set none.")
 @click.option(
     "--max-tasks-per-child",
     "worker_max_tasks_per_child",
     type=int,
-    help="Replace a child that has run so many tasks.",
+    help="Replace a child process after this many tasks.",
 )
 @click.option(
     "--max-memory-per-child",
     "worker_max_memory_per_child",
     metavar="SIZE",
-    help="Replace a child that holds more, after its task; in KiB, or with a unit: 200MB.",
+    help="Replace a child process that uses more, after its task; in KiB, or with a unit: 200MB.",
 )
-@click.option("--record", metavar="DIR", help="Write the cluster's history there, when no one else does.")
+@click.option("--record", metavar="DIR", help="Record the cluster's history there if no other recorder runs.")
 @click.option(
     "--autoscale",
     "worker_autoscale",
     metavar="MAX,MIN",
     callback=lambda _context, _parameter, value: _sizes(value),
-    help="Between so many children, as there is work; MIN is 1 if left out.",
+    help="Limits for the number of child processes, by load; MIN defaults to 1.",
 )
 @run_directory_option
 @json_option
@@ -87,10 +92,10 @@ def command(
     as_json: bool,
     **flags: object,  # named like the settings that they override
 ) -> int:
-    """Run a worker: take tasks from the broker and run them in child processes.
+    """Run a worker: fetch tasks from the broker and run them in child processes.
 
-    SIGTERM or Ctrl-C: finish what runs, return the rest, exit 0. Twice: interrupt what runs, too.
-    Three times, or SIGQUIT: return what runs, at once. SIGUSR1: log the stacks of all its processes.
+    SIGTERM or Ctrl-C: finish running tasks, requeue the rest, exit 0. Twice: interrupt running tasks.
+    Three times, or SIGQUIT: requeue running tasks at once. SIGUSR1: log the stacks of all processes.
     """
 
     node = node_name(hostname)
@@ -128,7 +133,7 @@ def command(
 
 
 def _listen_to_signals() -> None:
-    """Until the worker does so itself: being told to stop is no failure.
+    """Until the worker does so itself: a request to stop is no failure.
 
     What is imported meanwhile is users' code, which could catch an exception.
     """
@@ -142,7 +147,7 @@ def _names(queues: str | None) -> list[str] | None:
         return None
     names = [name.strip() for name in queues.split(",") if name.strip()]
     if not names:
-        raise click.BadParameter(f"{queues!r} names no queue; write them as a,b", param_hint="--queues")
+        raise click.BadParameter(f"{queues!r} names no queue; write queues as a,b", param_hint="--queues")
     return names
 
 
@@ -153,5 +158,5 @@ def _sizes(text: str | None) -> tuple[int, int] | None:
     try:
         return int(most), int(least or 1)
     except ValueError:
-        problem = f"{text!r} is no pair of sizes; write it as 10,3"
+        problem = f"{text!r} is not MAX,MIN; write it as 10,3"
         raise click.BadParameter(problem, param_hint="--autoscale") from None

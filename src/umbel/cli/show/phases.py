@@ -5,7 +5,7 @@ from typing import Any
 
 
 def phase_text(found: Mapping[str, Any]) -> str:
-    """ "draining, 3 running, 12 s left"; "running" for a worker that nobody has asked to stop."""
+    """ "draining, 3 running, 12 s left"; "running" for a worker that is not stopping."""
     phase = str(found.get("phase", ""))
     if phase in ("", "running"):
         return phase

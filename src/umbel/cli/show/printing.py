@@ -44,7 +44,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
         table.add_column(column, overflow="fold", justify="right" if counts else "left")
     for row in rows:
         table.add_row(*(Text(one_line(str(cell))) for cell in row))
-    # A pipe has no width: whoever reads it gets each row on a line of its own.
+    # A pipe has no width: each row is one line.
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
     console.print(table, crop=False)
     if not rows:

@@ -29,14 +29,14 @@ def _moment(_ctx: click.Context, _parameter: click.Parameter, text: str | None) 
 @click.argument("args", nargs=-1)
 @click.option("--args", "json_args", metavar="JSON", help="Positional arguments as a JSON list.")
 @click.option("--kwargs", "json_kwargs", metavar="JSON", help="Keyword arguments as a JSON object.")
-@click.option("--countdown", type=float, help="Run it so many seconds from now.")
-@click.option("--eta", callback=_moment, help="Run it at this moment (ISO 8601).")
-@click.option("--expires", type=float, help="Do not run it after so many seconds.")
-@click.option("-q", "--queue", help="The queue to send it to.")
+@click.option("--countdown", type=float, help="Seconds until the task runs.")
+@click.option("--eta", callback=_moment, help="Time at which the task runs (ISO 8601).")
+@click.option("--expires", type=float, help="Seconds after which the task no longer runs.")
+@click.option("-q", "--queue", help="Queue of the task.")
 @click.option("--priority", type=click.IntRange(0, 9), help="0 (first) to 9.")
-@click.option("--task-id", help="The id to send it under.")
+@click.option("--task-id", help="Id of the task.")
 @click.option("--wait", type=float, metavar="SECONDS", help="Wait for the result and print it.")
-@click.option("--unregistered", is_flag=True, help="Send it although this app does not know the task.")
+@click.option("--unregistered", is_flag=True, help="Send the task although the app has none of this name.")
 @json_option
 def command(
     app_name: str | None,
@@ -55,9 +55,7 @@ def command(
     if task not in app.tasks and not unregistered:
         near = nearest(task, app.tasks)
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(app.tasks)) or 'none'}"
-        raise click.UsageError(
-            f"no task named {task!r} in this app; {hint} (--unregistered sends it all the same)"
-        )
+        raise click.UsageError(f"no task named {task!r} in this app; {hint} (--unregistered sends it anyway)")
     positional = [*_json_list(json_args), *map(_value, args)]
     keywords = _json_object(json_kwargs)
     given = {name: value for name, value in options.items() if value is not None}

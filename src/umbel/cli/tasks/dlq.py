@@ -1,4 +1,4 @@
-"""`umbel dlq`: the dead letters, why they are there, and giving them another chance."""
+"""`umbel dlq`: list the dead letters with their reasons, and requeue them."""
 
 from datetime import UTC, datetime
 
@@ -42,9 +42,9 @@ def ls(app_name: str | None, limit: int, as_json: bool) -> int:
 @click.option("--all", "every", is_flag=True, help="All of them.")
 @json_option
 def requeue(app_name: str | None, letters: tuple[str, ...], every: bool, as_json: bool) -> int:
-    """Give dead letters back to their queues; name them by the id or task id that `ls` shows."""
+    """Requeue dead letters, named by the id or task id that `ls` shows."""
     if every == bool(letters):
-        raise click.UsageError("name the letters to requeue, or say --all")
+        raise click.UsageError("name the dead letters to requeue, or give --all")
 
     async def give_back(broker: Queues) -> tuple[int, list[str]]:
         known = await broker.dead_letters(LIST_MAX)
@@ -60,7 +60,7 @@ def requeue(app_name: str | None, letters: tuple[str, ...], every: bool, as_json
     else:
         click.echo(f"{returned} requeued")
     for name in missing:
-        click.echo(f"umbel: no dead letter {name!r}; `umbel dlq ls` lists them", err=True)
+        click.echo(f"umbel: unknown dead letter {name!r}; `umbel dlq ls` lists them", err=True)
     if missing:
         return exits.PARTIAL if returned else exits.NOT_FOUND
     return exits.OK

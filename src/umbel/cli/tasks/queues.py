@@ -22,7 +22,7 @@ def command() -> None:
 @app_option
 @json_option
 def ls(app_name: str | None, as_json: bool) -> int:
-    """List the queues and how many messages wait, are not yet due, and run."""
+    """List the queues with their counts of waiting, delayed and running messages."""
     depths = ask_broker(app_name, lambda broker: broker.queues())
     rows = [(name, depth.ready, depth.delayed, depth.claimed) for name, depth in sorted(depths.items())]
     if as_json:
@@ -55,12 +55,12 @@ def peek(app_name: str | None, queue: str, limit: int, as_json: bool) -> int:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option
 def purge(app_name: str | None, queue: str, yes: bool, as_json: bool) -> int:
-    """Remove every message that waits in QUEUE. What runs is left alone."""
+    """Remove all waiting messages from QUEUE. Running tasks are not affected."""
 
     async def empty(broker: Queues) -> int | None:
         depth = (await broker.queues()).get(queue)
         waiting = depth.ready + depth.delayed if depth else 0
-        if waiting and not yes and not click.confirm(f"Remove {waiting} messages of {queue!r}?", err=True):
+        if waiting and not yes and not click.confirm(f"Remove {waiting} messages from {queue!r}?", err=True):
             return None
         return await broker.purge(queue)
 

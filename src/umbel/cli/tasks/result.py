@@ -15,8 +15,8 @@ from umbel.wire.result import decode_result
 @click.command("result")
 @app_option
 @click.argument("task_id")
-@click.option("--wait", type=float, metavar="SECONDS", default=0.0, help="Wait so long for it.")
-@click.option("--forget", is_flag=True, help="Remove it after showing it.")
+@click.option("--wait", type=float, metavar="SECONDS", default=0.0, help="Seconds to wait for the result.")
+@click.option("--forget", is_flag=True, help="Remove the result after showing it.")
 @json_option
 def command(app_name: str | None, task_id: str, wait: float, forget: bool, as_json: bool) -> int:
     """Show the result of TASK_ID.
@@ -42,7 +42,7 @@ def show(app: "App", task_id: str, *, wait: float, as_json: bool) -> int:
         result, traceback = (found.result, found.traceback) if found else (None, None)
         print_json({"task_id": task_id, "state": state, "result": result, "traceback": traceback})
     elif found is None:
-        click.echo(f"umbel: no result of {task_id} yet: unknown, waiting or running", err=True)
+        click.echo(f"umbel: no result of {task_id} yet: the task is unknown, waiting or running", err=True)
     elif state == SUCCESS:
         say(repr(found.result))
     else:

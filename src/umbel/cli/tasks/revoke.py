@@ -1,4 +1,4 @@
-"""`umbel revoke`: see to it that tasks never start, or end those that run; or take that back."""
+"""`umbel revoke`: prevent tasks from starting, or end those that run; or undo that."""
 
 from time import time
 from typing import Any
@@ -16,10 +16,17 @@ from umbel.launch.loading import find_app
 @click.command("revoke")
 @app_option
 @click.argument("task_ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--terminate", is_flag=True, help="End those that run now: the task is asked first.")
-@click.option("--signal", "signal_name", metavar="SIGNAL", help="End their processes at once, with this.")
-@click.option("--undo", is_flag=True, help="Take it back: those that were not refused yet may start.")
-@click.option("--yes", is_flag=True, help="Do not ask before running tasks are ended.")
+@click.option(
+    "--terminate", is_flag=True, help="Also end running tasks; TaskCancelled is raised in them first."
+)
+@click.option(
+    "--signal",
+    "signal_name",
+    metavar="SIGNAL",
+    help="End running tasks at once: send this signal to their processes.",
+)
+@click.option("--undo", is_flag=True, help="Cancel the revoke; tasks that were not refused yet may start.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @timeout_option
 @json_option
 def command(
@@ -32,16 +39,18 @@ def command(
     timeout_s: float,
     as_json: bool,
 ) -> int:
-    """Revoke tasks by their IDs; it holds although no worker is up.
+    """Revoke tasks by their IDs; it also works while no worker is running.
 
-    Exit code: 0 recorded, and all workers know; 75 recorded, but some workers did not answer.
+    Exit code: 0 recorded and all workers answered; 75 recorded, but some workers did not answer.
     """
 
     question = asking.Question(app_name, None, asking.whom(None, None, None, timeout_s), as_json)
     if undo and (terminate or signal_name):
-        raise click.UsageError("--undo takes a revoke back; what was ended stays ended")
+        raise click.UsageError(
+            "--undo cannot be combined with --terminate or --signal; ended tasks stay ended"
+        )
     if (terminate or signal_name) and not yes:
-        click.confirm(f"end {', '.join(task_ids)} where they run?", abort=True, err=True)
+        click.confirm(f"end {', '.join(task_ids)} if running?", abort=True, err=True)
     app = find_app(app_name).app
     arguments: dict[str, Any] = {"task_id": list(task_ids), "recorded": True}
     if terminate or signal_name:
@@ -54,5 +63,5 @@ def command(
     if answers.replies or as_json:
         code = question.show(answers, print_replies, recorded=list(task_ids))
         return code if answers.replies else exits.OK
-    click.echo("umbel: recorded; no worker is up to be told", err=True)
+    click.echo("umbel: revoke recorded; no worker is running", err=True)
     return exits.OK

@@ -97,10 +97,10 @@ def ls(app_name: str | None, as_json: bool) -> int:
         tasks = [one.as_data() for one in found]
         print_json({"leader": leader or None, "term": lease.term, "tasks": tasks})
     elif not found:
-        click.echo("umbel: this app has no periodic tasks; @app.periodic(every=60) makes one", err=True)
+        click.echo("umbel: this app has no periodic tasks; define one with @app.periodic(every=60)", err=True)
     else:
         print_table(COLUMNS, [one.as_row() for one in found])
-        say(f"leader: {leader or 'none (no worker with periodic tasks is up)'}", err=True)
+        say(f"leader: {leader or 'none (no worker with periodic tasks is running)'}", err=True)
     return exits.OK
 
 
@@ -109,7 +109,7 @@ def ls(app_name: str | None, as_json: bool) -> int:
 @click.argument("name")
 @json_option
 def run(app_name: str | None, name: str, as_json: bool) -> int:
-    """Send the task of NAME now, beside its slots."""
+    """Send the task of NAME now, in addition to its slots."""
     app = _app(app_name)
     try:
         result = _find(app, name).signature.clone().apply_async()
@@ -126,7 +126,7 @@ def run(app_name: str | None, name: str, as_json: bool) -> int:
 @app_option
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def pause(app_name: str | None, names: tuple[str, ...]) -> int:
-    """Let the slots of NAME pass until it is resumed. It holds although no worker is up."""
+    """Skip the slots of NAME until it is resumed. Also works while no worker is running."""
     return _change(app_name, names, lambda paused: paused | set(names), "paused")
 
 
@@ -149,7 +149,7 @@ def _find(app: "App", name: str) -> "Periodic":
         return known[name]
     near = nearest(name, sorted(known))
     hint = f"; did you mean {near!r}?" if near else "; `umbel schedule ls` lists them"
-    raise NoSuchPeriodic(f"no periodic task is named {name!r}{hint}")
+    raise NoSuchPeriodic(f"unknown periodic task {name!r}{hint}")
 
 
 def _iso(at_us: int) -> str:
@@ -161,7 +161,7 @@ def _change(app_name: str | None, names: tuple[str, ...], edit: Callable[[Names]
     for name in names:
         _find(app, name)
     if not ask_broker(app_name, lambda broker: _change_pauses(broker, edit)):
-        raise click.ClickException("others are changing the pauses; try again")
+        raise click.ClickException("another process is changing the pauses; try again")
     click.echo(f"{done}: {', '.join(names)}", err=True)
     return exits.OK
 

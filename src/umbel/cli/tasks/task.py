@@ -1,4 +1,4 @@
-"""`umbel task show`: the story of one task, from whoever knows it.
+"""`umbel task show`: the story of one task, from all places that know it.
 
 The lake and its tables know what was recorded, the broker's event log what is not recorded yet, the
 result backend how it ended. Whatever of these is there is asked; none of them is needed.
@@ -57,19 +57,19 @@ def command() -> None:
 @lake_option
 @json_option
 def show(task_id: str, app_name: str | None, url: str | None, lake: Path, as_json: bool) -> int:
-    """Show the story of TASK_ID: every event of it in causal order, and how it ended.
+    """Show all events of TASK_ID in causal order, and how it ended.
 
     Asked are the lake (--lake), the event log of the broker (of the app, or -b URL; not RabbitMQ's,
     which only its recorder can read) and the result backend of the app.
 
-    Exit code: 0, or 3 when nobody knows the task.
+    Exit code: 0, or 3 if the task is unknown.
     """
     logged, result = _ask_cluster(app_name, url, task_id)
     story = _recorded(lake, task_id, logged)
     if story is None and result is None:
         click.echo(
-            f"umbel: nobody knows the task {task_id}: it is in no event of the lake {str(lake)!r} and has no"
-            " result; name another lake with --lake, or its app with -A",
+            f"umbel: unknown task {task_id}: it has no events in the lake {str(lake)!r} and no"
+            " result; name another lake with --lake, or the app with -A",
             err=True,
         )
         return exits.NOT_FOUND
@@ -158,7 +158,7 @@ def _print(task_id: str, story: "Story | None", result: "ResultMap | None") -> N
         if value is not None:
             say(f"    {name.replace('_', ' ')}: {value}")
     if story is None:
-        click.echo("umbel: no event of it was recorded; this is what the result backend knows", err=True)
+        click.echo("umbel: no events of the task were recorded; showing its result only", err=True)
         return
     click.echo()
     rows = [

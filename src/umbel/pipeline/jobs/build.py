@@ -1,6 +1,6 @@
 """Build: every table from all files of the lake, in one batch.
 
-The files are given: which of them are the lake's now is known to whoever keeps the lake. What is
+The files are given: the keeper of the lake knows which of them are the lake's now. What is
 known of tasks is joined once (`states`), lies on disk while the tables that need it are made, and
 `tasks` and `attempts` come from it without another exchange. What is counted from other tables reads
 them as they were just written, which is less than the events.
@@ -34,7 +34,7 @@ from umbel.pipeline.transforms.timeline import timeline
 from umbel.pipeline.transforms.workers import workers
 
 Tell = Callable[[str, int, int], None]
-"""Told of progress: what is made now, how many steps are done, of how many."""
+"""Called with progress: the current table, steps done, steps in total."""
 
 NEEDS = {"metrics": ("attempts",), "anomalies": ("tasks", "attempts", "workers", "elections")}
 """Tables that are made from other tables."""
@@ -80,7 +80,7 @@ def make_tables(
     origin: str = "batch",
 ) -> io.Manifest:
     name, wanted = io.new_build(lake), wanted_tables(only)
-    with failing_as("the tables could not be made, nothing was published"):
+    with failing_as("cannot build the tables; nothing was published"):
         _write_tables(spark, lake, name, parts, wanted, tell or _say_nothing)
     files = {table: io.files_in(io.table_folder(lake, name, table)) for table in wanted}
     rows = {table: rows_in(paths) for table, paths in files.items()}
@@ -97,7 +97,7 @@ def make_tables(
         quarantined=[one.path.name for one in found.unreadable],
         origin=origin,
     )
-    with failing_as("the tables are made and could not be published; those of before are read"):
+    with failing_as("cannot publish the tables; the previous build stays in use"):
         io.publish(lake, manifest)
     io.remove_old_builds(lake)
     return manifest
@@ -166,8 +166,8 @@ def failing_as(what: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         raise BuildFailed(f"{what}: {gist_of(error)}") from error
-    except ConnectionError as error:  # of Py4J: nobody is there any more
-        raise BuildFailed(f"{what}: Java has ended; .work/spark.log in the lake may say why") from error
+    except ConnectionError as error:  # of Py4J: Java has ended
+        raise BuildFailed(f"{what}: Java exited; see .work/spark.log in the lake") from error
     except OSError as error:
         raise BuildFailed(f"{what}: {error.filename or 'the disk'}: {error.strerror or error}") from error
 

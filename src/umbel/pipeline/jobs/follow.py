@@ -1,6 +1,6 @@
 """Follow: the tables kept up to date while events are recorded, by Structured Streaming.
 
-The stream takes the lake's raw files in batches and writes what each batch tells as partial states
+The stream takes the lake's raw files in batches and writes each batch as partial states
 (`partials.py`); a publication joins them all. It runs in rounds: take all there is, publish if that
 was anything, wait, look again. Killed at any point and started again it goes on where it was, and the
 tables are those of a batch build over the same files.
@@ -48,7 +48,7 @@ def follow(
 ) -> None:
     """Until stopped, or until all files that are there are in published tables. Hold the lock."""
     partials = Partials(lake)
-    with failing_as("the stream could not begin; start it again, it goes on where it was"):
+    with failing_as("cannot start the stream; restart the command, it resumes where it stopped"):
         partials.open()
         partials.tidy()
     stopping = stop or threading.Event()
@@ -63,7 +63,7 @@ def follow(
             _take(spark, lake, partials, following)
             partials.tell_passed()
         if partials.taken().upto > before or is_first:
-            with failing_as("batches could not be put together; start the stream again, it goes on"):
+            with failing_as("cannot merge the batches; restart the command, it resumes where it stopped"):
                 partials.fold(spark)
             following.published(_publish(spark, lake, partials, following, found, unreadable, started))
         is_first = False
@@ -81,7 +81,7 @@ def _take(spark: SparkSession, lake: Path, partials: Partials, following: Follow
         partials.put(frame, batch_id)
 
     events = io.follow_events(spark, lake / "events", files_per_batch=following.files_per_batch)
-    with failing_as("the stream ended; start it again, it goes on where it was"):
+    with failing_as("the stream failed; restart the command, it resumes where it stopped"):
         query = (
             events.writeStream.foreachBatch(sink)
             .option("checkpointLocation", str(partials.checkpoint))
@@ -91,7 +91,7 @@ def _take(spark: SparkSession, lake: Path, partials: Partials, following: Follow
         if not query.awaitTermination(ROUND_TIMEOUT_S):
             query.stop()
             raise BuildFailed(
-                f"the stream took longer than {ROUND_TIMEOUT_S} s for what is there; start it again"
+                f"the stream took longer than {ROUND_TIMEOUT_S} s for its events; restart the command"
             )
 
 
@@ -107,7 +107,7 @@ def _publish(
     taken = partials.taken()
     passed = [lake / name for name in taken.files]
     there = [path for path in passed if path.exists()]
-    if len(there) < len(passed):  # tidied away since: what they held is in the files that replaced them
+    if len(there) < len(passed):  # removed since: their rows are in the files that replaced them
         there += [path for path in found.files if (lake / "events") not in path.parents]
     seen = Found(files=there, unreadable=list(unreadable), events=taken.events)
     parts = partials.all(spark, there)

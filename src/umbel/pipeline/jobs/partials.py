@@ -1,6 +1,6 @@
 """Partials: what a stream has made of each batch of files, on disk, and all of it together.
 
-    stream/batches/batch=000000012/{states,others,marks}/*.parquet   what one batch told
+    stream/batches/batch=000000012/{states,others,marks}/*.parquet   of one batch
     stream/batches/batch=000000012/_done.json                        that it is whole, and from which files
     stream/base-000000012/{states,others,marks}/                     all batches up to this one, joined
     stream/_base.json                                                which base counts
@@ -28,7 +28,7 @@ from umbel.pipeline.transforms.marks import merged_marks
 from umbel.pipeline.transforms.states import merged
 
 BATCHES_MAX = 32
-"""Beyond so many they are put together."""
+"""Beyond this many they are merged."""
 
 _SCHEMAS = {"states": STATES, "others": EVENTS, "marks": MARKS}
 
@@ -63,21 +63,21 @@ class Partials:
         version = io.read_json(told, Version).states
         if version != STATES_VERSION:
             raise BuildFailed(
-                f"{self.folder} holds partial states of version {version}, and this Umbel makes"
-                f" {STATES_VERSION}: move that folder away, and the stream begins again from the events"
+                f"{self.folder} contains partial states of version {version}, but this Umbel needs"
+                f" {STATES_VERSION}; move that folder away, and the stream is rebuilt from the events"
             )
         if not any((self.checkpoint / "offsets").glob("[0-9]*")):
             if self.taken().upto >= 0:  # the first new batches would pass for those that it has
                 raise BuildFailed(
-                    f"{self.folder} holds partial states, and {self.checkpoint.name}, which says of what, is"
-                    " gone: move that folder away, and the stream begins again from the events"
+                    f"{self.folder} contains partial states, but its checkpoint {self.checkpoint.name} is"
+                    " missing; move that folder away, and the stream is rebuilt from the events"
                 )
-            # Whoever made it ended before its first batch was planned. Spark refuses to begin where
+            # The process that made it ended before its first batch was planned. Spark refuses to begin where
             # such a file was half written, and there is nothing in it to go on with.
             shutil.rmtree(self.checkpoint, ignore_errors=True)
 
     def put(self, frame: DataFrame, batch_id: int) -> None:
-        """Write what one batch tells. Run again with the same number it leaves the same."""
+        """Write the states of one batch. Run again with the same number it writes the same."""
         if batch_id <= self._base().upto:
             return  # it is in the base: a stream that died before it said so begins with it again
         folder = self._batches / f"batch={batch_id:09d}"
@@ -107,7 +107,7 @@ class Partials:
         )
 
     def tell_passed(self) -> None:
-        """Leave word of which files are not needed any more, for whoever tidies the lake."""
+        """Write down which files are no longer needed, for the housekeeping of the lake."""
         io.write_json(self.folder / "_passed.json", {"files": self.taken().files})
 
     def all(self, spark: SparkSession, event_files: Sequence[Path]) -> Parts:

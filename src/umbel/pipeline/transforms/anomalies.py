@@ -101,16 +101,14 @@ def _unfinished(tasks: DataFrame, workers: DataFrame, end: DataFrame) -> DataFra
         .select("*", F.when(is_lost, F.lit("lost")).when(is_stuck, F.lit("stuck")).alias("judged"))
         .where(F.col("judged").isNotNull())
     )
-    detail = F.format_string(
-        "%s, and nothing was heard of it for %d s", "state", F.col("silent_s").cast("long")
-    )
+    detail = F.format_string("%s, and no event for %d s", "state", F.col("silent_s").cast("long"))
     return _rows(judged, F.col("judged"), detail, **_TASK)
 
 
 def _never_sent(tasks: DataFrame) -> DataFrame:
-    """Where sendings of such tasks are told at all, and after the first of them: many clients tell none.
+    """Only for tasks whose sendings are reported, and after the first: many clients report none.
 
-    What a task sends on, as a chain does, goes out with its outcome and is told by nobody.
+    What a task sends on, as a chain does, goes out with its outcome, without a task-sent event.
     """
     told = (
         tasks.groupBy("name").agg(F.min("first_sent_at").alias("told_since")).where("told_since is not null")
@@ -121,11 +119,11 @@ def _never_sent(tasks: DataFrame) -> DataFrame:
         .join(F.broadcast(told), "name")
         .where(F.col("first_received_at") > F.col("told_since"))
     )
-    return _rows(late, "received_without_sent", F.lit("nobody told of sending it"), **_TASK)
+    return _rows(late, "received_without_sent", F.lit("no task-sent event"), **_TASK)
 
 
 def _of_clocks(others: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """A node's clock as its signs of life tell it, in the order of its processes and their events."""
+    """A node's clock as its signs of life show it, in the order of its processes and their events."""
     order = Window.partitionBy("hostname").orderBy(
         F.coalesce("inc", F.lit(0)), "timestamp", "clock", "digest"
     )

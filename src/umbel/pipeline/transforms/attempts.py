@@ -18,10 +18,10 @@ from umbel.pipeline.transforms import view
 from umbel.pipeline.transforms.states import ENDINGS_MAX
 
 _ENDS = ("succeeded", "failed", "revoked", "retried", "rejected")
-"""An attempt's outcome is the first of these that was told."""
+"""An attempt's outcome is the first of these that was reported."""
 
 _WHOLE = ("task_sent", "task_received")
-"""What the newest sending and receipt of the whole task said, for the attempts that lack their own."""
+"""From the newest sending and receipt of the whole task, for the attempts that lack their own."""
 
 
 def attempts(states: DataFrame) -> DataFrame:
@@ -99,7 +99,7 @@ def _regrouped(states: DataFrame) -> DataFrame:
 
 
 def _is_of(slot: str) -> Column:
-    """Whether this row stands for that register: a row with an attempt stands for all of its own."""
+    """Whether this row stands for that register: a row with an attempt stands for all of that attempt's."""
     return F.col("only").isin("", slot)
 
 
@@ -136,7 +136,7 @@ def _described(name: str) -> Column:
 
 
 def _against(earlier: str, later: str) -> Column:
-    """Whether one process told the later before the earlier, by its own clock; clocks of 0 say nothing."""
+    """Whether one process reported the later before the earlier, by its own clock; 0 does not count."""
     one, other = F.col(earlier), F.col(later)
     is_same = (one["hostname"] == other["hostname"]) & (one["pid"] == other["pid"])
     is_told = (one["clock"] > 0) & (other["clock"] > 0)

@@ -1,7 +1,7 @@
-"""Elections: one row each, from what nodes told of them.
+"""Elections: one row each, from the events of nodes.
 
 The classic election (v1) is two sets, the candidates and who answered; the lowest candidate leads.
-An election by the store (v2) tells its winners with their terms, and how it ended. Both are functions
+An election by the store (v2) reports its winners with their terms, and how it ended. Both are functions
 of sets, so nothing depends on the order of telling.
 """
 
@@ -33,7 +33,7 @@ def _classic(others: DataFrame) -> DataFrame:
             *_times(),
         )
     )
-    nobody = F.when(F.size("stood") == 0, F.lit("answers came, and nobody stood"))
+    nobody = F.when(F.size("stood") == 0, F.lit("answers without a candidate"))
     columns = {
         "election_id": F.col("id"),
         "protocol": F.lit("v1"),

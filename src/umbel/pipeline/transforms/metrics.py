@@ -1,6 +1,6 @@
 """Metrics: per minute, task name, queue and worker, counted from attempts.
 
-An attempt is one row whatever was told of it how often, so repeated events cannot inflate a count. It
+An attempt is one row however often its events come, so repeated events cannot inflate a count. It
 counts in the minute in which it ended, else was last heard of. Percentiles are exact: approximate ones
 depend on how rows were dealt out, and a stream must give what a batch gives.
 """

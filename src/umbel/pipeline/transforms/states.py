@@ -8,7 +8,7 @@ deliveries and endings.
 One exchange: the events are dealt out by task, and everything after that stays within a task. The
 attempts of a task are grouped where they lie, and the task is the merge of its attempts.
 
-Where it stops: all that is told of one task meets in one place. Rows are reduced as they are read, so
+Where it stops: all events of one task meet in one place. Rows are reduced as they are read, so
 a task with very many events costs time on one core, not memory; its digests are kept up to a limit
 (`DIGESTS_MAX` smallest of each kind) once they are merged.
 """
@@ -28,9 +28,9 @@ ENDINGS_MAX = len(ENDINGS) * DIGESTS_MAX
 def states_of(events: DataFrame) -> DataFrame:
     """What is known of each attempt, from events alone. Rows of one task lie together afterwards.
 
-    What an event tells is put into its register before the exchange: there it is one run of bytes
+    An event's fields are put into its register before the exchange: there it is one run of bytes
     that is compared and copied as it is. A register that is put together only while rows are joined
-    is taken apart and built anew, field by field, for every row that comes after it.
+    is taken apart and rebuilt, field by field, for every row that comes after it.
     """
     ended = F.coalesce(*(F.col(f"{slot}.digest") for slot in sorted(ENDINGS)))
     return (
@@ -75,7 +75,7 @@ def by_task(states: DataFrame) -> DataFrame:
 
 
 def _told(events: DataFrame) -> DataFrame:
-    """What each event tells alone: one register, and nothing in the others."""
+    """Each event alone: one register, and nothing in the others."""
     registers = (
         F.when(F.col("slot") == slot, F.struct(*register_fields(slot))).alias(slot) for slot in SLOTS
     )

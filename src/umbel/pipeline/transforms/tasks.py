@@ -42,7 +42,7 @@ def tasks(states: DataFrame) -> DataFrame:
 
 
 def _wait_s() -> Column:
-    """Of the attempt that started last: what was told of another says nothing of its waiting."""
+    """Of the attempt that started last: events of another attempt do not say how long it waited."""
     started = view.attempt_of("started")
     sent = F.when(F.col("sent.attempt") == started, F.col("sent.timestamp"))
     received = F.when(view.attempt_of("received") == started, F.col("received.timestamp"))

@@ -1,7 +1,7 @@
 """Timeline: every event once, in the order of the merge, numbered within its task or its node.
 
 A task's events come by attempt, then by clock, as in `umbel.events.timeline`. Events without a task
-are told in the order of their node's clock. Rows are dealt out by what they are about and sorted
+are listed in the order of their node's clock. Rows are dealt out by what they are about and sorted
 there; an event that was recorded twice lies next to itself then, and the one recorded first stays.
 """
 
@@ -12,7 +12,7 @@ from umbel.events.tables import TABLES
 from umbel.events.types import RETRIES_MAX
 
 _SAYING = ("result", "exception", "name", "outcome", "winner", "queue", "signum")
-"""What tells most of an event, the first that it has."""
+"""The most informative fields of an event; the first that it has is shown."""
 
 
 def timeline(events: DataFrame) -> DataFrame:
@@ -43,7 +43,7 @@ def timeline(events: DataFrame) -> DataFrame:
 
 
 def _order() -> tuple[Column, ...]:
-    """λ, with events that are alike in all of it told apart by their digest."""
+    """λ, with events that are alike in all of it ordered by their digest."""
     return (
         F.coalesce("attempt", F.lit(0)),
         F.col("clock"),

@@ -11,13 +11,13 @@ from umbel.events.precedence import ATTEMPT_STEP, ENDED, ENDINGS, STATES, STRENG
 from umbel.events.types import SLOTS, TASK_PREFIX
 
 RUN_MAX_S = 1e12
-"""No task runs longer; what claims to is no measure."""
+"""No task runs longer; a larger value is not a measurement."""
 
 WINNER = "winner"
 
 
 def attempt_of(slot: str, received: str = "received") -> Column:
-    """The attempt that a register belongs to, said or read from the receipt."""
+    """The attempt that a register belongs to, as reported or read from the receipt."""
     newest, receipt_clock = F.col(f"{received}.attempt"), F.col(f"{received}.clock")
     read = (
         F.when(F.col(received).isNull(), F.lit(0).cast("long"))

@@ -2,7 +2,7 @@
 
 Whether a node was there is a question of physical time. A sign of life covers the time until two
 heartbeats would be due; signs that overlap are one session; a farewell ends it, and so does silence.
-A union of intervals does not depend on the order or the number of times they are told.
+A union of intervals does not depend on the order or the number of times they are reported.
 
 At the lake's end a node whose last sign still covers that moment is alive. The moment is the broker's;
 it is put into the node's own time by how far that is ahead, so a wrong clock does not bury a node.

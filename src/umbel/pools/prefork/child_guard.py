@@ -21,7 +21,7 @@ from umbel.pools.prefork import child_guard_script, kernel
 def split_from_guard(node: str, control: int) -> None:
     """Return in a new process, the fork server to be; the one that called this stays as its guard."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-        return  # there is nobody who adopts orphans, so there is nothing to child_guard_script
+        return  # there is nobody who adopts orphans, so there is nothing to guard
     guard = os.getpid()
     kernel.adopt_orphans()
     server = os.fork()
