@@ -1,17 +1,16 @@
 """Blocks outside the story of the guide: commands that exist, settings that can be used."""
 
-import importlib.util
 import re
 import shlex
 import tomllib
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
 from tests.docs.blocks import ROOT, Block, blocks_of, pages
+from umbel import App
 from umbel.cli.main import COMMANDS
 
 READ = [*pages(), ROOT / "README.md"]
@@ -63,10 +62,6 @@ def test_commands_and_options_that_are_typed_exist(line: str, place: str) -> Non
 @pytest.mark.parametrize("block", of_language("toml"), ids=lambda block: block.place)
 def test_settings_that_are_shown_can_be_used(block: Block, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(block.text)
-    (tmp_path / "settings_shown.py").write_text('from umbel import App\n\napp = App("shop")\n')
-    spec = importlib.util.spec_from_file_location("settings_shown", tmp_path / "settings_shown.py")
-    assert spec is not None and spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    app = App("shop", directory=tmp_path)
     for name, value in tomllib.loads(block.text)["tool"]["umbel"].items():
-        assert getattr(module.app.settings, name) == value
+        assert getattr(app.settings, name) == value

@@ -213,7 +213,7 @@ class _Run:
             due = cluster_now() + policy.wait_s(request.retries, random())
             return self._retried(task, call, request, error, due)
         if isinstance(error, WorkerStopping):
-            return self._outcome("requeued", summary="the worker stops")
+            return self._outcome("requeued", summary="the worker is shutting down")
         if isinstance(error, Ignore):
             return self._outcome("ignored")
         if isinstance(error, Reject):
