@@ -398,7 +398,7 @@ def test_a_state_needs_a_task_that_runs(app: App) -> None:
     def work(self: Task[..., Any]) -> None:
         self.update_state("PROGRESS")
 
-    with app.eager(), pytest.raises(RuntimeError, match="called as a function"):
+    with app.eager(), pytest.raises(RuntimeError, match="called directly"):
         work()
 
 

@@ -38,7 +38,7 @@ def test_two_signatures_share_nothing() -> None:
         ({"task": ""}, "a signature must name its task, not ''"),
         ({"task": "t", "args": "ab"}, "the signature of 't' has args 'ab'"),
         ({"task": "t", "kwargs": []}, r"the signature of 't' has kwargs \[\]"),
-        ({"task": "t", "kwargs": {1: 2}}, "kwargs whose names are not text"),
+        ({"task": "t", "kwargs": {1: 2}}, "every key of its kwargs must be text"),
         ({"task": "t", "options": 5}, "the signature of 't' has options 5"),
         ({"task": "t", "subtask_type": 5}, "the signature of 't' has subtask_type 5"),
         ({"task": "t", "immutable": "no"}, "the signature of 't' has immutable 'no'"),

@@ -51,7 +51,9 @@ def directory_of(given: str | Path | None) -> Path | None:
     directory = Path(given)
     if not directory.is_dir():
         problem = f"App(directory={str(given)!r}) is not a directory"
-        raise ConfigurationError(f"{problem}; write directory=Path(__file__).parent for that of the module")
+        raise ConfigurationError(
+            f"{problem}; for the directory of the module write directory=Path(__file__).parent"
+        )
     return directory.resolve()
 
 

@@ -160,7 +160,7 @@ class Task(Generic[P, R]):
         named = task_id or request.id
         if not named:
             raise RuntimeError(
-                f"{self.name} was called as a function; it has no task id to store a state for"
+                f"{self.name} was called directly and has no task id to store a state for; pass task_id"
             )
         reports = reports_of(self.app, request) if named == request.id else None
         if reports is not None:

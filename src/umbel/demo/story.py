@@ -141,7 +141,7 @@ class Demo:
         others = sorted(self._app.control.ask("ping", timeout=ALONE_S).replies)
         if others:
             remedy = "give the demo a separate database or virtual host"
-            raise ConfigurationError(f"{', '.join(others[:3])} answered on {where}; {remedy}")
+            raise ConfigurationError(f"other workers use {where}: {', '.join(others[:3])}; {remedy}")
 
     async def _is_recorded(self, broker: EventLog) -> bool:
         return self._run in await broker.recorders()

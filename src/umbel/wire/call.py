@@ -186,7 +186,7 @@ def body_bytes(message: Message, compression: object, limits: Limits) -> bytes:
     if not compression:
         return message.body
     if not isinstance(compression, str):
-        raise BadMessage(f"header 'compression' is {brief(compression)}")
+        raise BadMessage(f"header 'compression' must be text, not {brief(compression)}")
     from umbel.wire.compression import decompress  # three libraries that few messages need
 
     return decompress(message.body, compression, limits=limits)

@@ -126,7 +126,7 @@ class FrameReader(Generic[FrameT]):
             while (body := start + _HEADER_BYTES) <= size:
                 mark, length = header_at(data, start)
                 if mark != _MARK:
-                    raise BadFrame(f"there is no frame at byte {start} of {size}")
+                    raise BadFrame(f"damaged data from the other process: no frame at byte {start} of {size}")
                 if length > max_bytes:
                     raise BadFrame(f"a frame of {length} bytes is over the limit of {max_bytes}")
                 end = body + length

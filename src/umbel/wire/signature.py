@@ -50,7 +50,7 @@ def _checked(task: str, key: str, signature: dict[Any, Any]) -> Any:
         return list(found)
     if key in ("kwargs", "options"):
         if not all(isinstance(name, str) for name in found):
-            raise BadMessage(f"the signature of {task!r} has {key} whose names are not text")
+            raise BadMessage(f"the signature of {task!r}: every key of its {key} must be text")
         if key == "options":
             _check_options(task, found)
         return dict(found)

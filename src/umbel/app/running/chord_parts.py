@@ -60,7 +60,10 @@ def part_ended(
             return NOTHING_FOLLOWS
     except BrokerRefused as refused:  # the task keeps its outcome, and the body fails
         error = ChordError(f"cannot count part {request.id} of the chord: {refused}")
-        log.error("cannot count a finished chord part", extra={"task_id": request.id, "why": str(refused)})
+        log.error(
+            "cannot count a finished chord part; the chord fails",
+            extra={"task_id": request.id, "why": str(refused)},
+        )
         return BodyOutcome(_failures(_ids_of(signature_from(body_map, app)), error))
     body = signature_from(body_map, app)
     failed = next((one for one in parts if one.status != SUCCESS), None)

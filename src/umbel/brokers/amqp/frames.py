@@ -266,7 +266,7 @@ class FrameReader:
             elif kind == _BODY:
                 self._body(channel, data[start:end], incoming)
             elif kind != _HEARTBEAT:
-                raise BadFrames(f"unknown AMQP frame type {kind}")
+                raise BadFrames(f"unknown AMQP frame type {kind} (is this an AMQP port?)")
             at = end + 1
         self._rest = data[at:]
 

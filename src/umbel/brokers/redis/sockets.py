@@ -91,7 +91,7 @@ class SocketConnection:
             while (reply := self._reader.gets()) is _NOTHING:
                 data = self._socket.recv(_READ_BYTES)
                 if not data:
-                    raise ConnectionResetError("the connection was lost")
+                    raise ConnectionResetError("Redis closed the connection")
                 self._reader.feed(data)
         except TimeoutError as problem:
             if timeout_s is not None:

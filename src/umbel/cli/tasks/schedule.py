@@ -161,7 +161,7 @@ def _change(app_name: str | None, names: tuple[str, ...], edit: Callable[[Names]
     for name in names:
         _find(app, name)
     if not ask_broker(app_name, lambda broker: _change_pauses(broker, edit)):
-        raise click.ClickException("another process is changing the pauses; try again")
+        raise click.ClickException("another process is changing which periodic tasks are paused; try again")
     click.echo(f"{done}: {', '.join(names)}", err=True)
     return exits.OK
 

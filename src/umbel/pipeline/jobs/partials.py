@@ -64,13 +64,13 @@ class Partials:
         if version != STATES_VERSION:
             raise BuildFailed(
                 f"{self.folder} contains partial states of version {version}, but this Umbel needs"
-                f" {STATES_VERSION}; move that folder away, and the stream is rebuilt from the events"
+                f" {STATES_VERSION}; move {self.folder} away, and the stream is rebuilt from the events"
             )
         if not any((self.checkpoint / "offsets").glob("[0-9]*")):
             if self.taken().upto >= 0:  # the first new batches would pass for those that it has
                 raise BuildFailed(
                     f"{self.folder} contains partial states, but its checkpoint {self.checkpoint.name} is"
-                    " missing; move that folder away, and the stream is rebuilt from the events"
+                    " missing; move {self.folder} away, and the stream is rebuilt from the events"
                 )
             # The process that made it ended before its first batch was planned. Spark refuses to begin where
             # such a file was half written, and there is nothing in it to go on with.

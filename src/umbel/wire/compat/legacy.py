@@ -93,7 +93,9 @@ def _headers_from(body: dict[str, Any]) -> TaskHeaders:
     try:
         headers = msgspec.convert(stated, TaskHeaders)
     except msgspec.ValidationError as error:
-        raise BadMessage(f"neither v1 nor v2: {error} of the body {brief(stated)}") from error
+        raise BadMessage(
+            f"not a task message of protocol v1 or v2: {error}; the body states {brief(stated)}"
+        ) from error
     if not headers.task or not headers.id:
         raise BadMessage(f"v1 body with an empty name or id: task {headers.task!r}, id {headers.id!r}")
     check_names(headers)

@@ -145,7 +145,10 @@ class StoreElections:
 
     def _handler_ended(self, ended: HandlerEnded) -> None:
         if ended.stopped:
-            log.warning("election handler stopped: store unreachable", extra=_about(ended))
+            log.warning(
+                "election handler stopped: it could not renew its claim; another node may take over",
+                extra=_about(ended),
+            )
         elif not ended.ok:
             self._counters.election_handlers_failed += 1
             log.error("election handler failed", extra=_about(ended) | {"why": ended.outcome})
@@ -214,7 +217,10 @@ class StoreElections:
                 case Unfenced(election_id, classic, ours):
                     self._counters.elections_unfenced += 1
                     fields = {"election": election_id, "celery_workers": classic, "our_workers": ours}
-                    log.warning("mixed cluster: a Celery worker may run this election too", extra=fields)
+                    log.warning(
+                        "Celery workers are in this cluster: one of them may run this election too",
+                        extra=fields,
+                    )
 
     def _publish_classic(self, event_type: str, fields: dict[str, Any]) -> None:
         self._events.tell(event_type, **fields)

@@ -206,7 +206,9 @@ class Settler:
         """A message whose outcome cannot be written goes to the dead letters, or stays as it is."""
         self._counters.faults += 1
         reason = f"cannot store the outcome of the task: {type(error).__name__}: {error}"
-        log.error("cannot acknowledge a message; moving it to dead letters", exc_info=error)
+        log.error(
+            "cannot store the outcome of a finished task; moving its message to dead letters", exc_info=error
+        )
         buried = await await_guarded(self._broker.settle, [Bury(verdict.tag, reason)])
         if not isinstance(buried, Raised):
             return buried.value

@@ -54,7 +54,9 @@ def read_saved(path: Path) -> SavedState | None:
         if not all(
             type(value) is int and 0 <= value <= CLOCK_MAX for value in (state.clock, state.incarnation)
         ):
-            raise ValueError(f"invalid clock {state.clock!r} or incarnation {state.incarnation!r}")
+            raise ValueError(
+                f"clock {state.clock!r} and incarnation {state.incarnation!r} must be whole numbers from 0"
+            )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

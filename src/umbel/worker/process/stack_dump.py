@@ -64,7 +64,8 @@ def _log_own_stacks() -> None:
         if number != threading.get_ident()
     ]
     log.warning(
-        "stack traces of the main process", extra={"pid": os.getpid(), "traceback": "\n".join(stacks)}
+        "SIGUSR1: stack traces of the main process",
+        extra={"pid": os.getpid(), "traceback": "\n".join(stacks)},
     )
 
 
@@ -79,4 +80,4 @@ async def _log_children(pool: Pool) -> None:
                 "task_id": running.get(pid, ""),
                 "traceback": stack or "no answer from the child process",
             }
-            log.warning("stack traces of a child process", extra=fields)
+            log.warning("SIGUSR1: stack traces of a child process", extra=fields)

@@ -283,7 +283,7 @@ class MailboxShell:
                 return
             self.replies_dropped += 1
             log.warning(
-                "broker refused a control reply",
+                "broker refused a control reply; the caller gets no answer",
                 extra={"to": replies[0].routing_key[:100], "why": str(error)},
             )
 

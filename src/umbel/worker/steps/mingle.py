@@ -170,7 +170,10 @@ class Mingle(Step):
         now = cluster_now()
         learned = mingle.take_in(said, self._revoked, now)
         if learned.bad:
-            log.warning("unreadable entries in a hello reply", extra={"peer": peer, "count": learned.bad})
+            log.warning(
+                "unreadable revokes in the hello reply of another node skipped",
+                extra={"peer": peer, "count": learned.bad},
+            )
         if learned.news and "ages" not in said:  # ours have them from the record already
             self._context.outages.consequence(
                 log, logging.INFO, LEARNED, named="revokes learned", count=len(learned.news), peer=peer
@@ -180,6 +183,6 @@ class Mingle(Step):
                 await self._cluster.revoke(news)
             except BrokerError as error:
                 log.error(
-                    "cannot store revokes learned from another node; they apply on this node only",
+                    "cannot store revokes received from another node; only this node obeys them",
                     extra={"peer": peer, "why": str(error)},
                 )

@@ -396,5 +396,6 @@ class Tasks(Step):
                 await (self._settler.flush() if is_cancelled else self._settler.drained())
         except (TimeoutError, BrokerError):
             log.error(
-                "could not acknowledge all messages before shutdown", extra={"count": self._settler.pending}
+                "messages not acknowledged before shutdown; their tasks may run again",
+                extra={"count": self._settler.pending},
             )
