@@ -120,7 +120,7 @@ def test_an_app_that_leaves_something_behind_gets_children_that_start_afresh(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
-    assert "each child process imports the app itself" in caplog.text
+    assert "each child process imports it itself" in caplog.text
 
 
 def test_fork_can_be_forced() -> None:

@@ -52,5 +52,5 @@ def test_children_of_an_app_that_cannot_be_forked_start_afresh_and_work(
         assert {pid for pid, _, _ in answers} <= set(cluster.children_of("w1"))
         assert cluster.counters("w1")["children_died"] == 0
         assert cluster.stop_worker("w1") == 0
-    (said,) = re.findall(r".*children start afresh.*", cluster.log("w1"))
+    (said,) = re.findall(r".*app is not fork-safe.*", cluster.log("w1"))
     assert "threads running" in said and "metrics" in said

@@ -160,7 +160,7 @@ def test_a_worker_that_runs_logs_everything_once_the_recorder_is_ready(url: str,
     with Cluster(tmp_path, tasks, broker=url) as cluster:
         cluster.start_worker("w1", "-c", "1", "-P", "solo")
         with recording(url, lake) as recorder:
-            recorder.wait_for("recording workers=1 ")
+            recorder.wait_for("history recording started workers=1 ")
             sent = cluster.app.send_task("calm_tasks.add", [1, 2])
             wait_until(
                 lambda: lake.exists() and _types_of(lake, sent.id) == ["received", "started", "succeeded"],

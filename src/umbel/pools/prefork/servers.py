@@ -135,7 +135,7 @@ class ForkServers:
             self._close_old()
         if spawn_because and self._settings.child_start == "auto":
             log.warning(
-                "fork server unavailable; each child process imports the app itself",
+                "app is not fork-safe; each child process imports it itself",
                 extra={"because": spawn_because},
             )
         self._listener.on_loaded(spawn_because, reloaded=reloaded)
