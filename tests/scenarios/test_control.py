@@ -396,7 +396,7 @@ def test_what_is_known_of_a_worker_has_celerys_form(cluster: Cluster, broker: st
     assert "rss (end)" in ask(cluster, ONE, "memdump")
     assert ask(cluster, ONE, "objgraph") == {"error": "ImportError('Requires the objgraph library')"}
     assert ask(cluster, ONE, "autoscale", max=3, min=1) == {"error": "ValueError('Autoscale not enabled')"}
-    restarts = {"error": "ValueError('Pool restarts not enabled; set worker_pool_restarts')"}
+    restarts = {"error": "ValueError('Pool restarts not enabled')"}
     assert ask(cluster, ONE, "pool_restart", modules=[]) == restarts
     assert ask(cluster, ONE, "heartbeat") is None
     assert ask(cluster, ONE, "dlq") == []

@@ -32,7 +32,7 @@ class WorkerPool(WorkerNode):
     def restart_pool(self, *, reload: bool) -> None:
         pool = self._context.pool
         if not self._context.settings.pool_restarts:
-            raise ValueError("Pool restarts not enabled; set worker_pool_restarts")
+            raise ValueError("Pool restarts not enabled")
         if not isinstance(pool, Restartable):
             raise NotSupported(f"the {pool.describe()['implementation']} pool has no children to replace")
         pool.restart(reload=reload)

@@ -380,11 +380,9 @@ class Tasks(Step):
     def _of_child(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Name the task that a child was at, where the pool names its job."""
         claimed = self._claimed.get(fields["job"]) if fields.get("job") is not None else None
-        return (
-            fields
-            if claimed is None
-            else {**fields, "task": claimed.headers.task, "task_id": claimed.headers.id}
-        )
+        if claimed is None:
+            return fields
+        return {**fields, "task": claimed.headers.task, "task_id": claimed.headers.id}
 
     def _end_refused(self, refused: Sequence[Refused]) -> None:
         self._endings.end_refused(refused)
