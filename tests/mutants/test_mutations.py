@@ -100,6 +100,12 @@ def test_what_is_explained_names_a_subject() -> None:
     assert set(read(SURVIVORS)) <= {one.path for one in SUBJECTS}
 
 
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.path)
+def test_what_is_explained_is_still_there(subject: Subject) -> None:
+    known, mutants = read(SURVIVORS).get(subject.path, {}), mutants_of(subject)
+    assert [one for one in known if not any(explained_by(known, made) == one for made in mutants)] == []
+
+
 def test_a_stanza_says_module_operator_line_and_why(tmp_path: Path) -> None:
     file = tmp_path / "survivors.txt"
     file.write_text(
