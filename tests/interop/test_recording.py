@@ -129,6 +129,7 @@ def check_history(lake: Path, states: dict[str, str]) -> None:
 def umbel(*arguments: str) -> Any:
     done = subprocess.run(
         [sys.executable, "-m", "umbel.cli.main", *arguments],
+        env=os.environ | {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"},  # Spark's Java runs only briefly
         capture_output=True,
         text=True,
         timeout=300,
