@@ -1,6 +1,6 @@
 """Which files of Umbel one `delay()` and its run pass through: in the client, the worker and its child.
 
-    python scripts/path_files.py [BROKER_URL]      by default an embedded one in a directory of its own
+    python -m scripts.path_files [BROKER_URL]      by default an embedded one in a temporary directory
 
 A worker with one child process runs a few tasks while function calls are recorded. A file counts when
 every round passes through it, so heartbeats and lease renewals do not.

@@ -25,27 +25,20 @@ MEASURES = {
     "enqueue_cpu",
     "bulk_cpu",
 }
+MEASURED = {f"{broker}_{measure}" for broker in ("redis", "rabbitmq") for measure in MEASURES}
 
 
 @pytest.mark.skipif(not os.environ.get("UMBEL_SOAK"), reason="twelve workers start; UMBEL_SOAK=1 runs it")
 @pytest.mark.timeout(300)
 def test_it_measures_umbel_beside_itself_on_both_brokers_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--json", "--tasks", "20", "--rounds", "3", "--against", "HEAD"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        timeout=280,
-        check=False,
-    )
+    done = measure(tmp_path, "--against", "HEAD")
     if "git" in done.stderr:
         pytest.skip("this checkout has no history")
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
     printed = json.loads(done.stdout)
-    measures = {f"{broker}_{measure}" for broker in ("redis", "rabbitmq") for measure in MEASURES}
     ours, former = printed["contenders"].values()
-    assert set(ours["measures"]) == set(former["measures"]) == set(printed["changes"]) == measures
+    assert set(ours["measures"]) == set(former["measures"]) == set(printed["changes"]) == MEASURED
     for name, change in printed["changes"].items():
         assert (change["met"] is None) == (not name.endswith("_cpu"))
         assert change["noise"] == (change["low"] <= 1 <= change["high"]) or 1 in (
@@ -56,20 +49,22 @@ def test_it_measures_umbel_beside_itself_on_both_brokers_and_leaves_nothing_behi
 
 
 def test_it_measures_umbel_on_both_brokers_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--json", "--tasks", "20", "--rounds", "3", "--only", "umbel"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        timeout=200,
-        check=False,
-    )
+    done = measure(tmp_path, "--only", "umbel")
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
     (ours,) = json.loads(done.stdout)["contenders"].values()
-    assert set(ours["measures"]) == {
-        f"{broker}_{one}" for broker in ("redis", "rabbitmq") for one in MEASURES
-    }
+    assert set(ours["measures"]) == MEASURED
+
+
+def measure(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, SCRIPT, "--json", "--tasks", "20", "--rounds", "3", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TMPDIR": str(directory)},
+        timeout=280,
+        check=False,
+    )
 
 
 def test_a_tally_counts_what_forked_processes_ran(tmp_path: Path) -> None:

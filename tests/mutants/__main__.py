@@ -20,7 +20,7 @@ from queue import SimpleQueue
 
 from tests.mutants.mutations import Mutant
 from tests.mutants.subjects import SUBJECTS, Subject
-from tests.mutants.survivors import SURVIVORS, Explained, explained_by, read
+from tests.mutants.survivors import SURVIVORS, Explained, explained_by, read, stale
 from tests.mutants.trial import CannotJudge, Fate, Trial, mutants_of
 
 PER_MODULE = 20
@@ -63,8 +63,8 @@ def _judge(
     """How many mutants were killed, of how many that nobody has explained; whether that is enough."""
     mutants = mutants_of(subject)
     known = explained.get(subject.path, {})
-    stale = [one for one in known if not any(explained_by(known, mutant) == one for mutant in mutants)]
-    for place in stale:
+    gone = stale(known, mutants)
+    for place in gone:
         print(f"{subject.path}: survivors.txt explains what is there no more: {place}")
     open_ones = [one for one in mutants if explained_by(known, one) is None]
     count = len(open_ones) if options.all else min(options.per_module, len(open_ones))
@@ -87,7 +87,7 @@ def _judge(
             print(f"  {fate.value} {subject.path}:{mutant.line} {mutant.operator}")
             print(f"    - {mutant.before}\n    + {mutant.after}", flush=True)
     enough = count < JUDGED_MIN or _share(killed, count) >= KILLED_SHARE_MIN
-    return killed, count, enough and not stale
+    return killed, count, enough and not gone
 
 
 def _fates(subject: Subject, trials: list[Trial], mutants: list[Mutant]) -> list[Fate]:

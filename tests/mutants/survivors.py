@@ -3,7 +3,7 @@
 Four lines each: the module and the operator, the line after a "-", the changed line after a "+", why.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.mutants.mutations import Mutant
@@ -29,3 +29,9 @@ def read(file: Path) -> Explained:
 def explained_by(known: Mapping[Place, str], mutant: Mutant) -> Place | None:
     place = mutant.operator, mutant.before, mutant.after
     return place if place in known else None
+
+
+def stale(known: Mapping[Place, str], mutants: Iterable[Mutant]) -> list[Place]:
+    """What is explained and cannot be made of the source any more."""
+    made = {explained_by(known, mutant) for mutant in mutants}
+    return [place for place in known if place not in made]

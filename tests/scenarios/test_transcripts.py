@@ -38,7 +38,7 @@ def test_a_transcript_happens_as_it_is_written(path: Path, tmp_path: Path) -> No
     if RECORDING:
         path.write_text(happened, encoding="utf-8")
     elif differs := difference(written, happened, path.name):
-        pytest.fail(f"UMBEL_RECORD=1 records it anew\n{differs}", pytrace=False)
+        pytest.fail(f"UMBEL_RECORD=1 records it again\n{differs}", pytrace=False)
 
 
 def test_a_line_that_did_not_happen_is_shown_as_a_difference(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class Transcript:
 
 
 def parse(text: str) -> Transcript:
-    """Read everything but what happened, which is found out anew."""
+    """Read everything but what happened, which is found out again."""
     prose, found, rest = text.partition(SIMULATION)
     if not found:
         raise ValueError(f"a transcript has a line that begins with {SIMULATION!r}")

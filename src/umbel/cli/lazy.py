@@ -15,7 +15,6 @@ from umbel.errors import nearest
 class Lazy(NamedTuple):
     module: str  # below umbel.cli
     summary: str
-    attribute: str = "command"
 
 
 class LazyGroup(click.Group):
@@ -30,7 +29,7 @@ class LazyGroup(click.Group):
         place = self._places.get(cmd_name)
         if place is None:
             return None
-        command: click.Command = getattr(import_module(f"umbel.cli.{place.module}"), place.attribute)
+        command: click.Command = import_module(f"umbel.cli.{place.module}").command
         return command
 
     def resolve_command(

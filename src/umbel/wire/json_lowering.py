@@ -1,4 +1,4 @@
-"""Plain: which values a serializer writes as the protocol wants them, and how others are lowered.
+"""JSON lowering: which values a serializer writes as the protocol wants them, and how others are lowered.
 
 msgspec writes a datetime as bare text, bytes as base64, NaN as null: no error, but not what a
 Celery peer reads back. So nothing goes to it before `is_plain` has seen that it is made of

@@ -275,7 +275,7 @@ class Claims:
         return [len(ended), *ended]
 
     def _drop_marks(self, tags: Iterable[Tag]) -> None:
-        """Of claims that this process has no more: whoever holds the messages next has its own."""
+        """Of claims that this process no longer has: the next holder of the messages has other ones."""
         for tag in tags:
             self._marks.pop(tag, None)
 
