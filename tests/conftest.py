@@ -38,6 +38,7 @@ class OneSpark(LoadFileScheduling):  # type: ignore[misc]
         return "tests/pipeline" if file.startswith("tests/pipeline/") else file
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     return OneSpark(config, log)
 

@@ -199,6 +199,8 @@ class VerdictsContract:
                 await broker.publish(outgoing("a", "b", "c"))
                 await settle_all(broker, Return((await take_one(broker)).tag))
                 again = await take_in_time(broker, 3, what="the three messages")  # RabbitMQ may be busy
+                if "return_order" in under_test.capabilities.reasons:
+                    again.sort(key=lambda delivery: texts([delivery]))
                 assert texts(again) == ["a", "b", "c"]
                 assert (again[0].starts, again[0].redelivered) == (0, False)
 

@@ -36,7 +36,7 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
 
 
 class Return(msgspec.Struct, frozen=True, gc=False):
-    """Back to its queue, first in line, or parked until `not_before`.
+    """Back to its queue, first in line (see `reasons["return_order"]`), or parked until `not_before`.
 
     `charged` counts a start against it; -1 takes back one that `Started` counted, when the worker
     stopped and the task is not to blame. `ran` marks it redelivered, whether charged or not.
