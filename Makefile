@@ -81,7 +81,7 @@ lock: setup ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade for 
 	@$(LOCK) pyproject.toml -o requirements/runtime.txt
 	@$(LOCK) pyproject.toml --group dev --extra history --extra connect --extra java --extra gevent --extra top -c requirements/runtime.txt -o requirements/dev.txt
 	@$(LOCK) --group bench -o requirements/bench.txt
-	@$(LOCK) --group interop -o requirements/interop.txt
+	@$(LOCK) pyproject.toml --extra redis --group interop -o requirements/interop.txt
 	@$(LOCK) --group interop55 -o requirements/interop55.txt
 	@$(LOCK) --group docs -o requirements/docs.txt
 
