@@ -1,6 +1,7 @@
 """What becomes of a message whose run was lost, timed out or failed: Celery's table, and every other case."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -67,9 +68,10 @@ def test_what_becomes_of_a_message_whose_task_raised(rules: TaskRules, fate: Fat
 
 def every_case() -> list[tuple[TaskRules, Loss, bool, bool]]:
     flags = ("acks_early", "acks_taken", "redelivers_lost", "redelivers_timed_out", "rejects_failed")
-    rules = [
-        TaskRules(**dict(zip(flags, chosen, strict=True))) for chosen in product((False, True), repeat=5)
+    chosen: list[dict[str, Any]] = [
+        dict(zip(flags, values, strict=True)) for values in product((False, True), repeat=len(flags))
     ]
+    rules = [TaskRules(**one) for one in chosen]
     losses = (KILLED, NOT_RUN, LATE_OUTCOME, TIMED_OUT)
     return list(product(rules, losses, (False, True), (False, True)))
 

@@ -334,7 +334,6 @@ def test_a_failure_may_make_the_message_a_dead_letter_of_its_queue() -> None:
 
 def test_what_a_child_has_taken_is_acknowledged_once_and_then_only_reports() -> None:
     recorded, claimed = Recorded(), claimed_of(Run(TAKEN))
-    assert not claimed.acked
     recorded.endings.take(claimed)
     recorded.endings.take(claimed)
     assert claimed.acked and asked(recorded) == ([Ack(TAG)], [])

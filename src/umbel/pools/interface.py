@@ -130,6 +130,29 @@ class Host(Protocol):
         ...
 
 
+@runtime_checkable
+class PreparedHost(Protocol):
+    """A host that has something to do before there are children, where it was loaded."""
+
+    def before_children(self, node: str, *, forks: bool) -> None:
+        """Once in each process that loads the app, after that and before a task can run.
+
+        `forks`: in the fork server, whose children are copies of it. Else tasks run in this process. What it
+        raises keeps the pool from starting, as an error while loading does.
+        """
+        ...
+
+
+@runtime_checkable
+class LimitedHost(Protocol):
+    """A host whose tasks know another class for the soft limit than `SoftTimeLimitExceeded`."""
+
+    @property
+    def soft_limit_error(self) -> type[Exception]:
+        """Raised in the task without arguments. Coroutines (pool `asyncio`) get ours all the same."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
     host: HostSpec

@@ -17,7 +17,7 @@ async def start_host(
     target = settings.host.target
 
     def load() -> tuple[Host, Runner]:
-        host = load_host(settings.host)
+        host = load_host(settings.host, settings.node, forks=False)
         logs = settings.loglevel, settings.logfile, settings.log_json
         context = ChildContext(settings.node, 0, *logs, tell=tell, on_loop=on_loop)
         return host, host.start_child(context)
