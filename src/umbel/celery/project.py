@@ -1,0 +1,69 @@
+"""CeleryProject: what a worker asks of a Celery app (`launch.project.Project`)."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from celery import signals
+
+from umbel.app.configuration.settings import Settings
+from umbel.backends.interface import Backend
+from umbel.backends.registry import open_backend
+from umbel.brokers.interface import BrokerSettings
+from umbel.celery.backend import ForeignBackend
+from umbel.celery.configuration import backend_url
+from umbel.celery.endings import CeleryEndings
+from umbel.celery.loading import load
+from umbel.protocol.delivery.delivery import TaskRules
+from umbel.worker.settings import EndWithoutRunning
+from umbel.worker.user_code.hooks import LifeHooks
+
+
+class CeleryProject:
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
+        return {name: _rules(task, settings) for name, task in load(self._app).tasks.items()}
+
+    def queue_of(self, task: str) -> str:
+        options = self._app.amqp.router.route({}, task, (), {}, self._app.tasks[task])
+        queue = options.get("queue")
+        return str(getattr(queue, "name", queue) or self._app.conf.task_default_queue)
+
+    def for_broker(self, settings: Settings) -> BrokerSettings:
+        return settings.for_broker()
+
+    def open_backend(self, settings: Settings) -> Backend:
+        if backend_url(self._app):
+            return open_backend(settings.backend, self.for_broker(settings))
+        return ForeignBackend(self._app)
+
+    def end_without_running(self) -> EndWithoutRunning:
+        return CeleryEndings(self._app)
+
+    def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
+        return LifeHooks(
+            init=lambda: None,
+            ready=partial(signals.worker_ready.send, sender=self._app),
+            shutdown=partial(signals.worker_shutdown.send, sender=self._app),
+            timeout_s=timeout_s,
+        )
+
+    def written_by_users(self) -> Mapping[str, Any]:
+        return {"app": self._app}
+
+
+def _rules(task: Any, settings: Settings) -> TaskRules:
+    return TaskRules(
+        acks_early=not task.acks_late,
+        rate_per_second=_rate(task),
+        soft_limit_s=task.soft_time_limit or settings.task_soft_time_limit_s,
+        hard_limit_s=task.time_limit or settings.task_time_limit_s,
+    )
+
+
+def _rate(task: Any) -> float:
+    from celery.utils.time import rate
+
+    return float(rate(task.rate_limit)) if task.rate_limit else 0.0
