@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from celery import signals
+from celery.utils.time import rate
 
 from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend
@@ -55,15 +56,15 @@ class CeleryProject:
 
 
 def _rules(task: Any, settings: Settings) -> TaskRules:
+    """As Celery's worker goes by the task's options; a lost child is a failure unless they say otherwise."""
+    late = bool(task.acks_late)
     return TaskRules(
-        acks_early=not task.acks_late,
-        rate_per_second=_rate(task),
+        acks_taken=not late,
+        rate_per_second=float(rate(task.rate_limit)) if task.rate_limit else 0.0,
         soft_limit_s=task.soft_time_limit or settings.task_soft_time_limit_s,
         hard_limit_s=task.time_limit or settings.task_time_limit_s,
+        redelivers_lost=bool(task.reject_on_worker_lost or task.retry_on_worker_lost),
+        redelivers_timed_out=late and not task.acks_on_timeout,
+        rejects_failed=late and not task.acks_on_failure,
+        rejects_by_queue=True,
     )
-
-
-def _rate(task: Any) -> float:
-    from celery.utils.time import rate
-
-    return float(rate(task.rate_limit)) if task.rate_limit else 0.0
