@@ -22,6 +22,7 @@ from umbel.celery.capture import CAPTURE, Capture, install
 from umbel.celery.configuration import backend_url, settings_of
 from umbel.celery.messages import call_of, request_of
 from umbel.celery.results import install_backends
+from umbel.celery.stand_in import WorkerStandIn
 from umbel.clock import correct
 from umbel.errors import WireError
 from umbel.pools.guard import Raised, call_guarded
@@ -53,6 +54,8 @@ class CeleryHost:
         app.set_default()
         app.finalize()
         _set_task_join_will_block(True)  # what it means: a task must not wait for another's result
+        # Here, in the process that forks, because Django then gives each child its own connections.
+        signals.worker_init.send(sender=WorkerStandIn(app, node))
         settings = settings_of(app)
         install(app)
         ours = open_backend(settings.backend, settings.for_broker()) if backend_url(app) else None

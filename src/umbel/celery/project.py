@@ -15,6 +15,7 @@ from umbel.celery.backend import ForeignBackend
 from umbel.celery.configuration import backend_url
 from umbel.celery.endings import CeleryEndings
 from umbel.celery.loading import load
+from umbel.celery.stand_in import WorkerStandIn
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.settings import EndWithoutRunning
 from umbel.worker.user_code.hooks import LifeHooks
@@ -44,10 +45,10 @@ class CeleryProject:
         return CeleryEndings(self._app)
 
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
+        worker = WorkerStandIn(self._app, node)
         return LifeHooks(
-            init=lambda: None,
-            ready=partial(signals.worker_ready.send, sender=self._app),
-            shutdown=partial(signals.worker_shutdown.send, sender=self._app),
+            ready=partial(signals.worker_ready.send, sender=worker),
+            shutdown=partial(signals.worker_shutdown.send, sender=worker),
             timeout_s=timeout_s,
         )
 
