@@ -9,6 +9,7 @@ from time import perf_counter, time
 from typing import Any
 
 from celery import signals
+from celery._state import _set_task_join_will_block
 from celery.app.task import Context
 from celery.app.trace import build_tracer, setup_worker_optimizations
 from celery.exceptions import InvalidTaskError, Reject
@@ -48,6 +49,7 @@ class CeleryHost:
         app.set_current()
         app.set_default()
         app.finalize()
+        _set_task_join_will_block(True)  # what it means: a task must not wait for another's result
         self._set_up_logging(context)
         settings = settings_of(app)
         install(app)

@@ -104,7 +104,7 @@ class Leftovers:
         follow_ups = after_failure(self._app, call, request, error, "", run=self._run)
         if call.embed.chord is None and not call.embed.chain:
             return Ending(results, follow_ups)
-        return Ending(results, follow_ups, lambda: self._count_part(call, request, status, described))
+        return Ending(results, follow_ups, before=lambda: self._count_part(call, request, status, described))
 
     def _count_part(self, call: TaskCall, request: Request, status: str, error: ExceptionMap) -> Ending:
         body = part_ended(self._app, call, request, status, error)
