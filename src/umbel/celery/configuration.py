@@ -21,6 +21,7 @@ def app_for(app: Any) -> App:
     if isinstance(known, App):
         return known
     given = {row.ours: row.value(app) for row in TABLE.values() if row.ours}
+    given["worker_queues"] = tuple(app.amqp.queues.consume_from)
     made = App(app.main or "celery", **{name: value for name, value in given.items() if value is not None})
     app.umbel_app = made
     return made

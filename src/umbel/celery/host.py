@@ -21,6 +21,7 @@ from umbel.backends.registry import open_backend
 from umbel.celery.capture import CAPTURE, Capture, install
 from umbel.celery.configuration import backend_url, settings_of
 from umbel.celery.messages import call_of, request_of
+from umbel.celery.queues import broker_settings
 from umbel.celery.results import install_backends
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.clock import correct
@@ -58,7 +59,8 @@ class CeleryHost:
         signals.worker_init.send(sender=WorkerStandIn(app, node))
         settings = settings_of(app)
         install(app)
-        ours = open_backend(settings.backend, settings.for_broker()) if backend_url(app) else None
+        of_broker = broker_settings(app, settings)
+        ours = open_backend(settings.backend, of_broker) if backend_url(app) else None
         if ours is not None:
             self._close.append(ours.close)
         install_backends(app, ours, shares_settle=ours is not None and ours.shares_settle(settings.broker))

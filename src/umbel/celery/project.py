@@ -15,6 +15,8 @@ from umbel.celery.backend import ForeignBackend
 from umbel.celery.configuration import backend_url
 from umbel.celery.endings import CeleryEndings
 from umbel.celery.loading import load
+from umbel.celery.main_signals import notice_hooks
+from umbel.celery.queues import broker_settings
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.settings import EndWithoutRunning
@@ -34,7 +36,7 @@ class CeleryProject:
         return str(getattr(queue, "name", queue) or self._app.conf.task_default_queue)
 
     def for_broker(self, settings: Settings) -> BrokerSettings:
-        return settings.for_broker()
+        return broker_settings(self._app, settings)
 
     def open_backend(self, settings: Settings) -> Backend:
         if backend_url(self._app):
@@ -52,8 +54,8 @@ class CeleryProject:
             timeout_s=timeout_s,
         )
 
-    def written_by_users(self) -> Mapping[str, Any]:
-        return {"app": self._app}
+    def written_by_users(self, node: str) -> Mapping[str, Any]:
+        return {"app": self._app, "notices": notice_hooks(self._app, node)}
 
 
 def _rules(task: Any, settings: Settings) -> TaskRules:

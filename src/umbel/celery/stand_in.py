@@ -1,6 +1,8 @@
-"""WorkerStandIn: what handlers of Celery's signals get where Celery would send its worker object."""
+"""Stand-ins: what handlers of Celery's signals get where Celery would give its worker or its request."""
 
 from typing import Any, NoReturn
+
+from umbel.wire.message import Message
 
 
 class WorkerStandIn:
@@ -19,3 +21,21 @@ class WorkerStandIn:
 
     def __repr__(self) -> str:
         return f"<umbel worker {self.hostname}>"
+
+
+class RequestStandIn:
+    """The `request` of `task_received`: Celery's, as far as it is about the message."""
+
+    def __init__(self, app: Any, context: Any, message: Message) -> None:
+        self.app = app
+        self.message = message
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, _NAMES.get(name, name))
+
+    def __repr__(self) -> str:
+        return f"<Request: {self._context.task}[{self._context.id}]>"
+
+
+_NAMES = {"name": "task", "task_name": "task", "task_id": "id"}

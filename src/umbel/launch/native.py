@@ -52,7 +52,7 @@ class NativeProject:
             timeout_s=timeout_s,
         )
 
-    def written_by_users(self) -> Mapping[str, Any]:
+    def written_by_users(self, node: str) -> Mapping[str, Any]:
         app = self._app
         return {
             "app": app,
