@@ -258,7 +258,7 @@ class _Run:
             return self._outcome("cancelled", summary=self._repr(error))
         text = self._text(error)
         done_at = time()
-        follow_ups = after_failure(self._app, call, request, error, text)
+        follow_ups = after_failure(self._app, call.embed.errbacks, request, error, text)
         if self._app.signals.task_failure.receivers:
             self._app.signals.task_failure.send(task=task, task_id=request.id, error=error, traceback=text)
         results: list[StoredResult] = []
