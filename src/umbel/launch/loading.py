@@ -66,11 +66,22 @@ def load_app(target: str, *search_path: str) -> App:
     if attribute:
         found = getattr(imported.value, attribute, None)
         if isinstance(found, App):
-            return found
+            return _discovered(found, target)
         raise AppNotFound(
             f"-A {target}: {module!r} has no App named {attribute!r}{_others(vars(imported.value))}"
         )
-    return _only_app(vars(imported.value), target)
+    return _discovered(_only_app(vars(imported.value), target), target)
+
+
+def _discovered(app: App, target: str) -> App:
+    """The app with the tasks of the modules that it names (`autodiscover_tasks`)."""
+    happened = call_guarded(app.discovery.run)
+    if isinstance(happened, Raised):
+        error = happened.error
+        raise AppNotFound(
+            f"-A {target}: importing tasks failed: {type(error).__name__}: {error}{_place_of(error)}"
+        ) from error
+    return app
 
 
 def _as_module(path: Path) -> tuple[str, str]:

@@ -49,6 +49,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     summary: str = ""  # repr of the return value or of the exception
     traceback: str = ""
     not_before: float = 0.0  # for "retry": when it is due again; for display only
+    expected: bool = False  # for "failure": the task said that it raises such errors
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8):

@@ -243,6 +243,15 @@ class Signature(Stamped, Generic[R]):
             "immutable": self.immutable,
         }
 
+    __json__ = to_map  # as an argument or a result it arrives as this map
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without its app: pickled, it is what a message carries."""
+        return Signature.from_dict, (self.to_map(),)
+
+    def __copy__(self) -> "Signature[R]":
+        return self.clone()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Signature[R]":
         return self.clone()  # not of the app
 
