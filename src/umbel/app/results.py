@@ -302,9 +302,10 @@ class GroupResult:
     def children(self) -> "list[AsyncResult[Any] | GroupResult]":
         return self.results
 
-    def save(self) -> None:
+    def save(self) -> "GroupResult":
         """Keep which results belong to the group, so that `restore` finds them by its id."""
         self.app.backend.save_group(self.id, encode_json({"result": self.as_tuple()}))
+        return self
 
     @classmethod
     def restore(cls, group_id: str, *, app: ResultApp) -> "GroupResult | None":

@@ -11,14 +11,14 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from umbel.pools.guard import Raised, call_guarded
-from umbel.protocol.delivery.states import FAILURE, RETRY, SUCCESS
+from umbel.protocol.delivery.states import FAILURE, SUCCESS
 
 if TYPE_CHECKING:
     from umbel.app.running.request import Request
 
 log = logging.getLogger("umbel.task")
 
-_STATES = {"success": SUCCESS, "failure": FAILURE, "retry": RETRY}
+_STATES = {"success": SUCCESS, "failure": FAILURE}
 
 
 class ExceptionInfo:
@@ -51,7 +51,7 @@ class TaskHooks:
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
     ) -> None:
-        """Called last, however the task ended; `retval` is its value or its exception."""
+        """Called last when the task has succeeded or failed; `retval` is its value or its exception."""
 
 
 HOOK_NAMES = ("before_start", "on_success", "on_failure", "on_retry", "after_return")
@@ -78,7 +78,7 @@ class Hooks:
         self._with_error("on_retry", request, error, traceback)
 
     def returned(self, request: "Request", outcome: str, value: Any) -> None:
-        """After all of them; `outcome` is its kind. What was ignored or given back has not returned."""
+        """After all of them; `outcome` is its kind. What is retried or given back has not returned."""
         if outcome in _STATES:
             state = _STATES[outcome]
             self._call("after_return", request, state, value, request.id, request.args, request.kwargs, None)

@@ -104,8 +104,8 @@ class Request:
         return self.call.headers.stamps if self.call else {}
 
     @property
-    def stamped_headers(self) -> list[str]:
-        return (self.call.headers.stamped_headers if self.call else None) or []
+    def stamped_headers(self) -> list[str] | None:
+        return self.call.headers.stamped_headers if self.call else None
 
     @property
     def replaced_task_nesting(self) -> int:
