@@ -25,6 +25,8 @@ from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.settings import EndWithoutRunning
 from umbel.worker.user_code.hooks import LifeHooks
 
+SCHEDULE_LEASE = "celery-schedule"
+
 
 class CeleryProject:
     def __init__(self, app: Any) -> None:
