@@ -38,7 +38,7 @@ class RedisBackend:
     def __init__(self, url: str, settings: BrokerSettings) -> None:
         self._url = url
         self._addresses = parse_addresses(url)
-        self._keys = Keys(settings.key_prefix, self._addresses[0].database)
+        self._keys = Keys.of(settings, self._addresses[0].database)
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
         self._pool = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
         self._listening = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
@@ -64,7 +64,7 @@ class RedisBackend:
                 refused[some[0]] = f"it exceeds the limit of {BATCH_BYTES_MAX:,} bytes"
                 continue
             args = result_arguments(self._keys, [results[place] for place in some])
-            told = self._pool.run(_STORE, self._keys.prefix, self._ttl_ms, *args)
+            told = self._pool.run(_STORE, self._keys.result_prefix, self._ttl_ms, *args)
             for place, why in zip(told[::2], told[1::2], strict=True):
                 refused[some[place]] = why.decode(errors="replace")
         if refused:
@@ -116,8 +116,24 @@ class RedisBackend:
     def claim_chord(self, group_id: str, by: str) -> bool:
         return self._chords.claim(group_id, by)
 
+    def grow_chord(self, group_id: str, task_id: str) -> None:
+        self._chords.grow(group_id, task_id)
+
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         return self._chords.end(group_id, batch)
+
+    def save_group(self, group_id: str, payload: bytes) -> None:
+        key = self._keys.chord(group_id)
+        self._pool.use(lambda connection: connection.call("SET", key, payload, "PX", self._ttl_ms))
+
+    def read_group(self, group_id: str) -> bytes | None:
+        key = self._keys.chord(group_id)
+        found: bytes | None = self._pool.use(lambda connection: connection.call("GET", key))
+        return found
+
+    def forget_group(self, group_id: str) -> None:
+        key = self._keys.chord(group_id)
+        self._pool.use(lambda connection: connection.call("DEL", key))
 
     def close(self) -> None:
         self._pool.close()
