@@ -44,7 +44,7 @@ _SETTLE = (
 )
 
 SUBJECTS = (
-    Subject("protocol/delivery/delivery.py", ("protocol/test_delivery.py",)),
+    Subject("protocol/delivery/delivery.py", ("protocol/test_delivery.py", "protocol/test_ending.py")),
     Subject("protocol/delivery/ending.py", ("protocol/test_ending.py",)),
     Subject(
         "worker/messages/admission.py",

@@ -28,7 +28,7 @@ from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.settings import Ending
 from umbel.worker.steps.events import Events
 
-SUCCESS, FAILURE = result_of("SUCCESS"), result_of("FAILURE")
+SUCCESS, FAILURE, REVOKED = (result_of(status) for status in ("SUCCESS", "FAILURE", "REVOKED"))
 
 
 def ending_with(recorded: Recorded, make: Any) -> Endings:
@@ -128,16 +128,18 @@ def test_a_job_that_met_a_fault_in_the_pool_after_an_early_ack_has_failed() -> N
     assert recorded.counted == {"faults": 1, "failed": 1}
 
 
-def test_the_part_of_a_chord_that_ends_without_running_is_counted_first() -> None:
-    def chord() -> Ending:
-        return Ending()
+def test_what_comes_before_an_ending_is_done_first_and_its_results_are_addressed_too() -> None:
+    def count() -> Ending:
+        return Ending([REVOKED], SENT, after=b"later")
 
-    for counted in (chord, None):
-        recorded = Recorded()
-        endings = ending_with(recorded, lambda *_, one=counted: Ending([FAILURE], [], one, 3, b"then"))
-        endings.refuse(claimed_of(None), Refusal.EXPIRED)
-        assert recorded.sink.first == ([(chord, 3)] if counted else [])
-        assert recorded.sink.verdicts == [Ack(TAG, [FAILURE], [], b"then")]
+    for before in (None, count):
+        recorded = Recorded(results="rpc://")
+        endings = ending_with(recorded, lambda *_, one=before: Ending([FAILURE], [], one, 3, b"then"))
+        endings.refuse(claimed_of(None, reply_to="asker"), Refusal.EXPIRED)
+        assert recorded.sink.verdicts == [Ack(TAG, [replace(FAILURE, reply_to="asker")], [], b"then")]
+        made = [(work(), attempts) for work, attempts in recorded.sink.first]
+        more = Ending([replace(REVOKED, reply_to="asker")], SENT, after=b"later")
+        assert made == ([(more, 3)] if before else [])
 
 
 def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure(

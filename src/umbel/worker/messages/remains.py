@@ -20,8 +20,13 @@ class Remains:
     def of(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
         """What is to be stored and sent; what must come before is on its way."""
         ending = self._end_without_running(message, queue, error, status)
-        if ending.before is not None:
-            self._settler.do_first(ending.before, attempts_max=ending.attempts_max)
+        if (before := ending.before) is not None:
+            self._settler.do_first(
+                lambda: self._addressed(message, before()), attempts_max=ending.attempts_max
+            )
+        return self._addressed(message, ending)
+
+    def _addressed(self, message: Message, ending: Ending) -> Ending:
         return Ending(self.addressed(message, ending.results), ending.follow_ups, after=ending.after)
 
     def addressed(self, message: Message, results: Sequence[StoredResult]) -> Sequence[StoredResult]:
