@@ -45,7 +45,7 @@ class RedisChords:
         return [_read(part.group_id, place, one) for place, one in enumerate(found)]
 
     def grow(self, group_id: str, task_id: str) -> None:
-        self._pool.run(_CHORD, "grow", self._keys.chord(group_id), self._ttl_s, task_id)
+        self._pool.run(self._keys.script("chord"), "grow", self._keys.chord(group_id), self._ttl_s, task_id)
 
     def claim(self, group_id: str, by: str) -> bool:
         return bool(
