@@ -20,7 +20,7 @@ from tests.worker.recorded import (
 from tests.worker.test_endings import EARLY, LATE, SENT, asked, kinds, lost, outcome
 from umbel.brokers.interface import Ack, Bury, Refused
 from umbel.pools.interface import Outcome
-from umbel.protocol.delivery.delivery import Refusal
+from umbel.protocol.delivery.delivery import Refusal, Run, TaskRules
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.messages.endings import Endings
 from umbel.worker.messages.remains import Remains
@@ -191,3 +191,17 @@ def test_the_log_says_how_a_task_ended(
     about = vars(entry)
     assert (entry.levelno, "traceback" in about) == (level, traced)
     assert (about["task"], about["task_id"]) == ("t.task", "t")
+
+
+def test_what_comes_before_an_ending_joins_the_verdict_that_ends_the_message() -> None:
+    """Not one that returns it, nor any after an early ack."""
+    limited = TaskRules(redelivers_timed_out=True, hard_limit_s=1.0)
+    late = lost(started=True, ran=True, timed_out=True)
+    for joins in (True, False):
+        recorded = Recorded()
+        endings = ending_with(recorded, lambda *_, one=joins: Ending(before=Ending, joins=one))
+        endings.refuse(claimed_of(None), Refusal.EXPIRED)
+        endings.refuse(claimed_of(None), Refusal.UNKNOWN)
+        endings.lose(claimed_of(Run(limited)), late, stopping=False)
+        endings.lose(claimed_of(EARLY), lost(started=True, ran=True), stopping=False)
+        assert recorded.sink.joined == ([TAG, TAG, None, None] if joins else [None] * 4)
