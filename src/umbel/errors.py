@@ -182,7 +182,11 @@ class WorkerLost(TaskError):
 
 
 class TimeLimitExceeded(TaskError):
-    pass
+    """`limit_s`: the hard limit that ended the task, where it is known."""
+
+    def __init__(self, *args: Any, limit_s: float | None = None) -> None:
+        super().__init__(*args)
+        self.limit_s = limit_s
 
 
 class SoftTimeLimitExceeded(TaskError):
@@ -316,6 +320,10 @@ class Retry(TaskControl):
 
 class Ignore(TaskControl):
     """End the task and leave its state as it is."""
+
+    def __init__(self, *args: Any, follow_ups: Sequence[Any] = ()) -> None:
+        super().__init__(*args)
+        self.follow_ups = follow_ups  # messages to send when the task is settled
 
 
 class Reject(TaskControl):

@@ -8,8 +8,9 @@ import pytest
 from umbel import App
 from umbel.app.configuration.settings import override
 from umbel.errors import BadSetting
+from umbel.launch.native import NativeProject
 from umbel.launch.pool_choice import ChildLogs, choose_pool
-from umbel.launch.workers import task_rules, tasks_for
+from umbel.launch.workers import tasks_for
 from umbel.pools.abilities import ABILITIES, OPTIONS, lacks
 from umbel.pools.interface import HostSpec, Pool
 
@@ -27,7 +28,8 @@ ASKED: dict[str, Any] = {
 def chosen(app: App, **flags: Any) -> Pool:
     settings = override(app.settings, **flags)
     host = HostSpec("nowhere:load", "app")
-    served = tasks_for(app, task_rules(app, settings), settings.worker_queues or ("celery",))
+    project = NativeProject(app)
+    served = tasks_for(project, project.task_rules(settings), settings.worker_queues or ("celery",))
     return choose_pool(settings, served, host=host, node="w@here", logs=ChildLogs())
 
 

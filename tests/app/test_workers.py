@@ -8,7 +8,8 @@ from umbel import App
 from umbel.app.configuration.settings import override
 from umbel.app.configuration.sizes import size_bytes
 from umbel.errors import BadSetting, WorkerLost
-from umbel.launch.workers import Leftovers, node_name, task_rules
+from umbel.launch.native import Leftovers, task_rules
+from umbel.launch.workers import node_name
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result

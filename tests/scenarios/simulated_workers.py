@@ -21,7 +21,7 @@ from umbel.brokers.interface import Ack, BrokerSettings, Claim, Delivery, Starte
 from umbel.brokers.sqlite.clock import Clock
 from umbel.brokers.sqlite.store import Store
 from umbel.errors import TaskRevoked
-from umbel.launch.workers import Leftovers, task_rules
+from umbel.launch.native import Leftovers, task_rules
 from umbel.pools.interface import Job
 from umbel.protocol.delivery.delivery import AdmissionPolicy, Park, Refuse, Run
 from umbel.protocol.delivery.revoked import RevokedTasks

@@ -12,7 +12,7 @@ from umbel import App
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
-from umbel.launch.workers import Leftovers
+from umbel.launch.native import Leftovers
 from umbel.pools.interface import Job, LostJob, Outcome, PoolSettings, Told
 from umbel.pools.prefork.parent import PreforkPool
 from umbel.protocol.delivery.delivery import AdmissionPolicy, TaskRules

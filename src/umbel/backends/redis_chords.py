@@ -52,6 +52,9 @@ class RedisChords:
             return None
         return [_read(part.group_id, place, one) for place, one in enumerate(found)]
 
+    def grow(self, group_id: str, task_id: str) -> None:
+        self._pool.run(self._keys.script("chord"), "grow", self._keys.chord(group_id), self._ttl_s, task_id)
+
     def claim(self, group_id: str, by: str) -> bool:
         return bool(self._run("claim", self._keys.chord(group_id), by, CLAIM_S))
 

@@ -11,8 +11,10 @@ import importlib
 import os
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from traceback import extract_tb
+from typing import TYPE_CHECKING
 
 from umbel.app.app import App
 from umbel.app.naming import AppsIn
@@ -20,14 +22,20 @@ from umbel.errors import AppNotFound, ConfigurationError, NoApp
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import HostSpec
 
+if TYPE_CHECKING:
+    from umbel.launch.project import Project
+
 GUESSES = ("tasks", "app")
 LOADER = "umbel.launch.loading:load_app"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundApp:
+    """`project`: what a worker runs, where that is not the app itself but a Celery project."""
+
     app: App
     spec: HostSpec
+    project: "Project | None" = None
 
 
 def find_app(wanted: str | None) -> FoundApp:
@@ -42,10 +50,19 @@ def find_app(wanted: str | None) -> FoundApp:
     else:
         directory = str(Path.cwd())
     canonical = f"{module}:{attribute}" if attribute else module
-    return FoundApp(load_app(canonical, directory), HostSpec(LOADER, canonical, (directory,)))
+    loaded = _load(canonical, directory)
+    if isinstance(loaded, App):
+        return FoundApp(loaded, HostSpec(LOADER, canonical, (directory,)))
+    return loaded
 
 
 def load_app(target: str, *search_path: str) -> App:
+    loaded = _load(target, *search_path)
+    return loaded if isinstance(loaded, App) else loaded.app
+
+
+def _load(target: str, *search_path: str) -> App | FoundApp:
+    """The App that the module contains, or what stands for the Celery app in it."""
     for directory in search_path:
         if directory not in sys.path:
             sys.path.insert(0, directory)
@@ -66,11 +83,48 @@ def load_app(target: str, *search_path: str) -> App:
     if attribute:
         found = getattr(imported.value, attribute, None)
         if isinstance(found, App):
-            return found
+            return _discovered(found, target)
+    elif _apps(vars(imported.value)):
+        return _discovered(_only_app(vars(imported.value), target), target)
+    project = _celery_project(target, search_path)
+    if project is not None:
+        return project
+    if attribute:
         raise AppNotFound(
             f"-A {target}: {module!r} has no App named {attribute!r}{_others(vars(imported.value))}"
         )
-    return _only_app(vars(imported.value), target)
+    return _discovered(_only_app(vars(imported.value), target), target)
+
+
+def _discovered(app: App, target: str) -> App:
+    """The app with the tasks of the modules that it names (`autodiscover_tasks`)."""
+    happened = call_guarded(app.discovery.run)
+    if isinstance(happened, Raised):
+        error = happened.error
+        raise AppNotFound(
+            f"-A {target}: importing tasks failed: {type(error).__name__}: {error}{_place_of(error)}"
+        ) from error
+    return app
+
+
+def _celery_project(target: str, search_path: tuple[str, ...]) -> FoundApp | None:
+    module = target.partition(":")[0]
+    if "celery" not in sys.modules and not _has_celery_module(module):
+        return None
+    # Only now: Celery is imported for projects that use it, and for nobody else.
+    from umbel.celery import configuration, loading, project
+
+    app = loading.find_celery(target)
+    if app is None:
+        return None
+    stands_for = configuration.app_for(app)
+    return FoundApp(stands_for, HostSpec(loading.LOADER, target, search_path), project.CeleryProject(app))
+
+
+def _has_celery_module(module: str) -> bool:
+    """Whether there is a `proj/celery.py`, which Celery looks into when -A names the package `proj`."""
+    is_package = hasattr(sys.modules.get(module), "__path__")
+    return is_package and find_spec(f"{module}.celery") is not None
 
 
 def _as_module(path: Path) -> tuple[str, str]:

@@ -162,6 +162,13 @@ class Consumer:
         self._outstanding.pop(tag, None)
         self._channel.send(encode_method(self._channel.number, Method.BASIC_NACK, tag, False, True))
 
+    def reject(self, tag: int) -> None:
+        """A claimed message goes where the queue sends its dead letters."""
+        assert self._channel is not None
+        self.claimed -= 1
+        self._outstanding.pop(tag, None)
+        self._channel.send(encode_method(self._channel.number, Method.BASIC_NACK, tag, False, False))
+
     async def pause(self) -> None:
         """Stop fetching, and give back what is not claimed; `want` starts again."""
         assert self._channel is not None

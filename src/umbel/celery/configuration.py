@@ -1,0 +1,31 @@
+"""Configuration: a Celery app's settings, as far as they are about the worker, as ours."""
+
+from typing import Any
+
+from umbel.app.app import App
+from umbel.app.configuration.settings import Settings
+from umbel.celery.settings_table import TABLE
+from umbel.celery.table.addresses import backend_url, broker_url
+from umbel.urls import without_password
+
+__all__ = ["app_for", "backend_url", "broker_url", "settings_of", "shown_backend"]
+
+
+def settings_of(app: Any) -> Settings:
+    return app_for(app).settings
+
+
+def app_for(app: Any) -> App:
+    """An `umbel.App` that stands for the Celery app in commands: same broker, results and names."""
+    known = getattr(app, "umbel_app", None)
+    if isinstance(known, App):
+        return known
+    given = {row.ours: row.value(app) for row in TABLE.values() if row.ours}
+    given["worker_queues"] = tuple(app.amqp.queues.consume_from)
+    made = App(app.main or "celery", **{name: value for name, value in given.items() if value is not None})
+    app.umbel_app = made
+    return made
+
+
+def shown_backend(app: Any) -> str:
+    return without_password(str(app.conf.result_backend or "disabled://"))

@@ -1,0 +1,204 @@
+"""CeleryHost: a child that runs the tasks of a Celery app, with Celery's own tracer."""
+
+import logging
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from time import perf_counter, time
+from typing import Any
+
+from celery import signals
+from celery._state import _set_task_join_will_block
+from celery.app.task import Context
+from celery.app.trace import build_tracer, setup_worker_optimizations
+from celery.exceptions import InvalidTaskError, Reject, SoftTimeLimitExceeded
+from celery.utils.nodenames import node_format
+from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.serialization import prepare_accept_content
+
+from umbel.backends.registry import open_backend
+from umbel.celery.capture import CAPTURE, Capture, install
+from umbel.celery.configuration import backend_url, settings_of
+from umbel.celery.messages import call_of, request_of
+from umbel.celery.queues import broker_settings
+from umbel.celery.results import install_backends
+from umbel.celery.schedule import MARK, warn_of_beat
+from umbel.celery.stand_in import WorkerStandIn
+from umbel.clock import correct
+from umbel.errors import WireError
+from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.interface import ChildContext, Job, Outcome, Runner
+from umbel.text import leaving
+from umbel.wire.show import cut
+
+TEXT_MAX_CHARS = 64 * 1024
+log = logging.getLogger("umbel.celery")
+
+
+class CeleryHost:
+    """pools.interface.Host for a `celery.Celery`."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._node = ""
+        self._close: list[Callable[[], None]] = []
+
+    @property
+    def soft_limit_error(self) -> type[Exception]:
+        error: type[Exception] = SoftTimeLimitExceeded
+        return error
+
+    def before_children(self, node: str, *, forks: bool) -> None:
+        """Everything that children can share: what is made here costs memory once."""
+        app = self._app
+        app.set_current()
+        app.set_default()
+        app.finalize()
+        _set_task_join_will_block(True)  # what it means: a task must not wait for another's result
+        # Here, in the process that forks, because Django then gives each child its own connections.
+        signals.worker_init.send(sender=WorkerStandIn(app, node))
+        settings = settings_of(app)
+        install(app)
+        of_broker = broker_settings(app, settings)
+        ours = open_backend(settings.backend, of_broker) if backend_url(app) else None
+        if ours is not None:
+            self._close.append(ours.close)
+        install_backends(app, ours, shares_settle=ours is not None and ours.shares_settle(settings.broker))
+        setup_worker_optimizations(app, node)
+        for name, task in app.tasks.items():
+            task.__trace__ = build_tracer(name, task, app.loader, node, app=app)
+
+    def start_child(self, context: ChildContext) -> Runner:
+        self._node = context.node
+        if context.is_process:
+            multiprocessing.current_process().name = f"ForkPoolWorker-{context.child + 1}"  # as logs show it
+        self._set_up_logging(context)
+        self._app.loader.init_worker_process()
+        signals.worker_process_init.send(sender=context.node)
+        return _Runner(self._app, context.node)
+
+    def stop_child(self) -> None:
+        signals.worker_process_shutdown.send(sender=self._node, pid=os.getpid(), exitcode=0)
+        for close in self._close:
+            close()
+
+    def _set_up_logging(self, context: ChildContext) -> None:
+        conf = self._app.conf
+        logfile = context.logfile and node_format(context.logfile, context.node, I=f"-{context.child + 1}")
+        self._app.log.setup(
+            logging.getLevelNamesMapping()[context.loglevel],
+            logfile,
+            context.is_process and conf.worker_redirect_stdouts,
+            conf.worker_redirect_stdouts_level,
+            hostname=context.node,
+        )
+
+
+class _Runner:
+    """Runs one job after the other; everything a message or a task does wrong becomes its outcome."""
+
+    def __init__(self, app: Any, node: str) -> None:
+        self._app = app
+        self._node = node
+        self._accept = prepare_accept_content(app.conf.accept_content)
+        self._tasks = app.tasks
+
+    def __call__(self, job: Job) -> Outcome:
+        correct(job.clock_offset_s)
+        run = _Run(job)
+        try:
+            headers, args, kwargs, embed = call_of(job.message, self._accept)
+            task = self._tasks[job.task]
+        except (ContentDisallowed, DecodeError, WireError, InvalidTaskError, ValueError, TypeError) as error:
+            return run.outcome("rejected", summary=f"{type(error).__name__}: {error}")
+        except KeyError:
+            return run.outcome("rejected", summary=f"task {job.task!r} is not registered in this process")
+        if "celery_beat_task" in headers and MARK not in headers:
+            warn_of_beat()
+        request = request_of(
+            headers, job.message, queue=job.queue, hostname=self._node, redelivered=job.redelivered
+        )
+        request.update(embed, args=args, kwargs=kwargs)
+        capture = Capture()
+        token = CAPTURE.set(capture)
+        try:
+            traced = call_guarded(task.__trace__, job.task_id, args, kwargs, request)
+            return self._ended(run, task, request, capture, traced)
+        finally:
+            CAPTURE.reset(token)
+
+    def _ended(
+        self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, traced: Any
+    ) -> Outcome:
+        if isinstance(traced, Raised):
+            if isinstance(traced.error, Reject):  # from a hook, after the task's own end
+                return self._rejected(run, task, request, capture, traced.error)
+            text = "".join(traceback.format_exception(traced.error))
+            return run.outcome("failure", capture, summary=repr(traced.error), traceback=text)
+        retval, info, _, shown = traced.value
+        if info is None:
+            return run.outcome("success", capture, summary=shown or "")
+        if isinstance(info.retval, Reject):
+            return self._rejected(run, task, request, capture, info.retval)
+        kind = _KINDS[info.state]
+        if kind == "ignored":
+            return run.outcome(kind, capture)
+        error = info.retval
+        return run.outcome(
+            kind,
+            capture,
+            summary=repr(getattr(error, "exc", None) or error),
+            traceback=str(getattr(retval, "traceback", "")),
+        )
+
+    def _rejected(
+        self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, error: Reject
+    ) -> Outcome:
+        if error.requeue:
+            return run.outcome("requeued", summary=str(error.reason))
+        context = Context(request, called_directly=False)
+        ignored = task.ignore_result if context.ignore_result is None else context.ignore_result
+        stored = not ignored or task.store_errors_even_if_ignored
+        task.backend.mark_as_failure(context.id, error, request=context, store_result=stored)
+        signals.task_failure.send(
+            sender=task,
+            task_id=context.id,
+            exception=error,
+            args=context.args,
+            kwargs=context.kwargs,
+            traceback=error.__traceback__,
+            einfo=None,
+        )
+        return run.outcome("rejected", capture, summary=str(error.reason))
+
+
+_KINDS: dict[str, Any] = {
+    "RETRY": "retry",
+    "FAILURE": "failure",
+    "IGNORED": "ignored",
+    "REJECTED": "rejected",
+}
+
+
+class _Run:
+    __slots__ = ("_began", "_number", "_started_at")
+
+    def __init__(self, job: Job) -> None:
+        self._number = job.number
+        self._started_at = time()
+        self._began = perf_counter()
+
+    def outcome(
+        self, kind: Any, capture: Capture | None = None, *, summary: str = "", traceback: str = ""
+    ) -> Outcome:
+        return Outcome(
+            self._number,
+            kind,
+            self._started_at,
+            perf_counter() - self._began,
+            list(capture.by_task.values()) if capture else (),
+            capture.follow_ups if capture else (),
+            cut(leaving(summary), TEXT_MAX_CHARS),
+            cut(leaving(traceback), TEXT_MAX_CHARS),
+        )

@@ -1,0 +1,63 @@
+"""Find a Celery app by Celery's own rules, and load it the way Celery's worker does."""
+
+from importlib import import_module
+from typing import Any
+
+from celery import VERSION, Celery
+from celery.app import backends
+from celery.app.utils import find_app
+
+from umbel.errors import AppNotFound, ConfigurationError
+from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.interface import Host
+
+LOADER = "umbel.celery.loading:load_host"
+OLDEST = (5, 7)
+
+
+def find_celery(target: str) -> Any | None:
+    """The `celery.Celery` that -A TARGET names, or None where there is none."""
+    found = call_guarded(find_app, target)
+    if isinstance(found, Raised):
+        if isinstance(found.error, AttributeError | ImportError):
+            return None
+        raise AppNotFound(f"-A {target}: {type(found.error).__name__}: {found.error}") from found.error
+    if not isinstance(found.value, Celery):
+        return None
+    if tuple(VERSION[:2]) < OLDEST:
+        version, needed = ".".join(map(str, VERSION[:3])), ".".join(map(str, OLDEST))
+        raise ConfigurationError(
+            f"-A {target} is a Celery app, and Celery {version} is installed: Umbel runs Celery projects "
+            f"with Celery {needed} or newer; run: pip install -U 'celery>={needed}'"
+        )
+    return found.value
+
+
+def load(app: Any) -> Any:
+    """Import everything the project says its tasks are in; `import_modules` is sent once."""
+    if not getattr(app, "umbel_loaded", False):
+        app.set_current()
+        app.set_default()
+        app.loader.init_worker()  # imports, and the hooks that hang on it
+        app.finalize()
+        app.umbel_loaded = True
+    return app
+
+
+def load_host(target: str) -> Host:
+    from umbel.celery.host import CeleryHost  # what a child needs, and the main process does not
+
+    import_module(target.partition(":")[0])
+    app = find_celery(target)
+    if app is None:
+        raise AppNotFound(f"-A {target}: it contains no Celery app any more")
+    load(app)
+    _import_what_tasks_need(app)
+    return CeleryHost(app)
+
+
+def _import_what_tasks_need(app: Any) -> None:
+    """Before children are forked, so that they share one copy of it."""
+    call_guarded(lambda: backends.by_url(app.backend_cls or app.conf.result_backend, app.loader))
+    call_guarded(lambda: app.connection_for_write().get_transport_cls())
+    call_guarded(lambda: (app.log, app.events))

@@ -1,0 +1,90 @@
+"""CeleryProject: what a worker asks of a Celery app (`launch.project.Project`)."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from celery import signals
+from celery.utils.time import rate
+
+from umbel.app.configuration.settings import Settings
+from umbel.backends.interface import Backend
+from umbel.backends.registry import open_backend
+from umbel.brokers.interface import BrokerSettings
+from umbel.celery import capture
+from umbel.celery.backend import ForeignBackend
+from umbel.celery.configuration import backend_url
+from umbel.celery.endings import CeleryEndings
+from umbel.celery.loading import load
+from umbel.celery.main_signals import notice_hooks
+from umbel.celery.queues import broker_settings
+from umbel.celery.results import install_backends
+from umbel.celery.schedule import CelerySchedule, has_schedule
+from umbel.celery.stand_in import WorkerStandIn
+from umbel.protocol.delivery.delivery import TaskRules
+from umbel.worker.settings import EndWithoutRunning
+from umbel.worker.user_code.hooks import LifeHooks
+
+SCHEDULE_LEASE = "celery-schedule"
+
+
+class CeleryProject:
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
+        app = load(self._app)
+        capture.install(app)
+        return {name: _rules(task, settings) for name, task in app.tasks.items()}
+
+    def queue_of(self, task: str) -> str:
+        options = self._app.amqp.router.route({}, task, (), {}, self._app.tasks[task])
+        queue = options.get("queue")
+        return str(getattr(queue, "name", queue) or self._app.conf.task_default_queue)
+
+    def for_broker(self, settings: Settings) -> BrokerSettings:
+        return broker_settings(self._app, settings)
+
+    def open_backend(self, settings: Settings) -> Backend:
+        if not backend_url(self._app):
+            install_backends(self._app, None, shares_settle=False)
+            return ForeignBackend(self._app)
+        ours = open_backend(settings.backend, self.for_broker(settings))
+        install_backends(self._app, ours, shares_settle=ours.shares_settle(settings.broker))
+        return ours
+
+    def end_without_running(self) -> EndWithoutRunning:
+        return CeleryEndings(self._app)
+
+    def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
+        worker = WorkerStandIn(self._app, node)
+        return LifeHooks(
+            ready=partial(signals.worker_ready.send, sender=worker),
+            shutdown=partial(signals.worker_shutdown.send, sender=worker),
+            timeout_s=timeout_s,
+        )
+
+    def written_by_users(self, node: str) -> Mapping[str, Any]:
+        app = self._app
+        scheduler = partial(CelerySchedule, app) if has_schedule(app) else None
+        return {
+            "app": app,
+            "notices": notice_hooks(app, node),
+            "scheduler": scheduler,
+            "scheduler_lease": "celery-schedule",
+        }
+
+
+def _rules(task: Any, settings: Settings) -> TaskRules:
+    """As Celery's worker goes by the task's options; a lost child is a failure unless they say otherwise."""
+    late = bool(task.acks_late)
+    return TaskRules(
+        acks_taken=not late,
+        rate_per_second=float(rate(task.rate_limit)) if task.rate_limit else 0.0,
+        soft_limit_s=task.soft_time_limit or settings.task_soft_time_limit_s,
+        hard_limit_s=task.time_limit or settings.task_time_limit_s,
+        redelivers_lost=bool(task.reject_on_worker_lost or task.retry_on_worker_lost),
+        redelivers_timed_out=late and not task.acks_on_timeout,
+        rejects_failed=late and not task.acks_on_failure,
+        rejects_by_queue=True,
+    )

@@ -1,0 +1,148 @@
+"""Results: Celery's backends inside a worker.
+
+Where the project's results are in Redis or are sent back (rpc), they are the same bytes that Umbel's own
+backends store, so an ending task's results are captured and travel with its settle. Every other backend
+(`django-db`, `database`, `cache`, files, …) stores by itself, before the settle, as under Celery.
+"""
+
+from typing import Any
+
+from umbel.backends.interface import Backend
+from umbel.celery.capture import CAPTURE, captured_call
+from umbel.wire.message import StoredResult
+
+ENDS = frozenset({"SUCCESS", "FAILURE", "RETRY", "REVOKED"})
+
+
+def install_backends(app: Any, ours: Backend | None, *, shares_settle: bool) -> None:
+    """Let every backend that this process opens for the app be captured; they are opened per thread."""
+    made = app._get_backend
+
+    def get_backend() -> Any:
+        backend = made()
+        captures = _captures(type(backend))
+        backend.__class__ = type(type(backend).__name__, (*captures, type(backend)), {})
+        if _CapturesRedis in captures and ours is not None:
+            backend.umbel_backend, backend.umbel_shares_settle = ours, shares_settle
+            _replace_chord_scripts(backend)
+        return backend
+
+    app._get_backend = get_backend
+    app._backend_cache = None  # what was opened before, perhaps before a fork, is not used here
+    vars(app._local).pop("backend", None)
+
+
+def _captures(kind: type) -> tuple[type, ...]:
+    # By name: to import the classes would bring the client of Redis into processes that need none.
+    names = {f"{one.__module__}:{one.__name__}" for one in kind.__mro__}
+    if "celery.backends.redis:RedisBackend" in names:
+        return (_CapturesErrbacks, _CapturesRedis)
+    if "celery.backends.rpc:RPCBackend" in names:
+        return (_CapturesErrbacks, _CapturesRpc)
+    return (_CapturesErrbacks,)
+
+
+class _CapturesErrbacks:
+    def _call_task_errbacks(self, *args: Any, **kwargs: Any) -> None:
+        captured_call(super()._call_task_errbacks, *args, **kwargs)  # type: ignore[misc]
+
+
+class _CapturesRedis:
+    """Results wait in the capture; whoever reads in between (the join of a nested chord) sees them."""
+
+    def _store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+    ) -> Any:
+        capture, backend = CAPTURE.get(), self._celery()
+        if capture is None or state not in ENDS:
+            return super()._store_result(  # type: ignore[misc]
+                task_id, result, state, traceback=traceback, request=request, **kwargs
+            )
+        meta = backend._get_result_meta(result=result, state=state, traceback=traceback, request=request)
+        meta["task_id"] = task_id
+        # That the first SUCCESS stays is for the store to see to: no look at what is there.
+        capture.by_task[task_id] = StoredResult(task_id, state, _bytes(backend.encode(meta)))
+        return result
+
+    def get(self, key: Any) -> Any:
+        found = self._captured(key)
+        return super().get(key) if found is None else found  # type: ignore[misc]
+
+    def mget(self, keys: Any) -> Any:
+        stored = super().mget(keys)  # type: ignore[misc]
+        return [self._captured(key) or value for key, value in zip(keys, stored, strict=True)]
+
+    def _captured(self, key: Any) -> bytes | None:
+        capture = CAPTURE.get()
+        if capture is None or not capture.by_task:
+            return None
+        key_of = self._celery().get_key_for_task
+        for task_id, stored in capture.by_task.items():
+            if _bytes(key_of(task_id)) == _bytes(key):
+                return stored.payload
+        return None
+
+    def _celery(self) -> Any:
+        return self
+
+
+class _CapturesRpc:
+    def store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+    ) -> Any:
+        capture, backend = CAPTURE.get(), self._celery()
+        if capture is None or state not in ENDS or request is None or not request.reply_to:
+            return super().store_result(  # type: ignore[misc]
+                task_id, result, state, traceback=traceback, request=request, **kwargs
+            )
+        result = backend.encode_result(result, state)
+        meta = backend._to_result(task_id, state, result, traceback, request)
+        payload = _bytes(backend.encode(meta))
+        capture.by_task[task_id] = StoredResult(task_id, state, payload, request.reply_to)
+        return result
+
+    def _celery(self) -> Any:
+        return self
+
+
+def _replace_chord_scripts(backend: Any) -> None:
+    """The task that brings the last part claims the chord under its own name, and may do so again.
+
+    Ending the chord sends the body and marks it done in one step, if broker and results share a server.
+    """
+    ours: Backend = backend.umbel_backend
+    add, clean = backend._chord_part_return_script, backend._chord_cleanup_script
+    extend, token = backend._chord_claim_extend_script, ""
+
+    def add_part(keys: list[Any], args: list[Any], client: Any) -> Any:
+        nonlocal token
+        token = f"{args[0]}:{args[3]}"
+        ready, more, size, claimed = add(keys=keys, args=[*args[:-1], token], client=client)
+        if not claimed and size and ready == int(size) + int(more or 0):
+            claimed = int(_bytes(client.get(keys[5]) or b"") == token.encode())
+        return ready, more, size, claimed
+
+    def extend_claim(keys: list[Any], args: list[Any], client: Any) -> Any:
+        return extend(keys=keys, args=[token, *args[1:]], client=client)
+
+    def end_chord(keys: list[Any], args: list[Any], client: Any) -> Any:
+        capture = CAPTURE.get()
+        if capture is None or not backend.umbel_shares_settle:
+            return clean(keys=keys, args=[token, *args[1:]], client=client)
+        group_id = _bytes(keys[1]).decode().removeprefix(_group_prefix(backend)).removesuffix(".j")
+        ours.end_chord(group_id, capture.take_last_sent())
+        return 1
+
+    vars(backend).update(
+        _chord_part_return_script=add_part,
+        _chord_claim_extend_script=extend_claim,
+        _chord_cleanup_script=end_chord,
+    )
+
+
+def _group_prefix(backend: Any) -> str:
+    return _bytes(backend.get_key_for_group("-")).decode().removesuffix("-")
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -1,0 +1,29 @@
+"""Project: what a worker asks of the app it runs, whichever library that app was written with."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from umbel.app.configuration.settings import Settings
+from umbel.backends.interface import Backend
+from umbel.brokers.interface import BrokerSettings
+from umbel.protocol.delivery.delivery import TaskRules
+from umbel.worker.settings import EndWithoutRunning
+from umbel.worker.user_code.hooks import LifeHooks
+
+
+class Project(Protocol):
+    def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
+        """What the worker's main process must know of each task; `settings` have the flags on top."""
+        ...
+
+    def queue_of(self, task: str) -> str:
+        """Where calls of the task go that name no queue."""
+        ...
+
+    def for_broker(self, settings: Settings) -> BrokerSettings: ...
+    def open_backend(self, settings: Settings) -> Backend: ...
+    def end_without_running(self) -> EndWithoutRunning: ...
+    def life_hooks(self, node: str, timeout_s: float) -> LifeHooks: ...
+    def written_by_users(self, node: str) -> Mapping[str, Any]:
+        """Their control commands, election handlers, periodic tasks, steps and hooks of nodes."""
+        ...
