@@ -103,7 +103,7 @@ def test_a_failed_body_takes_the_steps_with_it_that_its_message_names() -> None:
 def test_an_errback_of_a_body_is_called_with_the_error_and_its_cause() -> None:
     with app.eager():
         header = group(same.s(1), fail.s())
-        result = chord(header.members, total.s().on_error(explain.s())).delay()
+        result: Any = chord(header.members, total.s().on_error(explain.s())).delay()
         with pytest.raises(ChordError):
             result.get(timeout=0)
         assert told == [(result.id, ChordError, ValueError)]
@@ -113,7 +113,7 @@ def test_an_errback_of_a_body_is_called_with_the_error_and_its_cause() -> None:
 def test_an_errback_that_raises_leaves_all_others_their_end() -> None:
     with app.eager():
         body = total.s().on_error(stumble.s()).on_error(complain.s())
-        result = chord([fail.s(), same.s(1)], body).delay()
+        result: Any = chord([fail.s(), same.s(1)], body).delay()
         with pytest.raises(ChordError):
             result.get(timeout=0)
         assert told == [(result.id,), (result.id,)]

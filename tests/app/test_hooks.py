@@ -160,7 +160,7 @@ def test_a_base_class_may_wrap_every_run(app: App) -> None:
             return self.run(*args, **kwargs)
 
     plain = app.task(name="plain", base=InContext)(lambda x: x + 1)
-    bound = app.task(name="bound", base=InContext, bind=True)(lambda self, x: (self.name, x))
+    bound = app.task(name="bound", base=InContext, bind=True)(lambda self, x: [self.name, x])
     with app.eager():
         assert plain.delay(1).get() == 2
         assert bound.delay(1).get() == ["bound", 1]
