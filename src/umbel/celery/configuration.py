@@ -5,10 +5,7 @@ from typing import Any
 from umbel.app.app import App
 from umbel.app.configuration.settings import Settings
 from umbel.celery.settings_table import TABLE
-from umbel.celery.table.addresses import backend_url, broker_url
 from umbel.urls import without_password
-
-__all__ = ["app_for", "backend_url", "broker_url", "settings_of", "shown_backend"]
 
 
 def settings_of(app: Any) -> Settings:

@@ -1,6 +1,7 @@
 """CeleryProject: what a worker asks of a Celery app (`launch.project.Project`)."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,12 @@ from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.celery.backend import ForeignBackend
-from umbel.celery.configuration import backend_url
+from umbel.celery.control import celery_panel
 from umbel.celery.endings import CeleryEndings
 from umbel.celery.loading import load
+from umbel.celery.logs import LogSettings, in_main_process
+from umbel.celery.report import refuse_or_report
+from umbel.celery.table.addresses import backend_url
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.settings import EndWithoutRunning
 from umbel.worker.user_code.hooks import LifeHooks
@@ -22,6 +26,18 @@ from umbel.worker.user_code.hooks import LifeHooks
 class CeleryProject:
     def __init__(self, app: Any) -> None:
         self._app = app
+
+    @property
+    def app(self) -> Any:
+        return self._app
+
+    def begin(self, settings: Settings) -> None:
+        refuse_or_report(load(self._app))
+
+    def logging(
+        self, level: str, logfile: str | None, node: str, *, as_json: bool
+    ) -> AbstractContextManager[None]:
+        return in_main_process(self._app, LogSettings(level, logfile, as_json), node)
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
         return {name: _rules(task, settings) for name, task in load(self._app).tasks.items()}
@@ -51,7 +67,8 @@ class CeleryProject:
         )
 
     def written_by_users(self) -> Mapping[str, Any]:
-        return {"app": self._app}
+        load(self._app)  # a command of the project asks before any worker does
+        return {"app": self._app, "control_commands": celery_panel(), "children_log_endings": True}
 
 
 def _rules(task: Any, settings: Settings) -> TaskRules:
@@ -66,4 +83,6 @@ def _rules(task: Any, settings: Settings) -> TaskRules:
 def _rate(task: Any) -> float:
     from celery.utils.time import rate
 
-    return float(rate(task.rate_limit)) if task.rate_limit else 0.0
+    if task.app.conf.worker_disable_rate_limits or not task.rate_limit:
+        return 0.0
+    return float(rate(task.rate_limit))

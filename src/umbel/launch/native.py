@@ -1,6 +1,7 @@
 """NativeProject: what a worker asks of an `umbel.App`."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import time
 from typing import Any
@@ -27,6 +28,14 @@ from umbel.worker.user_code.hooks import LifeHooks
 class NativeProject:
     def __init__(self, app: App) -> None:
         self._app = app
+
+    def begin(self, settings: Settings) -> None:
+        pass  # whatever it says can be had
+
+    def logging(
+        self, level: str, logfile: str | None, node: str, *, as_json: bool
+    ) -> AbstractContextManager[None]:
+        return nullcontext()  # the command has set it up
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
         return task_rules(self._app, settings)

@@ -1,6 +1,7 @@
 """Project: what a worker asks of the app it runs, whichever library that app was written with."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from umbel.app.configuration.settings import Settings
@@ -12,6 +13,16 @@ from umbel.worker.user_code.hooks import LifeHooks
 
 
 class Project(Protocol):
+    def begin(self, settings: Settings) -> None:
+        """Before anything else is asked: load the app, refuse what a worker cannot honour, log the rest."""
+        ...
+
+    def logging(
+        self, level: str, logfile: str | None, node: str, *, as_json: bool
+    ) -> AbstractContextManager[None]:
+        """Log the way the app wants, in the main process, until the worker has ended."""
+        ...
+
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
         """What the worker's main process must know of each task; `settings` have the flags on top."""
         ...
