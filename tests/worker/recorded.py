@@ -27,6 +27,7 @@ from umbel.worker.messages.settling import Settler
 from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.settings import Ending, WorkerSettings
 from umbel.worker.steps.events import Events
+from umbel.worker.user_code.notices import Notices
 
 TASK, QUEUE, TAG = "t.task", "celery", 7
 Report = tuple[Sequence[StoredResult], Sequence[Outgoing]]
@@ -120,6 +121,7 @@ class Recorded:
             cast("Any", self.broker),
             cast("Any", backend),
             cast("Any", abilities),
+            notices=Notices(chosen.notices),
         )
         self.policy = AdmissionPolicy(chosen.tasks, max_deliveries=3)
         self.revoked = RevokedTasks()

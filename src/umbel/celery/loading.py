@@ -60,3 +60,4 @@ def _import_what_tasks_need(app: Any) -> None:
     """Before children are forked, so that they share one copy of it."""
     call_guarded(lambda: backends.by_url(app.backend_cls or app.conf.result_backend, app.loader))
     call_guarded(lambda: app.connection_for_write().get_transport_cls())
+    call_guarded(lambda: (app.log, app.events))

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from celery import signals
+from celery.utils.time import rate
 
 from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend
@@ -16,8 +17,12 @@ from umbel.celery.control import celery_panel
 from umbel.celery.endings import CeleryEndings
 from umbel.celery.loading import load
 from umbel.celery.logs import LogSettings, in_main_process
+from umbel.celery.main_signals import notice_hooks
+from umbel.celery.queues import broker_settings
 from umbel.celery.report import refuse_or_report
+from umbel.celery.stand_in import WorkerStandIn
 from umbel.celery.table.addresses import backend_url
+from umbel.control.panel import Panel
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.settings import EndWithoutRunning
 from umbel.worker.user_code.hooks import LifeHooks
@@ -48,7 +53,7 @@ class CeleryProject:
         return str(getattr(queue, "name", queue) or self._app.conf.task_default_queue)
 
     def for_broker(self, settings: Settings) -> BrokerSettings:
-        return settings.for_broker()
+        return broker_settings(self._app, settings)
 
     def open_backend(self, settings: Settings) -> Backend:
         if backend_url(self._app):
@@ -59,30 +64,42 @@ class CeleryProject:
         return CeleryEndings(self._app)
 
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
+        worker = WorkerStandIn(self._app, node)
         return LifeHooks(
-            init=lambda: None,
-            ready=partial(signals.worker_ready.send, sender=self._app),
-            shutdown=partial(signals.worker_shutdown.send, sender=self._app),
+            ready=partial(signals.worker_ready.send, sender=worker),
+            shutdown=partial(signals.worker_shutdown.send, sender=worker),
             timeout_s=timeout_s,
         )
 
-    def written_by_users(self) -> Mapping[str, Any]:
-        load(self._app)  # a command of the project asks before any worker does
-        return {"app": self._app, "control_commands": celery_panel(), "children_log_endings": True}
+    def control_commands(self) -> Panel:
+        load(self._app)  # a command line asks before any worker does
+        return celery_panel()
+
+    def written_by_users(self, node: str) -> Mapping[str, Any]:
+        return {
+            "app": self._app,
+            "control_commands": self.control_commands(),
+            "children_log_endings": True,
+            "notices": notice_hooks(self._app, node),
+        }
 
 
 def _rules(task: Any, settings: Settings) -> TaskRules:
+    """As Celery's worker goes by the task's options; a lost child is a failure unless they say otherwise."""
+    late = bool(task.acks_late)
     return TaskRules(
-        acks_early=not task.acks_late,
+        acks_taken=not late,
         rate_per_second=_rate(task),
         soft_limit_s=task.soft_time_limit or settings.task_soft_time_limit_s,
         hard_limit_s=task.time_limit or settings.task_time_limit_s,
+        redelivers_lost=bool(task.reject_on_worker_lost or task.retry_on_worker_lost),
+        redelivers_timed_out=late and not task.acks_on_timeout,
+        rejects_failed=late and not task.acks_on_failure,
+        rejects_by_queue=True,
     )
 
 
 def _rate(task: Any) -> float:
-    from celery.utils.time import rate
-
     if task.app.conf.worker_disable_rate_limits or not task.rate_limit:
         return 0.0
     return float(rate(task.rate_limit))

@@ -15,6 +15,7 @@ from umbel.app.sending.prepare import queue_of
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
+from umbel.control.panel import Panel
 from umbel.errors import WireError
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.wire.message import Message, StoredResult
@@ -61,11 +62,14 @@ class NativeProject:
             timeout_s=timeout_s,
         )
 
-    def written_by_users(self) -> Mapping[str, Any]:
+    def control_commands(self) -> Panel:
+        return self._app.panel
+
+    def written_by_users(self, node: str) -> Mapping[str, Any]:
         app = self._app
         return {
             "app": app,
-            "control_commands": app.panel,
+            "control_commands": self.control_commands(),
             "election_handlers": app.topics.handlers,
             "periodic": {one.name: PeriodicTask(one.entry, one.messages) for one in app.periodic_tasks},
             "steps": tuple(app.steps),

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend
 from umbel.brokers.interface import BrokerSettings
+from umbel.control.panel import Panel
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.settings import EndWithoutRunning
 from umbel.worker.user_code.hooks import LifeHooks
@@ -35,6 +36,7 @@ class Project(Protocol):
     def open_backend(self, settings: Settings) -> Backend: ...
     def end_without_running(self) -> EndWithoutRunning: ...
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks: ...
-    def written_by_users(self) -> Mapping[str, Any]:
+    def control_commands(self) -> Panel: ...
+    def written_by_users(self, node: str) -> Mapping[str, Any]:
         """Their control commands, election handlers, periodic tasks, steps and hooks of nodes."""
         ...

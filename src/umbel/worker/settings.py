@@ -15,6 +15,7 @@ from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.elections.handlers import Handler
 from umbel.worker.messages.after_settling import AfterSettle
 from umbel.worker.user_code.hooks import LifeHooks
+from umbel.worker.user_code.notices import NoticeHooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +109,5 @@ class WorkerSettings:
     election_v1_compat: str = "auto"
     steps: tuple[type[Any], ...] = ()  # bootsteps that users wrote
     hooks: LifeHooks = field(default_factory=LifeHooks)
+    notices: NoticeHooks = field(default_factory=NoticeHooks)
     node_hooks: Mapping[str, Callable[..., None]] = field(default_factory=dict)  # on_node_join and so on

@@ -217,9 +217,9 @@ class Consumer:
         self._channel.send(b"".join(frames))
 
     def _receive(self, incoming: Incoming) -> None:
-        _, tag, redelivered, _ = incoming.fields
+        _, tag, redelivered, key, exchange = incoming.fields
         self._outstanding[tag] = None
-        message, mark = self._layouts.read(incoming)
+        message, mark = self._layouts.read(incoming, exchange, key)
         arrived = Arrived(message, tag, redelivered, mark)
         if mark.due and (wait_s := mark.due - cluster_now()) > 0:
             if wait_s > HOLD_S:

@@ -191,7 +191,7 @@ def known_commands(app_name: str | None) -> "Panel":
     panel = builtin_panel()
     try:
         found = find_app(app_name)
-        users = found.project.written_by_users()["control_commands"] if found.project else found.app.panel
+        users = found.project.control_commands() if found.project else found.app.panel
         panel.include(users)
     except AppNotFound:
         if app_name is not None:

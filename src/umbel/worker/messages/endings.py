@@ -87,6 +87,7 @@ class Endings:
         self._has_uniques = context.broker.capabilities.unique
         self._counters = context.counters
         self._logged_by_children = _BY_TRACER if context.settings.children_log_endings else ()
+        self._notices = context.notices
         self._shutdown = context.shutdown
         self._policy = policy
         self._settler = settler
@@ -96,6 +97,7 @@ class Endings:
     def bury_unreadable(self, delivery: Delivery, error: WireError) -> None:
         kind = "corrupt message" if isinstance(error, BadMessage) else "message refused"
         log.error("%s; moved to dead letters", kind, extra=self._bury_unopened(delivery, f"{kind}: {error}"))
+        self._notices.rejected(delivery.message, delivery.queue, error)
 
     def distrust(self, delivery: Delivery, doubted: Doubted) -> None:
         """Somebody sent it who may not, or sent it twice: nothing of it is believed."""
@@ -157,11 +159,12 @@ class Endings:
         task, task_id = claimed.headers.task, claimed.headers.id
         if why in (Refusal.REVOKED, Refusal.EXPIRED):
             self._counters.revoked += 1
-            self._events.revoked(claimed, expired=why is Refusal.EXPIRED)
+            self._tell_revoked(claimed, expired=why is Refusal.EXPIRED)
             self._end(claimed, TaskRevoked(why.value), REVOKED)
             log.info("task %s", why.value, extra={"task": task, "task_id": task_id})
         elif why is Refusal.UNKNOWN:
-            self.bury(claimed, NotRegistered.named(task), charged=False)
+            self._bury(claimed, NotRegistered.named(task), charged=False)
+            self._notices.unknown(claimed.message, claimed.delivery.queue)
         else:
             text = f"started {claimed.arrival.starts} times, and its process died each time"
             self.bury(claimed, WorkerLost(text), charged=False)
@@ -169,9 +172,13 @@ class Endings:
     def end_terminated(self, claimed: Claimed) -> None:
         """It, or its process, was ended because somebody revoked the running task."""
         self._counters.revoked += 1
-        self._events.revoked(claimed, expired=False, signal=claimed.terminated_by)
+        self._tell_revoked(claimed, signal=claimed.terminated_by)
         self._end(claimed, TaskRevoked("terminated"), REVOKED)
         log.warning("task terminated", extra=self._about(claimed, signal=claimed.terminated_by))
+
+    def _tell_revoked(self, claimed: Claimed, *, expired: bool = False, signal: str = "") -> None:
+        self._events.revoked(claimed, expired=expired, signal=signal)
+        self._notices.revoked(claimed.message, claimed.delivery.queue, signal=signal, expired=expired)
 
     def settle(self, claimed: Claimed, outcome: Outcome) -> None:
         assert claimed.run is not None
@@ -299,6 +306,7 @@ class Endings:
         self._events.failed(claimed, error)
         log.error("task failed", extra=self._about(claimed, why=str(error)))
         end(claimed, error, FAILURE)
+        self._notices.failed(claimed.message, claimed.delivery.queue, error)
 
     def _end(self, claimed: Claimed, error: Exception, status: str) -> None:
         self._release(claimed)
@@ -314,6 +322,10 @@ class Endings:
         self._settler.report(end.results, end.follow_ups, end.after)
 
     def bury(self, claimed: Claimed, error: Exception, *, charged: bool) -> None:
+        self._bury(claimed, error, charged=charged)
+        self._notices.failed(claimed.message, claimed.delivery.queue, error)
+
+    def _bury(self, claimed: Claimed, error: Exception, *, charged: bool) -> None:
         self._events.failed(claimed, error)
         self._release(claimed)
         self._reject(claimed, str(error), self._left_by(claimed, error, FAILURE), charged=charged)
