@@ -10,6 +10,7 @@ disk. What users' code logs or prints is not limited.
 
 import atexit
 import logging
+import os
 import re
 import sys
 import threading

@@ -13,6 +13,7 @@ from celery import signals
 from celery.app.defaults import DEFAULTS
 from celery.app.task import Task
 from celery.app.utils import filter_hidden_settings
+from celery.utils.dispatch import Signal
 
 from umbel.celery.settings_table import TABLE
 from umbel.celery.table import options
@@ -192,8 +193,10 @@ def _is_from_settings(task: Any, option: str, stated: Any) -> bool:
 
 
 def _signals(_: Any) -> Iterator[Finding]:
-    for name in signals.__all__:
-        receivers = [_receiver(ref) for _, ref in getattr(signals, name).receivers or ()]
+    for name, signal in vars(signals).items():
+        if not isinstance(signal, Signal):
+            continue
+        receivers = [_receiver(ref) for _, ref in signal.receivers or ()]
         own = sorted(one for one in receivers if one and not one.startswith(_CELERYS_OWN))
         if own:
             value = cut(", ".join(own), VALUE_CHARS_MAX * 2)
@@ -216,7 +219,7 @@ def _steps(app: Any) -> Iterator[Finding]:
 
 def _name_of(step: Any) -> str:
     kind = step if isinstance(step, type) else type(step)
-    return str(step) if isinstance(step, str) else f"{kind.__module__}.{kind.__qualname__}"
+    return str(step) if isinstance(step, str) else f"{kind.__module__}.{kind.__name__}"
 
 
 def _control_commands(_: Any) -> Iterator[Finding]:

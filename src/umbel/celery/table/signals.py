@@ -10,11 +10,13 @@ _SENDER = Judged(
     "sent where a task is sent; for the next step of a chain, a callback or a retry in the child process, "
     "just before the worker sends it",
 )
-_MAIN = Judged(Verdict.WORKS, "sent in the main process")
+_MAIN = Judged(
+    Verdict.WORKS,
+    "sent in the main process, off its loop; of Celery's worker object there are app and hostname",
+)
 _NOT_SENT = Judged(
     Verdict.NOT_SUPPORTED,
-    "not sent by a worker of Umbel's: move the work into a task or a "
-    "signal of the child process, such as task_prerun or worker_process_init",
+    "not sent: move the work into another signal, such as worker_init or worker_process_init",
 )
 _EVENTLET = Judged(Verdict.NOT_SUPPORTED, "eventlet is not supported; use gevent")
 _BEAT = Judged(Verdict.WORKS, "sent by `celery beat`, which goes on as before")
@@ -35,23 +37,24 @@ SIGNALS: Mapping[str, Judged] = {
         ),
         _CHILD,
     ),
-    **dict.fromkeys(("worker_ready", "worker_shutdown"), _MAIN),
-    "import_modules": Judged(Verdict.WORKS, "sent once in each process that loads the app"),
-    **dict.fromkeys(("setup_logging", "after_setup_logger", "after_setup_task_logger"), _LOGGING),
     **dict.fromkeys(
         (
+            "worker_ready",
+            "worker_shutdown",
+            "worker_shutting_down",
+            "heartbeat_sent",
             "task_received",
             "task_revoked",
             "task_rejected",
             "task_unknown",
-            "celeryd_init",
-            "celeryd_after_setup",
-            "worker_init",
-            "worker_before_create_process",
-            "worker_shutting_down",
-            "heartbeat_sent",
-            "user_preload_options",
         ),
+        _MAIN,
+    ),
+    "worker_init": Judged(Verdict.WORKS, "sent in the process that forks the children, before it does"),
+    "import_modules": Judged(Verdict.WORKS, "sent once in each process that loads the app"),
+    **dict.fromkeys(("setup_logging", "after_setup_logger", "after_setup_task_logger"), _LOGGING),
+    **dict.fromkeys(
+        ("celeryd_init", "celeryd_after_setup", "worker_before_create_process", "user_preload_options"),
         _NOT_SENT,
     ),
     **dict.fromkeys(("beat_init", "beat_embedded_init"), _BEAT),
