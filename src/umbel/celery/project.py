@@ -42,6 +42,7 @@ class CeleryProject:
     def logging(
         self, level: str, logfile: str | None, node: str, *, as_json: bool
     ) -> AbstractContextManager[None]:
+        load(self._app)  # its handlers of logging's signals are in its modules
         return in_main_process(self._app, LogSettings(level, logfile, as_json), node)
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:

@@ -29,7 +29,7 @@ from umbel.wire.show import cut, show_value
 
 VALUE_CHARS_MAX = 60
 NAMES_MAX = 3  # of the tasks that use an option
-_CELERYS_OWN = ("celery.", "kombu.", "django_celery_beat.", "django_celery_results.")
+_CELERYS_OWN = ("celery.", "kombu.", "vine.", "django_celery_beat.", "django_celery_results.")
 _ORDINARY = {"acks_on_failure": True, "acks_on_timeout": True, "typing": True}  # of a bound task
 _BY_ATTRIBUTE = ("broker_url", "result_backend")  # also read from the environment
 
