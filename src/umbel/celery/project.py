@@ -12,6 +12,7 @@ from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
+from umbel.celery import capture
 from umbel.celery.backend import ForeignBackend
 from umbel.celery.control import celery_panel
 from umbel.celery.endings import CeleryEndings
@@ -20,12 +21,16 @@ from umbel.celery.logs import LogSettings, in_main_process
 from umbel.celery.main_signals import notice_hooks
 from umbel.celery.queues import broker_settings
 from umbel.celery.report import refuse_or_report
+from umbel.celery.results import install_backends
+from umbel.celery.schedule import CelerySchedule, has_schedule
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.celery.table.addresses import backend_url
 from umbel.control.panel import Panel
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.settings import EndWithoutRunning
 from umbel.worker.user_code.hooks import LifeHooks
+
+SCHEDULE_LEASE = "celery-schedule"
 
 
 class CeleryProject:
@@ -46,7 +51,9 @@ class CeleryProject:
         return in_main_process(self._app, LogSettings(level, logfile, as_json), node)
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
-        return {name: _rules(task, settings) for name, task in load(self._app).tasks.items()}
+        app = load(self._app)
+        capture.install(app)
+        return {name: _rules(task, settings) for name, task in app.tasks.items()}
 
     def queue_of(self, task: str) -> str:
         options = self._app.amqp.router.route({}, task, (), {}, self._app.tasks[task])
@@ -57,9 +64,12 @@ class CeleryProject:
         return broker_settings(self._app, settings)
 
     def open_backend(self, settings: Settings) -> Backend:
-        if backend_url(self._app):
-            return open_backend(settings.backend, self.for_broker(settings))
-        return ForeignBackend(self._app)
+        if not backend_url(self._app):
+            install_backends(self._app, None, shares_settle=False)
+            return ForeignBackend(self._app)
+        ours = open_backend(settings.backend, self.for_broker(settings))
+        install_backends(self._app, ours, shares_settle=ours.shares_settle(settings.broker))
+        return ours
 
     def end_without_running(self) -> EndWithoutRunning:
         return CeleryEndings(self._app)
@@ -77,11 +87,15 @@ class CeleryProject:
         return celery_panel()
 
     def written_by_users(self, node: str) -> Mapping[str, Any]:
+        app = self._app
+        scheduler = partial(CelerySchedule, app) if has_schedule(app) else None
         return {
-            "app": self._app,
+            "app": app,
             "control_commands": self.control_commands(),
             "children_log_endings": True,
-            "notices": notice_hooks(self._app, node),
+            "notices": notice_hooks(app, node),
+            "scheduler": scheduler,
+            "scheduler_lease": "celery-schedule",
         }
 
 

@@ -14,6 +14,7 @@ from umbel.protocol.pool.autoscale import COOL_DOWN_S
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.elections.handlers import Handler
 from umbel.worker.messages.after_settling import AfterSettle
+from umbel.worker.user_code.foreign_scheduler import FOREIGN_LEASE, MakeScheduler
 from umbel.worker.user_code.hooks import LifeHooks
 from umbel.worker.user_code.notices import NoticeHooks
 
@@ -105,6 +106,8 @@ class WorkerSettings:
     election_handlers: Mapping[str, Handler] = field(default_factory=dict)  # by topic
     periodic: Mapping[str, PeriodicTask] = field(default_factory=dict)  # by name
     scheduler_lease_s: float = 10.0
+    scheduler: MakeScheduler | None = None  # of somebody else's making, beside our own
+    scheduler_lease: str = FOREIGN_LEASE  # under which it runs
     election_protocol: str = "v2"
     election_v1_compat: str = "auto"
     steps: tuple[type[Any], ...] = ()  # bootsteps that users wrote

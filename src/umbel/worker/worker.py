@@ -36,6 +36,7 @@ from umbel.worker.steps.connection import Connection
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.elections import ElectionsStep
 from umbel.worker.steps.events import Events
+from umbel.worker.steps.foreign_scheduler import ForeignSchedulerStep
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.health import Health
 from umbel.worker.steps.heart import Heart
@@ -104,6 +105,7 @@ class Worker:
             elections,
             tasks,
             Scheduler(context, events, gossip),
+            ForeignSchedulerStep(context, events, gossip),
             Health(context, connection, tasks),
             Watchdog(context, tasks),
             autoscaler,
