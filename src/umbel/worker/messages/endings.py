@@ -51,6 +51,7 @@ _LOGGED_AT = {
     "rejected": logging.WARNING,
     "requeued": logging.INFO,
 }
+_BY_TRACER = ("success", "failure", "retry", "ignored")  # the rest never came to a task
 _COUNTED_AS = {
     "success": "succeeded",
     "failure": "failed",
@@ -85,6 +86,7 @@ class Endings:
     ) -> None:
         self._has_uniques = context.broker.capabilities.unique
         self._counters = context.counters
+        self._logged_by_children = _BY_TRACER if context.settings.children_log_endings else ()
         self._notices = context.notices
         self._shutdown = context.shutdown
         self._policy = policy
@@ -240,7 +242,7 @@ class Endings:
 
     def _log_ending(self, claimed: Claimed, outcome: Outcome) -> None:
         level = logging.INFO if outcome.expected else _LOGGED_AT[outcome.kind]
-        if log.isEnabledFor(level):
+        if outcome.kind not in self._logged_by_children and log.isEnabledFor(level):
             about = self._about(claimed, why=outcome.summary)
             if outcome.kind == "failure" and outcome.traceback and not outcome.expected:
                 about["traceback"] = outcome.traceback
