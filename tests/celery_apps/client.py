@@ -25,6 +25,7 @@ def chosen(names: str, setup: str) -> list[Case]:
 
 
 def main() -> None:
+    app.set_default()  # also for the threads
     app.finalize()
     app.loader.import_default_modules()
     wanted = chosen(sys.argv[1], os.environ["SETUP"])

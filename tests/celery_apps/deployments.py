@@ -51,7 +51,13 @@ class Deployment:
             self._wait_until_ready(worker)
             with self._log("client").open("ab") as log:
                 done = subprocess.run(
-                    client, env=variables, cwd=self.home, stdout=subprocess.PIPE, stderr=log, timeout=CASES_S, check=True
+                    client,
+                    env=variables,
+                    cwd=self.home,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    timeout=CASES_S,
+                    check=True,
                 )
             outcomes: dict[str, Any] = json.loads(done.stdout)
         return outcomes | {"signals_when_it_ends": self._journal("worker")[-2:]}
@@ -136,7 +142,9 @@ class Deployment:
             "DJANGO_DATABASE": f"{place}.db",
         }
         command = [str(PROGRAMS / "python"), "-m", "django", "migrate", "--verbosity", "0"]
-        subprocess.run(command, env={**os.environ, **settings}, cwd=self.home, check=True, capture_output=True)
+        subprocess.run(
+            command, env={**os.environ, **settings}, cwd=self.home, check=True, capture_output=True
+        )
 
 
 def compare(

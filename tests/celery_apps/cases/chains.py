@@ -4,7 +4,17 @@ from typing import Any
 
 from celery import chain, chunks, group, signature
 
-from tests.celery_apps.asking import all_ended, app, case, ended, everywhere, got, journal, new_key, sorted_journal
+from tests.celery_apps.asking import (
+    all_ended,
+    app,
+    case,
+    ended,
+    everywhere,
+    got,
+    journal,
+    new_key,
+    sorted_journal,
+)
 from tests.celery_apps.project.tasks import add, echo, fail, fail_with, ids_of, mul, total, write, write_given
 
 
@@ -62,7 +72,11 @@ def chain_that_fails_in_the_middle() -> Any:
 @case()
 def chain_that_fails_first() -> Any:
     result = chain(fail.si("first"), add.s(1), add.s(2)).delay()
-    return [got(result), ended(result.parent.parent), result.parent.parent.id == result.root_id if hasattr(result, "root_id") else None]
+    return [
+        got(result),
+        ended(result.parent.parent),
+        result.parent.parent.id == result.root_id if hasattr(result, "root_id") else None,
+    ]
 
 
 @case()
@@ -125,7 +139,11 @@ def group_with_a_failure() -> Any:
 def group_ids() -> Any:
     result = group(ids_of.s(), ids_of.s()).delay()
     seen = got(result)
-    return [[part["group"] == result.id for part in seen], [part["index"] for part in seen], [part["root"] == part["own"] for part in seen]]
+    return [
+        [part["group"] == result.id for part in seen],
+        [part["index"] for part in seen],
+        [part["root"] == part["own"] for part in seen],
+    ]
 
 
 @case()

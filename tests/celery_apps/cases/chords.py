@@ -17,7 +17,19 @@ from tests.celery_apps.project.canvas_tasks import (
     retries_in_a_chain,
     starts_chord,
 )
-from tests.celery_apps.project.tasks import add, echo, fail, fail_with, ids_of, ignored, mul, one, total, write, write_given
+from tests.celery_apps.project.tasks import (
+    add,
+    echo,
+    fail,
+    fail_with,
+    ids_of,
+    ignored,
+    mul,
+    one,
+    total,
+    write,
+    write_given,
+)
 
 
 @everywhere(quick=True)
@@ -157,7 +169,9 @@ def chain_of_chords() -> Any:
 
 @case()
 def groups_in_a_chain() -> Any:
-    made = chain(group(add.s(1, 1), add.s(2, 2)), group(total.s(), total.s()), group(total.s(), total.s()), echo.s())
+    made = chain(
+        group(add.s(1, 1), add.s(2, 2)), group(total.s(), total.s()), group(total.s(), total.s()), echo.s()
+    )
     return got(made.delay())
 
 

@@ -15,7 +15,16 @@ from tests.celery_apps.project.canvas_tasks import (
     retries_by_itself,
 )
 from tests.celery_apps.project.limited import early, hardly
-from tests.celery_apps.project.tasks import add, fail, fail_odd, fail_unpicklable, fail_with, mul, unserializable, write
+from tests.celery_apps.project.tasks import (
+    add,
+    fail,
+    fail_odd,
+    fail_unpicklable,
+    fail_with,
+    mul,
+    unserializable,
+    write,
+)
 
 
 @everywhere(quick=True)

@@ -4,7 +4,18 @@ from typing import Any
 
 from celery import chain, group
 
-from tests.celery_apps.asking import app, case, ended, everywhere, got, journal, new_key, passed, sorted_journal, waited
+from tests.celery_apps.asking import (
+    app,
+    case,
+    ended,
+    everywhere,
+    got,
+    journal,
+    new_key,
+    passed,
+    sorted_journal,
+    waited,
+)
 from tests.celery_apps.project import hooked
 from tests.celery_apps.project.journal import store
 from tests.celery_apps.project.watching import RUN

@@ -4,7 +4,17 @@ from typing import Any
 
 from celery import chain, chord
 
-from tests.celery_apps.asking import case, ended, everywhere, got, journal, last_of_traceback, new_key, passed, sorted_journal
+from tests.celery_apps.asking import (
+    case,
+    ended,
+    everywhere,
+    got,
+    journal,
+    last_of_traceback,
+    new_key,
+    passed,
+    sorted_journal,
+)
 from tests.celery_apps.project import limited
 from tests.celery_apps.project.tasks import add, catches_the_limit, dies, exits, interrupts, one, total, waits
 

@@ -29,7 +29,13 @@ def request() -> Any:
 @case(quick=True)
 def request_with_options() -> Any:
     return _seen(
-        shadow="other", headers={"mine": 1}, priority=3, time_limit=20, soft_time_limit=10, countdown=0.1, expires=60
+        shadow="other",
+        headers={"mine": 1},
+        priority=3,
+        time_limit=20,
+        soft_time_limit=10,
+        countdown=0.1,
+        expires=60,
     )
 
 
@@ -60,10 +66,16 @@ def request_with_links() -> Any:
 @case()
 def properties() -> Any:
     seen = got(tasks.properties_of.apply_async(priority=2))
-    return sorted(seen) if "raises" in seen else {
-        name: value if name in ("priority", "delivery_mode", "content_type", "content_encoding") else bool(value)
-        for name, value in seen.items()
-    }
+    return (
+        sorted(seen)
+        if "raises" in seen
+        else {
+            name: value
+            if name in ("priority", "delivery_mode", "content_type", "content_encoding")
+            else bool(value)
+            for name, value in seen.items()
+        }
+    )
 
 
 @case()
@@ -139,7 +151,9 @@ def routed_by_pattern_to_a_topic() -> Any:
 
 @case()
 def sent_to_an_exchange_by_hand() -> Any:
-    return got(tasks.letter.apply_async(exchange="post", exchange_type="topic", routing_key="letters.home.near"))
+    return got(
+        tasks.letter.apply_async(exchange="post", exchange_type="topic", routing_key="letters.home.near")
+    )
 
 
 @case()
@@ -245,7 +259,10 @@ def pydantic_model_that_is_wrong() -> Any:
 
 @case()
 def pydantic_model_that_is_strict() -> Any:
-    return [got(tasks.ship_strictly.delay({"number": 2})), "raises" in str(got(tasks.ship_strictly.delay({"number": "2"})))]
+    return [
+        got(tasks.ship_strictly.delay({"number": 2})),
+        "raises" in str(got(tasks.ship_strictly.delay({"number": "2"}))),
+    ]
 
 
 @case()
@@ -274,5 +291,7 @@ def protocol_one() -> Any:
     }  # fmt: skip
     with app.producer_or_acquire() as producer:
         queue = app.amqp.queues["main"]
-        producer.publish(body, exchange=queue.exchange, routing_key="main", declare=[queue], serializer="json")
+        producer.publish(
+            body, exchange=queue.exchange, routing_key="main", declare=[queue], serializer="json"
+        )
     return ended(app.AsyncResult(str(body["id"])))

@@ -151,7 +151,15 @@ def extended_result() -> Any:
     result = echo.apply_async((1, 2), {"a": 3}, queue="urgent")
     got(result)
     seen = app.AsyncResult(result.id)
-    return [seen.name, list(seen.args or []), seen.kwargs, seen.worker, seen.retries, seen.queue, seen.date_done is not None]
+    return [
+        seen.name,
+        list(seen.args or []),
+        seen.kwargs,
+        seen.worker,
+        seen.retries,
+        seen.queue,
+        seen.date_done is not None,
+    ]
 
 
 @case(setups=("late", "django"))

@@ -4,7 +4,16 @@ from typing import Any
 
 from celery import chain, chord, group
 
-from tests.celery_apps.asking import case, ended, everywhere, got, is_in_state, journal, last_of_traceback, new_key
+from tests.celery_apps.asking import (
+    case,
+    ended,
+    everywhere,
+    got,
+    is_in_state,
+    journal,
+    last_of_traceback,
+    new_key,
+)
 from tests.celery_apps.project import canvas_tasks as tasks
 from tests.celery_apps.project.tasks import add, annotated, echo, fail_from, mul, total, write_given
 
@@ -92,7 +101,9 @@ def retry_in_a_chain() -> Any:
 
 @case()
 def retry_in_a_group() -> Any:
-    return got(group(tasks.retries_in_a_chain.s(1, new_key()), tasks.retries_in_a_chain.s(2, new_key())).delay())
+    return got(
+        group(tasks.retries_in_a_chain.s(1, new_key()), tasks.retries_in_a_chain.s(2, new_key())).delay()
+    )
 
 
 @case()

@@ -20,7 +20,17 @@ from tests.celery_apps.asking import (
 )
 from tests.celery_apps.project.canvas_tasks import replaced, retries
 from tests.celery_apps.project.hooked import watched, watched_hold
-from tests.celery_apps.project.tasks import add, echo, hold, ignored, request_of, stamps_of, total, write, write_given
+from tests.celery_apps.project.tasks import (
+    add,
+    echo,
+    hold,
+    ignored,
+    request_of,
+    stamps_of,
+    total,
+    write,
+    write_given,
+)
 
 ASK_S = 20.0
 

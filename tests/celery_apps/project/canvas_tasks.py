@@ -205,7 +205,12 @@ def does_not_retry(self: Any, key: str) -> Any:
 
 
 @app.task(
-    bind=True, autoretry_for=(KeyError,), retry_backoff=1, retry_backoff_max=1, retry_jitter=False, max_retries=1
+    bind=True,
+    autoretry_for=(KeyError,),
+    retry_backoff=1,
+    retry_backoff_max=1,
+    retry_jitter=False,
+    max_retries=1,
 )
 def backs_off(self: Any, key: str) -> Any:
     note(key, "attempt", self.request.retries, self.request.eta is not None)
@@ -230,4 +235,10 @@ def shows_after_retry(self: Any) -> Any:
 @app.task(bind=True)
 def signs_retry(self: Any, x: int) -> Any:
     signature = self.signature_from_request(countdown=0)
-    return [signature.task, list(signature.args), signature.options["retries"], self.request.as_execution_options()["root_id"] == self.request.root_id, x]
+    return [
+        signature.task,
+        list(signature.args),
+        signature.options["retries"],
+        self.request.as_execution_options()["root_id"] == self.request.root_id,
+        x,
+    ]

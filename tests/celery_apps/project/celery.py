@@ -11,8 +11,6 @@ if os.environ.get("SETUP") == "django":
 
 app = Celery("project")
 app.conf.update(SETTINGS)
-app.autodiscover_tasks(
-    ["tests.celery_apps.project"], related_name="tasks"
-)
+app.autodiscover_tasks(["tests.celery_apps.project"], related_name="tasks")
 for name in ("canvas_tasks", "hooked", "limited", "watching"):
     app.autodiscover_tasks(["tests.celery_apps.project"], related_name=name)

@@ -2,7 +2,7 @@
 
 import os
 
-SECRET_KEY = "for tests"  # noqa: S105
+SECRET_KEY = "for tests"
 USE_TZ = True
 INSTALLED_APPS = ["django_celery_results"]
 DATABASES = {

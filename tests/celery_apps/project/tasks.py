@@ -158,7 +158,11 @@ def ids_of(self: Any, *_: Any) -> dict[str, Any]:
 
 @app.task(bind=True)
 def headers_of(self: Any) -> dict[str, Any]:
-    return {"headers": self.request.headers, "mine": self.request.get("mine"), "get": self.request.get("my_id")}
+    return {
+        "headers": self.request.headers,
+        "mine": self.request.get("mine"),
+        "get": self.request.get("my_id"),
+    }
 
 
 @app.task(bind=True)

@@ -61,7 +61,14 @@ def on_revoked(sender: Any, request: Any, terminated: Any, signum: Any, expired:
 @signals.task_received.connect
 def on_received(sender: Any, request: Any, **more: Any) -> None:
     if _is_watched(request.name):
-        shown = [request.name, request.id, list(request.args), request.kwargs, request.task.name, sorted(more)]
+        shown = [
+            request.name,
+            request.id,
+            list(request.args),
+            request.kwargs,
+            request.task.name,
+            sorted(more),
+        ]
         note(f"received-{request.root_id}", "received", *shown)
 
 
