@@ -182,7 +182,11 @@ class WorkerLost(TaskError):
 
 
 class TimeLimitExceeded(TaskError):
-    pass
+    """`limit_s`: the hard limit that ended the task, where it is known."""
+
+    def __init__(self, *args: Any, limit_s: float | None = None) -> None:
+        super().__init__(*args)
+        self.limit_s = limit_s
 
 
 class SoftTimeLimitExceeded(TaskError):

@@ -15,8 +15,12 @@ import re
 import sys
 import threading
 from collections.abc import Hashable
-from time import monotonic
+from datetime import UTC, datetime, tzinfo
+from functools import cache
+from pathlib import Path
+from time import localtime, monotonic, struct_time, time
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
@@ -147,6 +151,13 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 class PlainLines(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
+        self._zone = os.environ.get("TZ")
+
+    def converter(self, seconds: float | None) -> struct_time:
+        """In the zone in which the process began: users' code may change it (Django does)."""
+        if os.environ.get("TZ") == self._zone:
+            return localtime(seconds)
+        return datetime.fromtimestamp(seconds or time(), zone_of(self._zone)).timetuple()
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         line = one_line(super().formatMessage(record))
@@ -178,6 +189,18 @@ class JsonLines(logging.Formatter):
                 for name, value in line.items()
             }
             return msgspec.json.encode(plain).decode()
+
+
+@cache
+def zone_of(variable: str | None) -> tzinfo:
+    """What a value of TZ stands for; None: the machine's zone. UTC where that cannot be told."""
+    try:
+        if variable:
+            return ZoneInfo(variable.lstrip(":"))
+        with Path("/etc/localtime").open("rb") as file:
+            return ZoneInfo.from_file(file)
+    except (OSError, ValueError, ZoneInfoNotFoundError):
+        return UTC
 
 
 def _shown(value: object) -> str:

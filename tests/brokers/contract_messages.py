@@ -3,6 +3,8 @@
 import asyncio
 import time
 
+from msgspec.structs import replace
+
 from tests.brokers.under_test import (
     LONG_S,
     OWNER,
@@ -15,10 +17,12 @@ from tests.brokers.under_test import (
     outgoing,
     run,
     take,
+    take_in_time,
     texts,
 )
-from umbel.brokers.interface import Ack, Depth
+from umbel.brokers.interface import Ack, Bury, Depth, Return
 from umbel.wire.message import Message, Outgoing
+from umbel.wire.properties import encode_others, others_of
 
 
 class MessagesContract:
@@ -39,6 +43,36 @@ class MessagesContract:
                 (delivery,) = (await take(broker)).deliveries
                 assert delivery.message == sent
                 assert (delivery.queue, delivery.starts, delivery.redelivered) == (QUEUE, 0, False)
+
+        run(scenario())
+
+    def test_properties_that_mean_nothing_to_us_stay_with_the_message(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        others = {"app_id": "shop", "type": "order", "message_id": "m1", "user_id": "somebody",
+                  "timestamp": 1794703129, "cluster_id": "c"}  # fmt: skip
+        sent = replace(message("a"), properties=encode_others(others | {"priority": 9}))
+
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish([Outgoing(QUEUE, sent)])
+                for verdict in (
+                    Return,
+                    lambda tag: Return(tag, ran=True),
+                    lambda tag: Return(tag, ran=True, not_before=time.time() + 0.3),
+                    lambda tag: Bury(tag, "broken"),
+                ):
+                    (delivery,) = await take_in_time(broker, 1, what="the message")
+                    assert others_of(delivery.message) == others
+                    await broker.settle([verdict(delivery.tag)])
+                (letter,) = await broker.dead_letters()
+                assert others_of(letter.message) == others
+                await broker.requeue_dead([letter.letter_id])
+                (delivery,) = await take_in_time(broker, 1, what="the requeued letter")
+                assert others_of(delivery.message) == others
+                await broker.settle([Ack(delivery.tag, follow_ups=[Outgoing("next", delivery.message)])])
+                (followed,) = (await take(broker, queues=["next"])).deliveries
+                assert others_of(followed.message) == others
 
         run(scenario())
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.servers.redis import RedisServer
-from umbel.brokers.redis.keys import SEP
+from umbel.brokers.interface.settings import DEFAULT_SEP as SEP
 from umbel.brokers.redis.scripts import script
 
 PREFIX = "P:"

@@ -41,7 +41,7 @@ TABLES = st.dictionaries(NAMES, VALUES, max_size=8)
 def as_delivery(published: bytes) -> bytes:
     """The frames of a published message as the server would deliver it."""
     size = 7 + int.from_bytes(published[3:7]) + 1
-    deliver = encode_method(1, Method.BASIC_DELIVER, "tag", 7, True, "", "key")
+    deliver = encode_method(1, Method.BASIC_DELIVER, "tag", 7, True, "by", "key")
     return deliver + published[size:]
 
 
@@ -86,7 +86,7 @@ def test_frames_may_arrive_in_pieces_of_any_size(body: bytes, size: int) -> None
         incoming += reader.feed(wire[start : start + size])
     properties = encode_properties(Properties(type="t"))
     assert incoming == [
-        Incoming(1, Method.BASIC_DELIVER, ("tag", 7, True, "key"), properties, body),
+        Incoming(1, Method.BASIC_DELIVER, ("tag", 7, True, "key", "by"), properties, body),
         Incoming(2, Method.BASIC_ACK, (9, True)),
     ]
 

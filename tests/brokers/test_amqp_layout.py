@@ -17,6 +17,7 @@ from tests.brokers.under_test import (
     texts,
 )
 from tests.servers.rabbitmq import RabbitServer, shared_server
+from tests.waiting import wait_until
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.capabilities import CAPABILITIES
@@ -25,7 +26,7 @@ from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.refusals import ChannelClosed
 from umbel.brokers.amqp.table import Properties, Table, decode_properties, encode_properties
 from umbel.brokers.evidence import Evidence
-from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Delivery
+from umbel.brokers.interface import Ack, Broadcast, BrokerSettings, Bury, Delivery
 from umbel.errors import BrokerError
 from umbel.wire.message import Message, Outgoing
 
@@ -207,6 +208,29 @@ def test_a_queue_made_with_priorities_is_used_as_it_is_and_orders_everything(
             assert taken == [["9"], ["5"], ["5"], ["1"]]
 
     run(scenario())
+
+
+def test_what_is_rejected_goes_where_its_queue_sends_dead_letters_with_all_it_brings(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    """And the others of the batch are acknowledged."""
+    declare(stranger, "graves")
+    declare(stranger, QUEUE, dead_letter_exchange="", dead_letter_routing_key="graves")
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a", "b", "c"))
+            a, b, c = (await take(broker)).deliveries
+            errback = outgoing("errback", queue="other")
+            burial = Bury(b.tag, "why", follow_ups=errback, by_queue=True)
+            settled = await broker.settle([Ack(a.tag), burial, Ack(c.tag)])
+            assert (settled.applied, settled.conflicts) == (3, frozenset())
+            assert texts((await take(broker, queues=["other"])).deliveries) == ["errback"]
+            assert await broker.dead_letters() == []
+
+    run(scenario())
+    wait_until(lambda: get(stranger, "graves").body == b"b", what="the dead letter")
+    assert get(stranger, "graves").body == b""
 
 
 def test_a_quorum_queue_serves_a_demand_that_grows(

@@ -174,6 +174,23 @@ class PoolContract:
 
         asyncio.run(scenario())
 
+    def test_a_host_has_its_own_soft_limit_and_is_ready_before_its_children(self, tmp_path: Path) -> None:
+        async def scenario() -> Any:
+            quirk = f"own-ways-in={tmp_path}"
+            async with running(self.name, quirk, concurrency=1, **self.options) as (pool, recorder):
+                gate = str(tmp_path / "gate")
+                job = make_job(1, "wait-for", gate, task="plain", soft_limit_s=0.05, alone=True)
+                pool.submit([job, make_job(2, "facts", task="plain")])
+                await recorder.until_back(1, 2)
+                assert recorder.outcomes[1].summary == "OwnLimit()"
+                return recorder.value(2)
+
+        facts = asyncio.run(scenario())
+        notes = {int(one.name): one.read_text() for one in tmp_path.iterdir() if one.name.isdigit()}
+        how = "runs" if facts["loaded_in"] == facts["pid"] else "forks"
+        assert notes[facts["loaded_in"]] == f"tester@here {how}\n"  # once, and in no forked child
+        assert len(notes) == (2 if self.options.get("child_start") == "spawn" else 1)
+
     def test_a_stopping_worker_is_heard_by_the_jobs_that_run(self, tmp_path: Path) -> None:
         """F7."""
 

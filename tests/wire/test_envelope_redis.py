@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from umbel.wire.envelope_redis import Opened, seal, seal_broadcast, unseal
 from umbel.wire.message import Message
+from umbel.wire.properties import encode_others, others_of
 
 HEADERS: dict[str, Any] = {
     "lang": "py",
@@ -55,6 +56,7 @@ messages = st.builds(
     correlation_id=texts,
     reply_to=texts,
     expiration_ms=st.none() | st.integers(0, 2**40),
+    properties=st.dictionaries(texts, texts, max_size=2).map(encode_others),
 )
 
 
@@ -66,6 +68,25 @@ def test_we_write_what_celery_writes() -> None:
 
 def test_we_read_what_celery_writes() -> None:
     assert unseal(json.dumps(CELERYS).encode()) == Opened(MESSAGE, 0, False)
+
+
+def test_what_a_sender_adds_to_the_properties_is_kept() -> None:
+    sent = CELERYS | {"properties": CELERYS["properties"] | {"app_id": "shop", "origin": "gen1@vm"}}
+    opened = unseal(json.dumps(sent).encode())
+    assert others_of(opened.message) == {"app_id": "shop", "origin": "gen1@vm"}
+    again = seal(opened.message, "celery", CELERYS["properties"]["delivery_tag"])
+    assert json.loads(again) == sent
+    assert again.endswith(b'"}}')  # it is known by its end, where its delivery tag is
+
+
+def test_a_message_says_by_which_exchange_it_came() -> None:
+    sealed = seal(MESSAGE, "eu", "tag", exchange="orders", routing_key="eu.new")
+    assert json.loads(sealed)["properties"]["delivery_info"] == {
+        "exchange": "orders",
+        "routing_key": "eu.new",
+    }
+    message = unseal(sealed).message
+    assert (message.exchange, message.routing_key) == ("orders", "eu.new")
 
 
 @given(messages)

@@ -21,10 +21,13 @@ from umbel.worker.context import Identity, WorkerContext
 from umbel.worker.messages.admission import Admission
 from umbel.worker.messages.claimed import Claimed, arrival_of
 from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.refused_parts import RefusedParts
+from umbel.worker.messages.remains import Remains
 from umbel.worker.messages.settling import Settler
 from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.settings import Ending, WorkerSettings
 from umbel.worker.steps.events import Events
+from umbel.worker.user_code.notices import Notices
 
 TASK, QUEUE, TAG = "t.task", "celery", 7
 Report = tuple[Sequence[StoredResult], Sequence[Outgoing]]
@@ -38,7 +41,8 @@ class Sink(Settler):
         self.kept: list[Outgoing | None] = []  # for the case that the broker has forgotten them
         self.reports: list[Report] = []
         self.released: list[tuple[str, str]] = []
-        self.chords: list[Callable[[], Ending]] = []
+        self.first: list[tuple[Callable[[], Ending], int]] = []
+        self.after: list[bytes] = []
         self._broker = cast("Any", SettlingBroker())
 
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
@@ -49,12 +53,16 @@ class Sink(Settler):
         assert ack.tag == delivery.tag
         self.add(ack)
 
-    def count_first(self, chord: Callable[[], Ending]) -> None:
-        self.chords.append(chord)
+    def do_first(self, work: Callable[[], Ending], *, attempts_max: int = 0) -> None:
+        self.first.append((work, attempts_max))
 
-    def report(self, results: Sequence[StoredResult], follow_ups: Sequence[Outgoing]) -> None:
+    def report(
+        self, results: Sequence[StoredResult], follow_ups: Sequence[Outgoing], after: bytes = b""
+    ) -> None:
         if results or follow_ups:
             self.reports.append((list(results), list(follow_ups)))
+        if after:
+            self.after.append(after)
 
     def release(self, key: str, task_id: str) -> None:
         self.released.append((key, task_id))
@@ -113,12 +121,15 @@ class Recorded:
             cast("Any", self.broker),
             cast("Any", backend),
             cast("Any", abilities),
+            notices=Notices(chosen.notices),
         )
         self.policy = AdmissionPolicy(chosen.tasks, max_deliveries=3)
         self.revoked = RevokedTasks()
         self._events = Events(self.context)
         events = TaskEvents(self._events)
-        self.endings = Endings(self.context, self.policy, self.sink, events)
+        remains = Remains(self.context, self.sink)
+        self.refused_parts = RefusedParts(self.context.counters, remains, self.sink, events)
+        self.endings = Endings(self.context, self.policy, self.sink, remains, events)
         self.admission = Admission(self.context, self.policy, self.revoked, self.sink, self.endings, events)
 
     @property

@@ -26,6 +26,7 @@ from umbel.worker.context import Identity, WorkerContext
 from umbel.worker.messages.admission import Admission
 from umbel.worker.messages.endings import Endings
 from umbel.worker.messages.kept_outcomes import KeptOutcomes
+from umbel.worker.messages.remains import Remains
 from umbel.worker.messages.settling import Settler
 from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.process.outages import Outages
@@ -104,7 +105,7 @@ def bench_on(broker: SqliteBroker, tmp_path: Path, rules: TaskRules) -> Bench:
         logged=events.logged,
         refused=nothing_refused,
     )
-    endings = Endings(context, policy, settler, events)
+    endings = Endings(context, policy, settler, Remains(context, settler), events)
     admission = Admission(context, policy, RevokedTasks(), settler, endings, events)
     return Bench(broker, context, settler, endings, admission)
 

@@ -21,7 +21,7 @@ from tests.worker.recorded import (
     result_of,
 )
 from umbel.brokers.interface import Ack, Bury, Return, Verdict
-from umbel.errors import BadMessage, TooLarge, WireError
+from umbel.errors import BadMessage, TimeLimitExceeded, TooLarge, WireError
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery.delivery import Refusal, Run, TaskRules
 from umbel.protocol.delivery.trust import Doubt, Doubted
@@ -29,7 +29,9 @@ from umbel.protocol.shutdown import Ask
 from umbel.wire.message import Outgoing
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.endings import REQUEUE_PAUSE_S, Endings
+from umbel.worker.messages.remains import Remains
 from umbel.worker.messages.task_events import TaskEvents
+from umbel.worker.settings import Ending
 from umbel.worker.steps.events import Events
 
 LATE = Run(TaskRules())
@@ -269,6 +271,115 @@ def test_an_outcome_that_got_lost_is_not_held_against_its_task() -> None:
     assert asked(recorded) == ([Return(TAG, False, ran=True)], [])
 
 
+# ---- the rules of a Celery task --------------------------------------------------------------------
+
+CELERY_LATE = TaskRules(redelivers_lost=False)
+NO_ACKS = TaskRules(
+    redelivers_lost=False,
+    rejects_failed=True,
+    redelivers_timed_out=True,
+    rejects_by_queue=True,
+    hard_limit_s=2.5,
+)
+TAKEN = TaskRules(acks_taken=True, hard_limit_s=2.5)
+KILLED = lost(started=True, ran=True)
+LOST_TEXT = "process 1 died while running the task"
+
+
+def test_a_loss_that_counts_as_a_failure_ends_the_message() -> None:
+    recorded, _ = after_loss(Run(CELERY_LATE), KILLED)
+    assert asked(recorded) == ([Ack(TAG, [FAILURE], SENT)], [])
+    assert recorded.ended == [(f"WorkerLost: {LOST_TEXT}", "FAILURE")]
+    assert recorded.counted == {"lost": 1, "failed": 1}
+    assert kinds(recorded) == ["task-failed"]
+
+
+def test_a_loss_may_make_the_message_a_dead_letter_of_its_queue() -> None:
+    recorded = Recorded()
+    recorded.endings.lose(claimed_of(Run(NO_ACKS), unique="k"), KILLED, stopping=False)
+    assert asked(recorded) == ([Bury(TAG, LOST_TEXT, False, [FAILURE], SENT, by_queue=True)], [])
+    assert recorded.counted == {"lost": 1, "failed": 1, "buried": 1}
+    assert kinds(recorded) == ["task-failed", "task-rejected"]
+    assert recorded.told[-1]["requeue"] is False
+    assert recorded.sink.released == [("k", "t")]
+
+
+def test_a_message_may_run_again_after_its_hard_limit_and_its_failure_is_stored() -> None:
+    recorded = Recorded()
+    claimed = claimed_of(Run(NO_ACKS), unique="k")
+    recorded.endings.lose(claimed, lost(started=True, ran=True, timed_out=True), stopping=False)
+    assert asked(recorded) == ([Return(TAG, True, ran=True)], [([FAILURE], SENT)])
+    assert recorded.ended == [("TimeLimitExceeded: exceeded its time limit of 2.5 s", "FAILURE")]
+    assert recorded.counted == {"lost": 1, "failed": 1}
+    assert kinds(recorded) == ["task-failed", "task-rejected"]
+    assert recorded.told[-1]["requeue"] is True
+    assert recorded.sink.released == []
+
+
+def test_a_message_that_ran_into_its_hard_limit_too_often_is_buried() -> None:
+    recorded, _ = after_loss(Run(NO_ACKS), lost(started=True, ran=True, timed_out=True), starts=2)
+    text = "exceeded its time limit of 2.5 s; started 3 times, 'task_max_deliveries' reached"
+    assert asked(recorded) == ([Bury(TAG, text, True, [FAILURE], SENT, by_queue=True)], [])
+
+
+def test_a_failure_may_make_the_message_a_dead_letter_of_its_queue() -> None:
+    recorded = Recorded()
+    recorded.endings.settle(
+        claimed_of(Run(NO_ACKS)), outcome("failure", summary="KeyError(1)", after=b"then")
+    )
+    assert asked(recorded) == ([Bury(TAG, "KeyError(1)", False, [SUCCESS], SENT, True, b"then")], [])
+    assert recorded.counted == {"failed": 1, "buried": 1}
+    assert kinds(recorded) == ["task-started", "task-failed", "task-rejected"]
+
+
+def test_what_a_child_has_taken_is_acknowledged_once_and_then_only_reports() -> None:
+    recorded, claimed = Recorded(), claimed_of(Run(TAKEN))
+    recorded.endings.take(claimed)
+    recorded.endings.take(claimed)
+    assert claimed.acked and asked(recorded) == ([Ack(TAG)], [])
+    recorded.endings.settle(claimed, outcome("success", after=b"then"))
+    assert asked(recorded) == ([Ack(TAG)], [([SUCCESS], SENT)])
+    assert recorded.sink.after == [b"then"]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_what_is_acknowledged_by_another_rule_is_not_when_a_child_takes_it(run: str) -> None:
+    recorded, claimed = Recorded(), claimed_of(RUNS[run])
+    recorded.endings.take(claimed)
+    assert asked(recorded) == ([], []) and claimed.acked == (run == "early")
+
+
+def test_what_ends_before_it_is_known_to_run_is_acknowledged_with_its_outcome() -> None:
+    recorded = Recorded()
+    recorded.endings.settle(claimed_of(Run(TAKEN)), outcome("success", after=b"then"))
+    assert asked(recorded) == ([Ack(TAG, [SUCCESS], SENT, b"then")], [])
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_what_a_child_took_runs_once(taken: bool) -> None:
+    recorded, claimed = Recorded(), claimed_of(Run(TAKEN))
+    if taken:
+        recorded.endings.take(claimed)
+    recorded.endings.lose(claimed, KILLED, stopping=True)
+    expected = ([Ack(TAG)], [([FAILURE], SENT)]) if taken else ([Ack(TAG, [FAILURE], SENT)], [])
+    assert asked(recorded) == expected
+
+
+def test_the_error_of_a_hard_limit_says_how_long_that_was() -> None:
+    recorded, errors = Recorded(), list[Exception]()
+
+    def end(message: object, queue: str, error: Exception, status: str) -> Ending:
+        errors.append(error)
+        return Ending()
+
+    object.__setattr__(recorded.context.settings, "end_without_running", end)
+    remains, events = Remains(recorded.context, recorded.sink), TaskEvents(Events(recorded.context))
+    endings = Endings(recorded.context, recorded.policy, recorded.sink, remains, events)
+    endings.lose(claimed_of(Run(TAKEN)), lost(started=True, ran=True, timed_out=True), stopping=False)
+    (error,) = errors
+    assert isinstance(error, TimeLimitExceeded) and error.limit_s == 2.5
+
+
 # ---- refused before they ran -----------------------------------------------------------------------
 
 
@@ -348,7 +459,8 @@ def test_a_unique_task_that_was_lost_or_buried_may_be_sent_again() -> None:
 def test_where_the_broker_holds_no_keys_none_is_released() -> None:
     recorded = Recorded()
     recorded.broker.capabilities.unique = False
-    again = Endings(recorded.context, recorded.policy, recorded.sink, TaskEvents(Events(recorded.context)))
+    remains, events = Remains(recorded.context, recorded.sink), TaskEvents(Events(recorded.context))
+    again = Endings(recorded.context, recorded.policy, recorded.sink, remains, events)
     again.settle(claimed_of(LATE, unique="k"), outcome("success"))
     assert recorded.sink.released == []
 

@@ -18,11 +18,12 @@ from tests.worker.recorded import (
     result_of,
 )
 from tests.worker.test_endings import EARLY, LATE, SENT, asked, kinds, lost, outcome
-from umbel.brokers.interface import Bury, Refused
+from umbel.brokers.interface import Ack, Bury, Refused
 from umbel.pools.interface import Outcome
 from umbel.protocol.delivery.delivery import Refusal
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.remains import Remains
 from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.settings import Ending
 from umbel.worker.steps.events import Events
@@ -33,7 +34,9 @@ SUCCESS, FAILURE = result_of("SUCCESS"), result_of("FAILURE")
 def ending_with(recorded: Recorded, make: Any) -> Endings:
     """The same, where the app ends tasks like this."""
     object.__setattr__(recorded.context.settings, "end_without_running", make)
-    return Endings(recorded.context, recorded.policy, recorded.sink, TaskEvents(Events(recorded.context)))
+    remains = Remains(recorded.context, recorded.sink)
+    events = TaskEvents(Events(recorded.context))
+    return Endings(recorded.context, recorded.policy, recorded.sink, remains, events)
 
 
 FAULT = LookupError("no such thing")
@@ -131,9 +134,10 @@ def test_the_part_of_a_chord_that_ends_without_running_is_counted_first() -> Non
 
     for counted in (chord, None):
         recorded = Recorded()
-        endings = ending_with(recorded, lambda *_, one=counted: Ending([FAILURE], [], one))
+        endings = ending_with(recorded, lambda *_, one=counted: Ending([FAILURE], [], one, 3, b"then"))
         endings.refuse(claimed_of(None), Refusal.EXPIRED)
-        assert recorded.sink.chords == ([chord] if counted else [])
+        assert recorded.sink.first == ([(chord, 3)] if counted else [])
+        assert recorded.sink.verdicts == [Ack(TAG, [FAILURE], [], b"then")]
 
 
 def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure(
@@ -141,7 +145,7 @@ def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure(
 ) -> None:
     recorded = Recorded()
     refused = StoredResult("id", "SUCCESS", b"{}", reply_to="asker")
-    recorded.endings.end_refused([Refused(refused, "too large"), Refused(FAILURE, "too large")])
+    recorded.refused_parts.end([Refused(refused, "too large"), Refused(FAILURE, "too large")])
     ((results, sent),) = recorded.sink.reports
     (told,) = results
     assert (told.task_id, told.status, told.reply_to, sent) == ("id", "FAILURE", "asker", [])
@@ -156,12 +160,12 @@ def test_a_message_that_its_queue_refused_has_failed_to_those_who_wait_for_it(
 ) -> None:
     recorded = Recorded()
     sent = Outgoing("next", message_of())
-    recorded.endings.end_refused([Refused(sent, "not a list")])
+    recorded.refused_parts.end([Refused(sent, "not a list")])
     assert recorded.ended == [("BrokerRefused: the queue 'next' refused the message: not a list", "FAILURE")]
     assert asked(recorded) == ([], [([FAILURE], SENT)])
     assert kinds(recorded) == ["task-failed"]
     unreadable = Outgoing(QUEUE, Message(b"", b"no message"))
-    recorded.endings.end_refused([Refused(unreadable, "not a list"), Refused(FOLLOW_UP, "not a list")])
+    recorded.refused_parts.end([Refused(unreadable, "not a list"), Refused(FOLLOW_UP, "not a list")])
     assert recorded.counted == {"refused": 3} and len(recorded.ended) == 2
     about = vars(caplog.records[0])
     assert (about["queue"], about["task_id"], about["why"]) == ("next", "t", "not a list")

@@ -1,6 +1,7 @@
 """What the settler brings to the broker, in which order, and what is left when that fails."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -9,12 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from tests.worker.recorded import FOLLOW_UP, result_of
+from tests.worker.recorded import FOLLOW_UP, delivery_of, result_of
 from umbel.brokers.interface import Ack, Bury, Refused, Return, Settled, Started, Tag, Verdict
 from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
-from umbel.worker.messages import settling
+from umbel.worker.messages import after_settling, settling
+from umbel.worker.messages.after_settling import AfterSettling
 from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.messages.settling import BATCH_MAX, Settler
 from umbel.worker.process.outages import Outages
@@ -84,6 +86,7 @@ class Bench:
     counters: Counters
     settled: list[int]  # how many were pending each time fewer were held
     refused: list[Refused]  # what it was told of
+    after: list[bytes]  # what it asked for
 
     @property
     def asked(self) -> list[tuple[str, Any]]:
@@ -94,6 +97,7 @@ class Bench:
 def play(scenario: Callable[[Bench], Coroutine[Any, Any, None]], *, together: bool = True) -> None:
     async def bounded() -> None:
         recorder, counters, settled, refused = Recorder(), Counters(), list[int](), list[Refused]()
+        after: list[bytes] = []
         settler = Settler(
             cast("Any", recorder),
             cast("Any", SimpleNamespace(store=recorder.store)),
@@ -105,9 +109,10 @@ def play(scenario: Callable[[Bench], Coroutine[Any, Any, None]], *, together: bo
             logged=recorder.logged,
             refused=refused.extend,
             settled=lambda: settled.append(settler.pending),
+            after=after.extend,
         )
         async with asyncio.timeout(10.0):  # what never settles is a mutant, or a mistake
-            await scenario(Bench(recorder, settler, counters, settled, refused))
+            await scenario(Bench(recorder, settler, counters, settled, refused, after))
 
     asyncio.run(bounded())
 
@@ -441,7 +446,7 @@ def test_a_chord_is_counted_before_the_message_that_was_a_part_of_it_is_settled(
                 raise error
             return Ending([RESULT], SENT)
 
-        bench.settler.count_first(count)
+        bench.settler.do_first(count)
         bench.settler.add(Ack(1))
         with pytest.raises(BrokerUnavailable):
             await bench.settler.flush()
@@ -457,9 +462,120 @@ def test_a_chord_that_cannot_be_counted_holds_nothing_up() -> None:
         def count() -> Ending:
             raise KeyError("a body that a peer wrote")
 
-        bench.settler.count_first(count)
+        bench.settler.do_first(count)
         bench.settler.add(Ack(1))
         await bench.settler.flush()
         assert bench.asked == [("settle", [Ack(1)])]
 
     play(scenario)
+
+
+def test_work_that_comes_first_and_fails_is_given_up_after_so_many_attempts() -> None:
+    async def scenario(bench: Bench) -> None:
+        attempts: list[int] = []
+
+        def work() -> Ending:
+            attempts.append(1)
+            raise OSError("the database is away")
+
+        bench.settler.do_first(work, attempts_max=3)
+        bench.settler.add(Ack(1))
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable, match="the database is away"):
+                await bench.settler.flush()
+        assert bench.asked == []
+        await bench.settler.flush()
+        assert (len(attempts), bench.asked) == (3, [("settle", [Ack(1)])])
+
+    play(scenario)
+
+
+def test_work_that_comes_first_and_hangs_is_waited_for_again_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settling, "BEFORE_TIMEOUT_S", 0.0)
+    began, go_on = list[int](), threading.Event()
+
+    def work() -> Ending:
+        began.append(1)
+        go_on.wait(10.0)
+        return Ending([RESULT], after=b"then")
+
+    async def scenario(bench: Bench) -> None:
+        bench.settler.do_first(work)
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable):
+                await bench.settler.flush()
+        go_on.set()
+        monkeypatch.setattr(settling, "BEFORE_TIMEOUT_S", 10.0)
+        await bench.settler.flush()
+        assert (len(began), bench.asked, bench.after) == (1, [("store", [RESULT])], [b"then"])
+
+    play(scenario)
+
+
+def test_what_is_to_come_after_comes_when_all_the_rest_is_applied() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.conflicts = frozenset({2})
+        bench.settler.add(Ack(1, [RESULT], SENT, b"one"))
+        bench.settler.add_outcome(Ack(2, [RESULT], SENT, b"two"), delivery_of())
+        bench.settler.add(Bury(3, "why", after=b"three"))
+        bench.settler.report([RESULT], [], b"reported")
+        bench.recorder.failures = ["settle"]
+        with pytest.raises(BrokerUnavailable):
+            await bench.settler.flush()
+        assert bench.after == [b"reported"]
+        await bench.settler.flush()
+        assert bench.after == [b"reported", b"one", b"three"] and bench.settler.pending == 0
+
+    play(scenario)
+
+
+def test_what_cannot_be_written_has_no_after() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.refuses = lambda what, value: (
+            TypeError("odd") if what == "settle" and isinstance(value[0], Ack) else None
+        )
+        bench.settler.add(Ack(1, [RESULT], SENT, b"one"))
+        await bench.settler.flush()
+        assert [what for what, _ in bench.asked] == ["settle"] and bench.after == []
+
+    play(scenario)
+
+
+def test_work_after_settling_is_tried_again_and_given_up_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(after_settling, "reconnect_wait_s", lambda *_: 0.0)
+    asked: list[tuple[bytes, ...]] = []
+
+    def do(work: Sequence[bytes]) -> None:
+        asked.append(tuple(work))
+        if b"never" in work or len(asked) == 1:
+            raise OSError("away")
+
+    async def scenario() -> None:
+        after = AfterSettling(do)
+        going_on = asyncio.create_task(after.run())
+        async with asyncio.timeout(10.0):
+            after.add([b"once more"])
+            assert after.waiting == 1
+            await after.drained()
+            after.add([b"never"])
+            await after.drained()
+        going_on.cancel()
+        assert after.waiting == 0
+
+    asyncio.run(scenario())
+    assert asked == [(b"once more",)] * 2 + [(b"never",)] * after_settling.ATTEMPTS_MAX
+    assert [one.message for one in caplog.records] == ["work after settling failed; giving up"]
+
+
+def test_where_nobody_does_the_work_after_settling_none_waits() -> None:
+    async def scenario() -> None:
+        after = AfterSettling(None)
+        after.add([b"one"])
+        await after.run()
+        assert after.waiting == 0
+
+    asyncio.run(scenario())

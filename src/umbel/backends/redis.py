@@ -38,7 +38,7 @@ class RedisBackend:
     def __init__(self, url: str, settings: BrokerSettings) -> None:
         self._url = url
         self._addresses = parse_addresses(url)
-        self._keys = Keys(settings.key_prefix, self._addresses[0].database)
+        self._keys = Keys.of(settings, self._addresses[0].database)
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
         self._pool = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
         self._listening = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
@@ -64,7 +64,7 @@ class RedisBackend:
                 refused[some[0]] = f"it exceeds the limit of {BATCH_BYTES_MAX:,} bytes"
                 continue
             args = result_arguments(self._keys, [results[place] for place in some])
-            told = self._pool.run(_STORE, self._keys.prefix, self._ttl_ms, *args)
+            told = self._pool.run(_STORE, self._keys.result_prefix, self._ttl_ms, *args)
             for place, why in zip(told[::2], told[1::2], strict=True):
                 refused[some[place]] = why.decode(errors="replace")
         if refused:

@@ -17,15 +17,12 @@ from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import Refused
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.publishing import delivery_tags
-from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.sockets import SocketPool
 from umbel.wire.envelope_redis import seal
 from umbel.wire.message import Outgoing
 
 CLAIM_S = 30
 DONE_S = 300  # as Celery 5.7: long enough for the last redelivery of a part
-
-_CHORD = script("chord")
 
 
 class RedisChords:
@@ -35,27 +32,31 @@ class RedisChords:
         self._ttl_s = max(1, math.ceil(ttl_s))
 
     def start(self, group_id: str, size: int) -> None:
-        self._pool.run(_CHORD, "start", self._keys.chord(group_id), size, self._ttl_s)
+        self._pool.run(self._keys.script("chord"), "start", self._keys.chord(group_id), size, self._ttl_s)
 
     def add(self, part: ChordPart) -> list[ChordPart] | None:
         place = "+inf" if part.index is None else part.index
         mark = f"{part.task_id}:{part.index if part.index is not None else ''}"
         entry = json.dumps([1, part.task_id, part.status, json.loads(part.payload)])
         base = self._keys.chord(part.group_id)
-        found = self._pool.run(_CHORD, "add", base, self._ttl_s, place, mark, entry)
+        found = self._pool.run(self._keys.script("chord"), "add", base, self._ttl_s, place, mark, entry)
         if not found:
             return None
         return [_read(part.group_id, place, one) for place, one in enumerate(found)]
 
     def claim(self, group_id: str, by: str) -> bool:
-        return bool(self._pool.run(_CHORD, "claim", self._keys.chord(group_id), by, CLAIM_S))
+        return bool(
+            self._pool.run(self._keys.script("chord"), "claim", self._keys.chord(group_id), by, CLAIM_S)
+        )
 
     def end(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         args: list[str | bytes] = []
         for outgoing, tag in zip(batch, delivery_tags(len(batch)), strict=True):
             args.append(self._keys.list_of(outgoing.queue, outgoing.message.priority))
             args.append(seal(outgoing.message, outgoing.queue, tag, outgoing.not_before))
-        reply = self._pool.run(_CHORD, "end", self._keys.chord(group_id), DONE_S, self._keys.prefix, *args)
+        reply = self._pool.run(
+            self._keys.script("chord"), "end", self._keys.chord(group_id), DONE_S, self._keys.prefix, *args
+        )
         told = reply[1:] if reply else ()
         return [
             Refused(batch[place], why.decode(errors="replace"))

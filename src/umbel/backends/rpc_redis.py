@@ -25,7 +25,7 @@ WAITS_PER_TIMEOUT = 2  # a wait ends before its reply is overdue, and is repeate
 class RedisPost:
     def __init__(self, url: str, settings: BrokerSettings) -> None:
         self._addresses = parse_addresses(url)
-        self._keys = Keys(settings.key_prefix, self._addresses[0].database)
+        self._keys = Keys.of(settings, self._addresses[0].database)
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
         self._timeout_s = settings.connect_timeout_s
         self._tries = 0

@@ -32,7 +32,7 @@ class CeleryEndings:
         self._accept = prepare_accept_content(app.conf.accept_content)
 
     def __call__(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
-        return Ending(chord=lambda: self._end(message, queue, error, status))
+        return Ending(before=lambda: self._end(message, queue, error, status))
 
     def _end(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
         decoded = call_guarded(call_of, message, self._accept)

@@ -9,18 +9,21 @@ from time import perf_counter, time
 from typing import Any
 
 from celery import signals
+from celery._state import _set_task_join_will_block
 from celery.app.task import Context
 from celery.app.trace import build_tracer, setup_worker_optimizations
-from celery.exceptions import InvalidTaskError, Reject
+from celery.exceptions import InvalidTaskError, Reject, SoftTimeLimitExceeded
 from celery.utils.nodenames import node_format
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import prepare_accept_content
 
 from umbel.backends.registry import open_backend
 from umbel.celery.capture import CAPTURE, Capture, install
-from umbel.celery.configuration import settings_of
+from umbel.celery.configuration import backend_url, settings_of
 from umbel.celery.messages import call_of, request_of
+from umbel.celery.queues import broker_settings
 from umbel.celery.results import install_backends
+from umbel.celery.stand_in import WorkerStandIn
 from umbel.clock import correct
 from umbel.errors import WireError
 from umbel.pools.guard import Raised, call_guarded
@@ -40,27 +43,39 @@ class CeleryHost:
         self._node = ""
         self._close: list[Callable[[], None]] = []
 
-    def start_child(self, context: ChildContext) -> Runner:
+    @property
+    def soft_limit_error(self) -> type[Exception]:
+        error: type[Exception] = SoftTimeLimitExceeded
+        return error
+
+    def before_children(self, node: str, *, forks: bool) -> None:
+        """Everything that children can share: what is made here costs memory once."""
         app = self._app
-        self._node = context.node
-        if context.is_process:
-            multiprocessing.current_process().name = f"ForkPoolWorker-{context.child + 1}"  # as logs show it
         app.set_current()
         app.set_default()
         app.finalize()
-        self._set_up_logging(context)
+        _set_task_join_will_block(True)  # what it means: a task must not wait for another's result
+        # Here, in the process that forks, because Django then gives each child its own connections.
+        signals.worker_init.send(sender=WorkerStandIn(app, node))
         settings = settings_of(app)
         install(app)
-        ours = open_backend(settings.backend, settings.for_broker()) if settings.backend else None
+        of_broker = broker_settings(app, settings)
+        ours = open_backend(settings.backend, of_broker) if backend_url(app) else None
         if ours is not None:
             self._close.append(ours.close)
         install_backends(app, ours, shares_settle=ours is not None and ours.shares_settle(settings.broker))
-        setup_worker_optimizations(app, context.node)
+        setup_worker_optimizations(app, node)
         for name, task in app.tasks.items():
-            task.__trace__ = build_tracer(name, task, app.loader, context.node, app=app)
-        app.loader.init_worker_process()
+            task.__trace__ = build_tracer(name, task, app.loader, node, app=app)
+
+    def start_child(self, context: ChildContext) -> Runner:
+        self._node = context.node
+        if context.is_process:
+            multiprocessing.current_process().name = f"ForkPoolWorker-{context.child + 1}"  # as logs show it
+        self._set_up_logging(context)
+        self._app.loader.init_worker_process()
         signals.worker_process_init.send(sender=context.node)
-        return _Runner(app, context.node)
+        return _Runner(self._app, context.node)
 
     def stop_child(self) -> None:
         signals.worker_process_shutdown.send(sender=self._node, pid=os.getpid(), exitcode=0)

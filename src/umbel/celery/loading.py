@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from celery import VERSION, Celery
+from celery.app import backends
 from celery.app.utils import find_app
 
 from umbel.errors import AppNotFound, ConfigurationError
@@ -50,4 +51,13 @@ def load_host(target: str) -> Host:
     app = find_celery(target)
     if app is None:
         raise AppNotFound(f"-A {target}: it contains no Celery app any more")
-    return CeleryHost(load(app))
+    load(app)
+    _import_what_tasks_need(app)
+    return CeleryHost(app)
+
+
+def _import_what_tasks_need(app: Any) -> None:
+    """Before children are forked, so that they share one copy of it."""
+    call_guarded(lambda: backends.by_url(app.backend_cls or app.conf.result_backend, app.loader))
+    call_guarded(lambda: app.connection_for_write().get_transport_cls())
+    call_guarded(lambda: (app.log, app.events))

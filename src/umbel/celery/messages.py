@@ -9,6 +9,7 @@ from kombu.serialization import loads
 from umbel.wire.call import read_header_map
 from umbel.wire.instant import parse_instant
 from umbel.wire.message import Message, Outgoing
+from umbel.wire.properties import delivery_info_of, encode_others, properties_of
 
 
 def outgoing_from(producer: Any, body: Any, headers: dict[str, Any], options: dict[str, Any]) -> Outgoing:
@@ -25,9 +26,22 @@ def outgoing_from(producer: Any, body: Any, headers: dict[str, Any], options: di
         options.get("correlation_id") or "",
         options.get("reply_to") or "",
         _milliseconds(options.get("expiration")),
+        encode_others({name: value for name, value in options.items() if name not in _NOT_PROPERTIES}),
     )
     eta = headers.get("eta")
-    return Outgoing(_queue(options), message, parse_instant(eta) if eta else 0.0)
+    due = parse_instant(eta) if eta else 0.0
+    exchange, routing_key = options.get("exchange"), options.get("routing_key") or ""
+    name = getattr(exchange, "name", exchange) or ""
+    if not name:
+        return Outgoing(routing_key, message, due)
+    return Outgoing("", message, due, exchange=name, routing_key=routing_key)
+
+
+# What `publish` is told about sending, not about the message.
+_NOT_PROPERTIES = frozenset(
+    ("exchange", "routing_key", "serializer", "compression", "retry", "retry_policy", "declare", "timeout",
+     "confirm_timeout", "mandatory", "immediate")
+)  # fmt: skip
 
 
 def call_of(
@@ -52,29 +66,13 @@ def request_of(
     redelivered: bool,
 ) -> dict[str, Any]:
     """What Celery's worker makes of a message's headers and properties for `Task.request`."""
-    properties = {
-        "correlation_id": message.correlation_id,
-        "reply_to": message.reply_to,
-        "priority": message.priority,
-        "content_type": message.content_type,
-        "content_encoding": message.content_encoding,
-    }
-    headers["properties"] = properties
+    headers["properties"] = properties_of(message)
     headers["reply_to"] = message.reply_to
     headers["correlation_id"] = message.correlation_id
     headers["hostname"] = hostname
     headers["is_eager"] = False
-    headers["delivery_info"] = {
-        "exchange": "",
-        "routing_key": queue,
-        "priority": message.priority,
-        "redelivered": redelivered,
-    }
+    headers["delivery_info"] = delivery_info_of(message, queue, redelivered=redelivered)
     return headers
-
-
-def _queue(options: dict[str, Any]) -> str:
-    return str(options.get("routing_key") or "")
 
 
 def _milliseconds(expiration_s: float | None) -> int | None:

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from celery import signals
+from celery.utils.time import rate
 
 from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend
@@ -14,6 +15,9 @@ from umbel.celery.backend import ForeignBackend
 from umbel.celery.configuration import backend_url
 from umbel.celery.endings import CeleryEndings
 from umbel.celery.loading import load
+from umbel.celery.main_signals import notice_hooks
+from umbel.celery.queues import broker_settings
+from umbel.celery.stand_in import WorkerStandIn
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.settings import EndWithoutRunning
 from umbel.worker.user_code.hooks import LifeHooks
@@ -32,7 +36,7 @@ class CeleryProject:
         return str(getattr(queue, "name", queue) or self._app.conf.task_default_queue)
 
     def for_broker(self, settings: Settings) -> BrokerSettings:
-        return settings.for_broker()
+        return broker_settings(self._app, settings)
 
     def open_backend(self, settings: Settings) -> Backend:
         if backend_url(self._app):
@@ -43,27 +47,27 @@ class CeleryProject:
         return CeleryEndings(self._app)
 
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
+        worker = WorkerStandIn(self._app, node)
         return LifeHooks(
-            init=lambda: None,
-            ready=partial(signals.worker_ready.send, sender=self._app),
-            shutdown=partial(signals.worker_shutdown.send, sender=self._app),
+            ready=partial(signals.worker_ready.send, sender=worker),
+            shutdown=partial(signals.worker_shutdown.send, sender=worker),
             timeout_s=timeout_s,
         )
 
-    def written_by_users(self) -> Mapping[str, Any]:
-        return {"app": self._app}
+    def written_by_users(self, node: str) -> Mapping[str, Any]:
+        return {"app": self._app, "notices": notice_hooks(self._app, node)}
 
 
 def _rules(task: Any, settings: Settings) -> TaskRules:
+    """As Celery's worker goes by the task's options; a lost child is a failure unless they say otherwise."""
+    late = bool(task.acks_late)
     return TaskRules(
-        acks_early=not task.acks_late,
-        rate_per_second=_rate(task),
+        acks_taken=not late,
+        rate_per_second=float(rate(task.rate_limit)) if task.rate_limit else 0.0,
         soft_limit_s=task.soft_time_limit or settings.task_soft_time_limit_s,
         hard_limit_s=task.time_limit or settings.task_time_limit_s,
+        redelivers_lost=bool(task.reject_on_worker_lost or task.retry_on_worker_lost),
+        redelivers_timed_out=late and not task.acks_on_timeout,
+        rejects_failed=late and not task.acks_on_failure,
+        rejects_by_queue=True,
     )
-
-
-def _rate(task: Any) -> float:
-    from celery.utils.time import rate
-
-    return float(rate(task.rate_limit)) if task.rate_limit else 0.0

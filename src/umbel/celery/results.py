@@ -7,9 +7,6 @@ backends store, so an ending task's results are captured and travel with its set
 
 from typing import Any
 
-from celery.backends.redis import RedisBackend
-from celery.backends.rpc import RPCBackend
-
 from umbel.backends.interface import Backend
 from umbel.celery.capture import CAPTURE, captured_call
 from umbel.wire.message import StoredResult
@@ -36,9 +33,11 @@ def install_backends(app: Any, ours: Backend | None, *, shares_settle: bool) -> 
 
 
 def _captures(kind: type) -> tuple[type, ...]:
-    if issubclass(kind, RedisBackend):
+    # By name: to import the classes would bring the client of Redis into processes that need none.
+    names = {f"{one.__module__}:{one.__name__}" for one in kind.__mro__}
+    if "celery.backends.redis:RedisBackend" in names:
         return (_CapturesErrbacks, _CapturesRedis)
-    if issubclass(kind, RPCBackend):
+    if "celery.backends.rpc:RPCBackend" in names:
         return (_CapturesErrbacks, _CapturesRpc)
     return (_CapturesErrbacks,)
 

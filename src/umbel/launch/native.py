@@ -52,7 +52,7 @@ class NativeProject:
             timeout_s=timeout_s,
         )
 
-    def written_by_users(self) -> Mapping[str, Any]:
+    def written_by_users(self, node: str) -> Mapping[str, Any]:
         app = self._app
         return {
             "app": app,
@@ -104,7 +104,7 @@ class Leftovers:
         follow_ups = after_failure(self._app, call, request, error, "", run=self._run)
         if call.embed.chord is None and not call.embed.chain:
             return Ending(results, follow_ups)
-        return Ending(results, follow_ups, lambda: self._count_part(call, request, status, described))
+        return Ending(results, follow_ups, before=lambda: self._count_part(call, request, status, described))
 
     def _count_part(self, call: TaskCall, request: Request, status: str, error: ExceptionMap) -> Ending:
         body = part_ended(self._app, call, request, status, error)

@@ -76,7 +76,7 @@ def make_worker(
         shown_settings=settings.shown(),
         changed_settings=settings.changed(),
         hooks=project.life_hooks(name, settings.worker_hook_timeout_s),
-        **project.written_by_users(),
+        **project.written_by_users(name),
     )
     backend = project.open_backend(settings)
     return Worker(worker_settings, broker=open_broker(of_broker), backend=backend, pool=pool)

@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never, cast
 
-from umbel.errors import PoolError, SoftTimeLimitExceeded, TaskCancelled, TaskError, WorkerStopping
+from umbel.errors import PoolError, TaskCancelled, WorkerStopping
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.guarded_listener import GuardedListener
+from umbel.pools.hosting import soft_limit_of
 from umbel.pools.interface import AsyncRunner, Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.loop_thread import (
     Cancel,
@@ -96,7 +97,8 @@ class AsyncioPool:
         self._reports: Reports[Report | Left | Told] = Reports(self._loop, self._on_reports)
         self._host, runner = await start_host(self._settings, self._reports.add, on_loop=True)
         self._runner = cast(AsyncRunner, runner)
-        self._workers = ThreadWorkers(self.name, runner, self._reports.add)
+        self._soft_limit = soft_limit_of(self._host)
+        self._workers = ThreadWorkers(self.name, runner, self._reports.add, soft_limit=self._soft_limit)
         self._loop_thread = LoopThread(self._runner, self._reports.add, self._settings.loop)
         self._watch = self._loop.call_later(_WATCH_S, self._look)
         self._listener.on_child("started", {"child": 0, "pid": os.getpid()})
@@ -243,7 +245,7 @@ class AsyncioPool:
                 case Broke(job, error):
                     begun.pop(job.number, None)
                     if self._forget(job.number) is not None:
-                        lost.append(broken(job, error))
+                        lost.append(broken(job, error, self._workers.interruptions))
                 case Cancelled(job):
                     begun.pop(job.number, None)
                     if (running := self._forget(job.number)) is not None:
@@ -278,9 +280,9 @@ class AsyncioPool:
     # ---- limits ------------------------------------------------------------------------------------
 
     def _on_soft_limit(self, number: int) -> None:
-        self._interrupt(number, SoftTimeLimitExceeded, SoftLimitPassed)
+        self._interrupt(number, self._soft_limit, SoftLimitPassed)
 
-    def _interrupt(self, number: int, in_thread: type[TaskError], on_loop: Interruption) -> None:
+    def _interrupt(self, number: int, in_thread: type[Exception], on_loop: Interruption) -> None:
         running = self._running.get(number)
         if running is None:
             return
@@ -289,7 +291,7 @@ class AsyncioPool:
         else:
             self._raise_in_thread(number, in_thread)
 
-    def _raise_in_thread(self, number: int, error: type[TaskError]) -> None:
+    def _raise_in_thread(self, number: int, error: type[Exception]) -> None:
         running = self._running.get(number)
         if running is not None and not self._workers.raise_in(number, error):
             running.soft = self._loop.call_later(_AGAIN_S, self._raise_in_thread, number, error)

@@ -21,7 +21,7 @@ from gevent import monkey
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, Returned, call_to_the_end, is_guarded
-from umbel.pools.hosting import in_one_line
+from umbel.pools.hosting import in_one_line, soft_limit_reached
 from umbel.pools.interface import Job, Outcome, Runner, Told
 from umbel.pools.prefork.messages import EndJob, NoOutcome, ToChild, outcome_frame
 from umbel.wire.frames import Cancel, FrameReader, JobBatch, Ready, SoftLimit, Stop, encode_frame
@@ -59,11 +59,13 @@ class GreenChild:
         self._reader: FrameReader[Any] = FrameReader(GreenToChild)
         self._jobs: dict[int, gevent.Greenlet] = {}
         self._pid = os.getpid()
+        self._raised_at_limit: type[Exception] = SoftTimeLimitExceeded
         self._outbox: list[bytearray] = []
         self._writing = False
 
-    def serve(self, runner: Runner) -> None:
+    def serve(self, runner: Runner, soft_limit: type[Exception] = SoftTimeLimitExceeded) -> None:
         """Run jobs until told to stop, or until the main process is gone."""
+        self._raised_at_limit = soft_limit
         self._send(encode_frame(Ready(self._pid)))
         while True:
             try:
@@ -88,7 +90,7 @@ class GreenChild:
                     self._jobs[job.number] = gevent.spawn(self._run, job, runner)
             case SoftLimit(job, stopping):
                 error = WorkerStopping("the worker is shutting down; the task returns to its queue")
-                self._throw(job, error if stopping else SoftTimeLimitExceeded("soft time limit exceeded"))
+                self._throw(job, error if stopping else soft_limit_reached(self._raised_at_limit))
             case Cancel(job):
                 self._throw(job, TaskCancelled("cancelled"))
             case EndJob(job):

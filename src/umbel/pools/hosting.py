@@ -6,21 +6,34 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from umbel.pools.interface import Host, HostSpec
+from umbel.errors import SoftTimeLimitExceeded
+from umbel.pools.interface import Host, HostSpec, LimitedHost, PreparedHost
 from umbel.text import leaving
 
 _LINE_MAX_CHARS = 2000
 _OUR_OWN = str(Path(__file__).parent)
 
 
-def load_host(spec: HostSpec) -> Host:
-    """Runs what the user wrote, so it may raise anything; call it guarded."""
+def load_host(spec: HostSpec, node: str, *, forks: bool) -> Host:
+    """The app, ready for children. Runs what the user wrote, so it may raise anything; call it guarded."""
     for entry in reversed(spec.search_path):
         if entry not in sys.path:
             sys.path.insert(0, entry)
     module, _, name = spec.loader.partition(":")
     loader = getattr(import_module(module), name)
-    return cast(Host, loader(spec.target))
+    host = cast(Host, loader(spec.target))
+    if isinstance(host, PreparedHost):
+        host.before_children(node, forks=forks)
+    return host
+
+
+def soft_limit_of(host: Host) -> type[Exception]:
+    """What a soft limit raises in its tasks."""
+    return host.soft_limit_error if isinstance(host, LimitedHost) else SoftTimeLimitExceeded
+
+
+def soft_limit_reached(kind: type[Exception]) -> Exception:
+    return kind("soft time limit exceeded") if kind is SoftTimeLimitExceeded else kind()
 
 
 def in_one_line(error: BaseException) -> str:

@@ -49,6 +49,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     summary: str = ""  # repr of the return value or of the exception
     traceback: str = ""
     not_before: float = 0.0  # for "retry": when it is due again; for display only
+    after: bytes = b""  # for `WorkerSettings.after_settle`, once all this is settled
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8):
@@ -126,6 +127,29 @@ class Host(Protocol):
 
     def stop_child(self) -> None:
         """The child is about to end in good order: `worker_process_shutdown`."""
+        ...
+
+
+@runtime_checkable
+class PreparedHost(Protocol):
+    """A host that has something to do before there are children, where it was loaded."""
+
+    def before_children(self, node: str, *, forks: bool) -> None:
+        """Once in each process that loads the app, after that and before a task can run.
+
+        `forks`: in the fork server, whose children are copies of it. Else tasks run in this process. What it
+        raises keeps the pool from starting, as an error while loading does.
+        """
+        ...
+
+
+@runtime_checkable
+class LimitedHost(Protocol):
+    """A host whose tasks know another class for the soft limit than `SoftTimeLimitExceeded`."""
+
+    @property
+    def soft_limit_error(self) -> type[Exception]:
+        """Raised in the task without arguments. Coroutines (pool `asyncio`) get ours all the same."""
         ...
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from umbel.pools.hosting import in_one_line
 from umbel.pools.interface import Job, LostJob
-from umbel.pools.thread_workers import INTERRUPTIONS
 
 _LIMIT_MAX_S = 2.0**53  # every loop can count to it in milliseconds
 BY_LIMIT = "the time limit"
@@ -58,9 +57,9 @@ def ended_by(number: int, by: str) -> LostJob:
     return LostJob(number, started=is_late, reason=f"stopped by {by}", timed_out=is_late, ran=True)
 
 
-def broken(job: Job, error: BaseException) -> LostJob:
+def broken(job: Job, error: BaseException, interruptions: tuple[type[Exception], ...]) -> LostJob:
     """Its runner did not return."""
-    if isinstance(error, INTERRUPTIONS):
+    if isinstance(error, interruptions):
         reason = "the task was interrupted while it was finishing"
         return LostJob(job.number, started=False, reason=reason, ran=True)
     return LostJob(

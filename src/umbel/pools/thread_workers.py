@@ -20,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, TaskError
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled
 from umbel.pools.guard import Raised, call_to_the_end, is_guarded
 from umbel.pools.interface import Job, Outcome, Runner
 
-INTERRUPTIONS = (SoftTimeLimitExceeded, TaskCancelled)
+INTERRUPTIONS: tuple[type[Exception], ...] = (SoftTimeLimitExceeded, TaskCancelled)
 _POST_S = 0.0005  # between looks whether the exception that was announced is on its way
 
 
@@ -75,7 +75,17 @@ class _ThreadRun:
 
 
 class ThreadWorkers:
-    def __init__(self, name: str, runner: Runner, report: Callable[[Report], None]) -> None:
+    """`soft_limit`: what a soft limit raises in the tasks; ours is also the worker's shutdown."""
+
+    def __init__(
+        self,
+        name: str,
+        runner: Runner,
+        report: Callable[[Report], None],
+        *,
+        soft_limit: type[Exception] = SoftTimeLimitExceeded,
+    ) -> None:
+        self.interruptions = (soft_limit, *INTERRUPTIONS)
         self._name = name
         self._runner = runner
         self._report = report
@@ -120,7 +130,7 @@ class ThreadWorkers:
     def waiting(self) -> int:
         return self._jobs.qsize()
 
-    def raise_in(self, job: int, error: type[TaskError]) -> bool:
+    def raise_in(self, job: int, error: type[Exception]) -> bool:
         """Raise in the thread that runs this job; False when this is not the moment: try again.
 
         A job gets one exception only: after its soft limit it does not get the worker's shutdown.
@@ -142,20 +152,22 @@ class ThreadWorkers:
         while (job := self._jobs.get()) is not None:
             self._report(Began(job, time.time(), thread))
             run = self._running[job.number] = _ThreadRun(ident)
-            ran = call_to_the_end(_run, self._runner, job, run)
+            ran = call_to_the_end(_run, self._runner, job, run, self.interruptions)
             del self._running[job.number]
             self._report(Broke(job, ran.error) if isinstance(ran, Raised) else Ended(ran.value))
             del job, ran  # or an idle thread would keep its last job's values alive
         self._report(Left(thread))
 
 
-def _run(runner: Runner, job: Job, run: _ThreadRun) -> Outcome:
+def _run(
+    runner: Runner, job: Job, run: _ThreadRun, interruptions: tuple[type[Exception], ...] = INTERRUPTIONS
+) -> Outcome:
     outcome: Outcome | None = None
     try:
         outcome = runner(job)
         if not run.take_ticket():
             _absorb(run)
-    except INTERRUPTIONS:
+    except interruptions:
         # It left the guarded call just then. With the outcome in hand nothing is lost.
         if outcome is None:
             raise

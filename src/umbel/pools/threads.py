@@ -13,16 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from umbel.errors import (
-    NotSupported,
-    PoolError,
-    SoftTimeLimitExceeded,
-    TaskCancelled,
-    TaskError,
-    WorkerStopping,
-)
+from umbel.errors import NotSupported, PoolError, TaskCancelled, WorkerStopping
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.guarded_listener import GuardedListener
+from umbel.pools.hosting import soft_limit_of
 from umbel.pools.interface import Host, Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.losses import apart, broken, cut_off, not_started
 from umbel.pools.own_host import start_host, stop_host
@@ -64,7 +58,8 @@ class ThreadsPool:
         self._left = asyncio.Event()
         reports: Reports[Report | Told] = Reports(self._loop, self._on_reports)
         self._host, runner = await start_host(self._settings, tell=reports.add)
-        self._workers = ThreadWorkers(self.name, runner, reports.add)
+        self._soft_limit = soft_limit_of(self._host)
+        self._workers = ThreadWorkers(self.name, runner, reports.add, soft_limit=self._soft_limit)
         self._start_threads(self._size)
         self._listener.on_child("started", {"child": 0, "pid": os.getpid()})
 
@@ -163,6 +158,7 @@ class ThreadsPool:
         self._workers.start_threads(count)
 
     def _on_reports(self, reports: Sequence[Report | Told]) -> None:
+        assert self._workers is not None
         ended: list[Outcome] = []
         lost: list[LostJob] = []
         begun: dict[int, tuple[int, float, int]] = {}
@@ -182,7 +178,7 @@ class ThreadsPool:
                 case Broke(job, error):
                     begun.pop(job.number, None)
                     if self._is_back(job.number):
-                        lost.append(broken(job, error))
+                        lost.append(broken(job, error, self._workers.interruptions))
                 case Left(thread):
                     self._threads -= 1
                     self._left.set()
@@ -207,9 +203,9 @@ class ThreadsPool:
         if job.soft_limit_s is None:
             return None
         left_s = began_at + job.soft_limit_s - time.time()
-        return self._loop.call_later(max(0.0, left_s), self._raise_in, job.number, SoftTimeLimitExceeded)
+        return self._loop.call_later(max(0.0, left_s), self._raise_in, job.number, self._soft_limit)
 
-    def _raise_in(self, number: int, error: type[TaskError]) -> None:
+    def _raise_in(self, number: int, error: type[Exception]) -> None:
         assert self._workers is not None
         running = self._running.get(number)
         if running is None:

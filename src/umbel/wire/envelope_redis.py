@@ -11,13 +11,14 @@ such a one with a reason, while an exception here would stop the queue.
 
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from umbel.wire.limits import EXPIRATION_MAX_MS, Name, Priority
 from umbel.wire.message import JSON_CONTENT, Message, StoredResult, unreadable
+from umbel.wire.properties import encode_others
 
 PERSISTENT, TRANSIENT = 2, 1
 MARK = b'{"umbel": {'
@@ -34,26 +35,37 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def seal(
-    message: Message, queue: str, delivery_tag: str, not_before: float = 0.0, *, redelivered: bool = False
+    message: Message,
+    queue: str,
+    delivery_tag: str,
+    not_before: float = 0.0,
+    *,
+    redelivered: bool = False,
+    exchange: str = "",
+    routing_key: str = "",
 ) -> bytes:
-    """The envelope of a task message for the list of its queue."""
+    """The envelope of a task message for the list of its queue, which it may reach by an exchange."""
     expiration = message.expiration_ms
+    key = routing_key if exchange else queue
+    properties: _Properties | Raw = _Properties(
+        message.correlation_id,
+        message.reply_to,
+        PERSISTENT,
+        _DeliveryInfo(exchange, key, redelivered or UNSET),
+        message.priority,
+        "base64",
+        delivery_tag,
+        UNSET if expiration is None else str(expiration),
+    )
+    if message.properties:  # in front, because an envelope is known by its end, where its tag is
+        properties = Raw(message.properties[:-1] + b"," + _encode(properties)[1:])
     envelope = _encode(
         _Envelope(
             b2a_base64(message.body, newline=False).decode("ascii"),
             message.content_encoding,
             message.content_type,
             Raw(message.headers),
-            _Properties(
-                message.correlation_id,
-                message.reply_to,
-                PERSISTENT,
-                _DeliveryInfo("", queue, redelivered or UNSET),
-                message.priority,
-                "base64",
-                delivery_tag,
-                UNSET if expiration is None else str(expiration),
-            ),
+            properties,
         )
     )
     if redelivered:
@@ -73,7 +85,10 @@ def seal_result(result: StoredResult, delivery_tag: str) -> bytes:
 
 def unseal(envelope: bytes) -> Opened:
     try:
-        read = _decode(envelope)
+        try:
+            read, others = _decode(envelope), b""
+        except msgspec.ValidationError:  # maybe for a property that we have no field for
+            read, others = _decode_others(envelope)
         properties = read.properties
         if properties.body_encoding == "base64":
             body = a2b_base64(read.body)
@@ -85,7 +100,7 @@ def unseal(envelope: bytes) -> Opened:
             raise ValueError(expiration_ms)
     except (msgspec.DecodeError, Base64Error, ValueError, OverflowError, RecursionError):
         return Opened(unreadable(envelope), 0, False)
-    headers, mark = bytes(read.headers), read.umbel
+    headers, mark, info = bytes(read.headers), read.umbel, properties.delivery_info
     if mark.redelivered and headers.startswith(REDELIVERED):
         headers = b"{" + headers[len(REDELIVERED) :].removeprefix(b", ")
     message = Message(
@@ -97,8 +112,11 @@ def unseal(envelope: bytes) -> Opened:
         properties.correlation_id or "",
         properties.reply_to or "",
         expiration_ms,
+        others,
+        info.exchange or "",
+        (info.exchange and info.routing_key) or "",
     )
-    return Opened(message, mark.starts, mark.redelivered or properties.delivery_info.redelivered is True)
+    return Opened(message, mark.starts, mark.redelivered or info.redelivered is True)
 
 
 def seal_broadcast(exchange: str, routing_key: str, body: bytes, headers: bytes, delivery_tag: str) -> bytes:
@@ -140,14 +158,16 @@ class _Envelope(msgspec.Struct, frozen=True, gc=False):
     content_encoding: str = msgspec.field(name="content-encoding")
     content_type: str = msgspec.field(name="content-type")
     headers: Raw
-    properties: _Properties
+    properties: _Properties | Raw
 
 
 class _ReadInfo(msgspec.Struct, frozen=True, gc=False):
     redelivered: bool | None = None
+    exchange: Name | None = None
+    routing_key: Name | None = None
 
 
-class _ReadProperties(msgspec.Struct, frozen=True, gc=False):
+class _LooseProperties(msgspec.Struct, frozen=True, gc=False):
     """What peers may leave out, or send as null, has a default."""
 
     correlation_id: Name | None = None
@@ -156,6 +176,13 @@ class _ReadProperties(msgspec.Struct, frozen=True, gc=False):
     body_encoding: str | None = None
     expiration: str | int | float | None = None
     delivery_info: _ReadInfo = _ReadInfo()
+
+
+class _ReadProperties(_LooseProperties, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The same, and none that we have no field for."""
+
+    delivery_mode: Raw | UnsetType = UNSET
+    delivery_tag: Raw | UnsetType = UNSET
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
@@ -169,11 +196,28 @@ class _Mark(msgspec.Struct, frozen=True, gc=False):
 class _ReadEnvelope(msgspec.Struct, frozen=True, gc=False):
     body: str
     headers: Raw = Raw(b"{}")
-    properties: _ReadProperties = _ReadProperties()
+    properties: _LooseProperties = _LooseProperties()
     content_encoding: str | None = msgspec.field(name="content-encoding", default=None)
     content_type: str | None = msgspec.field(name="content-type", default=None)
     umbel: _Mark = _Mark()
 
 
+class _PlainEnvelope(_ReadEnvelope, frozen=True, gc=False):
+    """One whose properties are all known, as those of most messages are: it is read in one go."""
+
+    properties: _ReadProperties = _ReadProperties()
+
+
+class _OtherProperties(msgspec.Struct, frozen=True, gc=False):
+    properties: dict[str, Any] = {}
+
+
+def _decode_others(envelope: bytes) -> tuple[_ReadEnvelope, bytes]:
+    """Likewise, and the properties that we have no field for."""
+    return _decode_loosely(envelope), encode_others(_decode_properties(envelope).properties)
+
+
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_ReadEnvelope).decode
+_decode = msgspec.json.Decoder(_PlainEnvelope).decode
+_decode_loosely = msgspec.json.Decoder(_ReadEnvelope).decode
+_decode_properties = msgspec.json.Decoder(_OtherProperties).decode

@@ -22,6 +22,9 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     correlation_id: Name = ""
     reply_to: Name = ""
     expiration_ms: ExpirationMs | None = None  # how long the broker should keep it, counted from publishing
+    properties: bytes = b""  # the sender's other properties as one JSON object; see `wire/properties.py`
+    exchange: str = ""  # it came by, with its routing key; empty: straight to its queue
+    routing_key: str = ""
 
 
 UNREADABLE_CONTENT = "application/data"
@@ -35,13 +38,35 @@ def unreadable(data: bytes) -> Message:
 class Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message and where it goes. `not_before` is Unix time; 0 means at once.
 
-    `redelivered`: it is sent again, and may have run before.
+    `redelivered`: it is sent again, and may have run before. With an `exchange` it goes to every queue that
+    is bound there for its routing key; the queue it names is then for people alone.
     """
 
     queue: str
     message: Message
     not_before: float = 0.0
     redelivered: bool = False
+    exchange: str = ""
+    routing_key: str = ""
+
+    @property
+    def target(self) -> str:
+        """Where it goes, for people."""
+        return f"{self.exchange}/{self.routing_key}" if self.exchange else self.queue
+
+    def as_letter(self) -> "Outgoing":
+        """As it is kept when nobody takes it: one for an exchange remembers that, and names no queue."""
+        if not self.exchange:
+            return self
+        routed = msgspec.structs.replace(self.message, exchange=self.exchange, routing_key=self.routing_key)
+        return Outgoing("", routed)
+
+
+def outgoing_of_letter(queue: str, message: Message) -> Outgoing:
+    """A dead letter as it is sent once more."""
+    if queue or not message.exchange:
+        return Outgoing(queue, message)
+    return Outgoing("", message, exchange=message.exchange, routing_key=message.routing_key)
 
 
 class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -61,7 +61,7 @@ class Keyring:
         headers = _canonical(message.headers)
         signature = self._sign(now, *_task_parts(message, outgoing.queue, headers))
         signed = replace(message, headers=_with_signature(headers, signature))
-        return Outgoing(outgoing.queue, signed, outgoing.not_before)
+        return replace(outgoing, message=signed)
 
     def check_task(self, message: Message, queue: str) -> tuple[Proof, Message]:
         """What is to be thought of it, and the message with nothing in its headers but what was signed."""

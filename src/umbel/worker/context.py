@@ -9,6 +9,7 @@ from umbel.pools.interface import Pool
 from umbel.protocol.shutdown import Shutdown
 from umbel.worker.process.outages import Outages
 from umbel.worker.settings import WorkerSettings
+from umbel.worker.user_code.notices import Notices
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class WorkerContext:
     outages: Outages = field(default_factory=Outages)  # of the broker
     store_outages: Outages = field(default_factory=lambda: Outages("result store"))
     queues: list[str] = field(default_factory=list)  # those consumed now; remote control changes them
+    notices: Notices = field(default_factory=Notices)
     shutdown: Shutdown = field(default_factory=lambda: Shutdown(grace_s=30.0, soft_s=5.0))
 
     def log_fields(self, **fields: Any) -> dict[str, Any]:

@@ -13,24 +13,44 @@ from umbel.protocol.membership.mode import GossipMode
 from umbel.protocol.pool.autoscale import COOL_DOWN_S
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.elections.handlers import Handler
+from umbel.worker.messages.after_settling import AfterSettle
+from umbel.worker.user_code.foreign_scheduler import FOREIGN_LEASE, MakeScheduler
 from umbel.worker.user_code.hooks import LifeHooks
+from umbel.worker.user_code.notices import NoticeHooks
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What is stored and sent when a message ends without having run to its end.
 
-    `chord`: counts it in the chord that waits for it, and gives what follows from that. It blocks,
-    and comes before the message is settled; asked again after an error it goes on.
+    `before`: work that blocks, and gives what follows from it: counts the task in the chord that waits for
+    it, or stores through a library that knows no loop. It is done off the loop and before the message is
+    settled; asked again after an error it goes on. It is asked again while it raises BrokerUnavailable or
+    does not return; with `attempts_max`, after any error, so often at most. Then the message is settled
+    without it.
+    `after`: for `WorkerSettings.after_settle`, once all the rest is settled.
     """
 
     results: Sequence[StoredResult] = ()
     follow_ups: Sequence[Outgoing] = ()
-    chord: "Callable[[], Ending] | None" = None
+    before: "Callable[[], Ending] | None" = None
+    attempts_max: int = 0  # 0: no limit
+    after: bytes = b""
 
 
 class EndWithoutRunning(Protocol):
-    """Provided by the app: the failure's result, that of chain steps after it, the errbacks."""
+    """Provided by the app: the failure's result, that of chain steps after it, the errbacks.
+
+    It is called on the loop and must not block: what does is its `before`. `status` is FAILURE or REVOKED.
+    The error tells why, as an object of `umbel.errors` that an app may replace by a class of its own:
+
+    - `TimeLimitExceeded`: `limit_s` is the hard limit that the task ran into;
+    - `WorkerLost(text)`: what happened to the process (`process 4711 was killed by SIGKILL while ...`);
+    - `TaskRevoked(reason)`: "revoked", "expired" or "terminated" (it was running);
+    - `NotRegistered(text)`: there is no such task here; `NotSupported(text)`: this pool cannot run it;
+      `PoolError(text)`: it broke the pool; `BrokerRefused(text)`: its queue refused it; `UmbelError(text)`: a
+      fault of the worker.
+    """
 
     def __call__(self, message: Message, queue: str, error: Exception, status: str) -> Ending: ...
 
@@ -50,6 +70,9 @@ class WorkerSettings:
     tasks: Mapping[str, TaskRules]
     end_without_running: EndWithoutRunning
     run_directory: Path
+    after_settle: AfterSettle | None = (
+        None  # does the work that outcomes and endings left for it, off the loop
+    )
     app: Any = None  # for users' control commands; the worker itself asks nothing of it
     lease_s: float = 10.0
     broker_connection_wait_s: float = 60.0
@@ -82,8 +105,11 @@ class WorkerSettings:
     election_handlers: Mapping[str, Handler] = field(default_factory=dict)  # by topic
     periodic: Mapping[str, PeriodicTask] = field(default_factory=dict)  # by name
     scheduler_lease_s: float = 10.0
+    scheduler: MakeScheduler | None = None  # of somebody else's making, beside our own
+    scheduler_lease: str = FOREIGN_LEASE  # under which it runs
     election_protocol: str = "v2"
     election_v1_compat: str = "auto"
     steps: tuple[type[Any], ...] = ()  # bootsteps that users wrote
     hooks: LifeHooks = field(default_factory=LifeHooks)
+    notices: NoticeHooks = field(default_factory=NoticeHooks)
     node_hooks: Mapping[str, Callable[..., None]] = field(default_factory=dict)  # on_node_join and so on

@@ -36,6 +36,7 @@ from umbel.worker.steps.connection import Connection
 from umbel.worker.steps.control import Control
 from umbel.worker.steps.elections import ElectionsStep
 from umbel.worker.steps.events import Events
+from umbel.worker.steps.foreign_scheduler import ForeignSchedulerStep
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.health import Health
 from umbel.worker.steps.heart import Heart
@@ -47,6 +48,7 @@ from umbel.worker.steps.state_store import StateStore
 from umbel.worker.steps.tasks import Tasks
 from umbel.worker.steps.watchdog import Watchdog
 from umbel.worker.user_code.hooks import Hook, HookRun
+from umbel.worker.user_code.notices import Notices
 from umbel.worker.user_code.user_steps import UserStep, graph
 
 log = logging.getLogger("umbel.worker")
@@ -103,6 +105,7 @@ class Worker:
             elections,
             tasks,
             Scheduler(context, events, gossip),
+            ForeignSchedulerStep(context, events, gossip),
             Health(context, connection, tasks),
             Watchdog(context, tasks),
             autoscaler,
@@ -139,6 +142,8 @@ class Worker:
         hooks, started = self._context.settings.hooks, list[Step]()
         with self._stopping.on_signals(), stacks_on_signal(self._context.pool):
             await self._stopping.wait_for(self._hook("worker_init", hooks.init))
+            if hooks.set_up is not None:
+                await self._stopping.wait_for(self._hook("worker_set_up", hooks.set_up))
             try:
                 async with self._stopping.unless_asked():
                     for step in order:
@@ -148,14 +153,23 @@ class Worker:
                 if not self._context.shutdown.is_stopping:
                     await self._ready()
                 await self._stopping.asked()
-                hook = self._hook("worker_shutdown", hooks.shutdown)
+                hook = self._hook("worker_shutdown", self._shut_down)
                 await self._stopping.drain()  # while every step goes on
                 await self._stopping.wait_for(hook)
             finally:
                 await self._put_down(started)
+                if self._context.notices.wanted:
+                    await self._stopping.wait_for(self._hook("notices", self._tell_the_rest))
 
     def _hook(self, name: str, hook: Hook) -> HookRun:
         return HookRun(name, hook, timeout_s=self._context.settings.hooks.timeout_s)
+
+    def _shut_down(self) -> None:
+        self._tell_the_rest()  # first: that the worker was asked to stop
+        self._context.settings.hooks.shutdown()
+
+    def _tell_the_rest(self) -> None:
+        self._context.notices.wait_told(self._context.settings.hooks.timeout_s)
 
     async def _put_down(self, started: list[Step]) -> None:
         for step in reversed(started):
@@ -193,6 +207,7 @@ def _context(
         outages=Outages("broker", without_password(broker.url)),
         store_outages=Outages("result store", without_password(backend.url)),
         queues=list(settings.queues),
+        notices=Notices(settings.notices),
         shutdown=Shutdown(grace_s=settings.grace_s, soft_s=settings.soft_grace_s),
     )
 

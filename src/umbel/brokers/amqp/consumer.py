@@ -156,6 +156,13 @@ class Consumer:
         self._outstanding.pop(tag, None)
         self._channel.send(encode_method(self._channel.number, Method.BASIC_NACK, tag, False, True))
 
+    def reject(self, tag: int) -> None:
+        """A claimed message goes where the queue sends its dead letters."""
+        assert self._channel is not None
+        self.claimed -= 1
+        self._outstanding.pop(tag, None)
+        self._channel.send(encode_method(self._channel.number, Method.BASIC_NACK, tag, False, False))
+
     async def pause(self) -> None:
         """Stop fetching, and give back what is not claimed; `want` starts again."""
         assert self._channel is not None
@@ -210,9 +217,9 @@ class Consumer:
         self._channel.send(b"".join(frames))
 
     def _receive(self, incoming: Incoming) -> None:
-        _, tag, redelivered, _ = incoming.fields
+        _, tag, redelivered, key, exchange = incoming.fields
         self._outstanding[tag] = None
-        message, mark = self._layouts.read(incoming)
+        message, mark = self._layouts.read(incoming, exchange, key)
         arrived = Arrived(message, tag, redelivered, mark)
         if mark.due and (wait_s := mark.due - cluster_now()) > 0:
             if wait_s > HOLD_S:

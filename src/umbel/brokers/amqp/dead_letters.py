@@ -82,8 +82,8 @@ async def peek(session: Session, queue: str, limit: int) -> list[Delivery]:
         return here[:limit]
     found, channel = await look(session.link, queue, limit - len(here))
     for incoming in found:
-        message, mark, _ = decode(incoming)
-        redelivered = incoming.fields[1]
+        _, redelivered, exchange, key, _ = incoming.fields
+        message, mark, _ = decode(incoming, exchange, key)
         if not redelivered:
             session.claims.remember_unrun(message.correlation_id)
         here.append(Delivery("", queue, message, 0, redelivered or mark.ran))

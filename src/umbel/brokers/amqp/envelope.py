@@ -7,9 +7,14 @@ that retries a task hands on headers it does not know.
 
 What the broker itself must remember of a message (when it is due, that it may have run) is in the
 property `type`, which Celery neither reads nor hands on.
+
+Properties that mean nothing to us (`app_id`, ...) stand in their places. What has none there goes in a header
+of ours, so that it is not lost on the way through the delay ladder or the dead letters: a `type` or
+`message_id` whose place we need, a `user_id`, which RabbitMQ takes from that user alone, and the exchange.
 """
 
 import struct
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -19,16 +24,23 @@ from umbel.brokers.amqp.table import Properties, Table, decode_properties, encod
 from umbel.brokers.interface import Broadcast
 from umbel.errors import BadMessage, TooLarge
 from umbel.wire.instant import LATEST_S
-from umbel.wire.limits import EXPIRATION_MAX_MS, PRIORITY_MAX
+from umbel.wire.limits import EXPIRATION_MAX_MS, NAME_MAX_BYTES, PRIORITY_MAX, Name
 from umbel.wire.message import Message, unreadable
+from umbel.wire.properties import encode_others, others_of
 from umbel.wire.values import UNREADABLE
 
 PERSISTENT, TRANSIENT = 2, 1
 TTL_MAX_MS = 2**32 - 1  # 49 days: RabbitMQ takes no longer one
 PROPERTIES_MAX_BYTES = FRAME_MAX - FRAME_OVERHEAD - 14  # in one frame, behind its class and size
 _JSON_HEADER = "umbel-json"
+_OTHERS_HEADER = "umbel-properties"
+LETTER_HEADER = "umbel-queue"  # a dead letter has it, and an id of ours for its message id
 _MARK = "umbel"
 _encode = msgspec.json.encode
+_decode_hidden = msgspec.json.Decoder(tuple[Name, Name, dict[str, Any]]).decode
+_TEXTS = ("message_id", "type", "app_id", "cluster_id")
+_OTHERS = (*_TEXTS, "timestamp", "user_id")
+_OTHERS_FLAG = b"\x04"  # the lowest of theirs, in the second byte of the flags
 _decode: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 # What RabbitMQ adds to a message that it dead-letters, as a step of the delay ladder does.
 _OF_RABBITMQ = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason",
@@ -60,7 +72,6 @@ def encode(
     properties = Properties(
         content_type=message.content_type,
         content_encoding=message.content_encoding,
-        headers=headers if extra is None else headers | extra,
         delivery_mode=PERSISTENT,
         priority=min(max(message.priority, 0), PRIORITY_MAX),
         correlation_id=message.correlation_id,
@@ -69,6 +80,9 @@ def encode(
         message_id=message_id,
         type=mark.text(),
     )
+    if message.properties or message.exchange:
+        extra = _place_others(properties, message) | (extra or {})
+    properties.headers = headers if extra is None else headers | extra
     try:
         encoded = encode_properties(properties)
     except OverflowError:
@@ -83,7 +97,7 @@ def encode(
     return encoded
 
 
-def decode(incoming: Incoming) -> tuple[Message, Mark, Table]:
+def decode(incoming: Incoming, exchange: str = "", key: str = "") -> tuple[Message, Mark, Table]:
     """The message, its mark, and the headers that are ours. Whatever came, this answers."""
     try:
         properties = decode_properties(incoming.properties)
@@ -101,6 +115,9 @@ def decode(incoming: Incoming) -> tuple[Message, Mark, Table]:
     expiration_ms = int(expiration) if expiration.isascii() and expiration.isdecimal() else None
     if expiration_ms is not None and expiration_ms > EXPIRATION_MAX_MS:
         return unreadable(incoming.body), NO_MARK, {}
+    others = b""
+    if ours or incoming.properties[1:2] >= _OTHERS_FLAG:
+        others, exchange, key = _read_others(properties, ours, exchange, key)
     message = Message(
         json_of(table, ours),
         incoming.body,
@@ -110,6 +127,9 @@ def decode(incoming: Incoming) -> tuple[Message, Mark, Table]:
         properties.correlation_id,
         properties.reply_to,
         expiration_ms,
+        others,
+        exchange,
+        key if exchange else "",
     )
     return message, _mark(properties.type) if properties.type else NO_MARK, ours
 
@@ -151,6 +171,40 @@ def json_of(table: Table, ours: Table) -> bytes:
         except UNREADABLE:
             pass
     return _encode(table)
+
+
+def _place_others(properties: Properties, message: Message) -> Table:
+    """Set the properties that can stand in their places; the header for the rest."""
+    rest: dict[str, Any] = {}
+    for name, value in others_of(message).items():
+        is_text = name in _TEXTS and isinstance(value, str) and len(value.encode()) <= NAME_MAX_BYTES
+        is_time = name == "timestamp" and type(value) is int and 0 <= value < 2**63
+        if (is_text or is_time) and not getattr(properties, name):
+            setattr(properties, name, value)
+        else:
+            rest[name] = value
+    if not rest and not message.exchange:
+        return {}
+    return {_OTHERS_HEADER: _encode((message.exchange, message.routing_key, rest)).decode()}
+
+
+def _read_others(properties: Properties, ours: Table, exchange: str, key: str) -> tuple[bytes, str, str]:
+    """What has no field in a message; and the exchange, which a message that was parked has in a header."""
+    others: dict[str, Any] = {}
+    for name in _OTHERS:
+        if value := getattr(properties, name):
+            others[name] = value
+    if "message_id" in others and LETTER_HEADER in ours:
+        del others["message_id"]
+    if "type" in others and properties.type.startswith(f"{_MARK}:"):
+        del others["type"]
+    hidden = ours.pop(_OTHERS_HEADER, None)
+    if isinstance(hidden, str):
+        with suppress(*UNREADABLE):
+            came_by, came_with, rest = _decode_hidden(hidden)
+            others |= rest
+            exchange, key = (exchange, key) if exchange else (came_by, came_with)
+    return encode_others(others), exchange, key
 
 
 def _small(value: Any) -> Any:

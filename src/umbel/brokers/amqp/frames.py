@@ -56,6 +56,8 @@ class Method(IntEnum):
     CHANNEL_CLOSE_OK = 0x00140029
     EXCHANGE_DECLARE = 0x0028000A
     EXCHANGE_DECLARE_OK = 0x0028000B
+    EXCHANGE_BIND = 0x0028001E
+    EXCHANGE_BIND_OK = 0x0028001F
     QUEUE_DECLARE = 0x0032000A
     QUEUE_DECLARE_OK = 0x0032000B
     QUEUE_BIND = 0x00320014
@@ -104,6 +106,8 @@ _FIELDS: dict[int, str] = {
     Method.CHANNEL_CLOSE_OK: "",
     Method.EXCHANGE_DECLARE: "HssbbbbbF",
     Method.EXCHANGE_DECLARE_OK: "",
+    Method.EXCHANGE_BIND: "HsssbF",
+    Method.EXCHANGE_BIND_OK: "",
     Method.QUEUE_DECLARE: "HsbbbbbF",
     Method.QUEUE_DECLARE_OK: "sLL",
     Method.QUEUE_BIND: "HsssbF",
@@ -331,8 +335,8 @@ class FrameReader:
         incoming.append(Incoming(channel, content.method, content.fields, content.properties, body))
 
 
-def _deliver_fields(data: bytes, at: int) -> tuple[str, int, bool, str]:
-    """Consumer tag, delivery tag, redelivered, routing key."""
+def _deliver_fields(data: bytes, at: int) -> tuple[str, int, bool, str, str]:
+    """Consumer tag, delivery tag, redelivered, routing key, exchange."""
     end = at + 1 + data[at]
     key = end + 10 + data[end + 9]
     return (
@@ -340,6 +344,7 @@ def _deliver_fields(data: bytes, at: int) -> tuple[str, int, bool, str]:
         int.from_bytes(data[end : end + 8]),
         data[end + 8] != 0,
         str(data[key + 1 : key + 1 + data[key]], "utf-8", "replace"),
+        str(data[end + 10 : key], "utf-8", "replace") if data[end + 9] else "",
     )
 
 

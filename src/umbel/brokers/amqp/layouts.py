@@ -44,7 +44,7 @@ class Layout(msgspec.Struct, frozen=True):
     outside_bytes: int  # of the properties, before and after what the table's length counts
     like: Message
 
-    def read(self, properties: bytes, body: bytes) -> Message | None:
+    def read(self, properties: bytes, body: bytes, exchange: str = "", key: str = "") -> Message | None:
         match = self.expression.fullmatch(properties)
         if match is None:
             return None
@@ -70,6 +70,9 @@ class Layout(msgspec.Struct, frozen=True):
             groups[-1].decode(),
             like.reply_to,
             like.expiration_ms,
+            like.properties,
+            exchange,
+            key if exchange else "",
         )
 
 
@@ -83,15 +86,15 @@ class Layouts:
     def __len__(self) -> int:
         return len(self._known)
 
-    def read(self, incoming: Incoming) -> tuple[Message, Mark]:
+    def read(self, incoming: Incoming, exchange: str = "", key: str = "") -> tuple[Message, Mark]:
         """What `envelope.decode` says of it."""
         properties = incoming.properties
         for place, layout in enumerate(self._known):
-            if (message := layout.read(properties, incoming.body)) is not None:
+            if (message := layout.read(properties, incoming.body, exchange, key)) is not None:
                 if place:
                     self._known.insert(0, self._known.pop(place))
                 return message, NO_MARK
-        message, mark, ours = decode(incoming)
+        message, mark, ours = decode(incoming, exchange, key)
         if self._until_learning:
             self._until_learning -= 1
         elif message.headers and mark is NO_MARK and not ours:
@@ -129,7 +132,7 @@ def layout_of(properties: bytes, like: Message) -> Layout | None:
     )
     # Not so for a name that comes twice, for headers that mean something to a broker, which the message
     # does not show, and for a text behind which nothing tells that it has ended.
-    return layout if layout.read(properties, like.body) == like else None
+    return layout if layout.read(properties, like.body, like.exchange, like.routing_key) == like else None
 
 
 class _Header(msgspec.Struct, frozen=True):

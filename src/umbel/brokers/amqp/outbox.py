@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from umbel.brokers.amqp import topology
-from umbel.brokers.amqp.envelope import NO_MARK, TRANSIENT, Mark, encode
+from umbel.brokers.amqp.envelope import LETTER_HEADER, NO_MARK, TRANSIENT, Mark, encode
 from umbel.brokers.amqp.frames import encode_publish
 from umbel.brokers.amqp.records import LogEntry, encode_record
 from umbel.brokers.amqp.table import Properties, encode_properties
@@ -18,7 +18,7 @@ from umbel.brokers.amqp.topology import Queue
 from umbel.errors import BrokerRefused, WireError
 from umbel.wire.message import Message, Outgoing, StoredResult
 
-REASON, QUEUE, STARTS, BURIED_AT = "umbel-reason", "umbel-queue", "umbel-starts", "umbel-buried"
+REASON, QUEUE, STARTS, BURIED_AT = "umbel-reason", LETTER_HEADER, "umbel-starts", "umbel-buried"
 HEADERS = "umbel-headers"  # the beginning of those of a dead letter that cannot be written as a table
 HEADERS_SHOWN_BYTES = 4096
 Refusals = dict[int, str]

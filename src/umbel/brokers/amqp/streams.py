@@ -94,7 +94,7 @@ class Tails:
         await self._channel.call(Method.BASIC_QOS, 0, PREFETCH, False)
 
     def _receive(self, incoming: Incoming) -> None:
-        stream, tag, _, _ = incoming.fields
+        stream, tag, *_ = incoming.fields
         self._received += 1
         offset = offset_of(incoming)
         if stream in self._last_read and self._last_read[stream] == (offset, hash(incoming.body)):

@@ -49,7 +49,11 @@ class Properties(msgspec.Struct, gc=False, omit_defaults=True):
     reply_to: str = ""
     expiration: str = ""
     message_id: str = ""
+    timestamp: int | None = None
     type: str = ""
+    user_id: str = ""
+    app_id: str = ""
+    cluster_id: str = ""
 
 
 # -- encoding ----------------------------------------------------------------------------------------
@@ -106,9 +110,16 @@ def encode_properties(properties: Properties) -> bytes:
     if properties.message_id:
         flags |= 1 << 7
         parts.append(encode_short(properties.message_id))
+    if properties.timestamp is not None:
+        flags |= 1 << 6
+        parts.append(struct.pack(">Q", properties.timestamp))
     if properties.type:
         flags |= 1 << 5
         parts.append(encode_short(properties.type))
+    for bit, text in ((4, properties.user_id), (3, properties.app_id), (2, properties.cluster_id)):
+        if text:
+            flags |= 1 << bit
+            parts.append(encode_short(text))
     return flags.to_bytes(2) + b"".join(parts)
 
 
@@ -211,9 +222,15 @@ def decode_properties(data: bytes) -> Properties:
     if flags & 0x0080:
         found.message_id, at = decode_short(data, at)
     if flags & 0x0040:
-        at += 8  # the timestamp has whole seconds: of no use here
+        found.timestamp, at = struct.unpack_from(">Q", data, at)[0], at + 8
     if flags & 0x0020:
         found.type, at = decode_short(data, at)
+    if flags & 0x0010:
+        found.user_id, at = decode_short(data, at)
+    if flags & 0x0008:
+        found.app_id, at = decode_short(data, at)
+    if flags & 0x0004:
+        found.cluster_id, at = decode_short(data, at)
     return found
 
 

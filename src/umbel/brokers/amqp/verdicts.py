@@ -43,6 +43,7 @@ class Judgement:
     unwritten: list[tuple[Tag | None, Refused]] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     finished: list[Tag] = field(default_factory=list)
+    rejected: set[Tag] = field(default_factory=set)  # of those: their queue's dead letters
     returned: list[tuple[Tag, Return]] = field(default_factory=list)
     started: list[Tag] = field(default_factory=list)
     owners: set[str] = field(default_factory=set)
@@ -81,10 +82,13 @@ def judge(verdicts: Sequence[Verdict], standing: dict[Tag, Claimed], now: float)
                 judged.finished.append(tag)
                 _carry(judged, verdict, claimed, now)
                 delivery, total = claimed.delivery, count + verdict.charged
-                judged.own[len(judged.posts)] = tag
-                judged.posts.append(
-                    outbox.dead_letter(delivery.queue, delivery.message, verdict.reason, total, now)
-                )
+                if verdict.by_queue:
+                    judged.rejected.add(tag)
+                else:
+                    judged.own[len(judged.posts)] = tag
+                    judged.posts.append(
+                        outbox.dead_letter(delivery.queue, delivery.message, verdict.reason, total, now)
+                    )
                 if count:
                     judged.posts += _count(claimed, 0)
             case _:
@@ -103,6 +107,8 @@ def apply(judged: Judgement, claims: Claims) -> set[Tag]:
         claimed = standing.pop(tag, None)
         if claimed is None or not claimed.consumer.is_open:
             gone.add(tag)
+        elif tag in judged.rejected:
+            claimed.consumer.reject(claimed.delivery_tag)
         else:
             by_consumer.setdefault(claimed.consumer, []).append(claimed.delivery_tag)
     for consumer, tags in by_consumer.items():

@@ -31,6 +31,7 @@ from typing import Protocol
 
 from umbel.brokers.interface.cluster import ClusterRecord
 from umbel.brokers.interface.connection import BrokerConnection, BrokerInfo, Replaced
+from umbel.brokers.interface.declared import DeclaredBinding, DeclaredExchange, DeclaredQueue
 from umbel.brokers.interface.event_log import EventLog, EventLogState, LoggedEvent
 from umbel.brokers.interface.fan_out import Broadcast, FanOut, Subscription
 from umbel.brokers.interface.messages import (
@@ -66,6 +67,9 @@ __all__ = [
     "DEAD_LETTER_PEEK_MAX",
     "DEFAULT_LEASE_S",
     "DeadLetter",
+    "DeclaredBinding",
+    "DeclaredExchange",
+    "DeclaredQueue",
     "Delivery",
     "Depth",
     "EventLog",

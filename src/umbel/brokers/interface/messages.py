@@ -28,11 +28,13 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
     """The message is done: store these, send those, forget it.
 
     Mostly one result; a failed step of a chain also ends the steps that will never run.
+    `after` is the worker's own: what it does when this has been applied.
     """
 
     tag: Tag
     results: Sequence[StoredResult] = ()
     follow_ups: Sequence[Outgoing] = ()
+    after: bytes = b""
 
 
 class Return(msgspec.Struct, frozen=True, gc=False):
@@ -49,13 +51,19 @@ class Return(msgspec.Struct, frozen=True, gc=False):
 
 
 class Bury(msgspec.Struct, frozen=True, gc=False):
-    """To the dead letters, with the reason, in words a person can act on."""
+    """To the dead letters, with the reason, in words a person can act on.
+
+    `by_queue`: where its own queue sends dead letters, if the broker has that (`x-dead-letter-exchange` of
+    RabbitMQ, which drops it if the queue names none); else to ours.
+    """
 
     tag: Tag
     reason: str
     charged: bool = False
     results: Sequence[StoredResult] = ()
     follow_ups: Sequence[Outgoing] = ()
+    by_queue: bool = False
+    after: bytes = b""  # as for Ack
 
 
 class Started(msgspec.Struct, frozen=True, gc=False):

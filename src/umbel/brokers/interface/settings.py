@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from umbel.brokers.interface.declared import DeclaredQueue
 from umbel.wire.signing import Keyring
 
 DEFAULT_LEASE_S = 10.0
+DEFAULT_PRIORITY_STEPS = (0, 3, 6, 9)
+DEFAULT_SEP = "\x06\x16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,14 @@ class BrokerSettings:
     revokes_max: int = 1_000_000
     revoke_retention_s: float = 7 * 86_400.0
     storage_max_bytes: int | None = None
-    key_prefix: str = ""
+    key_prefix: str = ""  # before every key and channel in Redis but those of results
+    result_key_prefix: str | None = None  # before those; None: the same
+    priority_steps: tuple[int, ...] = DEFAULT_PRIORITY_STEPS  # a list in Redis for each, from 0 up
+    sep: str = DEFAULT_SEP  # between the name of a queue and its step, and the parts of a binding
+    fanout_prefix: str = "/{db}."  # of the channels in Redis
+    declared: tuple[DeclaredQueue, ...] = ()  # queues that are not declared in our plain way
+    delayed_delivery: str = "quorum"  # the kind of the queues in which RabbitMQ delays Celery's messages
+    prefetch_floor: int = 0  # on RabbitMQ, so many messages of a queue are held even if fewer are wanted
     connection_name: str = "umbel"  # by which the server lists its connections
     keyring: Keyring | None = None  # who speaks over this broker signs with it
     remembers_signatures: bool = False  # a worker's: it asks `spend`

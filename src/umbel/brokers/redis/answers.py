@@ -14,10 +14,9 @@ from typing import Any
 
 from umbel.brokers.interface import Broadcast
 from umbel.brokers.redis.address import Address
-from umbel.brokers.redis.keys import SEP, Keys
+from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import delivery_tags
-from umbel.brokers.redis.scripts import script
 from umbel.errors import BrokerError
 from umbel.wire.control import REPLY_EXCHANGE, is_for_replies
 from umbel.wire.envelope_redis import seal_broadcast, unseal
@@ -26,18 +25,17 @@ REPLY_QUEUE_TTL_MS = 30_000
 ASKER_LIFE_S, RENEW_EVERY_S = 20, 5.0
 BLOCK_S = 1
 
-_ASKERS = script("askers")
 is_direct = is_for_replies
 
 
 def answer(keys: Keys, one: Broadcast, bound: Sequence[bytes]) -> list[Sequence[Any]]:
     """Push to every queue that is bound with this very routing key; `bound` is the exchange's set."""
     commands: list[Sequence[Any]] = []
-    beginning = one.routing_key.encode(errors="replace") + SEP.encode()
+    beginning = one.routing_key.encode(errors="replace") + keys.sep.encode()
     for member in bound:
         if not member.startswith(beginning):
             continue
-        _, _, queue = [*member.decode(errors="replace").split(SEP), "", ""][:3]
+        _, _, queue = [*member.decode(errors="replace").split(keys.sep), "", ""][:3]
         if queue:
             (tag,) = delivery_tags(1)
             envelope = seal_broadcast(one.exchange, one.routing_key, one.body, one.headers, tag)
@@ -48,7 +46,7 @@ def answer(keys: Keys, one: Broadcast, bound: Sequence[bytes]) -> list[Sequence[
 
 async def sweep_askers(link: Link, keys: Keys) -> int:
     """Remove what askers that died left behind; how many there were."""
-    swept: int = await link.run(_ASKERS, "sweep", keys.prefix, REPLY_EXCHANGE, 0)
+    swept: int = await link.run(keys.script("askers"), "sweep", keys.prefix, REPLY_EXCHANGE, 0)
     return swept
 
 
@@ -84,7 +82,7 @@ class AnswerQueue:
         # On another connection: this one may be in a blocked wait, and nobody should wait for that.
         self._link.close()
         with suppress(BrokerError):  # what cannot be removed now is swept later
-            await self._tidy_on.run(_ASKERS, *self._about("leave"))
+            await self._tidy_on.run(self._keys.script("askers"), *self._about("leave"))
 
     async def __aiter__(self) -> AsyncIterator[Broadcast]:
         routing_keys = {self._keys.list_of(queue, 0): key for key, queue in self._queues.items()}
@@ -97,14 +95,14 @@ class AnswerQueue:
                 yield Broadcast(self._exchange, key, message.body, message.headers)
             if monotonic() > renew_at:
                 renew_at = monotonic() + RENEW_EVERY_S
-                await self._tidy_on.run(_ASKERS, *self._about("renew"))
+                await self._tidy_on.run(self._keys.script("askers"), *self._about("renew"))
 
     async def _bind(self) -> None:
         link = self._link
-        await link.reply_to(link.send([("EVAL", _ASKERS.text, 0, *self._about("enter"))]))
+        await link.reply_to(link.send([("EVAL", self._keys.script("askers").text, 0, *self._about("enter"))]))
 
     def _about(self, verb: str) -> list[Any]:
         return [verb, self._keys.prefix, self._exchange, ASKER_LIFE_S, *self._members()]
 
     def _members(self) -> list[str]:
-        return [f"{key}{SEP}{SEP}{queue}" for key, queue in self._queues.items()]
+        return [self._keys.binding_member(key, "", queue) for key, queue in self._queues.items()]

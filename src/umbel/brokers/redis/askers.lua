@@ -3,7 +3,6 @@
 
 local verb, prefix, exchange, life_s = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local bindings, askers = prefix .. '_kombu.binding.' .. exchange, prefix .. 'umbel.askers.' .. exchange
-local SEP = '\6\22'
 local now = tonumber(redis.call('TIME')[1])
 need('zset', 'ZCARD', askers)
 
@@ -13,8 +12,9 @@ local function remove(member)
   local _, last = string.find(member, SEP .. SEP, 1, true)
   local name = last and string.sub(member, last + 1) or ''
   if string.sub(name, -#exchange - 1) == '.' .. exchange then -- others are not queues of askers
-    local queue = prefix .. name
-    redis.call('DEL', queue, queue .. SEP .. '3', queue .. SEP .. '6', queue .. SEP .. '9')
+    for _, suffix in ipairs(SUFFIXES) do
+      redis.call('DEL', prefix .. name .. suffix)
+    end
   end
 end
 

@@ -66,7 +66,7 @@ SWEEP_MAX = 5000
 
 log = logging.getLogger("umbel.brokers.redis")
 
-_PUBLISH, _DEPTHS, _REVOKE = script("publish"), script("depths"), script("revoke")
+_REVOKE = script("revoke")
 
 
 class RedisBroker:
@@ -76,7 +76,7 @@ class RedisBroker:
         self._settings = settings
         addresses = parse_addresses(settings.url, settings.connection_name)
         timeout_s = settings.connect_timeout_s
-        self._keys = Keys(settings.key_prefix, addresses[0].database)
+        self._keys = Keys.of(settings, addresses[0].database)
         self._link = Link(
             addresses,
             connect_timeout_s=timeout_s,
@@ -148,12 +148,14 @@ class RedisBroker:
         await self._declare(outgoing.queue for outgoing in batch)
         args, commands = publication(self._keys, batch, self._claims.consumed)
         if args:
-            await self._link.run(_PUBLISH, self._keys.prefix, *args)
+            await self._link.run(self._keys.script("publish"), self._keys.prefix, *args)
         if commands:
             try:
                 await self._link.call_all(commands)
             except ServerRefused:  # the script says it in better words
-                await self._link.run(_PUBLISH, self._keys.prefix, *questions(self._keys, batch))
+                await self._link.run(
+                    self._keys.script("publish"), self._keys.prefix, *questions(self._keys, batch)
+                )
                 raise
 
     # -- claims ----------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ class RedisBroker:
     # -- looking into queues ---------------------------------------------------------------------
 
     async def queues(self) -> Mapping[str, Depth]:
-        found = await self._link.run(_DEPTHS, self._keys.prefix)
+        found = await self._link.run(self._keys.script("depths"), self._keys.prefix)
         depths = {
             found[at].decode(): Depth(*found[at + 1 : at + 4])
             for at in range(0, len(found), 4)

@@ -98,7 +98,7 @@ local function take(queue, suffix, count)
   return #taken, #envelopes < count
 end
 
-for _, suffix in ipairs({'', SEP .. '3', SEP .. '6', SEP .. '9'}) do
+for _, suffix in ipairs(SUFFIXES) do
   local active = queues
   while limit > 0 and #active > 0 and parked < PARKED_MAX do
     local share, left = math.ceil(limit / #active), {}

@@ -46,8 +46,6 @@ REVOKES_PAGE = 5000
 UNPARK_MAX_S = 5.0
 
 log = logging.getLogger("umbel.brokers.redis")
-_CLAIM, _SETTLE = script("claim"), script("settle")
-_ABANDON, _OWNERS, _RECONCILE = script("abandon"), script("owners"), script("reconcile")
 _SPEND = script("spend")
 _revoke = msgspec.json.Decoder(Revoke).decode
 
@@ -123,7 +121,7 @@ class Claims:
             *self._in_turn(queues),
         )
         try:
-            reply = await self._link.run(_CLAIM, *args)
+            reply = await self._link.run(self._keys.script("claim"), *args)
         except (asyncio.CancelledError, BrokerError):
             # It may have been carried out, and nobody would ever settle what it took.
             self._holding.give_up(owner, ticket)
@@ -149,7 +147,7 @@ class Claims:
         async with self._renewing:
             renewals = self._renewals.get(owner, 0)
             stood, self._renewals[owner], is_replaced, is_lost = await self._link.run(
-                _OWNERS, "renew", self._keys.prefix, self._lease_s, owner, renewals
+                self._keys.script("owners"), "renew", self._keys.prefix, self._lease_s, owner, renewals
             )
             generation = self._link.generation
             if is_lost:  # there is nothing to compare
@@ -168,7 +166,7 @@ class Claims:
         under_way, held = self._holding.known_of(owner, adopting=adopting, ever=is_replaced)
         newest = self._holding.newest_ticket
         args = (self._keys.prefix, owner, newest, len(under_way), *under_way, *held)
-        returned, *gone = await self._link.run(_RECONCILE, *args)
+        returned, *gone = await self._link.run(self._keys.script("reconcile"), *args)
         missing = self._holding.still_held(field.decode() for field in gone)
         # A claim that has ended although the lease has not: of a message that the data does not have.
         if is_replaced or returned or missing or self._holding.has_lost:
@@ -179,7 +177,9 @@ class Claims:
     async def _notice_replaced(self) -> None:
         """Claims have ended: maybe because the data was replaced, which the next renewal would notice."""
         for owner, renewals in list(self._renewals.items()):
-            if await self._link.run(_OWNERS, "check", self._keys.prefix, self._lease_s, owner, renewals):
+            if await self._link.run(
+                self._keys.script("owners"), "check", self._keys.prefix, self._lease_s, owner, renewals
+            ):
                 await self.renew(owner)
 
     async def return_lost(self) -> int:
@@ -280,7 +280,9 @@ class Claims:
             self._marks.pop(tag, None)
 
     async def _owners(self, verb: str, owner: str) -> int:
-        count: int = await self._link.run(_OWNERS, verb, self._keys.prefix, self._lease_s, owner)
+        count: int = await self._link.run(
+            self._keys.script("owners"), verb, self._keys.prefix, self._lease_s, owner
+        )
         return count
 
     async def _settle_group(self, group: Group, refused: list[Refused]) -> bool:
@@ -291,7 +293,7 @@ class Claims:
             if self._marks:
                 made.arguments += self._ending_marks(verdicts)
             reply = await self._link.run(
-                _SETTLE, self._keys.prefix, hold.owner, hold.epoch, check, *made.arguments
+                self._keys.script("settle"), self._keys.prefix, hold.owner, hold.epoch, check, *made.arguments
             )
             if not reply:
                 return False
@@ -326,7 +328,9 @@ class Claims:
         lost = self._holding.lost_tickets
         for owner in list(lost):
             tickets = lost[owner]
-            await self._link.run(_ABANDON, self._keys.prefix, owner, self._link.generation, *tickets)
+            await self._link.run(
+                self._keys.script("abandon"), self._keys.prefix, owner, self._link.generation, *tickets
+            )
             lost.pop(owner, None)
 
     def _send_back_lost_claims(self) -> None:
@@ -339,7 +343,7 @@ class Claims:
                 [
                     (
                         "EVAL",
-                        _ABANDON.text,
+                        self._keys.script("abandon").text,
                         0,
                         self._keys.prefix,
                         owner,

@@ -40,7 +40,7 @@ from umbel.wire.message import Outgoing
 REPLICAS_ASKED, REPLICA_WAIT_MS = 1, 200
 LOOK_FOR_REPLICAS_EVERY_S = 10.0
 
-_ELECTION, _LEASE, _UNIQUE = script("election"), script("lease"), script("unique")
+_ELECTION, _UNIQUE = script("election"), script("unique")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ElectionRequest).decode
 
@@ -129,7 +129,9 @@ class RedisCoordination:
         return await self._link.run(_ELECTION, self._keys.prefix, self.clock, verb, key, *args)
 
     async def _lease(self, verb: str, name: str, *args: Any) -> Any:
-        return await self._link.run(_LEASE, self._keys.prefix, self.clock, verb, name, *args)
+        return await self._link.run(
+            self._keys.script("lease"), self._keys.prefix, self.clock, verb, name, *args
+        )
 
     async def _proven(self, status: int) -> bool:
         if status:

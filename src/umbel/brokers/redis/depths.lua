@@ -18,7 +18,7 @@ end
 local reply = {}
 for _, queue in ipairs(try('SMEMBERS', prefix .. 'umbel.queues') or {}) do
   local ready, delayed = 0, prefix .. 'umbel.delayed.' .. queue
-  for _, suffix in ipairs({'', SEP .. '3', SEP .. '6', SEP .. '9'}) do
+  for _, suffix in ipairs(SUFFIXES) do
     ready = ready + (try('LLEN', prefix .. queue .. suffix) or 0)
   end
   reply[#reply + 1] = queue

@@ -21,13 +21,10 @@ from umbel.brokers.redis.holding import Holding
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.replies import is_missing_script
-from umbel.brokers.redis.scripts import script
 from umbel.wire.envelope_redis import MARK
 
 ENDING_BYTES = 256  # more than the properties of a message take, which end it
 FRESH_OF_LEASE = 0.3  # a message may be run that was asked for within this part of the lease
-
-_ADOPT = script("adopt")
 
 Pending = tuple[Tag, tuple[object, ...]]
 """The tag of a message, and the arguments of its adoption."""
@@ -50,6 +47,7 @@ class Adoptions:
     def __init__(self, link: Link, keys: Keys, holding: Holding, *, lease_s: float) -> None:
         self._link = link
         self._keys = keys
+        self._script = keys.script("adopt")
         self._holding = holding
         self._lease_s = lease_s
         self._pending: Pending | None = None
@@ -91,7 +89,7 @@ class Adoptions:
     def _send(self, pending: Pending) -> None:
         if self._pending is pending and not self._is_asked and self._link.is_connected:
             self._is_asked = True
-            self._sent = self._link.send_run(_ADOPT, *pending[1])
+            self._sent = self._link.send_run(self._script, *pending[1])
             self._sent.add_done_callback(lambda sent: self._answered(sent, pending))
 
     def _answered(self, sent: asyncio.Future[list[Any]], pending: Pending) -> None:
@@ -99,7 +97,7 @@ class Adoptions:
         if self._sent is not sent or sent.cancelled() or sent.exception() is not None:
             return
         if is_missing_script(sent.result()[0]) and self._link.is_connected:
-            self._sent = self._link.send([("EVAL", _ADOPT.text, 0, *pending[1])])
+            self._sent = self._link.send([("EVAL", self._script.text, 0, *pending[1])])
 
     async def finish(self) -> None:
         """Return when what was handed over is held, or known not to be; BrokerError: ask again."""
@@ -109,9 +107,9 @@ class Adoptions:
         tag, args = pending
         sent, self._sent, self._is_asked = self._sent, None, True
         if sent is not None:
-            is_held = await self._link.finish_run(sent, _ADOPT, *args)
+            is_held = await self._link.finish_run(sent, self._script, *args)
         else:
-            is_held = await self._link.run(_ADOPT, *args)
+            is_held = await self._link.run(self._script, *args)
         if self._pending is pending:
             self._pending, self._is_asked = None, False
         if not is_held:

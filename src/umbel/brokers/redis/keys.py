@@ -3,7 +3,8 @@
 Celery's, which both sides share (wire 2.1, 6.2):
 
     <queue>                            list    priorities 0 to 2, newest at the head, popped at the tail
-    <queue> SEP 3 | 6 | 9              list    the other priorities; 0 is served first
+    <queue> SEP 3 | 6 | 9              list    the other priorities; 0 is served first. Steps and SEP may
+                                               be others (`lists.py`)
     _kombu.binding.<exchange>          set     routing key SEP pattern SEP queue
     _kombu.binding_permanent.<exchange>  set   5.7: the same, of queues that stay
     _kombu.binding_deadlines           zset    5.7: exchange -> when its expiring bindings may go (ms)
@@ -55,27 +56,38 @@ Ours, which Celery does not know:
     {coord}:meta                 hash    born, last_term
     {coord}:m:<node>             string  the incarnation of a node that lives; gone when it is silent
 
-A key prefix (Celery's `global_keyprefix`) stands before every one of them, channels included.
+A key prefix (Celery's `global_keyprefix`) stands before every one of them, channels included. The keys of
+results and chords may have a prefix of their own: Celery's result backend has an option of the same name.
 Scripts make some of these names themselves (a returned message knows its list), so Redis Cluster,
 which wants every key announced, is not supported; Celery's layout does not fit it either.
 """
 
 from collections.abc import Sequence
 
-SEP = "\x06\x16"
-STEPS = (0, 3, 6, 9)
-PRIORITY_MAX = 9
-
-
-def step_of(priority: int) -> int:
-    """The step whose list holds a priority: the next one below, in the range there is."""
-    return min(max(priority, 0), PRIORITY_MAX) // 3 * 3
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.redis.lists import DEFAULT_LISTS, PRIORITY_MAX, Lists, steps_problem
+from umbel.brokers.redis.scripts import Script, script
+from umbel.errors import NotSupported
 
 
 class Keys:
-    def __init__(self, prefix: str, database: int) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        database: int,
+        *,
+        result_prefix: str | None = None,
+        lists: Lists = DEFAULT_LISTS,
+        fanout_prefix: str = "/{db}.",
+    ) -> None:
         self.prefix = prefix
-        self._channel = f"{prefix}/{database}."
+        self.result_prefix = prefix if result_prefix is None else result_prefix
+        self.sep = lists.sep
+        self._lists = lists
+        self._suffixes = lists.suffixes
+        self._suffix_of = [lists.suffix(lists.step_of(one)) for one in range(PRIORITY_MAX + 1)]
+        self._scripts: dict[str, Script] = {}
+        self._channel = prefix + fanout_prefix.replace("{db}", str(database))
         self.queues = f"{prefix}umbel.queues"
         self.owners = f"{prefix}umbel.owners"
         self.handing = f"{prefix}umbel.handing"
@@ -87,16 +99,43 @@ class Keys:
         self.events_lost = f"{prefix}umbel.events.lost"
         self.clock = f"{prefix}umbel.clock"
 
+    @classmethod
+    def of(cls, settings: BrokerSettings, database: int) -> "Keys":
+        if problem := steps_problem(settings.priority_steps):
+            raise NotSupported(problem)
+        return cls(
+            settings.key_prefix,
+            database,
+            result_prefix=settings.result_key_prefix,
+            lists=Lists(settings.priority_steps, settings.sep),
+            fanout_prefix=settings.fanout_prefix,
+        )
+
+    def script(self, name: str) -> Script:
+        """A script that knows the lists of a queue."""
+        found = self._scripts.get(name)
+        if found is None:
+            found = self._scripts[name] = script(name, self._lists)
+        return found
+
     def list_of(self, queue: str, priority: int) -> str:
-        step = step_of(priority)
-        return f"{self.prefix}{queue}{SEP}{step}" if step else f"{self.prefix}{queue}"
+        return self.prefix + queue + self._suffix_of[min(max(priority, 0), PRIORITY_MAX)]
 
     def lists_of(self, queue: str) -> Sequence[str]:
         """The lists of a queue, in the order in which they are served."""
-        return [self.list_of(queue, step) for step in STEPS]
+        return [self.prefix + queue + suffix for suffix in self._suffixes]
 
     def queue_of(self, list_key: str) -> str:
-        return list_key.removeprefix(self.prefix).partition(SEP)[0]
+        """The queue whose list this is. By the end of the name: the separator may be a part of a queue's."""
+        name = list_key.removeprefix(self.prefix)
+        for suffix in self._suffixes:
+            if suffix and name.endswith(suffix):
+                return name[: -len(suffix)]
+        return name
+
+    def binding_member(self, routing_key: str, pattern: str, queue: str) -> str:
+        """How a binding set names a binding."""
+        return self.sep.join((routing_key, pattern, queue))
 
     def delayed(self, queue: str) -> str:
         return f"{self.prefix}umbel.delayed.{queue}"
@@ -114,11 +153,11 @@ class Keys:
         return f"{self.prefix}umbel.signature.{mark}"
 
     def result(self, task_id: str) -> str:
-        return f"{self.prefix}celery-task-meta-{task_id}"
+        return f"{self.result_prefix}celery-task-meta-{task_id}"
 
     def chord(self, group_id: str) -> str:
         """The stem of a chord's keys, which end in ".s", ".j", ".t", ".d" and ".c"."""
-        return f"{self.prefix}celery-taskset-meta-{group_id}"
+        return f"{self.result_prefix}celery-taskset-meta-{group_id}"
 
     def binding(self, exchange: str) -> str:
         return f"{self.prefix}_kombu.binding.{exchange}"

@@ -2,7 +2,6 @@
 -- Found and changed as text: decoding the envelope here would lose what Lua's numbers cannot hold.
 
 local MARK = '{"umbel": {'
-local SEP = '\6\22'
 
 local function server_time()
   local t = redis.call('TIME')
@@ -83,9 +82,10 @@ end
 
 local function delayed_of(prefix, list)
   local queue = string.sub(list, #prefix + 1)
-  local cut = string.find(queue, SEP, 1, true)
-  if cut then
-    queue = string.sub(queue, 1, cut - 1)
+  for _, suffix in ipairs(SUFFIXES) do
+    if string.sub(queue, -#suffix) == suffix then
+      return prefix .. 'umbel.delayed.' .. string.sub(queue, 1, -#suffix - 1)
+    end
   end
   return prefix .. 'umbel.delayed.' .. queue
 end

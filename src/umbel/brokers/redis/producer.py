@@ -26,14 +26,13 @@ from umbel.wire.revoke import Revoke
 DECLARE_AGAIN_S = 10.0
 
 _LOG, _REVOKE, _UNIQUE = script("event_log"), script("revoke"), script("unique")
-_PUBLISH = script("publish")
 
 
 class RedisProducer:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         addresses = parse_addresses(settings.url)
-        self._keys = Keys(settings.key_prefix, addresses[0].database)
+        self._keys = Keys.of(settings, addresses[0].database)
         self._pool = SocketPool(addresses, timeout_s=settings.connect_timeout_s)
 
     @property
@@ -82,7 +81,7 @@ class RedisProducer:
         commands: list[Command],
     ) -> None:
         if args:
-            connection.run(_PUBLISH, self._keys.prefix, *args)
+            connection.run(self._keys.script("publish"), self._keys.prefix, *args)
         now = time.monotonic()
         if now > connection.declare_again_at:  # the server may have been emptied meanwhile
             connection.declared.clear()
@@ -95,7 +94,7 @@ class RedisProducer:
                 # Who consumes declares too, so that may be refused: the messages are there all the same.
                 checked(replies[len(declared) :], connection.address)
             except ServerRefused:  # the script says it in better words
-                connection.run(_PUBLISH, self._keys.prefix, *questions(self._keys, batch))
+                connection.run(self._keys.script("publish"), self._keys.prefix, *questions(self._keys, batch))
                 raise
         connection.declared |= new
 

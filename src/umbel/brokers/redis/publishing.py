@@ -10,7 +10,7 @@ from os import urandom
 from typing import Any
 
 from umbel.brokers.interface import Broadcast
-from umbel.brokers.redis.keys import SEP, Keys, step_of
+from umbel.brokers.redis.keys import Keys
 from umbel.errors import BrokerRefused
 from umbel.wire.envelope_redis import seal, seal_broadcast, seal_result
 from umbel.wire.message import Outgoing, StoredResult
@@ -62,7 +62,7 @@ def publication(
     """
     check_weight(batch)
     places = {(one.queue, one.message.priority) for one in batch}
-    is_plain = len({(queue, step_of(priority)) for queue, priority in places}) == 1
+    is_plain = len({keys.list_of(queue, priority) for queue, priority in places}) == 1
     if is_plain and not any(one.not_before and one.queue in here for one in batch):
         return [], push(keys, batch)
     if len(batch) <= ARGUMENTS_MAX:
@@ -128,7 +128,7 @@ def declare(keys: Keys, queues: Iterable[str]) -> list[Command]:
     """Make queues known: to us, and to Celery as bound to the exchange of the same name, for good."""
     commands: list[Command] = []
     for queue in queues:
-        binding = f"{queue}{SEP}{SEP}{queue}"
+        binding = keys.binding_member(queue, "", queue)
         commands += (
             ("SADD", keys.queues, queue),
             ("SADD", keys.binding(queue), binding),

@@ -3,13 +3,15 @@
 A script is called by its digest; a server that does not know it (a new one, or one whose scripts
 were flushed) says so, and is then sent the text. What several scripts need stands in files of its
 own (`refusals`, `marks`, `holding`, ...) and is put before their text: only what each needs, because
-the server goes through all of it at every call.
+the server goes through all of it at every call. The first line names the lists of a queue (`lists.py`).
 """
 
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
+
+from umbel.brokers.redis.lists import DEFAULT_LISTS, Lists
 
 _PARTS = {
     "claim": ("marks", "holding", "claim"),
@@ -42,7 +44,8 @@ class Script:
 
 
 @cache
-def script(name: str) -> Script:
+def script(name: str, lists: Lists = DEFAULT_LISTS) -> Script:
     folder = files("umbel.brokers.redis")
-    text = b"".join(folder.joinpath(f"{part}.lua").read_bytes() for part in ("refusals", *_PARTS[name]))
+    parts = [folder.joinpath(f"{part}.lua").read_bytes() for part in ("refusals", *_PARTS[name])]
+    text = b"".join((lists.lua(), *parts))
     return Script(name, text, sha1(text, usedforsecurity=False).hexdigest())

@@ -68,7 +68,7 @@ def _described(name: str, rules: TaskRules, items: list[str]) -> str:
         "rate_limit": show_rate(rules.rate_per_second) if rules.rate_per_second else None,
         "time_limit": rules.hard_limit_s,
         "soft_time_limit": rules.soft_limit_s,
-        "acks_late": not rules.acks_early,
+        "acks_late": not rules.acks_before,
     }
     shown = [f"{item}={attributes[item]}" for item in items if attributes.get(item) is not None]
     return f"{name} [{' '.join(shown)}]" if shown else name

@@ -39,7 +39,7 @@ from setproctitle import setproctitle
 
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import is_guarded
-from umbel.pools.hosting import in_one_line, load_host
+from umbel.pools.hosting import in_one_line, load_host, soft_limit_of, soft_limit_reached
 from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Runner, Told
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.limits import Limits, note_calls
@@ -86,10 +86,11 @@ def run_child(
     try:
         _settle_in(setup, number, parent)
         if host is None:
-            host = load_host(HostSpec(setup.loader, setup.target, setup.search_path))
+            spec = HostSpec(setup.loader, setup.target, setup.search_path)
+            host = load_host(spec, setup.node, forks=False)
         logs = (setup.loglevel, setup.logfile, setup.log_json)
         context = ChildContext(setup.node, number, *logs, is_process=True, tell=child.tell)
-        child.serve(host.start_child(context))
+        child.serve(host.start_child(context), soft_limit_of(host))
         host.stop_child()
         status = 0
     finally:
@@ -145,12 +146,14 @@ class Child:
         self._armed: int | None = None  # the running job, while the handler may raise
         self._soft_limit: SoftLimit | None = None  # the last that came
         self._cancelled: int | None = None  # the last job that a Cancel named
+        self._raised_at_limit: type[Exception] = SoftTimeLimitExceeded
         self._limits: Limits | None = None  # as they were before the first job
         self._looked_at = 0.0  # Unix time
         self._spoiled = False
 
-    def serve(self, runner: Runner) -> None:
+    def serve(self, runner: Runner, soft_limit: type[Exception] = SoftTimeLimitExceeded) -> None:
         """Run jobs until told to stop, or until the main process is gone."""
+        self._raised_at_limit = soft_limit
         signal.signal(INTERRUPT, self._on_soft_limit)
         self._limits = Limits()
         self._channel.sendall(encode_frame(Ready(self._pid)))
@@ -258,7 +261,7 @@ class Child:
         if limit is not None and limit.job == job:
             if limit.stopping:
                 raise WorkerStopping("the worker is shutting down; the task returns to its queue")
-            raise SoftTimeLimitExceeded("soft time limit exceeded")
+            raise soft_limit_reached(self._raised_at_limit)
         self._armed = job
 
 

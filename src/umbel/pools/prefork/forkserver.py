@@ -87,7 +87,7 @@ class ForkServer:
         note_calls()
         sockets = kernel.open_sockets()
         spec = HostSpec(self._setup.loader, self._setup.target, self._setup.search_path)
-        loaded = call_guarded(load_host, spec)
+        loaded = call_guarded(load_host, spec, self._setup.node, forks=True)
         if isinstance(loaded, Raised):
             traceback.print_exception(loaded.error)
             self._tell(Problem(in_one_line(loaded.error)))

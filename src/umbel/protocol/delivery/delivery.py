@@ -1,7 +1,7 @@
 """Delivery: what happens to a message between its claim and its end, for one consumer.
 
 `admit` judges a claimed message before it runs: known, revoked, expired, due, allowed by its rate,
-poisonous? `after_loss` judges a message whose process died. Together they keep at-least-once:
+poisonous? `ending.py` judges a message whose run was lost or failed. Together they keep at-least-once:
 every claimed message leaves here run, parked, or with a reason, never in silence.
 
 A start is charged only when a process died running the message, so the neighbours of a crash are
@@ -21,7 +21,11 @@ from umbel.protocol.delivery.sensitive import Sensitive
 
 @dataclass(frozen=True, slots=True)
 class TaskRules:
-    """What the worker must know of a registered task."""
+    """What the worker must know of a registered task.
+
+    `acks_early`: acknowledged before it is handed to the pool. `acks_taken`: when a child is known to run
+    it, or with its outcome, whichever comes first. The four after `hides` say how a run ends (`ending.py`).
+    """
 
     acks_early: bool = False
     rate_per_second: float = 0.0
@@ -29,6 +33,16 @@ class TaskRules:
     hard_limit_s: float | None = None
     is_async: bool = False
     hides: Sensitive | None = None  # arguments that nobody may read
+    acks_taken: bool = False
+    redelivers_lost: bool = True  # after its process died; else it has failed
+    redelivers_timed_out: bool = False  # after its hard limit too; the failure is stored all the same
+    rejects_failed: bool = False  # a failure makes its message a dead letter
+    rejects_by_queue: bool = False  # dead letters go where their queue says, if the broker has that
+
+    @property
+    def acks_before(self) -> bool:
+        """Acknowledged before the task ends: it runs at most once."""
+        return self.acks_early or self.acks_taken
 
     @property
     def has_limits(self) -> bool:

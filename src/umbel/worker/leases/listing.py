@@ -6,8 +6,9 @@ from typing import Any
 
 from umbel.brokers.interface import ClusterRecord
 from umbel.protocol.membership.mode import OBSERVER_LEASES
+from umbel.worker.user_code.foreign_scheduler import FOREIGN_LEASE
 
-OF_THE_CLUSTER = ("scheduler", "recorder", "coord-sweeper", *OBSERVER_LEASES)
+OF_THE_CLUSTER = ("scheduler", FOREIGN_LEASE, "recorder", "coord-sweeper", *OBSERVER_LEASES)
 READ_S = 5.0
 
 

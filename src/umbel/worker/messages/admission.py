@@ -37,6 +37,7 @@ class Admission:
         self._broker: Messages = context.broker
         self._pool = context.pool
         self._counters = context.counters
+        self._notices = context.notices
         self._message_max_bytes = context.settings.message_max_bytes
         self._policy = policy
         self._revoked = revoked
@@ -81,6 +82,7 @@ class Admission:
         if problem := self._beyond_the_pool(claimed):
             self._endings.bury(claimed, NotSupported(problem), charged=False)
             return None
+        self._notices.received(claimed.message, delivery.queue)
         return claimed
 
     def _beyond_the_pool(self, claimed: Claimed) -> str:

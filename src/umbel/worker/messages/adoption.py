@@ -48,7 +48,7 @@ class Adoption:
             has_ended = await self._broker.ended([found.delivery.tag])
             if has_ended and claimed.get(found.number) is found:  # its task may have ended meanwhile
                 found.delivery = delivery
-                if found.run is not None and found.run.rules.acks_early:  # its ack did not arrive
+                if found.acked:  # its ack did not arrive
                     self._settler.add(Ack(delivery.tag))
                 self._note(ADOPTED, "adopted", delivery)
                 return True

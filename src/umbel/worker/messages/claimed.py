@@ -30,6 +30,12 @@ class Claimed:
     pid: int | None = None
     hides: Sensitive | None = None
     terminated_by: str = ""  # the signal, when somebody asked to end it
+    taken: bool = False  # acknowledged because a child took it
+
+    @property
+    def acked(self) -> bool:
+        """Whether the broker has forgotten it, or was told to, while its task has not ended."""
+        return self.taken or (self.run is not None and self.run.rules.acks_early)
 
     @property
     def shown(self) -> tuple[str, str]:

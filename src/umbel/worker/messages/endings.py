@@ -1,25 +1,21 @@
 """Endings: what becomes of a message that has ended, been refused, or lost its process.
 
 Turns outcomes and losses into verdicts for the settler, tells the story in events, counts and logs.
-The decisions are those of `protocol/delivery/delivery.py`; nothing here waits.
+The decisions are those of `protocol/delivery/ending.py`; nothing here waits.
 """
 
 import logging
-from collections.abc import Sequence
-from time import time
+from collections.abc import Callable
 from traceback import format_exception, format_exception_only
 from typing import Any
 
-from msgspec.structs import replace
-
-from umbel.backends.registry import sends_results
-from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return
+from umbel.brokers.interface import Ack, Bury, Delivery, Return
 from umbel.clock import cluster_now
 from umbel.errors import (
     BadMessage,
-    BrokerRefused,
     NotRegistered,
     PoolError,
+    TaskError,
     TaskRevoked,
     TimeLimitExceeded,
     UmbelError,
@@ -29,15 +25,15 @@ from umbel.errors import (
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import LostJob, Outcome
 from umbel.protocol.delivery.delivery import AdmissionPolicy, Refusal
+from umbel.protocol.delivery.ending import Fate, Loss, after_failure, after_loss
 from umbel.protocol.delivery.states import FAILURE, REVOKED
 from umbel.protocol.delivery.trust import Doubted
 from umbel.text import leaving
-from umbel.wire.message import Message, Outgoing, StoredResult
-from umbel.wire.result import encode_failure, exception_map
+from umbel.wire.message import Outgoing
 from umbel.wire.show import cut
-from umbel.wire.task import read_headers, to_v2
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed
+from umbel.worker.messages.remains import Remains
 from umbel.worker.messages.settling import Settler
 from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.settings import Ending
@@ -70,22 +66,36 @@ def _reason(text: str) -> str:
     return cut(leaving(text), REASON_MAX_CHARS)
 
 
+def _error_of(claimed: Claimed, lost: LostJob, more: str = "") -> TaskError:
+    """Why a task has failed that did not end by itself."""
+    if lost.timed_out:
+        limit_s = claimed.limits[0] or 0.0
+        return TimeLimitExceeded(f"exceeded its time limit of {limit_s:g} s{more}", limit_s=limit_s)
+    return WorkerLost(f"{lost.reason} while running the task{more}")
+
+
 class Endings:
     def __init__(
-        self, context: WorkerContext, policy: AdmissionPolicy, settler: Settler, events: TaskEvents
+        self,
+        context: WorkerContext,
+        policy: AdmissionPolicy,
+        settler: Settler,
+        remains: Remains,
+        events: TaskEvents,
     ) -> None:
-        self._end_without_running = context.settings.end_without_running
-        self._sends_results = sends_results(context.backend.url)
         self._has_uniques = context.broker.capabilities.unique
         self._counters = context.counters
+        self._notices = context.notices
         self._shutdown = context.shutdown
         self._policy = policy
         self._settler = settler
+        self._remains = remains
         self._events = events
 
     def bury_unreadable(self, delivery: Delivery, error: WireError) -> None:
         kind = "corrupt message" if isinstance(error, BadMessage) else "message refused"
         log.error("%s; moved to dead letters", kind, extra=self._bury_unopened(delivery, f"{kind}: {error}"))
+        self._notices.rejected(delivery.message, delivery.queue, error)
 
     def distrust(self, delivery: Delivery, doubted: Doubted) -> None:
         """Somebody sent it who may not, or sent it twice: nothing of it is believed."""
@@ -112,7 +122,7 @@ class Endings:
 
         If its task has ended, what came of that is kept; if not, it has failed.
         """
-        acked = claimed is not None and claimed.run is not None and claimed.run.rules.acks_early
+        acked = claimed is not None and claimed.acked
         what = "internal error while handling a message"
         self.note_fault(
             what if acked else f"{what}; moved to dead letters",
@@ -124,18 +134,19 @@ class Endings:
         reason = _reason(
             f"internal error in the worker: {last}\n{''.join(format_exception(error)[-FAULT_LINES_MAX:])}"
         )
-        ending = Ending() if outcome is None else Ending(outcome.results, outcome.follow_ups)
-        if claimed is not None and outcome is None:
+        ending = Ending()
+        if claimed is not None and outcome is not None:
+            ending = self._brought_by(claimed, outcome)
+        elif claimed is not None:
             failed = UmbelError(f"internal error in the worker: {last}")
-            made = call_guarded(self._ending, claimed.message, delivery.queue, failed, FAILURE)
+            made = call_guarded(self._left_by, claimed, failed, FAILURE)
             ending = ending if isinstance(made, Raised) else made.value
-        results = () if claimed is None else self._addressed(claimed.message, ending.results)
         if claimed is not None:
             self._release(claimed)
         if acked:
-            self._settler.report(results, ending.follow_ups)
+            self._settler.report(ending.results, ending.follow_ups, ending.after)
         else:
-            burial = Bury(delivery.tag, reason, False, results, ending.follow_ups)
+            burial = Bury(delivery.tag, reason, False, ending.results, ending.follow_ups, after=ending.after)
             self._settler.add(burial, Outgoing(delivery.queue, delivery.message))
 
     def note_fault(self, what: str, task_id: str, error: BaseException) -> None:
@@ -146,11 +157,12 @@ class Endings:
         task, task_id = claimed.headers.task, claimed.headers.id
         if why in (Refusal.REVOKED, Refusal.EXPIRED):
             self._counters.revoked += 1
-            self._events.revoked(claimed, expired=why is Refusal.EXPIRED)
+            self._tell_revoked(claimed, expired=why is Refusal.EXPIRED)
             self._end(claimed, TaskRevoked(why.value), REVOKED)
             log.info("task %s", why.value, extra={"task": task, "task_id": task_id})
         elif why is Refusal.UNKNOWN:
-            self.bury(claimed, NotRegistered.named(task), charged=False)
+            self._bury(claimed, NotRegistered.named(task), charged=False)
+            self._notices.unknown(claimed.message, claimed.delivery.queue)
         else:
             text = f"started {claimed.arrival.starts} times, and its process died each time"
             self.bury(claimed, WorkerLost(text), charged=False)
@@ -158,12 +170,15 @@ class Endings:
     def end_terminated(self, claimed: Claimed) -> None:
         """It, or its process, was ended because somebody revoked the running task."""
         self._counters.revoked += 1
-        self._events.revoked(claimed, expired=False, signal=claimed.terminated_by)
+        self._tell_revoked(claimed, signal=claimed.terminated_by)
         self._end(claimed, TaskRevoked("terminated"), REVOKED)
         log.warning("task terminated", extra=self._about(claimed, signal=claimed.terminated_by))
 
+    def _tell_revoked(self, claimed: Claimed, *, expired: bool = False, signal: str = "") -> None:
+        self._events.revoked(claimed, expired=expired, signal=signal)
+        self._notices.revoked(claimed.message, claimed.delivery.queue, signal=signal, expired=expired)
+
     def settle(self, claimed: Claimed, outcome: Outcome) -> None:
-        tag = claimed.delivery.tag
         assert claimed.run is not None
         if outcome.kind == "cancelled":
             self._settler.report((), outcome.follow_ups)  # what it sent before
@@ -173,22 +188,49 @@ class Endings:
         setattr(self._counters, name, getattr(self._counters, name) + 1)
         self._events.ended(claimed, outcome)
         self._log_ending(claimed, outcome)
-        results = self._addressed(claimed.message, outcome.results)
+        brought = self._brought_by(claimed, outcome)
         if outcome.kind == "requeued":
             self._settler.report((), outcome.follow_ups)
             pause_s = 0.0 if self._shutdown.is_stopping else REQUEUE_PAUSE_S
             self.give_back(claimed, ran=True, not_before=cluster_now() + pause_s)
-        elif claimed.run.rules.acks_early:
-            self._settler.report(results, outcome.follow_ups)
         elif outcome.kind == "rejected":
-            self._counters.buried += 1
-            reason = _reason(outcome.summary or "rejected by the task")
-            burial = Bury(tag, reason, results=results, follow_ups=outcome.follow_ups)
-            self._settler.add(burial, Outgoing(claimed.delivery.queue, claimed.message))
+            self._reject(claimed, outcome.summary or "rejected by the task", brought)
+        elif outcome.kind == "failure" and after_failure(claimed.run.rules) is Fate.REJECT:
+            self._events.rejected(claimed, requeue=False)
+            self._reject(claimed, outcome.summary, brought)
         else:
-            self._settler.add_outcome(Ack(tag, results, outcome.follow_ups), claimed.delivery)
+            self._finish(claimed, brought)
         if outcome.kind not in ("requeued", "retry"):
             self._release(claimed)
+
+    def take(self, claimed: Claimed) -> None:
+        """A child runs it now."""
+        if claimed.run is not None and claimed.run.rules.acks_taken and not claimed.acked:
+            claimed.taken = True
+            self._settler.add(Ack(claimed.delivery.tag))
+
+    def _brought_by(self, claimed: Claimed, outcome: Outcome) -> Ending:
+        results = self._remains.addressed(claimed.message, outcome.results)
+        return Ending(results, outcome.follow_ups, after=outcome.after)
+
+    def _finish(self, claimed: Claimed, end: Ending) -> None:
+        """The task has ended, and its message with it."""
+        if claimed.acked:
+            self._settler.report(end.results, end.follow_ups, end.after)
+        else:
+            ack = Ack(claimed.delivery.tag, end.results, end.follow_ups, end.after)
+            self._settler.add_outcome(ack, claimed.delivery)
+
+    def _reject(self, claimed: Claimed, why: str, end: Ending, *, charged: bool = False) -> None:
+        """The message is a dead letter now, unless it has been acknowledged."""
+        if claimed.acked:
+            self._settler.report(end.results, end.follow_ups, end.after)
+            return
+        self._counters.buried += 1
+        by_queue = claimed.run is not None and claimed.run.rules.rejects_by_queue
+        tag, results, follow_ups = claimed.delivery.tag, end.results, end.follow_ups
+        burial = Bury(tag, _reason(why), charged, results, follow_ups, by_queue, end.after)
+        self._settler.add(burial, Outgoing(claimed.delivery.queue, claimed.message))
 
     def _release(self, claimed: Claimed) -> None:
         """The task has ended: if it was unique, it may be sent again."""
@@ -213,116 +255,86 @@ class Endings:
         if lost.fault:
             self._counters.faults += 1
             self._fault(claimed, PoolError(lost.fault))
-        elif lost.timed_out:
-            error = TimeLimitExceeded(f"exceeded its time limit of {claimed.limits[0]:g} s")
-            self._fail(claimed, error)
-        elif claimed.run.rules.acks_early and lost.ran:
-            self._fail(claimed, WorkerLost(f"{lost.reason} while running the task"))
-        elif stopping or not lost.ran:
-            self.give_back(claimed, ran=lost.ran)
-        else:
-            self._charge(claimed, lost)
+            return
+        loss = Loss(lost.ran, lost.started, lost.timed_out)
+        last_chance = self._policy.is_poisonous_after(claimed.arrival)
+        match after_loss(claimed.run.rules, loss, last_chance=last_chance, stopping=stopping):
+            case Fate.GIVE_BACK:
+                self.give_back(claimed, ran=lost.ran)
+            case Fate.REDELIVER:
+                log.warning(
+                    "child process died; task will be redelivered",
+                    extra=self._about(claimed, why=lost.reason),
+                )
+                self._redeliver(claimed, lost)
+            case Fate.FAIL_AND_REDELIVER:
+                self._fail(claimed, _error_of(claimed, lost), self._report_first)
+                self._events.rejected(claimed, requeue=True)
+                self._redeliver(claimed, lost)
+            case Fate.FAIL:
+                self._fail(claimed, _error_of(claimed, lost), self._end)
+            case Fate.REJECT:
+                self._fail(claimed, _error_of(claimed, lost), self._end_rejected)
+                self._events.rejected(claimed, requeue=False)
+            case Fate.BURY:
+                starts = claimed.arrival.starts + 1
+                why = f"; started {starts} times, 'task_max_deliveries' reached"
+                self.bury(claimed, _error_of(claimed, lost, why), charged=self._is_charged(claimed, lost))
 
     def _fault(self, claimed: Claimed, error: PoolError) -> None:
         """No pool could end it otherwise, so it is not tried again."""
-        if claimed.run is not None and claimed.run.rules.acks_early:
-            self._fail(claimed, error)
+        if claimed.acked:
+            self._fail(claimed, error, self._end)
         else:
             self.bury(claimed, error, charged=False)
 
-    def _charge(self, claimed: Claimed, lost: LostJob) -> None:
-        counted = claimed.run is not None and claimed.run.count_start  # before it ran
-        charged = lost.started and not counted
-        if lost.started and self._policy.is_poisonous_after(claimed.arrival):
-            starts = claimed.arrival.starts + 1
-            text = (
-                f"{lost.reason} while running the task; started {starts} times, 'task_max_deliveries' reached"
-            )
-            self.bury(claimed, WorkerLost(text), charged=charged)
-            return
-        log.warning(
-            "child process died; task will be redelivered",
-            extra=self._about(claimed, why=lost.reason),
-        )
+    def _redeliver(self, claimed: Claimed, lost: LostJob) -> None:
         message = self._sent_again(claimed, ran=lost.ran)
+        charged = self._is_charged(claimed, lost)
         self._settler.add(Return(claimed.delivery.tag, charged=charged, ran=lost.ran), message)
 
-    def _end(self, claimed: Claimed, error: Exception, status: str) -> None:
-        self._release(claimed)
-        ending = self._ending(claimed.message, claimed.delivery.queue, error, status)
-        results = self._addressed(claimed.message, ending.results)
-        if claimed.run is not None and claimed.run.rules.acks_early:
-            self._settler.report(results, ending.follow_ups)
-        else:
-            self._settler.add_outcome(Ack(claimed.delivery.tag, results, ending.follow_ups), claimed.delivery)
+    def _is_charged(self, claimed: Claimed, lost: LostJob) -> bool:
+        counted = claimed.run is not None and claimed.run.count_start  # before it ran
+        return lost.started and not counted
 
-    def bury(self, claimed: Claimed, error: Exception, *, charged: bool) -> None:
-        self._counters.buried += 1
-        self._events.failed(claimed, error)
-        self._release(claimed)
-        ending = self._ending(claimed.message, claimed.delivery.queue, error, FAILURE)
-        reason = _reason(str(error))
-        results = self._addressed(claimed.message, ending.results)
-        message = Outgoing(claimed.delivery.queue, claimed.message)
-        self._settler.add(Bury(claimed.delivery.tag, reason, charged, results, ending.follow_ups), message)
-        log.error("task moved to dead letters", extra=self._about(claimed, why=reason))
-
-    def _fail(self, claimed: Claimed, error: Exception) -> None:
+    def _fail(
+        self, claimed: Claimed, error: Exception, end: Callable[[Claimed, Exception, str], None]
+    ) -> None:
         self._counters.failed += 1
         self._events.failed(claimed, error)
         log.error("task failed", extra=self._about(claimed, why=str(error)))
-        self._end(claimed, error, FAILURE)
+        end(claimed, error, FAILURE)
+        self._notices.failed(claimed.message, claimed.delivery.queue, error)
 
-    def _ending(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
-        ending = self._end_without_running(message, queue, error, status)
-        if ending.chord is not None:
-            self._settler.count_first(ending.chord)
-        return ending
+    def _end(self, claimed: Claimed, error: Exception, status: str) -> None:
+        self._release(claimed)
+        self._finish(claimed, self._left_by(claimed, error, status))
 
-    def end_refused(self, refused: Sequence[Refused]) -> None:
-        """What the broker or the store does not take, and the message that brought it has ended."""
-        for one in refused:
-            self._counters.refused += 1
-            if isinstance(one.part, StoredResult):
-                self._end_refused_result(one.part, one.reason)
-            else:
-                self._end_refused_message(one.part, one.reason)
+    def _end_rejected(self, claimed: Claimed, error: Exception, status: str) -> None:
+        self._release(claimed)
+        self._reject(claimed, str(error), self._left_by(claimed, error, status))
 
-    def _end_refused_result(self, result: StoredResult, reason: str) -> None:
-        fields = {"task_id": result.task_id, "state": result.status, "why": reason}
-        log.error("cannot store the result", extra=fields)
-        if result.status != FAILURE:  # a short one may be accepted, and ends the wait for the result
-            error = BrokerRefused(
-                f"the task ended as {result.status}, but its result cannot be stored: {reason}"
-            )
-            told = encode_failure(result.task_id, exception_map(error), None, done_at=time())
-            self._settler.report([replace(told, reply_to=result.reply_to)], ())
+    def _report_first(self, claimed: Claimed, error: Exception, status: str) -> None:
+        """Its failure is stored, and the message has not ended."""
+        end = self._left_by(claimed, error, status)
+        self._settler.report(end.results, end.follow_ups, end.after)
 
-    def _end_refused_message(self, sent: Outgoing, reason: str) -> None:
-        """It is among the dead letters. To those who wait for its task it has failed."""
-        error = BrokerRefused(f"the queue {sent.queue!r} refused the message: {reason}")
-        task_id = sent.message.correlation_id
-        fields = {"queue": sent.queue, "task_id": task_id, "why": reason}
-        log.error("broker refused a message; moved to dead letters", extra=fields)
-        try:
-            message = to_v2(sent.message)
-            headers = read_headers(message)
-        except WireError:
-            return
-        self._events.refused(headers, error)
-        ending = self._ending(message, sent.queue, error, FAILURE)
-        self._settler.report(self._addressed(message, ending.results), ending.follow_ups)
+    def bury(self, claimed: Claimed, error: Exception, *, charged: bool) -> None:
+        self._bury(claimed, error, charged=charged)
+        self._notices.failed(claimed.message, claimed.delivery.queue, error)
 
-    def _addressed(self, message: Message, results: Sequence[StoredResult]) -> Sequence[StoredResult]:
-        """Where results are sent (rpc), they go to who asked for them; if nobody did, nowhere."""
-        if not self._sends_results:
-            return results
-        reply_to = message.reply_to
-        return [replace(result, reply_to=reply_to) for result in results] if reply_to else ()
+    def _bury(self, claimed: Claimed, error: Exception, *, charged: bool) -> None:
+        self._events.failed(claimed, error)
+        self._release(claimed)
+        self._reject(claimed, str(error), self._left_by(claimed, error, FAILURE), charged=charged)
+        log.error("task moved to dead letters", extra=self._about(claimed, why=_reason(str(error))))
+
+    def _left_by(self, claimed: Claimed, error: Exception, status: str) -> Ending:
+        return self._remains.of(claimed.message, claimed.delivery.queue, error, status)
 
     def give_back(self, claimed: Claimed, *, ran: bool, not_before: float = 0.0) -> None:
         message = self._sent_again(claimed, ran=ran, not_before=not_before)
-        if claimed.run is not None and claimed.run.rules.acks_early:  # acknowledged already: sent again
+        if claimed.acked:  # it must be sent again
             self._settler.resend(message)
             return
         counted = claimed.run is not None and claimed.run.count_start

@@ -102,7 +102,7 @@ class Requests:
             "type": headers.task,
             "hostname": self._node,
             "time_start": claimed.started_at if pid is not None else None,
-            "acknowledged": claimed.run is not None and claimed.run.rules.acks_early,
+            "acknowledged": claimed.acked,
             "delivery_info": {
                 "exchange": "",
                 "routing_key": claimed.delivery.queue,

@@ -13,6 +13,7 @@ is what happened, and never leaves out one that nobody repeats.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from random import random
 from typing import Protocol
 
@@ -33,7 +34,8 @@ from umbel.brokers.interface import (
 )
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
-from umbel.pools.guard import Raised, await_guarded
+from umbel.pools.guard import Raised, Returned, await_guarded
+from umbel.pools.off_loop import OffLoop
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
@@ -44,9 +46,36 @@ from umbel.worker.settings import Ending
 log = logging.getLogger("umbel.worker.settling")
 PART = "settling"
 BATCH_MAX = 500
+BEFORE_TIMEOUT_S = 30.0  # for one attempt at what comes before a settle
 NOT_APPLIED = (
     "task finished after its claim had expired; outcome dropped unless the message is redelivered here"
 )
+
+
+class _Before:
+    """Work that comes before a settle. A call that does not return is waited for again, not repeated."""
+
+    def __init__(self, work: Callable[[], Ending], attempts_max: int) -> None:
+        self._work = work
+        self._attempts_max = attempts_max
+        self._attempts = 0
+        self._call: OffLoop[Ending] | None = None
+
+    async def attempt(self) -> Returned[Ending] | Raised:
+        self._attempts += 1
+        self._call = self._call or OffLoop("umbel-ending", self._work)
+        try:
+            happened = await self._call.ended(BEFORE_TIMEOUT_S)
+        except TimeoutError:
+            return Raised(BrokerUnavailable(f"no answer within {BEFORE_TIMEOUT_S:g} s"))
+        self._call = None
+        return happened
+
+    def goes_on(self, error: BaseException) -> bool:
+        """Whether it is tried again after this error."""
+        if self._attempts_max:
+            return self._attempts < self._attempts_max
+        return isinstance(error, BrokerUnavailable)
 
 
 class SettlingBroker(Messages, ClusterRecord, Protocol):
@@ -57,7 +86,8 @@ class Settler:
     """`settled` is called whenever fewer messages are claimed than before.
 
     `logged` returns when the event log, if there is one, has the events sent so far. `refused` gets
-    what the broker or the store refuses; messages among that are dead letters then.
+    what the broker or the store refuses; messages among that are dead letters then. `after` gets the work
+    that was to wait until this or that is settled.
     """
 
     def __init__(
@@ -73,6 +103,7 @@ class Settler:
         refused: Callable[[Sequence[Refused]], None],
         kept: KeptOutcomes,
         settled: Callable[[], None] = lambda: None,
+        after: Callable[[Sequence[bytes]], None] = lambda _: None,
     ) -> None:
         self._broker = broker
         self._backend = backend
@@ -83,10 +114,12 @@ class Settler:
         self._logged = logged
         self._refused = refused
         self._settled = settled
+        self._do_after = after
         self._waiting: list[Verdict] = []
         self._results: list[StoredResult] = []
         self._follow_ups: list[Outgoing] = []
-        self._chords: list[Callable[[], Ending]] = []
+        self._after: list[bytes] = []  # of what was reported
+        self._first: list[_Before] = []
         self._uniques: list[tuple[str, str]] = []
         self._kept = kept
         self._messages: dict[Tag, Outgoing] = {}  # of verdicts that wait and end without an outcome
@@ -100,7 +133,8 @@ class Settler:
     @property
     def pending(self) -> int:
         """What is not settled, stored or sent yet: a worker that has much of it takes nothing new."""
-        return len(self._waiting) + len(self._results) + len(self._follow_ups) + len(self._chords)
+        reported = len(self._results) + len(self._follow_ups) + len(self._after)
+        return len(self._waiting) + reported + len(self._first)
 
     def add_outcome(self, ack: Ack, delivery: Delivery) -> None:
         """A task has ended; if its claim has ended first, the outcome is kept for its message's return."""
@@ -114,11 +148,15 @@ class Settler:
         self._waiting.append(verdict)
         self._wake()
 
-    def report(self, results: Sequence[StoredResult], follow_ups: Sequence[Outgoing]) -> None:
+    def report(
+        self, results: Sequence[StoredResult], follow_ups: Sequence[Outgoing], after: bytes = b""
+    ) -> None:
         """Store and send for a message that was acknowledged before it ran."""
-        if results or follow_ups:
+        if results or follow_ups or after:
             self._results += results
             self._follow_ups += follow_ups
+            if after:
+                self._after.append(after)
             self._wake()
 
     def resend(self, message: Outgoing) -> None:
@@ -126,9 +164,9 @@ class Settler:
         keyring = self._broker.keyring
         self.report((), [message if keyring is None else keyring.renewed(message, cluster_now())])
 
-    def count_first(self, chord: Callable[[], Ending]) -> None:
-        """Count a task in its chord before anything that is added from now on is settled."""
-        self._chords.append(chord)
+    def do_first(self, work: Callable[[], Ending], *, attempts_max: int = 0) -> None:
+        """Do this before anything that is added from now on is settled: see `Ending.before`."""
+        self._first.append(_Before(work, attempts_max))
         self._wake()
 
     def release(self, key: str, task_id: str) -> None:
@@ -163,7 +201,7 @@ class Settler:
 
     async def _settle_gathered(self) -> None:
         while True:
-            while self._chords or self._results or self._follow_ups:
+            while self._first or self._results or self._follow_ups or self._after:
                 await self._store_reported()
             # From here to the slice nothing is awaited: what a verdict depends on was stored above.
             if not self._waiting:
@@ -179,10 +217,17 @@ class Settler:
             del self._waiting[: len(batch)]
             self._settled()
             self._keep_unknown(sent, settled)
+            self._note_applied(sent, settled)
             self._note_conflicts(batch, settled.conflicts)
             self._refused(settled.refused)
         await self._bury_unknown()
         await self._release_gathered()
+
+    def _note_applied(self, batch: Sequence[Verdict], settled: Settled) -> None:
+        if settled.applied:
+            passed_over = settled.conflicts | settled.unknown
+            bringing = [one for one in batch if isinstance(one, Ack | Bury) and one.tag not in passed_over]
+            self._do_after([one.after for one in bringing if one.after])
 
     def _note_conflicts(self, batch: Sequence[Verdict], conflicts: frozenset[Tag]) -> None:
         again = self._kept.settled(batch, conflicts)
@@ -211,7 +256,7 @@ class Settler:
         )
         buried = await await_guarded(self._broker.settle, [Bury(verdict.tag, reason)])
         if not isinstance(buried, Raised):
-            return buried.value
+            return replace(buried.value, applied=0)  # nothing of the verdict itself
         if isinstance(buried.error, BrokerError) and not isinstance(buried.error, BrokerRefused):
             raise buried.error
         log.error(
@@ -231,7 +276,7 @@ class Settler:
             match verdict:
                 case Ack() | Bury():
                     self._counters.unknown += 1
-                    self.report(verdict.results, verdict.follow_ups)
+                    self.report(verdict.results, verdict.follow_ups, verdict.after)
                     if isinstance(verdict, Bury) and message is not None:
                         self._dead.append(Refused(message, verdict.reason))
                 case Return() if message is not None:
@@ -261,18 +306,10 @@ class Settler:
         ]
 
     async def _store_reported(self) -> None:
-        while self._chords:
-            more = await await_guarded(asyncio.to_thread, self._chords[0])
-            if isinstance(more, Raised):
-                if isinstance(more.error, BrokerUnavailable):
-                    self._store_outages.failed(PART, more.error)
-                    raise more.error
-                log.error("cannot count the task in its chord", exc_info=more.error)
-            else:
-                self._results += more.value.results
-                self._follow_ups += more.value.follow_ups
-            del self._chords[0]
-        results, follow_ups = tuple(self._results), tuple(self._follow_ups)
+        while self._first:
+            await self._do_next(self._first[0])
+            del self._first[0]
+        results, follow_ups, after = tuple(self._results), tuple(self._follow_ups), tuple(self._after)
         await self._logged()  # what is reported meanwhile has its own turn: its events may not be there yet
         if results:
             await self._store(results)
@@ -280,7 +317,22 @@ class Settler:
         if follow_ups:
             await self._publish(follow_ups)
             del self._follow_ups[: len(follow_ups)]
+        self._do_after(after)
+        del self._after[: len(after)]
         self._settled()
+
+    async def _do_next(self, first: "_Before") -> None:
+        """Done, or given up; raises when it is to be tried again."""
+        more = await first.attempt()
+        if not isinstance(more, Raised):
+            self._store_outages.worked(PART)
+            self.report(more.value.results, more.value.follow_ups, more.value.after)
+            return
+        if first.goes_on(more.error):
+            failed = BrokerUnavailable(f"cannot end a task that has not run: {more.error}")
+            self._store_outages.failed(PART, failed)
+            raise failed
+        log.error("cannot end a task that has not run; its message is settled", exc_info=more.error)
 
     async def _store(self, results: Sequence[StoredResult]) -> None:
         try:

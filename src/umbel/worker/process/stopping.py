@@ -24,11 +24,13 @@ log = logging.getLogger("umbel.worker")
 TELL_EVERY_S = 10.0
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 QUITTING = signal.SIGQUIT
+_HOW = {Phase.WARM: "warm", Phase.SOFT: "soft"}
 
 
 class Stopping:
     def __init__(self, context: WorkerContext, tasks: Tasks) -> None:
         self._machine = context.shutdown
+        self._notices = context.notices
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._asked = asyncio.Event()
@@ -45,6 +47,10 @@ class Stopping:
         """Return what runs, at once."""
         self._hurry(True)
         self._step(Quit())
+
+    def _heard(self, signum: signal.Signals) -> None:
+        self.quit() if signum is QUITTING else self.ask()
+        self._notices.stopping(signum.name, _HOW.get(self._machine.phase, "cold"))
 
     async def asked(self) -> None:
         await self._asked.wait()
@@ -129,13 +135,13 @@ class Stopping:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        wanted = dict.fromkeys(ASKING, self.ask) | {QUITTING: self.quit}
+        wanted = [*ASKING, QUITTING]
         if (
             signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         ):  # nohup: who closed the terminal wants it to go on
-            del wanted[signal.SIGHUP]
-        for signum, heard in wanted.items():
-            self._loop.add_signal_handler(signum, heard)
+            wanted.remove(signal.SIGHUP)
+        for signum in wanted:
+            self._loop.add_signal_handler(signum, self._heard, signum)
         try:
             yield
         finally:

@@ -114,6 +114,7 @@ class Heart(Step):
                     await self._mark(freq_s)
                 self._events.tell(kind.value, freq=freq_s, **self._fields())
                 if kind is BeatKind.BEAT:
+                    self._context.notices.heartbeat()
                     await self._mark(freq_s)
 
     async def _mark(self, freq_s: float) -> None:

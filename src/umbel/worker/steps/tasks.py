@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import random
 from typing import Any
 
-from umbel.brokers.interface import Delivery, Messages, Refused
+from umbel.brokers.interface import Delivery, Messages
 from umbel.errors import BrokerError, PoolError
 from umbel.pools.guard import Raised, call_guarded, each_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, Told
@@ -22,21 +22,16 @@ from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
-from umbel.worker.messages.admission import Admission
-from umbel.worker.messages.adoption import Adoption
 from umbel.worker.messages.claimed import Claimed
-from umbel.worker.messages.endings import Endings
-from umbel.worker.messages.kept_outcomes import KeptOutcomes
+from umbel.worker.messages.parts import MessageParts
 from umbel.worker.messages.revoke_record import RevokeRecord
 from umbel.worker.messages.scheduled import Scheduled
-from umbel.worker.messages.settling import Settler
 from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.steps.connection import RETURNED_TEXT
 
 log = logging.getLogger("umbel.worker.tasks")
 
 IDLE_WAIT_S = 1.0
-UNCONFIRMED = frozenset({"amqp"})  # brokers that do not say whether an ack has arrived
 ELSEWHERE = "worker lease expired; running tasks may also run on another worker"
 _CHILD_LOGGED_AT = {
     "died": logging.WARNING,
@@ -69,31 +64,14 @@ class Tasks(Step):
         self._stopping = False
         self._pool_failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._claim_problem = ""
-        together = context.broker.capabilities.stores_results and context.backend.shares_settle(
-            context.broker.url
-        )
-        confirmed = context.broker.capabilities.transport not in UNCONFIRMED
-        kept = KeptOutcomes(asyncio.get_running_loop().time, confirmed=confirmed)
-        self._settler = Settler(
-            context.broker,
-            context.backend,
-            context.counters,
-            outages=context.outages,
-            store_outages=context.store_outages,
-            together=together,
-            logged=events.logged,
-            refused=self._end_refused,
-            kept=kept,
-            settled=self._room.set,
-        )
-        self._endings = Endings(context, self._policy, self._settler, events)
-        self._adoption = Adoption(context, kept, self._settler)
-        self._admission = Admission(context, self._policy, self.revoked, self._settler, self._endings, events)
+        self._parts = parts = MessageParts(context, events, self._policy, self.revoked, self._room.set)
+        self._settler, self._endings = parts.settler, parts.endings
+        self._adoption, self._admission = parts.adoption, parts.admission
 
     @property
     def claimed(self) -> int:
         """Messages claimed and not settled."""
-        return len(self._claimed) + self._settler.pending
+        return len(self._claimed) + self._parts.pending
 
     @property
     def problem(self) -> str:
@@ -107,6 +85,7 @@ class Tasks(Step):
     async def start(self) -> None:
         self._context.outages.on_link(self._note_link)
         self.run_in_background(self._settler.run())
+        self.run_in_background(self._parts.after.run())
         self.run_in_background(self._consume())
         self.run_in_background(self._fail_with_the_pool())
 
@@ -211,7 +190,7 @@ class Tasks(Step):
         keep: list[Job] = []
         for job in self._pool.withdraw() if self._background else ():
             claimed = self._claimed[job.number]
-            if claimed.run is not None and claimed.run.rules.acks_early:
+            if claimed.acked:
                 keep.append(job)
             else:
                 withdrawn.append(self._claimed.pop(job.number))
@@ -339,6 +318,7 @@ class Tasks(Step):
         for number, at, pid in started:
             if (claimed := self._claimed.get(number)) is not None:
                 claimed.started_at, claimed.pid = at, pid
+                self._endings.take(claimed)
                 self._tell(claimed, self._events.started, at)
 
     def on_told(self, told: Told) -> None:
@@ -384,16 +364,13 @@ class Tasks(Step):
             return fields
         return {**fields, "task": claimed.headers.task, "task_id": claimed.headers.id}
 
-    def _end_refused(self, refused: Sequence[Refused]) -> None:
-        self._endings.end_refused(refused)
-
     async def _finish_settling(self) -> None:
         is_cancelled = all(task.done() for task in self._background)  # because something went wrong
         try:
             async with asyncio.timeout(self._context.settings.lease_s):
-                await (self._settler.flush() if is_cancelled else self._settler.drained())
+                await (self._settler.flush() if is_cancelled else self._parts.drained())
         except (TimeoutError, BrokerError):
             log.error(
                 "messages not acknowledged before shutdown; their tasks may run again",
-                extra={"count": self._settler.pending},
+                extra={"count": self._parts.pending},
             )

@@ -1,7 +1,7 @@
 """HookQueue: calls what users wrote off the loop: hooks of nodes that join, leave or are lost (S5), errbacks.
 
 The calls come one after the other, in the order of what happened, from a thread of their own. A hook
-that hangs delays the next ones and nothing else: when WAITING_MAX wait, the newest are dropped and
+that hangs delays the next ones and nothing else: when `waiting_max` wait, the newest are dropped and
 that is said; the worker stops without waiting for it.
 """
 
@@ -20,10 +20,10 @@ Hook = Callable[..., None]
 
 
 class HookQueue:
-    def __init__(self, hooks: Mapping[str, Hook]) -> None:
+    def __init__(self, hooks: Mapping[str, Hook], *, waiting_max: int = WAITING_MAX) -> None:
         self.dropped = 0
         self._hooks = hooks
-        self._waiting: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(WAITING_MAX)
+        self._waiting: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(waiting_max)
         self._thread: threading.Thread | None = None
 
     def call(self, name: str, **context: Any) -> None:
@@ -40,9 +40,15 @@ class HookQueue:
             if self.dropped == 1:
                 log.error("hook timed out; later hooks are skipped", extra={"hook": name})
 
+    def wait_called(self, timeout_s: float) -> None:
+        """Block until all calls so far have returned, or for so long."""
+        with self._waiting.all_tasks_done:
+            self._waiting.all_tasks_done.wait_for(lambda: not self._waiting.unfinished_tasks, timeout_s)
+
     def _work(self) -> None:
         while True:
             name, context = self._waiting.get()
             happened = call_guarded(self._hooks[name], **context)
             if isinstance(happened, Raised):
                 log.error("hook raised an exception", extra={"hook": name}, exc_info=happened.error)
+            self._waiting.task_done()

@@ -1,5 +1,7 @@
 """Hooks: calls what users wrote for a worker's own life: `worker_init`, `worker_ready`, `worker_shutdown`.
 
+What happens in between is told by `notices.py`.
+
 Each call runs in a new daemon thread, which does not keep the process from ending. The worker waits for
 it up to a time, and no longer than until somebody asks it to stop (once more): users' code cannot
 make a worker deaf to signals. What then still runs goes on until the process ends.
@@ -26,9 +28,14 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class LifeHooks:
-    """What is called before a worker connects, when it takes tasks, and when it was asked to stop."""
+    """What is called before a worker connects, when it takes tasks, and when it was asked to stop.
+
+    `set_up` comes after `init`, before the worker connects. `worker_init` of an app whose children are
+    forked belongs into the process that forks them: see `pools.interface.PreparedHost`.
+    """
 
     init: Hook = _nothing
+    set_up: Hook | None = None
     ready: Hook = _nothing
     shutdown: Hook = _nothing
     timeout_s: float = 10.0  # for each

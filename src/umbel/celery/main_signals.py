@@ -1,0 +1,107 @@
+"""Signals of Celery's that its worker sends from the main process, with the arguments its handlers know.
+
+They are sent off the worker's loop, in order, and only where somebody listens.
+"""
+
+import logging
+from collections.abc import Callable
+from signal import Signals
+from typing import Any
+
+from celery import signals
+from celery.app.task import Context
+from kombu.serialization import prepare_accept_content
+
+from umbel.celery.endings import as_celery
+from umbel.celery.messages import call_of, request_of
+from umbel.celery.stand_in import RequestStandIn, WorkerStandIn
+from umbel.pools.guard import Raised, call_guarded
+from umbel.wire.message import Message
+from umbel.worker.user_code.notices import NoticeHooks
+
+log = logging.getLogger("umbel.celery")
+
+
+def notice_hooks(app: Any, node: str) -> NoticeHooks:
+    sender = MainSignals(app, node)
+
+    def heard(signal: Any, hook: Callable[..., None]) -> Any:
+        return hook if signal.receivers else None
+
+    return NoticeHooks(
+        stopping=heard(signals.worker_shutting_down, sender.stopping),
+        heartbeat=heard(signals.heartbeat_sent, sender.heartbeat),
+        received=heard(signals.task_received, sender.received),
+        revoked=heard(signals.task_revoked, sender.revoked),
+        unknown=heard(signals.task_unknown, sender.unknown),
+        rejected=heard(signals.task_rejected, sender.rejected),
+        failed=heard(signals.task_failure, sender.failed),
+    )
+
+
+class MainSignals:
+    def __init__(self, app: Any, node: str) -> None:
+        self._app = app
+        self._node = node
+        self._worker = WorkerStandIn(app, node)
+        self._accept = prepare_accept_content(app.conf.accept_content)
+
+    def stopping(self, *, signal: str, how: str) -> None:
+        how = {"warm": "Warm", "soft": "Soft", "cold": "Cold"}[how]
+        exitcode = 1 if how == "Cold" else 0
+        signals.worker_shutting_down.send(sender=self._node, sig=signal, how=how, exitcode=exitcode)
+
+    def heartbeat(self) -> None:
+        signals.heartbeat_sent.send(sender=self._worker)
+
+    def received(self, *, message: Message, queue: str) -> None:
+        context = self._context(message, queue)
+        if context is not None:
+            signals.task_received.send(
+                sender=self._worker, request=RequestStandIn(self._app, context, message)
+            )
+
+    def revoked(self, *, message: Message, queue: str, terminated: bool, signal: str, expired: bool) -> None:
+        context = self._context(message, queue)
+        task = context and self._app.tasks.get(context.task)
+        if task is None:
+            return
+        signum = Signals[signal].value if signal in Signals.__members__ else None
+        told = {"terminated": terminated, "signum": signum, "expired": expired}
+        signals.task_revoked.send(sender=task, request=context, **told)
+
+    def unknown(self, *, message: Message, queue: str) -> None:
+        context = self._context(message, queue)
+        if context is not None:
+            name = context.task
+            signals.task_unknown.send(
+                sender=self._worker, message=message, exc=KeyError(name), name=name, id=context.id
+            )
+
+    def rejected(self, *, message: Message, queue: str, error: Exception) -> None:
+        signals.task_rejected.send(sender=self._worker, message=message, exc=error)
+
+    def failed(self, *, message: Message, queue: str, error: Exception) -> None:
+        context = self._context(message, queue)
+        task = context and self._app.tasks.get(context.task)
+        if task is None:
+            return
+        signals.task_failure.send(
+            sender=task,
+            task_id=context.id,
+            exception=as_celery(error),
+            args=context.args,
+            kwargs=context.kwargs,
+            traceback=None,
+            einfo=None,
+        )
+
+    def _context(self, message: Message, queue: str) -> Any:
+        """The request as `task_prerun` would have it; None where the message cannot be read."""
+        decoded = call_guarded(call_of, message, self._accept)
+        if isinstance(decoded, Raised):
+            return None
+        headers, args, kwargs, embed = decoded.value
+        request = request_of(headers, message, queue=queue, hostname=self._node, redelivered=False)
+        request.update(embed, args=args, kwargs=kwargs)
+        return Context(request, called_directly=False)

@@ -1,0 +1,92 @@
+"""Queues: what a Celery project declares (kombu's Queue and Exchange) as plain records for our brokers."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from umbel.app.configuration.settings import Settings
+from umbel.brokers.interface import BrokerSettings, DeclaredBinding, DeclaredExchange, DeclaredQueue
+
+
+def consumed_names(app: Any) -> tuple[str, ...]:
+    """The queues that a worker without -Q consumes from."""
+    return tuple(app.amqp.queues.consume_from)
+
+
+def declared_queues(app: Any) -> tuple[DeclaredQueue, ...]:
+    """Every queue that the project knows: a worker may be told later to consume one of them."""
+    return tuple(_declared(queue) for queue in app.amqp.queues.values())
+
+
+def _declared(queue: Any) -> DeclaredQueue:
+    bindings = [_binding(queue.exchange, queue.routing_key, queue.binding_arguments)]
+    bindings += [_binding(one.exchange, one.routing_key, one.arguments) for one in queue.bindings or ()]
+    return DeclaredQueue(
+        queue.name,
+        durable=bool(queue.durable),
+        auto_delete=bool(queue.auto_delete),
+        exclusive=bool(queue.exclusive),
+        arguments=_arguments(queue),
+        bindings=tuple(one for one in bindings if one.exchange.name),
+        no_declare=bool(queue.no_declare),
+    )
+
+
+def _binding(exchange: Any, routing_key: Any, arguments: Any) -> DeclaredBinding:
+    if exchange is None:
+        return DeclaredBinding(DeclaredExchange(""))
+    declared = DeclaredExchange(
+        exchange.name or "",
+        kind=exchange.type or "direct",
+        durable=bool(exchange.durable),
+        auto_delete=bool(exchange.auto_delete),
+        arguments=exchange.arguments or {},
+        no_declare=bool(exchange.no_declare),
+    )
+    return DeclaredBinding(declared, routing_key or "", arguments or {})
+
+
+def _arguments(queue: Any) -> dict[str, Any]:
+    """kombu has names of its own for some of RabbitMQ's arguments, in seconds where those are in ms."""
+    named = {
+        "x-expires": queue.expires and int(queue.expires * 1000),
+        "x-message-ttl": queue.message_ttl and int(queue.message_ttl * 1000),
+        "x-max-length": queue.max_length,
+        "x-max-length-bytes": queue.max_length_bytes,
+        "x-max-priority": queue.max_priority,
+    }
+    return {name: value for name, value in named.items() if value is not None} | (queue.queue_arguments or {})
+
+
+def broker_settings(app: Any, settings: Settings) -> BrokerSettings:
+    """Our broker, laid out as the project has it."""
+    conf = app.conf
+    options = conf.broker_transport_options or {}
+    prefix = options.get("global_keyprefix") or ""
+    layout: dict[str, Any] = {
+        "declared": declared_queues(app),
+        "key_prefix": prefix,
+        "result_key_prefix": _result_prefix(conf.result_backend_transport_options or {}),
+        "delayed_delivery": conf.broker_native_delayed_delivery_queue_type,
+        "prefetch_floor": _held_by_celery(app, settings),
+    }
+    if "priority_steps" in options:
+        layout["priority_steps"] = tuple(sorted({int(step) for step in options["priority_steps"]} | {0}))
+    if "sep" in options:
+        layout["sep"] = options["sep"]
+    if "fanout_prefix" in options:
+        stated = options["fanout_prefix"]
+        layout["fanout_prefix"] = stated if isinstance(stated, str) else "/{db}." if stated else ""
+    return replace(settings.for_broker(), **layout)
+
+
+def _result_prefix(options: Mapping[str, Any]) -> str:
+    stated = options.get("global_keyprefix") or ""
+    return stated if not stated or stated[-1] in ":_-." else f"{stated}_"
+
+
+def _held_by_celery(app: Any, settings: Settings) -> int:
+    """What expires while a worker holds it is stored as revoked; RabbitMQ drops the rest in silence."""
+    concurrency = settings.worker_concurrency or os.cpu_count() or 1
+    return int(app.conf.worker_prefetch_multiplier or 0) * concurrency

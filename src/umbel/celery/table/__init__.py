@@ -1,0 +1,1 @@
+"""Rows of the settings table, by subject."""

@@ -1,0 +1,171 @@
+"""Where messages are: Celery's settings of the broker, of remote control and of events."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from umbel.celery.table.addresses import TLS_NAMES, broker_url, schemes_of, unknown_tls
+from umbel.celery.table.verdicts import (
+    Judged,
+    Row,
+    Verdict,
+    client,
+    differs,
+    each,
+    idle,
+    refusal,
+    works,
+)
+
+BROKER_SCHEMES = ("redis", "rediss", "redis+socket", "unix", "amqp", "amqps", "pyamqp")
+TRANSPORTS = ("redis", "rediss", "amqp", "amqps", "pyamqp", "")
+_ALSO = "Redis and RabbitMQ are supported"
+_LINKS = "the worker watches and restores its own links"
+_MAILBOX = "the worker's mailbox is declared as Celery's defaults are; Celery's clients go on reading it"
+_PARTS = "write it into broker_url"
+_LEASE = "a task stays with its worker for as long as that renews its lease, however long it runs"
+
+
+def _url(value: Any) -> Judged | None:
+    for scheme in schemes_of(value):
+        if scheme == "sentinel":
+            return refusal("Redis Sentinel is not supported: name the Redis server itself, as redis://host/0")
+        if scheme not in BROKER_SCHEMES:
+            return refusal(f"there is no broker for {scheme}:// here; {_ALSO}")
+    return None
+
+
+def _transport(value: Any) -> Judged | None:
+    if str(value or "") in TRANSPORTS:
+        return None
+    return refusal(f"custom transports are not supported; {_ALSO}: broker_url = 'redis://…' or 'amqp://…'")
+
+
+def _ssl(value: Any) -> Judged | None:
+    unknown = unknown_tls(value)
+    known = ", ".join(TLS_NAMES)
+    return refusal(f"{', '.join(unknown)} cannot be set here; known are {known}") if unknown else None
+
+
+TRANSPORT_OPTIONS: Mapping[str, Judged] = {
+    "visibility_timeout": Judged(Verdict.NO_EFFECT, _LEASE),
+    "global_keyprefix": Judged(Verdict.WORKS, "prefix of the keys on Redis"),
+    "priority_steps": Judged(Verdict.WORKS, "names the lists of a queue on Redis"),
+    "sep": Judged(Verdict.WORKS, "names the lists of a queue on Redis"),
+    "queue_order_strategy": Judged(
+        Verdict.DIFFERS, "within a queue by priority; among queues always in a fair rotation"
+    ),
+    "master_name": refusal("Redis Sentinel is not supported: name the Redis server itself in broker_url"),
+    "sentinel_kwargs": refusal("Redis Sentinel is not supported: name the Redis server itself in broker_url"),
+    "confirm_publish": Judged(Verdict.WORKS, "read by clients; the worker's own sends are always confirmed"),
+}
+_FANOUT = ("fanout_prefix", "fanout_patterns")
+_OTHER_OPTION = Judged(Verdict.WORKS, "read by clients and by what tasks send; the worker has its own links")
+
+
+def transport_options(options: Mapping[str, Any]) -> Iterator[tuple[str, Judged]]:
+    """Each option of `broker_transport_options` with its verdict."""
+    for name, value in options.items():
+        if name in _FANOUT and value is not True:
+            yield name, refusal("leave it at True: the worker listens to the channels of Celery's defaults")
+        else:
+            yield name, TRANSPORT_OPTIONS.get(name, _OTHER_OPTION)
+
+
+def _options(value: Any) -> Judged | None:
+    for name, judged in transport_options(value or {}):
+        if judged.refused:
+            return refusal(f"{name}: {judged.note}")
+    return None
+
+
+def _write_url(value: Any) -> Judged | None:
+    return (
+        None if not value else refusal("use one broker_url: retries and follow-ups go where tasks come from")
+    )
+
+
+def _changed(default: str, heard: str) -> Any:
+    remedy = f"leave it at {default!r}: {heard}"
+    return lambda value: None if value == default else Judged(Verdict.NOT_SUPPORTED, remedy)
+
+
+ROWS: tuple[Row, ...] = (
+    works(
+        "broker_url",
+        "the first address that answers, where there are several",
+        ours="broker",
+        read=broker_url,
+        judge=_url,
+    ),
+    works("broker_read_url", "takes the place of broker_url", judge=_url),
+    Row("broker_write_url", Judged(Verdict.WORKS, "where it is broker_url"), judge=_write_url),
+    works("broker_transport", judge=_transport),
+    works("broker_transport_options", "each option for itself: see `umbel celery check`", judge=_options),
+    works("broker_connection_timeout", ours="connect_timeout_s"),
+    idle("broker_connection_retry", "a running worker always reconnects"),
+    differs(
+        "broker_connection_retry_on_startup",
+        "False: the worker ends at once if the broker is unavailable; else it waits a minute",
+        ours="broker_connection_wait_s",
+        read=lambda app: 0.0 if app.conf.broker_connection_retry_on_startup is False else None,
+    ),
+    idle(
+        "broker_connection_max_retries",
+        "a running worker never stops reconnecting; `broker_connection_wait_s` limits the start",
+    ),
+    idle("broker_channel_error_retry", _LINKS),
+    idle("broker_failover_strategy", f"clients follow it; the worker tries addresses in order, and {_LINKS}"),
+    idle("broker_heartbeat", f"clients follow it; {_LINKS}"),
+    idle("broker_heartbeat_checkrate", _LINKS),
+    Row(
+        "broker_login_method",
+        Judged(Verdict.WORKS, "PLAIN"),
+        judge=lambda value: None if value in (None, "PLAIN") else refusal("use PLAIN: user and password"),
+    ),
+    idle(
+        "broker_native_delayed_delivery_queue_type",
+        "messages that are not due wait in queues of Umbel's own; what clients send is theirs",
+    ),
+    works("broker_pool_limit", "clients, and what tasks send from child processes"),
+    works("broker_pool_acquire_timeout", "clients, and what tasks send from child processes"),
+    works("broker_use_ssl", "becomes a part of `broker`", judge=_ssl),
+    *each(
+        "broker",
+        "host port user password vhost",
+        lambda name: works(name, "becomes a part of `broker` where no broker_url is set"),
+    ),
+    *each(
+        "control", "queue_ttl queue_expires queue_exclusive queue_durable", lambda name: idle(name, _MAILBOX)
+    ),
+    Row(
+        "control_exchange",
+        Judged(Verdict.WORKS, "'celery'"),
+        judge=_changed("celery", "the worker's mailbox hears only this exchange"),
+    ),
+    *each(
+        "event",
+        "queue_expires queue_ttl queue_prefix queue_exclusive queue_durable",
+        lambda name: client(name, "it is about who listens to events"),
+    ),
+    Row(
+        "event_serializer",
+        Judged(Verdict.WORKS, "'json'"),
+        judge=lambda value: (
+            None if value == "json" else Judged(Verdict.DIFFERS, "the worker sends its events as JSON")
+        ),
+    ),
+    Row(
+        "event_exchange",
+        Judged(Verdict.WORKS, "'celeryev'"),
+        judge=_changed("celeryev", "the worker sends its events there"),
+    ),
+    *each(
+        "security",
+        "certificate cert_store key key_password digest",
+        lambda name: differs(
+            name,
+            "tasks are signed and verified by Celery in clients and child processes; events are not signed, "
+            "and signed remote control requests are not understood",
+        ),
+    ),
+)
