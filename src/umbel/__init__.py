@@ -13,9 +13,11 @@ __version__ = version.VERSION
 if TYPE_CHECKING:
     from umbel import errors
     from umbel.app.app import App
-    from umbel.app.canvas.group import GroupResult, chord, group
-    from umbel.app.canvas.signature import Signature, chain
-    from umbel.app.results import AsyncResult
+    from umbel.app.canvas.chain import chain
+    from umbel.app.canvas.group import chord, group
+    from umbel.app.canvas.signature import Signature
+    from umbel.app.canvas.stamping import StampingVisitor
+    from umbel.app.results import AsyncResult, GroupResult
     from umbel.app.task import Task
     from umbel.coordination.election_context import ElectionContext
     from umbel.errors import Ignore, Reject, Retry
@@ -24,11 +26,12 @@ _HOMES = {
     "App": "umbel.app.app",
     "Task": "umbel.app.task",
     "Signature": "umbel.app.canvas.signature",
-    "chain": "umbel.app.canvas.signature",
+    "StampingVisitor": "umbel.app.canvas.stamping",
+    "chain": "umbel.app.canvas.chain",
     "group": "umbel.app.canvas.group",
     "chord": "umbel.app.canvas.group",
     "AsyncResult": "umbel.app.results",
-    "GroupResult": "umbel.app.canvas.group",
+    "GroupResult": "umbel.app.results",
     "ElectionContext": "umbel.coordination.election_context",
     "Ignore": "umbel.errors",
     "Reject": "umbel.errors",
@@ -44,6 +47,7 @@ __all__ = [
     "chord",
     "AsyncResult",
     "GroupResult",
+    "StampingVisitor",
     "ElectionContext",
     "Ignore",
     "Reject",

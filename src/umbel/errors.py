@@ -321,6 +321,10 @@ class Retry(TaskControl):
 class Ignore(TaskControl):
     """End the task and leave its state as it is."""
 
+    def __init__(self, *args: Any, follow_ups: Sequence[Any] = ()) -> None:
+        super().__init__(*args)
+        self.follow_ups = follow_ups  # messages to send when the task is settled
+
 
 class Reject(TaskControl):
     """Give the message back to its queue, or (the default) to the dead letters."""

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from umbel import App, Signature, Task, chain
+from umbel import App, Signature, Task, chain, group
 from umbel.errors import NotRegistered
 
 
@@ -60,9 +60,19 @@ def test_what_is_no_signature_is_refused_where_it_is_written(shop: Shop, other: 
             signature | other
 
 
-def test_a_chain_needs_a_step() -> None:
-    with pytest.raises(ValueError, match="at least one step"):
-        chain()
+def test_an_empty_chain_sends_nothing(app: App, shop: Shop) -> None:
+    with app.eager():
+        assert chain().apply_async() is None
+        assert chain()() is None
+        assert group(chain(), shop.add.s(1, 2)).delay().get() == [3]
+        assert (chain() | shop.add.s(1, 2) | chain()).delay().get() == 3
+
+
+def test_a_chain_may_be_given_as_one_list_or_generator(app: App, shop: Shop) -> None:
+    steps = [shop.add.s(1, 2), shop.add.s(10)]
+    with app.eager():
+        assert chain(steps).delay().get() == 13
+        assert chain(step for step in steps).delay().get() == 13
 
 
 def test_an_immutable_step_takes_no_result(app: App, shop: Shop) -> None:
@@ -207,8 +217,10 @@ def test_the_first_step_is_checked_before_anything_is_sent(app: App, shop: Shop)
     assert shop.noted == []
 
 
-def test_a_chain_called_as_a_function_runs_here_and_now(app: App, shop: Shop) -> None:
-    assert (shop.add.s(1) | shop.add.s(10) | shop.add.si(5, 5))(2) == 10
+def test_a_chain_that_is_called_is_sent(app: App, shop: Shop) -> None:
+    with app.eager():
+        result = (shop.add.s(1) | shop.add.s(10) | shop.add.si(5, 5))(2)
+        assert (result.get(), result.parent.get()) == (10, 13)
     assert shop.noted == [(2, 1), (3, 10), (5, 5)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from umbel import App, chord
+from umbel import App, chain, chord
 from umbel.app.canvas.group import Chord
 from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.running.chord_parts import BodyOutcome, part_ended
@@ -21,6 +21,8 @@ from umbel.protocol.delivery.states import FAILURE, SUCCESS
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
 from umbel.wire.task import TaskCall, decode_task
+
+NO = {"exc_type": "ValueError", "exc_message": ["no"], "exc_module": "builtins"}
 
 
 class Crash(BaseException):
@@ -80,7 +82,7 @@ def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     results = broker if request.param == "one store" else f"sqlite:///{tmp_path}/results.db"
     app = App("chords", broker=broker, backend=results)
     add = app.task(name="add")(lambda *numbers: sum(numbers)).s()
-    total, tell = (app.task(name=name)(lambda *args: list(args)).s() for name in ("total", "tell"))
+    total, tell = (app.task(name=name)(lambda value: value).s() for name in ("total", "tell"))
     yield Bench(app, add, total, tell)
     app.close()
 
@@ -158,21 +160,21 @@ def test_a_crash_after_the_body_was_sent_repeats_it_under_its_id(
 
 def test_a_chord_with_a_failed_part_ends_and_its_body_fails(bench: Bench) -> None:
     first, second = bench.chord().prepare()
-    assert bench.ended(first, FAILURE, {"exc_type": "ValueError"}) == BodyOutcome()
+    assert bench.ended(first, FAILURE, NO) == BodyOutcome()
     outcome = bench.ended(second)
     (result,) = outcome.results
     assert (result.task_id, result.status, list(outcome.follow_ups)) == ("body", "FAILURE", [])
     described = decode_result(result.payload).result
     failed_id = first.task_id
     assert described["exc_type"] == "ChordError"
-    assert described["exc_message"] == [f"part {failed_id} of the chord ended as FAILURE"]
+    assert described["exc_message"] == [f"Dependency {failed_id} raised ValueError('no')"]
     assert bench.sent() == []
     assert not bench.is_open(second)  # what is stored for it may go
     assert bench.ended(second) == BodyOutcome()  # redelivered
 
 
 def test_a_failed_body_that_is_a_chain_fails_with_all_its_steps(bench: Bench) -> None:
-    body = bench.total.clone() | bench.tell.clone()
+    body = chain(bench.total.clone(), bench.tell.clone())
     first, second = Chord([bench.add.clone(), bench.add.clone()], body, app=bench.app).prepare()
     bench.ended(first)
     outcome = bench.ended(second, FAILURE)
@@ -212,7 +214,7 @@ def test_of_several_failed_parts_the_first_in_their_order_is_named(bench: Bench,
     outcome = bench.ended(parts[1 - chain_at], FAILURE)
     named = decode_result(outcome.results[0].payload).result["exc_message"][0]
     first = parts[0].task_id if chain_at else members[0].steps[-1].options["task_id"]  # type: ignore[attr-defined]
-    assert f"part {first} of" in named
+    assert f"Dependency {first} raised" in named
 
 
 def test_of_a_chain_within_a_chain_the_last_step_alone_is_the_part(bench: Bench) -> None:
@@ -245,7 +247,8 @@ def test_a_failed_body_without_an_id_still_calls_its_errback(bench: Bench, as_li
     request.group = "g"
     outcome = part_ended(bench.app, call, request, FAILURE, {})
     assert list(outcome.results) == []
-    assert [call_of(one.message).args for one in outcome.follow_ups] == [[]]
+    (errback_call,) = [call_of(one.message) for one in outcome.follow_ups]
+    assert errback_call.args == [errback_call.headers.parent_id]  # an id of its own
 
 
 def test_a_part_that_is_a_chain_counts_with_its_last_step_only(bench: Bench) -> None:
@@ -296,9 +299,12 @@ def test_a_header_may_be_written_as_a_group(bench: Bench) -> None:
     assert (found.body.task, found.options["task_id"]) == ("total", "body")
 
 
-def test_a_chord_that_is_called_runs_here_and_now(bench: Bench) -> None:
-    whole = chord([bench.add.clone([1, 2]), bench.add.clone([3])], bench.total.clone())
-    assert whole() == [[3, 3]]
+def test_a_chord_that_is_called_is_sent(bench: Bench) -> None:
+    header = [bench.add.clone([1, 2]), bench.add.clone([3])]
+    with bench.app.eager():
+        assert chord(header, bench.total.clone())().get() == [3, 3]
+        assert chord(header)(bench.total.clone()).get() == [3, 3]
+        assert chord(header, bench.tell.clone())(bench.total.clone(), task_id="body").id == "body"
 
 
 # ---- options of the whole --------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def complain(task_id: str) -> None:
         ),
         (
             lambda: chord([add.s(1, 1), add.s(1, 2) | group(add.s(10), add.s(20)), add.s(2, 2)], same.s()),
-            [2, 13, 23, 4],
+            [2, [13, 23], 4],
         ),
         (lambda: chord([], total.s()), 0),
         (lambda: chain(chord([add.s(1, 1)], total.s()), add.s(1)), 3),
@@ -80,7 +80,7 @@ def test_a_failed_part_fails_the_body_and_calls_its_errback() -> None:
         body = total.s()
         body.link_error(complain.s())
         result = chord([add.s(1, 1), fail.si()], body).delay()
-        with pytest.raises(ChordError, match="ended as FAILURE"):
+        with pytest.raises(ChordError, match=r"raised ValueError\('no'\)"):
             result.get()
         assert seen == [result.id]
 
@@ -95,10 +95,10 @@ def test_a_part_whose_chain_failed_before_its_end_fails_the_body_too() -> None:
 def test_the_results_of_a_group_are_told_apart_and_together() -> None:
     with app.eager():
         result = group(add.s(1, 1), fail.si(), add.s(2, 2)).delay()
-        assert [one.state for one in result] == ["SUCCESS", "FAILURE", "SUCCESS"]  # type: ignore[attr-defined]
+        assert [one.state for one in result] == ["SUCCESS", "FAILURE", "SUCCESS"]  # type: ignore[union-attr]
         assert result.failed()
         assert not result.successful()
-        assert result.completed_count() == 2  # type: ignore[attr-defined]
+        assert result.completed_count() == 2
         with pytest.raises(ValueError, match="no"):
             result.get()
         first, second, third = result.get(propagate=False)
@@ -125,7 +125,7 @@ def test_a_member_whose_result_is_ignored_is_not_waited_for() -> None:
 def test_a_member_that_failed_is_told_before_the_others_are_waited_for() -> None:
     with app.eager():
         result = group(fail.si(), add.s(2, 2)).delay()
-        pending = GroupResult("g", [app.AsyncResult("never sent"), *result], app=app)  # type: ignore[misc]
+        pending = GroupResult("g", [app.AsyncResult("never sent"), *result], app=app)
         with pytest.raises(ValueError, match="no"):
             pending.get()
         with pytest.raises(ResultTimeout, match="1 of 3"):
@@ -200,5 +200,5 @@ def test_chunks_of_nothing_are_refused() -> None:
 def test_a_chord_fails_with_a_part_that_is_a_chain_to_several_tasks(part: Any) -> None:
     with app.eager():
         result = chord([add.s(1, 1), part()], total.s()).delay()
-        with pytest.raises(ChordError, match="ended as FAILURE"):
+        with pytest.raises(ChordError, match=r"raised ValueError\('no'\)"):
             result.get(timeout=1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from umbel import App, AsyncResult
-from umbel.app.results import rebuild_exception
+from umbel.app.rebuilding import rebuild_exception
 from umbel.app.running.eager import RESULTS_MAX, EagerBackend
 from umbel.brokers.interface import Claim
 from umbel.brokers.registry import open_broker

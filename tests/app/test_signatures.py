@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel import App, Signature
-from umbel.app.canvas.signature import Chain, signature_from
+from umbel.app.canvas.chain import Chain
+from umbel.app.canvas.signature import signature_from
 from umbel.app.sending.options import SendOptions
 from umbel.errors import BadMessage, ConfigurationError, NotRegistered
 from umbel.wire.values import decode_json, encode_json

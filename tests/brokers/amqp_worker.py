@@ -72,7 +72,7 @@ class Channel:
             self._handed += 1
             text, priority, redelivered, mark = waiting.popleft()
             properties = encode(Message(b"{}", b"", priority=priority, correlation_id=text), mark)
-            fields = ("", self._handed, redelivered, "")
+            fields = ("", self._handed, redelivered, "", "")
             self.on_delivery(Incoming(1, Method.BASIC_DELIVER, fields, properties, text.encode()))
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
-from importlib import import_module
-from inspect import iscoroutinefunction
 from pathlib import Path
 from threading import Lock
 from time import time
@@ -17,16 +15,19 @@ from umbel.app.canvas.builtin_tasks import builtin_functions
 from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.cluster.topics import AT_MOST_ONCE, HandlerT, Topics
 from umbel.app.configuration.settings import Settings, assemble
-from umbel.app.naming import directory_of, home_of, task_name
-from umbel.app.options import TaskKeywords, TaskOptions, options_from
+from umbel.app.definition import define
+from umbel.app.discovery import Discovery, Packages
+from umbel.app.naming import directory_of
+from umbel.app.options import TaskKeywords, TaskOptions
 from umbel.app.results import AsyncResult
 from umbel.app.running.child_logs import redirect_streams, set_up_child_logging
 from umbel.app.running.eager import EagerBackend, EagerMode
 from umbel.app.running.request import CURRENT_REQUEST, Request
 from umbel.app.running.tracer import Tracer
+from umbel.app.saved_groups import SavedGroups
 from umbel.app.sending.ids import new_ids
 from umbel.app.sending.options import SendOptions, check_options
-from umbel.app.sending.prepare import Prepared, SendDefaults, is_unique, origin, prepare
+from umbel.app.sending.prepare import Prepared, SendDefaults, is_unique, origin, prepare, queue_of
 from umbel.app.sending.publish import patiently, publish
 from umbel.app.sending.routing import Router
 from umbel.app.sending.sent_events import SentEvents
@@ -39,7 +40,6 @@ from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Producer
 from umbel.brokers.registry import open_producer
 from umbel.control.panel import UsersPanel
-from umbel.errors import ConfigurationError
 from umbel.logs import tell_left_out
 from umbel.pools.interface import ChildContext, Runner
 from umbel.wire.message import Outgoing
@@ -82,6 +82,7 @@ class App:
         self.panel = UsersPanel()
         self.steps = Steps()
         self.topics = Topics(self)
+        self.discovery = Discovery()
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
@@ -125,26 +126,31 @@ class App:
         """Register a function as a task: `@app.task` or `@app.task(queue="slow", max_retries=5)`."""
 
         def register(function: Callable[..., Any]) -> Task[Any, Any]:
-            name = options.get("name") or task_name(function, self.name)
-            made = options_from(name, options, bind=bind)
-            known = self.tasks.get(name)
-            # The same function defined again (a notebook's cell run twice) replaces the old one.
-            if known is not None and home_of(known.run) != home_of(function):
-                raise ConfigurationError(f"two tasks are named {name!r}; give one of them another name=")
-            kind = AsyncTask if iscoroutinefunction(function) else Task
-            if kind is AsyncTask:
-                import_module("asyncio")  # now, so that a worker's children share one copy of it
-            self.tasks[name] = kind(self, name, function, made)
-            return self.tasks[name]
+            made = define(self, self.name, self.tasks, function, options, bind=bind)
+            self.tasks[made.name] = made
+            return made
 
         return register if function is None else register(function)
+
+    def autodiscover_tasks(self, packages: Packages = None, related_name: str | None = "tasks") -> None:
+        """Have the module `tasks` of each package imported when a worker or a command loads the app.
+
+        Without packages those are the installed apps, in a process of Django.
+        """
+        self.discovery.add(packages, related_name)
 
     def find_task(self, name: str) -> Task[Any, Any] | None:
         """A task of this app, or one that every app has."""
         return self.tasks.get(name) or self._builtins.get(name)
 
     def all_tasks(self) -> dict[str, Task[Any, Any]]:
+        self.discovery.run()
         return self._builtins | self.tasks
+
+    def task_queues(self) -> set[str]:
+        """Where calls of its tasks go that name no queue."""
+        own = {queue_of(self, name, task.options) for name, task in self.tasks.items()}
+        return own | {self.settings.task_default_queue}
 
     def signature(
         self,
@@ -315,6 +321,11 @@ class App:
         return AsyncResult(task_id, app=self)
 
     @property
+    def GroupResult(self) -> SavedGroups:  # noqa: N802 (the name users know)
+        """Makes the result of a group from its id and its results; `restore` finds one that was saved."""
+        return SavedGroups(self)
+
+    @property
     def backend(self) -> Backend:
         if self.eager_backend is not None:
             return self.eager_backend
@@ -372,6 +383,8 @@ class App:
             self._tracer.close()
         self.close()
         tell_left_out()
+
+    Task: type[Any] = Task  # the base class of those for `@app.task(base=...)`
 
     def __repr__(self) -> str:
         return f"<App {self.name} with {len(self.tasks)} tasks>"

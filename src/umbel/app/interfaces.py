@@ -10,6 +10,7 @@ from typing import Any, Protocol, Unpack
 
 from umbel.app.options import TaskOptions
 from umbel.app.results import AsyncResult, ResultApp
+from umbel.app.running.hooks import Hooks
 from umbel.app.running.request import Request
 from umbel.app.sending.options import SendOptions
 from umbel.app.sending.prepare import Prepared
@@ -33,7 +34,12 @@ class RunnableTask(KnownTask, Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def run(self) -> Callable[..., Any]: ...
+    def entry(self) -> Callable[..., Any]:
+        """What runs it."""
+        ...
+
+    @property
+    def hooks(self) -> Hooks | None: ...
     @property
     def is_async(self) -> bool: ...
 

@@ -1,7 +1,7 @@
 """TaskOptions: what `@app.task(...)` says about one task, checked when the task is defined."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 import msgspec
@@ -23,12 +23,16 @@ class TaskKeywords(TypedDict, total=False):
     """What `@app.task(...)` takes, beside `bind`."""
 
     name: str
+    base: type[Any]
     queue: str
     priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)]
     acks_late: bool
     acks_early: bool
     ignore_result: bool
     autoretry_for: tuple[type[BaseException], ...]
+    dont_autoretry_for: tuple[type[BaseException], ...]
+    retry_kwargs: Mapping[str, Any]
+    throws: tuple[type[BaseException], ...]
     max_retries: Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)] | None
     default_retry_delay: Seconds
     retry_backoff: bool | Seconds
@@ -37,13 +41,23 @@ class TaskKeywords(TypedDict, total=False):
     rate_limit: str | float | None
     time_limit: Limit
     soft_time_limit: Limit
+    expires: Limit
+    typing: bool
     serializer: Literal["json", "msgpack", "pickle"]
     track_started: bool
     sensitive: tuple[str, ...]
     unique_for: Limit
+    before_start: Callable[..., Any]
+    on_success: Callable[..., Any]
+    on_failure: Callable[..., Any]
+    on_retry: Callable[..., Any]
+    after_return: Callable[..., Any]
 
 
 _TYPES = get_type_hints(TaskKeywords, include_extras=True)
+TASK_KEYWORDS = frozenset(_TYPES)
+_HOOKS = frozenset({"before_start", "on_success", "on_failure", "on_retry", "after_return"})
+_EXCEPTIONS = frozenset({"autoretry_for", "dont_autoretry_for", "throws"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +68,31 @@ class TaskOptions:
     acks_early: bool | None = None
     ignore_result: bool | None = None
     autoretry_for: tuple[type[BaseException], ...] = ()
+    dont_autoretry_for: tuple[type[BaseException], ...] = ()
+    retry_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    throws: tuple[type[BaseException], ...] = ()
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    autoretry: RetryPolicy = field(default_factory=RetryPolicy)
+    rate_limit: str | float | None = None
     rate_per_second: float = 0.0
     time_limit_s: float | None = None
     soft_time_limit_s: float | None = None
+    expires_s: float | None = None
+    typing: bool = True
     serializer: str | None = None
     track_started: bool = False
     sensitive: tuple[str, ...] = ()
     unique_for_s: float | None = None
     hides: Sensitive | None = None  # the same, once the function is known
+    hooks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+    @property
+    def retry_options(self) -> dict[str, Any]:
+        """What an attempt after an automatic retry is sent with, besides its time."""
+        return {name: value for name, value in self.retry_kwargs.items() if name not in _OF_THE_POLICY}
+
+
+_OF_THE_POLICY = frozenset({"max_retries", "countdown"})
 
 
 def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOptions:
@@ -71,6 +101,14 @@ def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOpti
     given = {name: value for name, value in given.items() if value is not None or name == "max_retries"}
     _refuse_ill_typed(task, given)
     backoff = given.get("retry_backoff", False)
+    retry = RetryPolicy(
+        max_retries=given.get("max_retries", 3),
+        delay_s=given.get("default_retry_delay", 180.0),
+        backoff_s=None if backoff is False else float(backoff),  # True is one second
+        backoff_max_s=given.get("retry_backoff_max", 600.0),
+        jitter=given.get("retry_jitter", True),
+    )
+    retry_kwargs = dict(given.get("retry_kwargs", {}))
     return TaskOptions(
         bind=bind,
         queue=given.get("queue"),
@@ -78,20 +116,26 @@ def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOpti
         acks_early=_acks_early(task, given.get("acks_late"), given.get("acks_early")),
         ignore_result=given.get("ignore_result"),
         autoretry_for=tuple(given.get("autoretry_for", ())),
-        retry=RetryPolicy(
-            max_retries=given.get("max_retries", 3),
-            delay_s=given.get("default_retry_delay", 180.0),
-            backoff_s=None if backoff is False else float(backoff),  # True is one second
-            backoff_max_s=given.get("retry_backoff_max", 600.0),
-            jitter=given.get("retry_jitter", True),
+        dont_autoretry_for=tuple(given.get("dont_autoretry_for", ())),
+        retry_kwargs=retry_kwargs,
+        throws=tuple(given.get("throws", ())),
+        retry=retry,
+        autoretry=replace(
+            retry,
+            max_retries=retry_kwargs.get("max_retries", retry.max_retries),
+            delay_s=retry_kwargs.get("countdown", retry.delay_s),
         ),
+        rate_limit=given.get("rate_limit"),
         rate_per_second=_rate(task, given.get("rate_limit")),
         time_limit_s=given.get("time_limit"),
         soft_time_limit_s=given.get("soft_time_limit"),
+        expires_s=given.get("expires"),
+        typing=given.get("typing", True),
         serializer=given.get("serializer"),
         track_started=given.get("track_started", False),
         sensitive=tuple(given.get("sensitive", ())),
         unique_for_s=given.get("unique_for"),
+        hooks={name: value for name, value in given.items() if name in _HOOKS},
     )
 
 
@@ -114,7 +158,9 @@ def _refuse_ill_typed(task: str, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name == "rate_limit":  # parsed separately
             continue
-        if name == "autoretry_for":
+        if name in _HOOKS:
+            problem = "" if callable(value) else "it must be callable"
+        elif name in _EXCEPTIONS:
             problem = "" if _are_exceptions(value) else "it must be a tuple of exception classes"
         else:
             problem = _type_problem(value, _TYPES[name])

@@ -1,29 +1,33 @@
-"""AsyncResult: a handle on a task that was sent, by its id.
+"""AsyncResult: a handle on a task that was sent, by its id; GroupResult: on several.
 
 Waiting goes through the result backend, which is notified when the result arrives; it does not poll.
 In async code a result can be awaited, which does not block the loop.
 """
 
-import sys
-from collections.abc import Generator, Mapping, Sequence
-from time import monotonic
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from umbel.app.joining import Callback, join, join_async
+from umbel.app.rebuilding import rebuild_exception
 from umbel.app.running.request import current_request
 from umbel.backends.interface import Backend
-from umbel.errors import BrokerError, JoinWouldBlock, RemoteError, ResultTimeout
-from umbel.pools.guard import Returned, call_guarded
+from umbel.errors import BadValue, BrokerError, JoinWouldBlock, ResultTimeout
 from umbel.protocol.delivery.states import FAILURE, PENDING, READY_STATES, SUCCESS
+from umbel.wire.instant import parse_instant
 from umbel.wire.message import StoredResult
-from umbel.wire.result import CELERY_ERRORS, ResultMap, decode_result
+from umbel.wire.result import ResultMap, decode_result
+from umbel.wire.show import brief
+from umbel.wire.values import decode_json, encode_json
 
 if TYPE_CHECKING:
     from umbel.app.cluster.commands import Commands
     from umbel.app.configuration.settings import Settings
 
 R = TypeVar("R")
-
-_OURS = {described: kind for kind, described in CELERY_ERRORS.items()}
+_WITH_EXCEPTION = frozenset({"FAILURE", "RETRY", "REVOKED"})
 STATE_S = 0.1
 
 
@@ -56,16 +60,34 @@ class AsyncResult(Generic[R]):
         self._eager = app.eager_backend
         self._final: ResultMap | None = None
 
+    @property
+    def task_id(self) -> str:
+        return self.id
+
     def get(
-        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
+        self,
+        timeout: float | None = None,
+        *,
+        propagate: bool = True,
+        interval: float | None = None,
+        callback: Callback | None = None,
+        allow_join: bool | None = None,
+        disable_sync_subtasks: bool = True,
     ) -> R:
-        """Wait for the result and return it; a failed task raises its exception here."""
+        """Wait for the result and return it; a failed task raises its exception here.
+
+        `callback` is called with the task's id and its value. `disable_sync_subtasks=False` is
+        `allow_join=True`. `interval` is for code that was written for Celery: nothing polls here.
+        """
         if self.ignored:
             return None  # type: ignore[return-value]
-        self._refuse_join(allow_join)
+        self._refuse_join(allow_join if disable_sync_subtasks else True)
         if self._final is None:
             self._keep(self._backend.wait([self.id], timeout), timeout)
-        return self._value(propagate=propagate)
+        value = self._value(propagate=propagate)
+        if callback is not None:
+            callback(self.id, value)
+        return value
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.get_async().__await__()
@@ -106,6 +128,36 @@ class AsyncResult(Generic[R]):
     def traceback(self) -> str | None:
         found = self._read()
         return found.traceback if found else None
+
+    @property
+    def date_done(self) -> datetime | None:
+        """When the task ended; None until then."""
+        found = self._read()
+        if found is None or found.date_done is None:
+            return None
+        return datetime.fromtimestamp(parse_instant(found.date_done), UTC)
+
+    @property
+    def children(self) -> "list[AsyncResult[Any] | GroupResult] | None":
+        """The results of the tasks that this one sent; None while nothing is known of it."""
+        found = self._read()
+        if found is None:
+            return None
+        return [result_from_tuple(child, self.app) for child in found.children or ()]
+
+    def collect(
+        self, intermediate: bool = False, **options: Any
+    ) -> "Iterator[tuple[AsyncResult[Any] | GroupResult, Any]]":
+        """Each result with its value: of this task, of those it sent, and so on. Each is waited for."""
+        waiting: deque[AsyncResult[Any] | GroupResult] = deque([self])
+        while waiting:
+            result = waiting.popleft()
+            yield result, result.get(**options)
+            waiting.extend(result.children or ())
+
+    def as_tuple(self) -> list[Any]:
+        """Its id, and that of its parent, as they are stored."""
+        return [[self.id, self.parent and self.parent.as_tuple()], None]
 
     def ready(self) -> bool:
         return self.state in READY_STATES
@@ -193,97 +245,154 @@ class AsyncResult(Generic[R]):
         return f"<AsyncResult {self.id}>"
 
 
-Question = tuple[Backend, set[str], float | None]
-"""Which of these tasks have a final state, waiting at most so long for one of them?"""
+class GroupResult:
+    """The results of tasks that were sent together, in their order.
 
-
-def join(
-    results: Sequence[AsyncResult[Any]], timeout: float | None, *, propagate: bool, allow_join: bool | None
-) -> list[Any]:
-    """The values of all; the first that failed raises its exception here, as soon as it is known."""
-    steps = _joining(results, timeout, propagate, allow_join)
-    try:
-        backend, task_ids, left_s = next(steps)
-        while True:
-            backend, task_ids, left_s = steps.send(backend.wait(task_ids, left_s))
-    except StopIteration as end:
-        values: list[Any] = end.value
-        return values
-
-
-async def join_async(
-    results: Sequence[AsyncResult[Any]], timeout: float | None, *, propagate: bool, allow_join: bool | None
-) -> list[Any]:
-    """The same for async code."""
-    steps = _joining(results, timeout, propagate, allow_join)
-    try:
-        backend, task_ids, left_s = next(steps)
-        while True:
-            backend, task_ids, left_s = steps.send(await backend.wait_async(task_ids, left_s))
-    except StopIteration as end:
-        values: list[Any] = end.value
-        return values
-
-
-def _joining(
-    results: Sequence[AsyncResult[Any]], timeout: float | None, propagate: bool, allow_join: bool | None
-) -> Generator[Question, Mapping[str, StoredResult], list[Any]]:
-    """What `join` does, apart from how it waits: it asks, and is sent what was found."""
-    deadline = None if timeout is None else monotonic() + timeout
-    stored = [result for result in results if not result.ignored]
-    if stored:
-        stored[0]._refuse_join(allow_join)
-    while True:
-        if propagate:
-            for result in stored:
-                if result._final is not None:
-                    result._value(propagate=True)
-        waiting = [result for result in stored if result._final is None]
-        if not waiting:
-            return [None if result.ignored else result._value(propagate=propagate) for result in results]
-        backend = waiting[0]._backend
-        task_ids = {result.id for result in waiting if result._backend is backend}
-        found = yield backend, task_ids, None if deadline is None else max(0.0, deadline - monotonic())
-        if not found:
-            raise ResultTimeout(
-                f"{len(waiting)} of {len(results)} tasks had no result within {timeout} s; "
-                "is a worker consuming their queue?"
-            )
-        for result in waiting:
-            if result.id in found:
-                result._keep(found, timeout)
-
-
-_WITH_EXCEPTION = frozenset({"FAILURE", "RETRY", "REVOKED"})
-
-
-def rebuild_exception(described: Any) -> Exception:
-    """The exception a worker described; a stand-in when its class is not known in this process.
-
-    Only classes of modules that are already imported are used: a result is data, and data
-    must not make this process import code.
+    A member that ends in a group has the results of that group in its place.
     """
-    if not isinstance(described, dict) or "exc_type" not in described:
-        return RemoteError("unknown error", described)
-    name = str(described["exc_type"])
-    message = described.get("exc_message") or []
-    args = tuple(message) if isinstance(message, list | tuple) else (message,)
-    found = _find_class(str(described.get("exc_module")), name)
-    if found is None:
-        return RemoteError(name, *args)
-    made = call_guarded(found, *args)  # its constructor may want other arguments
-    if isinstance(made, Returned) and isinstance(made.value, Exception):
-        return made.value
-    return RemoteError(name, *args)
+
+    def __init__(
+        self,
+        group_id: str,
+        results: "Sequence[AsyncResult[Any] | GroupResult]",
+        *,
+        app: ResultApp,
+        parent: Any = None,
+    ) -> None:
+        self.id = group_id
+        self.results = list(results)
+        self.app = app
+        self.parent = parent
+
+    def get(
+        self,
+        timeout: float | None = None,
+        *,
+        propagate: bool = True,
+        interval: float | None = None,
+        callback: Callback | None = None,
+        allow_join: bool | None = None,
+        disable_sync_subtasks: bool = True,
+    ) -> list[Any]:
+        """Wait for all; the first member that failed raises its exception here, as soon as it fails.
+
+        With a `callback` the values go there, one after another in their order, and the list is empty.
+        """
+        allowed = allow_join if disable_sync_subtasks else True
+        values = join(self._flat(), timeout, propagate=propagate, allow_join=allowed)
+        if callback is None:
+            return self._nested(values)
+        for result, value in zip(self._flat(), values, strict=True):
+            callback(result.id, value)
+        return []
+
+    join = join_native = get
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self.get_async().__await__()
+
+    async def get_async(
+        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
+    ) -> list[Any]:
+        """The same as `get` for async code: the event loop is not blocked."""
+        values = await join_async(self._flat(), timeout, propagate=propagate, allow_join=allow_join)
+        return self._nested(values)
+
+    @property
+    def children(self) -> "list[AsyncResult[Any] | GroupResult]":
+        return self.results
+
+    def save(self) -> "GroupResult":
+        """Keep which results belong to the group, so that `restore` finds them by its id."""
+        self.app.backend.save_group(self.id, encode_json({"result": self.as_tuple()}))
+        return self
+
+    @classmethod
+    def restore(cls, group_id: str, *, app: ResultApp) -> "GroupResult | None":
+        """The group that was saved under this id; None if there is none, or no longer."""
+        kept = app.backend.read_group(group_id)
+        if kept is None:
+            return None
+        found = decode_json(kept)
+        restored = result_from_tuple(found.get("result") if isinstance(found, dict) else found, app)
+        if not isinstance(restored, GroupResult):
+            raise BadValue(f"what is stored as group {group_id!r} is the result of one task")
+        return restored
+
+    def delete(self) -> None:
+        """Forget what `save` kept; the results themselves stay."""
+        self.app.backend.forget_group(self.id)
+
+    def as_tuple(self) -> list[Any]:
+        """Its id, that of its parent and those of its members, as they are stored."""
+        return [
+            [self.id, self.parent and self.parent.as_tuple()],
+            [result.as_tuple() for result in self.results],
+        ]
+
+    def ready(self) -> bool:
+        return all(result.ready() for result in self.results)
+
+    def successful(self) -> bool:
+        return all(result.successful() for result in self.results)
+
+    def failed(self) -> bool:
+        return any(result.failed() for result in self.results)
+
+    def completed_count(self) -> int:
+        return sum(result.successful() for result in self.results)
+
+    def revoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
+        """Prevent its tasks from starting; `terminate` also ends those that run."""
+        if self.results:
+            app = self.results[0].app
+            app.control.revoke([result.id for result in self._flat()], terminate=terminate, signal=signal)
+
+    def forget(self) -> None:
+        for result in self.results:
+            result.forget()
+
+    def __iter__(self) -> "Iterator[AsyncResult[Any] | GroupResult]":
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, place: int) -> "AsyncResult[Any] | GroupResult":
+        return self.results[place]
+
+    def __repr__(self) -> str:
+        return f"<GroupResult {self.id} of {len(self.results)}>"
+
+    def _flat(self) -> list[AsyncResult[Any]]:
+        return [
+            task for one in self.results for task in (one._flat() if isinstance(one, GroupResult) else (one,))
+        ]
+
+    def arranged(self, values: Mapping[str, Any]) -> list[Any]:
+        """The values, by the ids of their tasks, as this group has them; all in a row if one is missing."""
+        flat = [result.id for result in self._flat()]
+        return (
+            self._nested(map(values.__getitem__, flat)) if values.keys() >= set(flat) else [*values.values()]
+        )
+
+    def _nested(self, values: Iterable[Any]) -> list[Any]:
+        """The values of all tasks, each in the place of its result."""
+        left = iter(values)
+        return [
+            one._nested(islice(left, len(one._flat()))) if isinstance(one, GroupResult) else next(left)
+            for one in self.results
+        ]
 
 
-def _find_class(module: str, name: str) -> type[Exception] | None:
-    ours = _OURS.get((module, name))
-    if ours is not None:
-        module, name = ours.__module__, ours.__qualname__
-    found: object = sys.modules.get(module)
-    for part in name.split("."):
-        # Not getattr: a module may import on access, as our own does.
-        found = getattr(found, "__dict__", {}).get(part)
-    # SystemExit and its like would end the process that asks for a result.
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
+def result_from_tuple(stored: Any, app: ResultApp) -> AsyncResult[Any] | GroupResult:
+    """The result of a task or of a group, from the form in which results name others (wire 6.1)."""
+    match stored:
+        case str():
+            return AsyncResult(stored, app=app)
+        case [[str() as named, parent], members] if members is None or isinstance(members, list):
+            of = None if parent is None else result_from_tuple(parent, app)
+            if members is None:
+                return AsyncResult(named, app=app, parent=of)
+            return GroupResult(named, [result_from_tuple(one, app) for one in members], app=app, parent=of)
+    raise BadValue(f"{brief(stored)} does not name a result: it must be [[id, parent], members or null]")

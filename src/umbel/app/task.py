@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
 from random import random
+from types import MethodType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -28,12 +29,15 @@ from umbel.app.canvas.signature import Signature
 from umbel.app.options import TaskOptions
 from umbel.app.results import AsyncResult
 from umbel.app.running.attempts import changed_attempt
+from umbel.app.running.hooks import TaskHooks, hooks_of
 from umbel.app.running.request import Request, current_request
 from umbel.app.secrecy import sensitive_of
 from umbel.app.sending.options import SendOptions, check_options
 from umbel.app.sending.prepare import instant
+from umbel.app.task_attributes import TaskAttributes
+from umbel.backends.interface import Backend
 from umbel.clock import cluster_now
-from umbel.errors import ConfigurationError, MaxRetriesExceeded, Retry
+from umbel.errors import ConfigurationError, Ignore, MaxRetriesExceeded, Retry
 from umbel.wire.result import encode_state
 
 if TYPE_CHECKING:
@@ -43,7 +47,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Task(Generic[P, R]):
+class Task(TaskAttributes, TaskHooks, Generic[P, R]):
     def __init__(
         self, app: "SendingApp", name: str, function: Callable[..., Any], options: TaskOptions
     ) -> None:
@@ -53,13 +57,18 @@ class Task(Generic[P, R]):
         arguments = _Arguments(name, function, bound=options.bind)
         hides = sensitive_of(name, options.sensitive, arguments.parameters)
         self.options = options if hides is None else replace(options, hides=hides)
-        self.run = function
+        self.run: Callable[..., Any] = MethodType(function, self) if options.bind else function
+        # A base class may wrap every run of its tasks in a `__call__` of its own.
+        is_wrapped = type(self).__call__ not in (Task.__call__, AsyncTask.__call__)
+        self.entry: Callable[..., Any] = self if is_wrapped else self.run
         self.is_async = inspect.iscoroutinefunction(function)
-        self.check_arguments = arguments.check
+        self.check_arguments = arguments.check if options.typing else _unchecked
+        self.hooks = hooks_of(self, options.hooks)
+        self.__dict__.update(_shadowed(self))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function here and now, as if it had not been decorated."""
-        result: R = self.run(self, *args, **kwargs) if self.options.bind else self.run(*args, **kwargs)
+        result: R = self.run(*args, **kwargs)
         return result
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
@@ -93,6 +102,26 @@ class Task(Generic[P, R]):
     def si(self, *args: Any, **kwargs: Any) -> Signature[R]:
         """The same, but immutable: it takes no result from the step before."""
         return Signature(self.name, args, kwargs, immutable=True, app=self.app)
+
+    def signature(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        immutable: bool = False,
+        **options: Unpack[SendOptions],
+    ) -> Signature[R]:
+        """A call with options, as `apply_async` takes them, to be sent later."""
+        check_options(options)
+        return Signature(self.name, args, kwargs, options, immutable=immutable, app=self.app)
+
+    subtask = signature
+
+    def AsyncResult(self, task_id: str) -> AsyncResult[R]:  # noqa: N802 (the name users know)
+        return AsyncResult(task_id, app=self.app)
+
+    @property
+    def backend(self) -> Backend:
+        return self.app.backend
 
     def map(self, items: Iterable[Any]) -> Signature[list[R]]:
         """One task that calls this one for each item; its result is the list of results."""
@@ -149,6 +178,23 @@ class Task(Generic[P, R]):
             again = changed_attempt(self.app, request, args, kwargs, options, due=due)
         raise Retry(f"{exc!r}" if exc else "", exc=exc, when=due, again=again) from exc
 
+    def replace(self, signature: Signature[Any]) -> NoReturn:
+        """End this run and have `signature` run in its place: under its id, with all that follows it.
+
+        The replacement is sent in the step that settles this task. A group is replaced by the list of its
+        results.
+        """
+        from umbel.app.running.replacing import replacement  # few tasks do this
+
+        raise Ignore("replaced by another task", follow_ups=replacement(self.app, self.request, signature))
+
+    def add_to_chord(self, signature: Signature[Any], lazy: bool = False) -> Any:
+        """Add a part to the chord that this task is a part of; with `lazy` it is returned and not sent."""
+        from umbel.app.running.replacing import added_part
+
+        added = added_part(self.app, self.request, signature)
+        return added if lazy else added.apply_async()
+
     def update_state(self, state: str, meta: Any = None, *, task_id: str | None = None) -> None:
         """Store a custom state while the task runs, and send it as an event (PROGRESS: `task-progress`).
 
@@ -199,6 +245,21 @@ class AsyncTask(Task[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
         coroutine: Coroutine[Any, Any, R] = super().__call__(*args, **kwargs)  # type: ignore[assignment]
         return coroutine
+
+
+def _unchecked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Any arguments do: the task was defined with `typing=False`."""
+
+
+def _shadowed(task: Task[Any, Any]) -> dict[str, Any]:
+    """The attributes that a base class has as well, as they are for this task."""
+    ours = {name for name, one in vars(TaskAttributes).items() if isinstance(one, property)}
+    return {
+        name: getattr(TaskAttributes, name).__get__(task)
+        for one in type(task).__mro__
+        if one not in (Task, AsyncTask, TaskAttributes)
+        for name in ours.intersection(vars(one))
+    }
 
 
 class _Arguments:

@@ -116,8 +116,24 @@ class RedisBackend:
     def claim_chord(self, group_id: str, by: str) -> bool:
         return self._chords.claim(group_id, by)
 
+    def grow_chord(self, group_id: str, task_id: str) -> None:
+        self._chords.grow(group_id, task_id)
+
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         return self._chords.end(group_id, batch)
+
+    def save_group(self, group_id: str, payload: bytes) -> None:
+        key = self._keys.chord(group_id)
+        self._pool.use(lambda connection: connection.call("SET", key, payload, "PX", self._ttl_ms))
+
+    def read_group(self, group_id: str) -> bytes | None:
+        key = self._keys.chord(group_id)
+        found: bytes | None = self._pool.use(lambda connection: connection.call("GET", key))
+        return found
+
+    def forget_group(self, group_id: str) -> None:
+        key = self._keys.chord(group_id)
+        self._pool.use(lambda connection: connection.call("DEL", key))
 
     def close(self) -> None:
         self._pool.close()

@@ -44,6 +44,9 @@ class RedisChords:
             return None
         return [_read(part.group_id, place, one) for place, one in enumerate(found)]
 
+    def grow(self, group_id: str, task_id: str) -> None:
+        self._pool.run(_CHORD, "grow", self._keys.chord(group_id), self._ttl_s, task_id)
+
     def claim(self, group_id: str, by: str) -> bool:
         return bool(
             self._pool.run(self._keys.script("chord"), "claim", self._keys.chord(group_id), by, CLAIM_S)

@@ -166,8 +166,20 @@ class RpcBackend:
     def claim_chord(self, group_id: str, by: str) -> bool:
         raise _no_chords()
 
+    def grow_chord(self, group_id: str, task_id: str) -> None:
+        raise _no_chords()
+
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         raise _no_chords()
+
+    def save_group(self, group_id: str, payload: bytes) -> None:
+        raise _no_groups()
+
+    def read_group(self, group_id: str) -> bytes | None:
+        raise _no_groups()
+
+    def forget_group(self, group_id: str) -> None:
+        raise _no_groups()
 
     def close(self) -> None:
         receiver, self._receiver = self._receiver, None
@@ -351,6 +363,13 @@ class _Receiver:
 def _no_chords() -> NotSupported:
     return NotSupported(
         "a chord needs a backend that counts its parts, and the rpc backend stores nothing: "
+        "set 'backend' to redis://… or sqlite:///…"
+    )
+
+
+def _no_groups() -> NotSupported:
+    return NotSupported(
+        "a group cannot be kept, because the rpc backend stores nothing: "
         "set 'backend' to redis://… or sqlite:///…"
     )
 

@@ -19,6 +19,8 @@ from umbel.errors import BadURL
 from umbel.protocol.delivery.states import READY_STATES
 from umbel.wire.message import Outgoing, StoredResult
 
+GROUP = "GROUP"  # the state of a row that says which results belong to a group
+
 
 class SqliteBackend:
     def __init__(self, url: str, settings: BrokerSettings) -> None:
@@ -94,8 +96,21 @@ class SqliteBackend:
         """Ending it is what decides, in one transaction: until then anybody may try."""
         return self._chords.is_open(group_id)
 
+    def grow_chord(self, group_id: str, task_id: str) -> None:
+        self._chords.grow(group_id, task_id)
+
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         return self._chords.end(group_id, batch)
+
+    def save_group(self, group_id: str, payload: bytes) -> None:
+        self._store.store_results([StoredResult(_group_row(group_id), GROUP, payload)])
+
+    def read_group(self, group_id: str) -> bytes | None:
+        found = self._store.read_results([_group_row(group_id)]).get(_group_row(group_id))
+        return None if found is None else found.payload
+
+    def forget_group(self, group_id: str) -> None:
+        self._store.forget_results([_group_row(group_id)])
 
     def close(self) -> None:
         self._store.close()
@@ -114,3 +129,8 @@ class SqliteBackend:
             yield
         finally:
             self._store.unregister(address)
+
+
+def _group_row(group_id: str) -> str:
+    """Where a group is kept among the results: under a name that nobody gives a task."""
+    return f"umbel.group/{group_id}"

@@ -9,11 +9,19 @@ from umbel.wire.message import Outgoing
 log = logging.getLogger("umbel.brokers")
 
 
+def unbound(exchange: str, routing_key: str) -> str:
+    """Why a message for an exchange reaches nobody."""
+    return (
+        f"no queue is bound to the exchange {exchange!r} for the routing key {routing_key!r}: "
+        "start a worker that consumes such a queue, or bind one"
+    )
+
+
 def log_refused(refused: Iterable[Refused]) -> None:
     for one in refused:
         if isinstance(one.part, Outgoing):
             fields = {
-                "queue": one.part.queue,
+                "queue": one.part.target,
                 "task_id": one.part.message.correlation_id,
                 "why": one.reason,
             }

@@ -23,6 +23,7 @@ from umbel.celery.configuration import backend_url, settings_of
 from umbel.celery.messages import call_of, request_of
 from umbel.celery.queues import broker_settings
 from umbel.celery.results import install_backends
+from umbel.celery.schedule import MARK, warn_of_beat
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.clock import correct
 from umbel.errors import WireError
@@ -113,6 +114,8 @@ class _Runner:
             return run.outcome("rejected", summary=f"{type(error).__name__}: {error}")
         except KeyError:
             return run.outcome("rejected", summary=f"task {job.task!r} is not registered in this process")
+        if "celery_beat_task" in headers and MARK not in headers:
+            warn_of_beat()
         request = request_of(
             headers, job.message, queue=job.queue, hostname=self._node, redelivered=job.redelivered
         )

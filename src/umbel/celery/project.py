@@ -11,16 +11,21 @@ from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
+from umbel.celery import capture
 from umbel.celery.backend import ForeignBackend
 from umbel.celery.configuration import backend_url
 from umbel.celery.endings import CeleryEndings
 from umbel.celery.loading import load
 from umbel.celery.main_signals import notice_hooks
 from umbel.celery.queues import broker_settings
+from umbel.celery.results import install_backends
+from umbel.celery.schedule import CelerySchedule, has_schedule
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.settings import EndWithoutRunning
 from umbel.worker.user_code.hooks import LifeHooks
+
+SCHEDULE_LEASE = "celery-schedule"
 
 
 class CeleryProject:
@@ -28,7 +33,9 @@ class CeleryProject:
         self._app = app
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
-        return {name: _rules(task, settings) for name, task in load(self._app).tasks.items()}
+        app = load(self._app)
+        capture.install(app)
+        return {name: _rules(task, settings) for name, task in app.tasks.items()}
 
     def queue_of(self, task: str) -> str:
         options = self._app.amqp.router.route({}, task, (), {}, self._app.tasks[task])
@@ -39,9 +46,12 @@ class CeleryProject:
         return broker_settings(self._app, settings)
 
     def open_backend(self, settings: Settings) -> Backend:
-        if backend_url(self._app):
-            return open_backend(settings.backend, self.for_broker(settings))
-        return ForeignBackend(self._app)
+        if not backend_url(self._app):
+            install_backends(self._app, None, shares_settle=False)
+            return ForeignBackend(self._app)
+        ours = open_backend(settings.backend, self.for_broker(settings))
+        install_backends(self._app, ours, shares_settle=ours.shares_settle(settings.broker))
+        return ours
 
     def end_without_running(self) -> EndWithoutRunning:
         return CeleryEndings(self._app)
@@ -55,7 +65,14 @@ class CeleryProject:
         )
 
     def written_by_users(self, node: str) -> Mapping[str, Any]:
-        return {"app": self._app, "notices": notice_hooks(self._app, node)}
+        app = self._app
+        scheduler = partial(CelerySchedule, app) if has_schedule(app) else None
+        return {
+            "app": app,
+            "notices": notice_hooks(app, node),
+            "scheduler": scheduler,
+            "scheduler_lease": "celery-schedule",
+        }
 
 
 def _rules(task: Any, settings: Settings) -> TaskRules:

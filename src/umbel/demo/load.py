@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from umbel.app.canvas.group import GroupResult, chord, group
-from umbel.app.canvas.signature import Signature, chain
-from umbel.app.results import AsyncResult
+from umbel.app.canvas.chain import chain
+from umbel.app.canvas.group import chord, group
+from umbel.app.canvas.signature import Signature
+from umbel.app.results import AsyncResult, GroupResult
 from umbel.demo import tasks
 
 BATCHES_PER_S = 2

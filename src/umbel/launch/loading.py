@@ -83,9 +83,9 @@ def _load(target: str, *search_path: str) -> App | FoundApp:
     if attribute:
         found = getattr(imported.value, attribute, None)
         if isinstance(found, App):
-            return found
+            return _discovered(found, target)
     elif _apps(vars(imported.value)):
-        return _only_app(vars(imported.value), target)
+        return _discovered(_only_app(vars(imported.value), target), target)
     project = _celery_project(target, search_path)
     if project is not None:
         return project
@@ -93,7 +93,18 @@ def _load(target: str, *search_path: str) -> App | FoundApp:
         raise AppNotFound(
             f"-A {target}: {module!r} has no App named {attribute!r}{_others(vars(imported.value))}"
         )
-    return _only_app(vars(imported.value), target)
+    return _discovered(_only_app(vars(imported.value), target), target)
+
+
+def _discovered(app: App, target: str) -> App:
+    """The app with the tasks of the modules that it names (`autodiscover_tasks`)."""
+    happened = call_guarded(app.discovery.run)
+    if isinstance(happened, Raised):
+        error = happened.error
+        raise AppNotFound(
+            f"-A {target}: importing tasks failed: {type(error).__name__}: {error}{_place_of(error)}"
+        ) from error
+    return app
 
 
 def _celery_project(target: str, search_path: tuple[str, ...]) -> FoundApp | None:

@@ -101,13 +101,13 @@ class Leftovers:
             return Ending(results)
         results += steps_that_never_run(call, described, "", status=status, done_at=done_at)
         request = request_of(call, hostname="", queue=queue)
-        follow_ups = after_failure(self._app, call, request, error, "", run=self._run)
+        follow_ups = after_failure(self._app, call.embed.errbacks, request, error, "", run=self._run)
         if call.embed.chord is None and not call.embed.chain:
             return Ending(results, follow_ups)
         return Ending(results, follow_ups, before=lambda: self._count_part(call, request, status, described))
 
     def _count_part(self, call: TaskCall, request: Request, status: str, error: ExceptionMap) -> Ending:
-        body = part_ended(self._app, call, request, status, error)
+        body = part_ended(self._app, call, request, status, error, run=self._run)
         return Ending(body.results, body.follow_ups)
 
     def _run(self, work: Callable[[], object]) -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from umbel.app.canvas.builtin_tasks import CHUNKS_TASK, MAP_TASK, STARMAP_TASK
+from umbel.app.canvas.builtin_tasks import BUILTIN_TASKS
 from umbel.app.configuration.settings import Settings
 from umbel.app.configuration.sizes import size_bytes
 from umbel.errors import BadSetting
@@ -14,9 +14,6 @@ from umbel.pools.registry import make_pool
 from umbel.protocol.delivery.delivery import TaskRules
 
 GREEN_CONCURRENCY = 100  # what waits costs little, but what it waits for may not like it
-
-
-_OURS = frozenset({MAP_TASK, STARMAP_TASK, CHUNKS_TASK})
 
 
 class ChildLogs(NamedTuple):
@@ -67,7 +64,7 @@ def refuse_unenforceable(pool: str, tasks: Mapping[str, TaskRules]) -> None:
     apps send them, so they do not count here: the worker refuses such a message when it comes.
     """
     for task, rules in sorted(tasks.items()):
-        if task in _OURS:
+        if task in BUILTIN_TASKS:
             continue
         soft, hard = rules.soft_limit_s is not None, rules.hard_limit_s is not None
         reason = ABILITIES[pool].unenforceable(is_async=rules.is_async, soft=soft, hard=hard)

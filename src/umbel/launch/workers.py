@@ -4,6 +4,7 @@ import socket
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.registry import open_broker
@@ -76,10 +77,16 @@ def make_worker(
         shown_settings=settings.shown(),
         changed_settings=settings.changed(),
         hooks=project.life_hooks(name, settings.worker_hook_timeout_s),
-        **project.written_by_users(name),
+        **_sent_here(settings, project.written_by_users(name)),
     )
     backend = project.open_backend(settings)
     return Worker(worker_settings, broker=open_broker(of_broker), backend=backend, pool=pool)
+
+
+def _sent_here(settings: Settings, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the schedule, if this worker is to send none."""
+    left_out = {"periodic", "scheduler"} if settings.without_schedule else set()
+    return {name: value for name, value in written.items() if name not in left_out}
 
 
 def node_name(given: str | None) -> str:

@@ -50,6 +50,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     traceback: str = ""
     not_before: float = 0.0  # for "retry": when it is due again; for display only
     after: bytes = b""  # for `WorkerSettings.after_settle`, once all this is settled
+    expected: bool = False  # for "failure": the task said that it raises such errors
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8):

@@ -86,7 +86,8 @@ def seal_result(result: StoredResult, delivery_tag: str) -> bytes:
 def unseal(envelope: bytes) -> Opened:
     try:
         try:
-            read, others = _decode(envelope), b""
+            read: _ReadEnvelope = _decode(envelope)
+            others = b""
         except msgspec.ValidationError:  # maybe for a property that we have no field for
             read, others = _decode_others(envelope)
         properties = read.properties

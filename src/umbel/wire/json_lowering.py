@@ -15,11 +15,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from types import NoneType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from umbel.errors import BadValue
+from umbel.wire.foreign import attempt
 from umbel.wire.limits import Limits, too_deep, too_long_a_number
 from umbel.wire.show import brief
 from umbel.wire.typed import TAGGED_TYPES, TYPE_KEY, VALUE_KEY, is_tagged, tag
@@ -74,6 +75,10 @@ def are_atoms(items: Collection[object]) -> bool:
     if kinds <= ATOMS:
         return True
     return kinds <= _NOT_CONTAINERS and all(math.isfinite(item) for item in items if type(item) is float)
+
+
+def _refuse(path: Path, error: Exception) -> NoReturn:
+    raise BadValue(f"{show_path(path)} cannot be sent: its __json__ raised {error!r}") from error
 
 
 def items_inside(containers: list[Any]) -> list[Any]:
@@ -141,6 +146,8 @@ class Lowering(msgspec.Struct, frozen=True):
         if is_dataclass(value) and not isinstance(value, type):
             shallow = {field.name: getattr(value, field.name) for field in fields(value)}
             return self._map(shallow, path, levels)
+        if (as_json := getattr(type(value), "__json__", None)) is not None:  # a signature, say
+            return self.lower(attempt(as_json, value, lambda error: _refuse(path, error)), path, levels)
         return self._tag(value, path, levels)
 
     def _check_room(self, path: Path, levels: int) -> None:

@@ -92,7 +92,7 @@ _TEXT = Rule((str,), "str")
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("task_id", "root_id", "parent_id", "group_id", "unique_token"), _ID),
     **dict.fromkeys(("queue", "routing_key", "exchange", "reply_to"), _NAME),
-    **dict.fromkeys(("retries", "group_index"), _COUNT),
+    **dict.fromkeys(("retries", "group_index", "replaced_task_nesting"), _COUNT),
     **dict.fromkeys(("time_limit", "soft_time_limit"), _LIMIT),
     **dict.fromkeys(("serializer", "compression", "unique_key"), _TEXT),
     **dict.fromkeys(("link", "link_error", "chord"), Rule(_ANY, "")),  # judged where they are read

@@ -1,4 +1,4 @@
-"""The tasks that every app has: those behind `map`, `starmap` and `chunks`, under Celery's names."""
+"""The tasks that every app has, under Celery's names: behind `map`, `starmap`, `chunks` and `replace`."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from umbel.app.interfaces import SendingApp
 
 MAP_TASK, STARMAP_TASK, CHUNKS_TASK = "celery.map", "celery.starmap", "celery.chunks"
+ACCUMULATE_TASK, CLEANUP_TASK = "celery.accumulate", "celery.backend_cleanup"
+BUILTIN_TASKS = frozenset({MAP_TASK, STARMAP_TASK, CHUNKS_TASK, ACCUMULATE_TASK, CLEANUP_TASK})
 
 
 def builtin_functions(app: "SendingApp") -> dict[str, Callable[..., Any]]:
@@ -24,7 +26,19 @@ def builtin_functions(app: "SendingApp") -> dict[str, Callable[..., Any]]:
     def run_chunks(task: Any, it: list[list[Any]], n: int) -> list[list[Any]]:
         return [run_starmap(task, part) for part in in_parts(it, n)]
 
-    return {MAP_TASK: run_map, STARMAP_TASK: run_starmap, CHUNKS_TASK: run_chunks}
+    def accumulate(*args: Any, index: int | None = None, **_: Any) -> Any:
+        return args if index is None else args[index]
+
+    def clean_up() -> None:
+        """Old results go by themselves here; Celery's scheduler sends this once a day."""
+
+    return {
+        MAP_TASK: run_map,
+        STARMAP_TASK: run_starmap,
+        CHUNKS_TASK: run_chunks,
+        ACCUMULATE_TASK: accumulate,
+        CLEANUP_TASK: clean_up,
+    }
 
 
 def map_signature(

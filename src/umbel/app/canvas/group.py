@@ -4,14 +4,18 @@ A group is sent as its members' messages, each marked with the group's id and it
 group inside a group is flattened: what counts is the tasks. What follows a group in a chain makes a
 chord of both: its parts carry the body, which is sent when the last of them has ended
 (`running/chord_parts.py`).
+
+A member that ends in a group brings several parts. They are counted one by one; which of them belong together
+is kept in the result backend, so that the body is given a list in that place.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
-from umbel.app.canvas.signature import Signature, register_kind, signature_from
-from umbel.app.results import AsyncResult, join, join_async
+from umbel.app.canvas.chain import Chain
+from umbel.app.canvas.signature import Signature, listed, register_kind, signature_from
+from umbel.app.canvas.stamping import StampingVisitor, merged, stamp_links
+from umbel.app.results import AsyncResult, GroupResult
 from umbel.app.running.request import Request
 from umbel.app.sending.ids import new_id
 from umbel.app.sending.options import SendOptions
@@ -22,89 +26,6 @@ if TYPE_CHECKING:
     from umbel.app.interfaces import SendingApp
 
 GROUP_TASK, CHORD_TASK = "celery.group", "celery.chord"
-
-
-class GroupResult:
-    """The results of tasks that were sent together, in their order.
-
-    A member that ends in a group has the results of that group in its place.
-    """
-
-    def __init__(
-        self,
-        group_id: str,
-        results: "Sequence[AsyncResult[Any] | GroupResult]",
-        *,
-        app: "SendingApp",
-        parent: Any = None,
-    ) -> None:
-        self.id = group_id
-        self.results = list(results)
-        self.app = app
-        self.parent = parent
-
-    def get(
-        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
-    ) -> list[Any]:
-        """Wait for all; the first member that failed raises its exception here, as soon as it fails."""
-        return self._nested(join(self._flat(), timeout, propagate=propagate, allow_join=allow_join))
-
-    def __await__(self) -> Generator[Any, None, list[Any]]:
-        return self.get_async().__await__()
-
-    async def get_async(
-        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
-    ) -> list[Any]:
-        """The same as `get` for async code: the event loop is not blocked."""
-        values = await join_async(self._flat(), timeout, propagate=propagate, allow_join=allow_join)
-        return self._nested(values)
-
-    def ready(self) -> bool:
-        return all(result.ready() for result in self.results)
-
-    def successful(self) -> bool:
-        return all(result.successful() for result in self.results)
-
-    def failed(self) -> bool:
-        return any(result.failed() for result in self.results)
-
-    def completed_count(self) -> int:
-        return sum(result.successful() for result in self.results)
-
-    def revoke(self, *, terminate: bool = False, signal: str | None = None) -> None:
-        """Prevent its tasks from starting; `terminate` also ends those that run."""
-        if self.results:
-            app = self.results[0].app
-            app.control.revoke([result.id for result in self._flat()], terminate=terminate, signal=signal)
-
-    def forget(self) -> None:
-        for result in self.results:
-            result.forget()
-
-    def __iter__(self) -> "Iterator[AsyncResult[Any] | GroupResult]":
-        return iter(self.results)
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __getitem__(self, place: int) -> "AsyncResult[Any] | GroupResult":
-        return self.results[place]
-
-    def __repr__(self) -> str:
-        return f"<GroupResult {self.id} of {len(self.results)}>"
-
-    def _flat(self) -> list[AsyncResult[Any]]:
-        return [
-            task for one in self.results for task in (one._flat() if isinstance(one, GroupResult) else (one,))
-        ]
-
-    def _nested(self, values: Iterable[Any]) -> list[Any]:
-        """The values of all tasks, each in the place of its result."""
-        left = iter(values)
-        return [
-            one._nested(islice(left, len(one._flat()))) if isinstance(one, GroupResult) else next(left)
-            for one in self.results
-        ]
 
 
 class Group(Signature[list[Any]]):
@@ -130,6 +51,59 @@ class Group(Signature[list[Any]]):
         members = [member.clone(args, kwargs) for member in self.members]
         return Group(members, app=self._app, options=cast(SendOptions, {**self.options, **options}))
 
+    @property
+    def tasks(self) -> list[Signature[Any]]:
+        return self.members
+
+    def delay(self, *args: Any, **kwargs: Any) -> GroupResult:  # type: ignore[override]
+        return self.apply_async(args, kwargs)
+
+    def apply_async(  # type: ignore[override]
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> GroupResult:
+        """Send all members; further arguments go first in each, further options are for each."""
+        if options.get("link") or options.get("link_error"):
+            raise TypeError("a group has no callbacks of its own: make a chord, or link its members")
+        sent = cast(GroupResult, super().apply_async(args, kwargs, **options))
+        # Its one member ends in a group: then that is the result, as Celery has it.
+        alone = sent.results[0] if len(sent) == 1 else None
+        return alone if isinstance(alone, GroupResult) else sent
+
+    def __call__(self, *args: Any, **options: Any) -> GroupResult:  # type: ignore[override]
+        """Send it."""
+        return self.apply_async(args, **options)
+
+    def set_immutable(self, immutable: bool) -> None:
+        for member in self.members:
+            member.set_immutable(immutable)
+
+    def link(self, callback: Signature[Any]) -> Any:
+        """Send `callback` once the first member has succeeded; it is given no result.
+
+        No member knows the results of the others: what needs them follows the group in a chain.
+        """
+        return self.members[0].link(callback.clone().set(immutable=True))
+
+    def link_error(self, errback: Signature[Any]) -> Any:
+        """Send `errback` for each member that fails; returns those that were linked."""
+        return tuple(member.link_error(errback.clone()) for member in self.members)
+
+    def stamp(
+        self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
+    ) -> "Group":
+        """Stamp all its members."""
+        said = None if visitor is None else visitor.on_group_start(self, **stamps)
+        headers = merged(stamps, said, self.options, append=append_stamps)
+        stamp_links(self, visitor, append_stamps, headers)
+        for member in self.members:
+            member.stamp(visitor, append_stamps, **headers)
+        if visitor is not None:
+            visitor.on_group_end(self, **headers)
+        return self
+
     def freeze(self, task_id: str | None = None) -> str:
         group_id: str = self.options.setdefault("task_id", task_id or new_id())
         for member in self.members:
@@ -143,6 +117,7 @@ class Group(Signature[list[Any]]):
         prepared: list[Prepared] = []
         if not self._is_part:
             self._number(group_id, 0)
+        self._hand_links_to_members()
         for member in self.members:
             if shared:
                 member.options = cast(SendOptions, {**shared, **member.options})
@@ -172,16 +147,24 @@ class Group(Signature[list[Any]]):
             member.join_group(group_id, place)
             place += member.parts()
 
+    def _hand_links_to_members(self) -> None:
+        """Those that were given as options of the whole."""
+        for callback in listed(self.options.pop("link", None)):
+            self.link(signature_from(callback, self._app))
+        for errback in listed(self.options.pop("link_error", None)):
+            self.link_error(signature_from(errback, self._app))
+
     def handle(self, parent: Any = None) -> Any:
         results = [member.handle() for member in self.members]
         return GroupResult(self.options["task_id"], results, app=self.app, parent=parent)
 
+    def as_steps(self) -> list[Signature[Any]]:
+        """A group of one is its member, of none nothing, as Celery has it."""
+        return self.members if len(self.members) < 2 else [self]
+
     def absorb(self, following: Signature[Any]) -> Signature[Any]:
         """What follows a group waits for all of it: that is a chord."""
         return Chord(self.members, following, app=self._app)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
-        return [member(*args, **kwargs) for member in self.members]
 
     def __len__(self) -> int:
         return len(self.members)
@@ -199,6 +182,8 @@ _OF_THE_GROUP = frozenset({"task_id", "chain", "chord", "link", "link_error", "g
 
 
 class Chord(Signature[Any]):
+    """Calls side by side, and one more with the list of their results."""
+
     subtask_type = "chord"
 
     def __init__(
@@ -223,6 +208,44 @@ class Chord(Signature[Any]):
         whole = cast(SendOptions, {**self.options, **options})
         return Chord([header], self.body.clone(), app=self._app, options=whole)
 
+    @property
+    def tasks(self) -> list[Signature[Any]]:
+        return self.header.members
+
+    def set_immutable(self, immutable: bool) -> None:
+        """The header takes no arguments; the body still gets its results."""
+        self.header.set_immutable(immutable)
+
+    def link(self, callback: Signature[Any]) -> Any:
+        """Send `callback` once the body has succeeded."""
+        self.body.link(callback)
+        return callback
+
+    def link_error(self, errback: Signature[Any]) -> Any:
+        """Send `errback` if the body fails, which it also does when a part fails; so for chords inside."""
+        for member in self.header.members:
+            if isinstance(member, Chord):
+                member.link_error(errback)
+        self.body.link_error(errback)
+        return errback
+
+    def stamp(
+        self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
+    ) -> "Chord":
+        """Stamp its header; the body as well, if there is a visitor, as Celery has it."""
+        said = None if visitor is None else visitor.on_chord_header_start(self, **stamps)
+        headers = merged(stamps, said, self.options, append=append_stamps)
+        stamp_links(self, visitor, append_stamps, headers)
+        for member in self.header.members:
+            member.stamp(visitor, append_stamps, **headers)
+        if visitor is not None:
+            visitor.on_chord_header_end(self, **headers)
+            more = visitor.on_chord_body(self, **headers)
+            self.body.stamp(
+                visitor, append_stamps, **merged(headers, more, self.options, append=append_stamps)
+            )
+        return self
+
     def freeze(self, task_id: str | None = None) -> str:
         self.header.freeze()
         return self.body.freeze(task_id or self.options.get("task_id"))
@@ -239,8 +262,15 @@ class Chord(Signature[Any]):
         body = self.body.to_map()
         for member in self.header.members:
             member.join_chord(body)
+        self._save_shape()
         self.app.backend.start_chord(group_id, sum(member.parts() for member in self.header.members))
         return self.header.prepare(sender=sender)
+
+    def _save_shape(self) -> None:
+        """Under Celery's key, as its clients do it: either kind of worker may bring the last part."""
+        header: GroupResult = self.header.handle()
+        if any(isinstance(one, GroupResult) for one in header):
+            header.save()
 
     def handle(self, parent: Any = None) -> Any:
         return self.body.handle(self.header.handle(parent))
@@ -257,8 +287,10 @@ class Chord(Signature[Any]):
     def parts(self) -> int:
         return self.body.parts()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.body(self.header(*args, **kwargs))
+    def __call__(self, body: Signature[Any] | None = None, **options: Any) -> AsyncResult[Any]:
+        """Send it, with another body if one is given."""
+        whole = self if body is None else Chord([self.header], body, app=self._app, options=self.options)
+        return whole.apply_async(**options)
 
     def to_map(self) -> SignatureMap:
         whole = super().to_map()
@@ -271,13 +303,17 @@ class Chord(Signature[Any]):
 
     def _hand_options_to_body(self) -> None:
         """What was said of the whole is meant for its end; the header gets the sending options."""
+        for callback in listed(self.options.pop("link", None)):
+            self.body.link(signature_from(callback, self._app))
+        for errback in listed(self.options.pop("link_error", None)):
+            self.body.link_error(signature_from(errback, self._app))
         of_the_end = {name: value for name, value in self.options.items() if name in _OF_THE_END and value}
         self.body.options = cast(SendOptions, {**self.body.options, **of_the_end})
         of_each = {name: value for name, value in self.options.items() if name in _OF_EACH}
         self.header.options = cast(SendOptions, {**of_each, **self.header.options})
 
 
-_OF_THE_END = frozenset({"link", "link_error", "chain", "chord"})
+_OF_THE_END = frozenset({"chain", "chord"})
 _OF_EACH = frozenset({"queue", "priority", "countdown", "eta", "expires"})
 
 
@@ -286,9 +322,29 @@ def group(*members: Signature[Any] | Iterable[Signature[Any]]) -> Group:
     return Group(*members)
 
 
-def chord(header: Iterable[Signature[Any]], body: Signature[Any]) -> Chord:
-    """Run the header's calls side by side, then the body with the list of their results."""
-    return Chord(header, body)
+class OpenChord:
+    """A header that waits for its body: `chord(header)(body)` sends the two."""
+
+    def __init__(self, header: Iterable[Signature[Any]]) -> None:
+        self._header = list(header.members if isinstance(header, Group) else header)
+
+    def __call__(self, body: Signature[Any], **options: Any) -> AsyncResult[Any]:
+        return Chord(self._header, body).apply_async(**options)
+
+    def __or__(self, body: Signature[Any]) -> Signature[Any]:
+        return Chord(self._header, body)
+
+
+@overload
+def chord(header: Iterable[Signature[Any]], body: Signature[Any]) -> Chord: ...
+@overload
+def chord(header: Iterable[Signature[Any]], body: None = None) -> OpenChord: ...
+def chord(header: Iterable[Signature[Any]], body: Signature[Any] | None = None) -> Chord | OpenChord:
+    """Run the header's calls side by side, then the body with the list of their results.
+
+    Without a body it waits for one: `chord(header)(body)` sends both.
+    """
+    return OpenChord(header) if body is None else Chord(header, body)
 
 
 def _flattened(members: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> list[Signature[Any]]:
@@ -296,6 +352,8 @@ def _flattened(members: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> 
     for member in members:
         if isinstance(member, Group):
             flat += member.members
+        elif isinstance(member, Chain) and not member.steps:
+            continue  # nothing to send, and no result
         elif isinstance(member, Signature):
             flat.append(member)
         else:
@@ -307,7 +365,7 @@ def _app_of(members: Sequence[Signature[Any]]) -> "SendingApp | None":
     return next((member._app for member in members if member._app is not None), None)
 
 
-def _group_from(data: SignatureMap, app: "SendingApp") -> Group:
+def _group_from(data: SignatureMap, app: "SendingApp | None") -> Group:
     members = [signature_from(one, app) for one in data["kwargs"].get("tasks", ())]
     return Group(members, app=app, options=cast(SendOptions, data["options"]))
 
@@ -315,7 +373,7 @@ def _group_from(data: SignatureMap, app: "SendingApp") -> Group:
 register_kind("group", GROUP_TASK, _group_from)
 
 
-def _chord_from(data: SignatureMap, app: "SendingApp") -> Chord:
+def _chord_from(data: SignatureMap, app: "SendingApp | None") -> Chord:
     contents = data["kwargs"]
     header = contents.get("header", ())
     members = header["kwargs"]["tasks"] if isinstance(header, dict) else header

@@ -1,4 +1,4 @@
-"""Signature and chain: calls as values, that can be kept, combined and sent later.
+"""Signature: a call as a value, that can be kept, combined and sent later.
 
 A signature travels in messages as the six-key map of Celery's protocol, so both kinds of worker
 can run what the other composed.
@@ -6,8 +6,9 @@ can run what the other composed.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
+from umbel.app.canvas.stamping import Stamped, StampingVisitor, stamp_signature
 from umbel.app.results import AsyncResult
 from umbel.app.running.request import Request, current_request
 from umbel.app.sending.ids import new_id
@@ -23,13 +24,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 C = TypeVar("C", list[Any], dict[str, Any])
-CHAIN_TASK = "celery.chain"
-# Options of a chain that its first step does not take over.
-_OF_THE_CHAIN = frozenset({"task_id", "chain", "chord", "link", "link_error"})
 _UNCHANGING = frozenset({type(None), bool, int, float, str, bytes})
 
 
-class Signature(Generic[R]):
+class Signature(Stamped, Generic[R]):
     """One call: a task's name, arguments and options. Immutable ones take no parent's result."""
 
     subtask_type: str | None = None
@@ -57,11 +55,21 @@ class Signature(Generic[R]):
             raise ConfigurationError(f"signature of {self.task!r} belongs to no app; use app.signature(...)")
         return self._app
 
-    def set(self, **options: Unpack[SendOptions]) -> "Signature[R]":
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], app: "SendingApp | None" = None) -> "Signature[Any]":
+        """The signature whose map this is, of whatever kind."""
+        return signature_from(data, app)
+
+    def set(self, immutable: bool | None = None, **options: Unpack[SendOptions]) -> "Signature[R]":
         """Add sending options; returns itself, so calls can be strung together."""
+        if immutable is not None:
+            self.set_immutable(immutable)
         check_options(options)
         self.options.update(options)
         return self
+
+    def set_immutable(self, immutable: bool) -> None:
+        self.immutable = immutable
 
     def clone(
         self,
@@ -87,20 +95,48 @@ class Signature(Generic[R]):
             copy.options.update(options)
         return copy
 
-    def link(self, callback: "Signature[Any]") -> "Signature[Any]":
+    def link(self, callback: "Signature[Any]") -> Any:
         """Send `callback` with the result once this call has succeeded; returns the callback."""
-        self.options["link"] = [*_listed(self.options.get("link")), callback]
+        self.options["link"] = with_one_more(self.options.get("link"), callback)
         return callback
 
-    def link_error(self, errback: "Signature[Any]") -> "Signature[Any]":
+    def link_error(self, errback: "Signature[Any]") -> Any:
         """Send `errback` with this call's id if it fails; returns the errback."""
-        self.options["link_error"] = [*_listed(self.options.get("link_error")), errback]
+        self.options["link_error"] = with_one_more(self.options.get("link_error"), errback)
         return errback
 
-    def __or__(self, other: "Signature[Any]") -> "Chain":
+    def on_error(self, errback: "Signature[Any]") -> "Signature[R]":
+        """The same as `link_error`, but returns the signature itself."""
+        self.link_error(errback)
+        return self
+
+    def stamp(
+        self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
+    ) -> "Signature[R]":
+        """Give its messages these headers, by which they can be found and revoked; returns itself.
+
+        `visitor` adds what it says of each signature. A stamp that is there already is replaced, or with
+        `append_stamps` joined with the new one in a list.
+        """
+        stamp_signature(self, visitor, append_stamps, stamps)
+        return self
+
+    def stamped(self, options: Mapping[str, Any]) -> None:
+        self.set(**cast(SendOptions, options))
+
+    def linked(self, name: str) -> "list[Stamped]":
+        """Its callbacks (`link`) or errbacks (`link_error`), as signatures."""
+        whole = cast(dict[str, Any], self.options)
+        if name not in whole:
+            return []
+        found = [signature_from(one, self._app) for one in listed(whole[name])]
+        whole[name] = found
+        return list(found)
+
+    def __or__(self, other: "Signature[Any]") -> "Signature[Any]":
         if not isinstance(other, Signature):
             return NotImplemented
-        return Chain(*_steps(self), *_steps(other), app=self._app or other._app)
+        return _combined(self, other)
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
         return self.apply_async(args, kwargs)
@@ -154,6 +190,10 @@ class Signature(Generic[R]):
         """The one signature that this and what follows it in a chain become, if they do."""
         return None
 
+    def as_steps(self) -> "list[Signature[Any]]":
+        """The steps that it brings into a chain."""
+        return [self]
+
     def join_group(self, group_id: str, place: int | None) -> None:
         """Be a member of a group: the task whose result counts is marked with it."""
         self.options["group_id"] = group_id
@@ -193,7 +233,7 @@ class Signature(Generic[R]):
         options = dict(self.options)
         for name in ("link", "link_error"):
             if name in options:
-                options[name] = [_as_map(one) for one in _listed(options[name])]
+                options[name] = [_as_map(one) for one in listed(options[name])]
         return {
             "task": self.task,
             "args": self.args,
@@ -202,6 +242,15 @@ class Signature(Generic[R]):
             "subtask_type": self.subtask_type,
             "immutable": self.immutable,
         }
+
+    __json__ = to_map  # as an argument or a result it arrives as this map
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without its app: pickled, it is what a message carries."""
+        return Signature.from_dict, (self.to_map(),)
+
+    def __copy__(self) -> "Signature[R]":
+        return self.clone()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Signature[R]":
         return self.clone()  # not of the app
@@ -225,80 +274,10 @@ class Signature(Generic[R]):
         return args if self.immutable else [HIDDEN] * len(args), kwargs
 
 
-class Chain(Signature[Any]):
-    """Calls one after another, each given the result of the one before."""
-
-    subtask_type = "chain"
-
-    def __init__(
-        self, *steps: Signature[Any], app: "SendingApp | None" = None, options: SendOptions | None = None
-    ) -> None:
-        if not steps:
-            raise ValueError("a chain needs at least one step")
-        super().__init__(CHAIN_TASK, options=options, app=app or steps[0]._app)
-        self.steps = _joined(step for one in steps for step in _steps(one))
-
-    def clone(
-        self,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[SendOptions],
-    ) -> "Chain":
-        first, *rest = self.steps
-        steps = [first.clone(args, kwargs), *(step.clone() for step in rest)]
-        return Chain(*steps, app=self._app, options=cast(SendOptions, {**self.options, **options}))
-
-    def freeze(self, task_id: str | None = None) -> str:
-        for step in self.steps[:-1]:
-            step.freeze()
-        return self.steps[-1].freeze(task_id or self.options.get("task_id"))
-
-    def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
-        """The message of the first step, with the others inside it, the next one last."""
-        self.freeze()
-        first, *rest = _steps(self)
-        behind = self.options.get("chain") or []  # of a chain that is itself a step of one
-        first.options["chain"] = [*behind, *(step.to_map() for step in reversed(rest))]
-        return first.prepare(sender=sender)
-
-    def handle(self, parent: Any = None) -> Any:
-        """The result of the last step; its `parent` is the step before."""
-        for step in self.steps:
-            parent = step.handle(parent)
-        return parent
-
-    def join_group(self, group_id: str, place: int | None) -> None:
-        self.steps[-1].join_group(group_id, place)
-
-    def join_chord(self, body: SignatureMap) -> None:
-        self.steps[-1].join_chord(body)
-
-    def parts(self) -> int:
-        return self.steps[-1].parts()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        first, *rest = self.steps
-        value = first(*args, **kwargs)
-        for step in rest:
-            value = step() if step.immutable else step(value)
-        return value
-
-    def to_map(self) -> SignatureMap:
-        whole = super().to_map()
-        whole["kwargs"] = {"tasks": [step.to_map() for step in self.steps]}
-        return whole
-
-    def __repr__(self) -> str:
-        return " | ".join(map(repr, self.steps))
-
-
-def chain(*steps: Signature[Any]) -> Chain:
-    """Calls one after another, each given the result of the one before."""
-    return Chain(*steps)
-
-
-Maker = Callable[[SignatureMap, "SendingApp"], Signature[Any]]
+Maker = Callable[[SignatureMap, "SendingApp | None"], Signature[Any]]
+Combiner = Callable[[Signature[Any], Signature[Any]], Signature[Any]]
 _MAKERS: dict[str, Maker] = {}
+_COMBINERS: list[Combiner] = []
 
 
 def register_kind(subtask_type: str, task: str, maker: Maker) -> None:
@@ -306,10 +285,19 @@ def register_kind(subtask_type: str, task: str, maker: Maker) -> None:
     _MAKERS[subtask_type] = _MAKERS[task] = maker
 
 
-def signature_from(value: object, app: "SendingApp") -> Signature[Any]:
+def register_combiner(combiner: Combiner) -> None:
+    """Have this make one signature of two that are joined by `|`."""
+    _COMBINERS[:] = [combiner]
+
+
+def _combined(first: Signature[Any], second: Signature[Any]) -> Signature[Any]:
+    return _COMBINERS[0](first, second)
+
+
+def signature_from(value: object, app: "SendingApp | None") -> Signature[Any]:
     """The signature that came as a map from a message or from a user."""
     if isinstance(value, Signature):
-        if value._app is None:
+        if value._app is None and app is not None:
             value = value.clone()
             value._app = app
         return value
@@ -324,59 +312,18 @@ def signature_from(value: object, app: "SendingApp") -> Signature[Any]:
     )
 
 
-def _chain_from(data: SignatureMap, app: "SendingApp") -> Chain:
-    steps = [signature_from(step, app) for step in data["kwargs"].get("tasks", ())]
-    return Chain(*steps, app=app, options=cast(SendOptions, data["options"]))
-
-
-register_kind("chain", CHAIN_TASK, _chain_from)
-
-
 def _copied(values: C, items: Iterable[Any]) -> C:
     """A separate list or map: `deepcopy` is needed only for items that can change."""
     return values.copy() if _UNCHANGING.issuperset(map(type, items)) else deepcopy(values)
 
 
-def _joined(steps: Iterable[Signature[Any]]) -> list[Signature[Any]]:
-    """The steps of a chain; a group and what follows it become one, and so on."""
-    joined: list[Signature[Any]] = []
-    for step in steps:
-        merged = joined[-1].absorb(step) if joined else None
-        if merged is None:
-            joined.append(step)
-        else:
-            joined[-1] = merged
-    return joined
+def with_one_more(linked: Any, signature: Signature[Any]) -> list[Any]:
+    """The callbacks with this one; one that is there already is not called twice."""
+    known = listed(linked)
+    return known if any(one == signature for one in known) else [*known, signature]
 
 
-def _steps(signature: Signature[Any]) -> list[Signature[Any]]:
-    """The steps it brings into a chain, with what was said of the whole handed to them.
-
-    A callback of a chain follows its last step, an errback may follow any of them, the other
-    options are for its first step, as Celery has it.
-    """
-    if not isinstance(signature, Chain):
-        return [signature]
-    if not signature.options:
-        return signature.steps
-    whole = signature.clone()
-    steps, options = whole.steps, whole.options
-    for step in steps:
-        _follow(step, "link_error", options)
-    _follow(steps[-1], "link", options)
-    shared = {name: value for name, value in options.items() if name not in _OF_THE_CHAIN}
-    steps[0].options = cast(SendOptions, {**shared, **steps[0].options})
-    if "task_id" in options:
-        steps[-1].freeze(options["task_id"])
-    return steps
-
-
-def _follow(step: Signature[Any], name: Literal["link", "link_error"], options: SendOptions) -> None:
-    if options.get(name):
-        step.options[name] = [*_listed(step.options.get(name)), *_listed(options[name])]
-
-
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
     if not value:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -14,7 +14,7 @@ separate connection, kept by one thread for the whole app and opened when first 
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from time import monotonic
 from typing import Any, Protocol
 from weakref import ref
@@ -51,6 +51,7 @@ class ControlledApp(Protocol):
     def producer(self) -> Producer: ...
     @property
     def topics(self) -> Topics: ...
+    def task_queues(self) -> Collection[str]: ...
 
 
 class Control(Commands[Replies | None, dict[str, Any] | None]):
@@ -177,6 +178,23 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
 
         return Inspect(ask)
 
+    def purge(self, *queues: str, timeout: float = WAIT_S) -> int:
+        """Remove all waiting messages from the queues, and return how many; running tasks are not affected.
+
+        Without names: from the queues that the app's tasks are sent to.
+        """
+        app, thread = self._the_app(), self._open_thread()
+        named = queues or app.task_queues()
+
+        async def empty() -> int:
+            async with asyncio.timeout(timeout):
+                broker, _ = await thread.opened(timeout)
+                return sum([await broker.purge(queue) for queue in sorted(named)])
+
+        return thread.wait_for(empty(), timeout + SLACK_S)
+
+    discard_all = purge
+
     def close(self) -> None:
         """Close the connection; the next question opens another."""
         with self._making:
@@ -238,6 +256,9 @@ class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] 
             return await asyncio.to_thread(waiting.query, command, **arguments)
 
         return Inspect(ask)
+
+    async def purge(self, *queues: str, timeout: float = WAIT_S) -> int:
+        return await asyncio.to_thread(self._control.purge, *queues, timeout=timeout)
 
     async def election(self, id: str, topic: str, action: Any = None, **options: Any) -> ElectionOutcome:
         return await asyncio.to_thread(self._control.election, id, topic, action, **options)

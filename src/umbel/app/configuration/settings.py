@@ -91,6 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gossip_interval_s: float | None = None  # None: lost nodes are found without waiting for a look
     gossip_mode: Literal["auto", "full", "observed"] = "auto"
 
+    without_schedule: bool = False  # this worker sends no periodic tasks
     scheduler_lease_s: float = 10.0  # most seconds until a dead scheduler is replaced
     election_protocol: Literal["v2", "v1"] = "v2"  # v1: Celery's, by events alone
     election_v1_compat: Literal["auto", "always", "never"] = "auto"  # speak v1 beside Celery's workers

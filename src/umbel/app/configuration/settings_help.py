@@ -109,6 +109,7 @@ HELP: Mapping[str, str] = {
         "how often to look for silent and lost nodes, and to review mode and observers; unset: silent and"
         " lost nodes are found at once, the rest is reviewed every 5 s"
     ),
+    "without_schedule": "this worker never sends the periodic tasks",
     "scheduler_lease_s": "most seconds until a dead sender of periodic tasks is replaced",
     "election_protocol": "`v1`: Celery's rules, by events alone",
     "election_v1_compat": (

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.running.awaiting import cancelled_from_within
-from umbel.app.running.request import Running
+from umbel.app.running.request import Request, Running
 from umbel.app.running.tracer import Tracer
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, await_guarded
@@ -38,17 +38,18 @@ class AsyncTracer(Tracer):
                 self._tell_prerun(task, call, request)
             if task.options.track_started:
                 await asyncio.to_thread(self._tell_started, request)
-            happened = await await_guarded(_await, task, call)
+            happened = await await_guarded(_await, task, call, request)
             errbacks = call.embed.errbacks if isinstance(happened, Raised) else None
             if errbacks or call.embed.chord is not None or call.embed.chain:
                 return await asyncio.to_thread(self._ended, opened, happened)
             return self._ended(opened, happened)
 
 
-async def _await(task: "RunnableTask", call: TaskCall) -> Any:
-    args = (task, *call.args) if task.options.bind else call.args
+async def _await(task: "RunnableTask", call: TaskCall, request: Request) -> Any:
     try:
-        return await task.run(*args, **call.kwargs)
+        if task.hooks is not None:
+            task.hooks.before(request)
+        return await task.entry(*call.args, **call.kwargs)
     except asyncio.CancelledError as error:
         # The pool's exceptions are cancellations as well, so that groups and time-outs in the task
         # let go of what they hold. From here on they are what they mean.

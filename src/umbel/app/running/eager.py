@@ -30,6 +30,7 @@ EAGER_NODE = "eager@localhost"
 @dataclass(slots=True)
 class _Parts:
     size: int
+    added: set[str] = field(default_factory=set)
     parts: dict[str, ChordPart] = field(default_factory=dict)
 
 
@@ -41,6 +42,7 @@ class EagerBackend:
     def __init__(self) -> None:
         self._results: OrderedDict[str, StoredResult] = OrderedDict()
         self._chords: OrderedDict[str, _Parts] = OrderedDict()
+        self._groups: OrderedDict[str, bytes] = OrderedDict()
 
     def shares_settle(self, broker_url: str) -> bool:
         return False
@@ -79,17 +81,32 @@ class EagerBackend:
         if chord is None:
             return None
         chord.parts[part.task_id] = part
-        if len(chord.parts) < chord.size:
+        if len(chord.parts) < chord.size + len(chord.added):
             return None
         return sorted(chord.parts.values(), key=lambda one: one.index or 0)
 
     def claim_chord(self, group_id: str, by: str) -> bool:
         return group_id in self._chords
 
+    def grow_chord(self, group_id: str, task_id: str) -> None:
+        if group_id in self._chords:
+            self._chords[group_id].added.add(task_id)
+
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
         """The runner sends what follows: here nothing can come in between."""
         self._chords.pop(group_id, None)
         return ()
+
+    def save_group(self, group_id: str, payload: bytes) -> None:
+        self._groups[group_id] = payload
+        while len(self._groups) > RESULTS_MAX:
+            self._groups.popitem(last=False)
+
+    def read_group(self, group_id: str) -> bytes | None:
+        return self._groups.get(group_id)
+
+    def forget_group(self, group_id: str) -> None:
+        self._groups.pop(group_id, None)
 
     def close(self) -> None:
         self._results.clear()

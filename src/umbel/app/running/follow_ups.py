@@ -10,7 +10,7 @@ traceback).
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -18,6 +18,7 @@ from uuid import uuid4
 from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.running.awaiting import run_to_end
 from umbel.app.running.request import Request
+from umbel.app.running.unrun import ids_in
 from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure
@@ -52,25 +53,29 @@ def after_success(app: "SendingApp", call: TaskCall, request: Request, value: An
     return sent
 
 
-def _run_here(work: Callable[[], object]) -> None:
+Runner = Callable[[Callable[[], object]], None]
+"""Runs what users wrote."""
+
+
+def run_here(work: Callable[[], object]) -> None:
     work()
 
 
 def after_failure(
     app: "SendingApp",
-    call: TaskCall,
+    errbacks: Sequence[SignatureMap | Signature[Any]] | None,
     request: Request,
     error: BaseException,
     traceback: str,
     *,
-    run: Callable[[Callable[[], object]], None] = _run_here,
+    run: Runner = run_here,
 ) -> list[Outgoing]:
     """Call or prepare the errbacks; one that cannot be sent is logged and the others still are.
 
     `run` calls those that take the error itself: a worker's loop must not run users' code.
     """
     sent: list[Outgoing] = []
-    for errback in call.embed.errbacks or ():
+    for errback in errbacks or ():
         happened = call_guarded(_fail_over, app, errback, request, error, traceback, run)
         if isinstance(happened, Raised):
             log.error(
@@ -85,11 +90,11 @@ def after_failure(
 
 def _fail_over(
     app: "SendingApp",
-    errback: SignatureMap,
+    errback: SignatureMap | Signature[Any],
     request: Request,
     error: BaseException,
     traceback: str,
-    run: Callable[[Callable[[], object]], None],
+    run: Runner,
 ) -> list[Outgoing]:
     signature = signature_from(errback, app)
     facts = (request, error, traceback)
@@ -120,9 +125,8 @@ def steps_that_never_run(
     call: TaskCall, error: ExceptionMap, traceback: str, *, status: str, done_at: float
 ) -> Iterable[StoredResult]:
     """The rest of a chain fails with the step that failed, or its waiters would wait for ever."""
-    for step in call.embed.chain or ():
-        if task_id := step["options"].get("task_id"):
-            yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
+    for task_id in ids_in(call.embed.chain or ()):
+        yield encode_failure(task_id, error, traceback, status=status, done_at=done_at)
 
 
 def _linked(app: "SendingApp", linked: Any, args: list[Any], request: Request) -> list[Outgoing]:

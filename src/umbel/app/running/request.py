@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from umbel.pools.interface import Told
 from umbel.wire.message import Outgoing
-from umbel.wire.task import TaskCall
+from umbel.wire.task import SignatureMap, TaskCall
 
 if TYPE_CHECKING:
     from umbel.protocol.delivery.sensitive import Secrets
@@ -56,12 +56,83 @@ class Request:
     tell: Teller | None = None
     number: int = 0  # of its job
     secrets: "Secrets | None" = None  # of its sensitive arguments
+    added_parts: int = 0  # to its chord, by `add_to_chord`
+
+    @property
+    def time_limit(self) -> float | None:
+        return self.timelimit[0]
+
+    @property
+    def soft_time_limit(self) -> float | None:
+        return self.timelimit[1]
+
+    @property
+    def correlation_id(self) -> str:
+        return self.id
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """What the broker knows of the message."""
+        return {
+            "correlation_id": self.id,
+            "reply_to": self.reply_to,
+            "delivery_mode": PERSISTENT,
+            "priority": self.delivery_info.get("priority", 0),
+            "delivery_info": self.delivery_info,
+        }
+
+    @property
+    def callbacks(self) -> list[SignatureMap] | None:
+        return self.call.embed.callbacks if self.call else None
+
+    @property
+    def errbacks(self) -> list[SignatureMap] | None:
+        return self.call.embed.errbacks if self.call else None
+
+    @property
+    def chain(self) -> list[SignatureMap] | None:
+        """The steps behind this one, the next one last."""
+        return self.call.embed.chain if self.call else None
+
+    @property
+    def chord(self) -> SignatureMap | None:
+        """The body of the chord that this task is a part of."""
+        return self.call.embed.chord if self.call else None
+
+    @property
+    def stamps(self) -> dict[str, Any]:
+        return self.call.headers.stamps if self.call else {}
+
+    @property
+    def stamped_headers(self) -> list[str] | None:
+        return self.call.headers.stamped_headers if self.call else None
+
+    @property
+    def replaced_task_nesting(self) -> int:
+        return self.call.headers.replaced_task_nesting if self.call else 0
+
+    @property
+    def shadow(self) -> str | None:
+        return self.call.headers.shadow if self.call else None
+
+    @property
+    def origin(self) -> str:
+        return self.call.headers.origin if self.call else ""
+
+    @property
+    def ignore_result(self) -> bool | None:
+        return self.call.headers.ignore_result if self.call else False
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute by its name."""
+        return getattr(self, name, default)
 
     def sent(self, task_ids: Iterable[str]) -> None:
         """Note tasks that this one sent."""
         self.children.extend(islice(task_ids, max(0, CHILDREN_MAX - len(self.children))))
 
 
+PERSISTENT = 2  # AMQP's delivery mode for messages that outlive a restart of the broker
 CHILDREN_MAX = 1000  # ids of sent tasks that a result lists; the rest are sent but not listed
 
 CURRENT_REQUEST: ContextVar[Request | None] = ContextVar("umbel_request", default=None)

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from umbel.app.running.attempts import next_attempt
+from umbel.app.running.attempts import changed_attempt, next_attempt
 from umbel.app.running.awaiting import LastingLoop, cancelled_from_within, cancelled_type
 from umbel.app.running.child_logs import UNFINISHED, end_lines
 from umbel.app.running.chord_parts import NOTHING_FOLLOWS, BodyOutcome, part_ended, time_left_s
 from umbel.app.running.follow_ups import after_failure, after_success, keeps_result, steps_that_never_run
 from umbel.app.running.request import Request, Running, Teller, request_of
+from umbel.app.running.showing import hidden, shown_arguments
 from umbel.app.running.tracebacks import traceback_text
 from umbel.app.sending.publish import patiently
 from umbel.clock import cluster_now, correct
@@ -39,15 +40,14 @@ from umbel.errors import (
 )
 from umbel.pools.guard import Raised, Returned, call_guarded
 from umbel.pools.interface import Job, Outcome
-from umbel.protocol.delivery.sensitive import MASK, Secrets, Sensitive
+from umbel.protocol.delivery.sensitive import Secrets, Sensitive
 from umbel.protocol.delivery.states import FAILURE, RETRY, STARTED, SUCCESS
 from umbel.text import leaving
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.options import broken_rule
 from umbel.wire.result import ExceptionMap, encode_failure, encode_state, encode_success, exception_map
 from umbel.wire.show import cut
-from umbel.wire.task import TaskCall, decode_task, show_args, show_kwargs, show_value
-from umbel.wire.values import encode_json
+from umbel.wire.task import TaskCall, decode_task, show_value
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import RunnableTask, RunningApp
@@ -78,7 +78,7 @@ class Tracer:
                 self._tell_prerun(task, call, request)
             if task.options.track_started:
                 self._tell_started(request)
-            return self._ended(opened, call_guarded(self._call, task, call))
+            return self._ended(opened, call_guarded(self._call, task, call, request))
 
     def close(self) -> None:
         self._loop.close()
@@ -105,7 +105,7 @@ class Tracer:
         request.tell, request.number = self._tell, job.number
         if task.options.hides is not None:
             run.hides = task.options.hides
-            request.secrets = run.secrets = _hidden(call, task.options.hides)
+            request.secrets = run.secrets = hidden(call, task.options.hides)
         return run, task, call, request
 
     def _ended(self, opened: "_Opened", happened: Returned[Any] | Raised) -> Outcome:
@@ -128,6 +128,9 @@ class Tracer:
                 state=outcome.kind,
                 value=happened.error if isinstance(happened, Raised) else happened.value,
             )
+        if task.hooks is not None:
+            value = happened.error if isinstance(happened, Raised) else happened.value
+            task.hooks.returned(request, outcome.kind, value)
         return outcome if not request.unsent else _with_unsent(outcome, request.unsent)
 
     def _tell_prerun(self, task: "RunnableTask", call: TaskCall, request: Request) -> None:
@@ -142,10 +145,11 @@ class Tracer:
         except BrokerError as error:
             log.warning("cannot store state STARTED", extra={"task_id": request.id, "why": str(error)})
 
-    def _call(self, task: "RunnableTask", call: TaskCall) -> Any:
-        args = (task, *call.args) if task.options.bind else call.args
+    def _call(self, task: "RunnableTask", call: TaskCall, request: Request) -> Any:
+        if task.hooks is not None:
+            task.hooks.before(request)
         try:  # not cancelled_is_failed(): every task passes here, and a generator costs as much as some
-            value = task.run(*args, **call.kwargs)
+            value = task.entry(*call.args, **call.kwargs)
         except cancelled_type() as error:
             raise cancelled_from_within() from error
         # A decorated `async def` may look like a plain function that returns a coroutine.
@@ -181,6 +185,8 @@ class _Run:
             return self.failed(task, call, request, built.error)  # an unsendable value, a broken callback
         if self._app.signals.task_success.receivers:
             self._app.signals.task_success.send(task=task, task_id=request.id, result=value)
+        if task.hooks is not None:
+            task.hooks.succeeded(request, value)
         return built.value
 
     def _success(self, task: "RunnableTask", call: TaskCall, request: Request, value: Any) -> Outcome:
@@ -215,7 +221,7 @@ class _Run:
         if isinstance(error, WorkerStopping):
             return self._outcome("requeued", summary="the worker is shutting down")
         if isinstance(error, Ignore):
-            return self._outcome("ignored")
+            return self._outcome("ignored", follow_ups=error.follow_ups)
         if isinstance(error, Reject):
             reason = self.secrets.strike(str(error.reason)) if self.secrets else str(error.reason)
             if error.requeue:
@@ -225,10 +231,25 @@ class _Run:
             ended = self.failed(task, call, request, failure)
             said = leaving(reason)
             return replace(ended, kind="rejected", summary=said) if ended.kind == "failure" else ended
-        if isinstance(error, task.options.autoretry_for) and not policy.exhausted(request.retries):
-            due = cluster_now() + policy.wait_s(request.retries, random())
-            return self._retried(task, call, request, error, due)
+        if isinstance(error, task.options.autoretry_for) and self._may_retry(task, request, error):
+            return self._retried_by_itself(task, call, request, error)
         return self.failed(task, call, request, error)
+
+    def _may_retry(self, task: "RunnableTask", request: Request, error: BaseException) -> bool:
+        own = task.options
+        return not isinstance(error, own.dont_autoretry_for) and not own.autoretry.exhausted(request.retries)
+
+    def _retried_by_itself(
+        self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException
+    ) -> Outcome:
+        due = cluster_now() + task.options.autoretry.wait_s(request.retries, random())
+        if not (options := task.options.retry_options):
+            return self._retried(task, call, request, error, due)
+        built = call_guarded(changed_attempt, self._app, request, None, None, options, due=due)
+        if isinstance(built, Raised):
+            return self.failed(task, call, request, built.error)
+        again = Retry(exc=error, when=due, again=built.value)
+        return self._retried(task, call, request, again, due)
 
     def _retried(
         self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException, due: float
@@ -241,6 +262,8 @@ class _Run:
         text = self._text(cause)
         if self._app.signals.task_retry.receivers:
             self._app.signals.task_retry.send(task=task, task_id=request.id, error=cause, due=due)
+        if task.hooks is not None:
+            task.hooks.retried(request, cause, text)
         results: tuple[StoredResult, ...] = ()
         if keeps_result(self._app, call.headers):
             results = (self._failure(request, cause, text, status=RETRY, done_at=None),)
@@ -258,9 +281,11 @@ class _Run:
             return self._outcome("cancelled", summary=self._repr(error))
         text = self._text(error)
         done_at = time()
-        follow_ups = after_failure(self._app, call, request, error, text)
+        follow_ups = after_failure(self._app, call.embed.errbacks, request, error, text)
         if self._app.signals.task_failure.receivers:
             self._app.signals.task_failure.send(task=task, task_id=request.id, error=error, traceback=text)
+        if task.hooks is not None:
+            task.hooks.failed(request, error, text)
         results: list[StoredResult] = []
         if keeps_result(self._app, call.headers):
             results.append(self._failure(request, error, text, status=FAILURE, done_at=done_at))
@@ -279,6 +304,7 @@ class _Run:
             follow_ups=[*follow_ups, *body.follow_ups],
             summary=self._repr(error),
             traceback=text,
+            expected=isinstance(error, task.options.throws),
         )
 
     def _part_ended(self, call: TaskCall, request: Request, status: str, value: object) -> BodyOutcome:
@@ -312,7 +338,7 @@ class _Run:
         if self._app.settings.result_extended:
             about["extended"] = {
                 "name": request.task,
-                **_arguments(request, self.hides),
+                **shown_arguments(request, self.hides),
                 "worker": request.hostname,
                 "retries": request.retries,
                 "queue": self._job.queue,
@@ -364,23 +390,3 @@ _Opened = tuple[_Run, "RunnableTask", TaskCall, Request]
 def _with_unsent(outcome: Outcome, unsent: list[Outgoing]) -> Outcome:
     """What the task sent while the broker was away goes out with its end, however it ended."""
     return replace(outcome, follow_ups=[*unsent, *outcome.follow_ups])
-
-
-def _arguments(request: Request, hides: Sensitive | None) -> dict[str, Any]:
-    """The arguments as they are, or as text when they came in another form than results have."""
-    args, kwargs = request.args, request.kwargs
-    if hides is not None:
-        args, kwargs = hides.hide(args, kwargs, MASK)
-    given = {"args": args, "kwargs": kwargs}
-    try:
-        encode_json(given)
-    except WireError:
-        return {"args": show_args(args), "kwargs": show_kwargs(kwargs)}
-    return given
-
-
-def _hidden(call: TaskCall, hides: Sensitive) -> Secrets:
-    """What must not get out; the headers, which further attempts take over, do not say it any more."""
-    args, kwargs = hides.hide(call.args, call.kwargs)
-    call.headers = replace(call.headers, argsrepr=show_args(args), kwargsrepr=show_kwargs(kwargs))
-    return Secrets(hides.values(call.args, call.kwargs))

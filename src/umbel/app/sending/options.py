@@ -41,6 +41,7 @@ class SendOptions(TypedDict, total=False):
     chord: SignatureMap
     stamped_headers: list[str]
     stamps: dict[str, Any]
+    replaced_task_nesting: int
     unique_for: float
     unique_key: str
     unique_token: str  # the key that is already taken; for the task's further attempts

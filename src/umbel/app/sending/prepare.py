@@ -78,7 +78,7 @@ class SendDefaults(msgspec.Struct, frozen=True):
     serializer: str
     sends_results: bool
     headers: TaskHeaders  # without those that differ from call to call
-    template: CallTemplate | None  # None: another serializer than JSON
+    template: CallTemplate | None  # None: another serializer than JSON, or an expiry of its own
     keyring: Keyring | None  # what its messages are signed with
 
 
@@ -246,6 +246,7 @@ def _send_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
         ignore_result=_first(own.ignore_result, settings.task_ignore_result),
     )
     serializer = own.serializer or settings.task_serializer
+    is_special = serializer != "json" or own.expires_s is not None
     made = app.send_defaults[task] = SendDefaults(
         own=own,
         settings=settings,
@@ -256,7 +257,7 @@ def _send_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
         serializer=serializer,
         sends_results=sends_results(settings.backend),
         headers=headers,
-        template=CallTemplate(headers, text_max=_text_max(settings)) if serializer == "json" else None,
+        template=None if is_special else CallTemplate(headers, text_max=_text_max(settings)),
         keyring=settings.keyring,
     )
     return made
@@ -265,7 +266,7 @@ def _send_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
 def _stated(options: SendOptions, send_defaults: SendDefaults) -> tuple[Mapping[str, Any], float, int | None]:
     """The headers that the call itself states, when it is due, and how long it may wait to be run."""
     due, eta = _due(options)
-    expires, expiration_ms = _expiry(options)
+    expires, expiration_ms = _expiry(options, send_defaults.own)
     hard_s, soft_s = send_defaults.headers.timelimit
     stated = {
         "eta": eta,
@@ -289,6 +290,7 @@ _HEADER_OF = {  # options that are headers, as they are
     "retries": "retries",
     "ignore_result": "ignore_result",
     "unique_token": "umbel_unique",
+    "replaced_task_nesting": "replaced_task_nesting",
 }
 
 
@@ -342,8 +344,8 @@ def _due(options: SendOptions) -> tuple[float, str | None]:
     return due, format_instant(due)
 
 
-def _expiry(options: SendOptions) -> tuple[str | None, int | None]:
-    expires = options.get("expires")
+def _expiry(options: SendOptions, own: TaskOptions) -> tuple[str | None, int | None]:
+    expires = _first(options.get("expires"), own.expires_s)
     if expires is None:
         return None, None
     now = cluster_now()

@@ -117,7 +117,7 @@ class AmqpBroker:
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         session = await self._sessions.get()
-        await session.send(outbox.tasks(batch, cluster_now()))
+        await session.send(outbox.tasks(batch, session.queues, cluster_now()))
 
     # -- claiming --------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class AmqpBroker:
     async def settle(self, batch: Sequence[Verdict]) -> Settled:
         session = await self._sessions.get()
         claims = session.claims
-        judged = verdicts.judge(batch, claims.standing, cluster_now())
+        judged = verdicts.judge(batch, claims.standing, session.queues, cluster_now())
         if judged.posts or judged.unwritten:
             await verdicts.post(session, judged, cluster_now())
         if self._settings.remembers_signatures:
@@ -230,7 +230,7 @@ class AmqpBroker:
             parked, consumer.early = consumer.early, []
             early = [Outgoing(consumer.queue, one.message, one.mark.due) for one in parked]
             posts = [
-                outbox.task(outgoing, cluster_now(), ran=one.mark.ran or one.redelivered)
+                outbox.task(outgoing, session.queues, cluster_now(), ran=one.mark.ran or one.redelivered)
                 for outgoing, one in zip(early, parked, strict=True)
             ]
             try:

@@ -56,6 +56,7 @@ class Claims:
         lease_s: float,
         *,
         starts_of: Callable[[str, str], int],
+        prefetch_floor: int = 0,
         needs_own_limit: Callable[[str], bool],
         on_deleted: Callable[[str, set[Tag]], None],
     ) -> None:
@@ -64,6 +65,7 @@ class Claims:
         self._link = link
         self._lease_s = lease_s
         self._starts_of = starts_of
+        self._prefetch_floor = prefetch_floor
         self._needs_own_limit = needs_own_limit
         self._on_deleted = on_deleted
         self._owners: dict[str, Owner] = {}
@@ -203,7 +205,12 @@ class Claims:
         if found is not None:
             self._forget_claims_of(found)
         consumer = Consumer(
-            self._link, queue, self._arrivals.set, self._deleted, per_consumer=self._needs_own_limit(queue)
+            self._link,
+            queue,
+            self._arrivals.set,
+            self._deleted,
+            per_consumer=self._needs_own_limit(queue),
+            prefetch_floor=self._prefetch_floor,
         )
         await consumer.open()
         owner.consumers[queue] = consumer

@@ -58,6 +58,7 @@ class Consumer:
         on_deleted: Callable[["Consumer"], None],
         *,
         per_consumer: bool,
+        prefetch_floor: int = 0,
     ) -> None:
         self.queue = queue
         self.claimed = 0
@@ -74,6 +75,7 @@ class Consumer:
         self._outstanding: dict[int, None] = {}
         self._layouts = Layouts()
         self._per_consumer = per_consumer
+        self._prefetch_floor = prefetch_floor
         self._generation = 0
 
     @property
@@ -98,8 +100,12 @@ class Consumer:
         self._channel.on_end = self._end
 
     async def want(self, count: int) -> None:
-        """Let `count` messages come beside those that are claimed; at most so many then wait here."""
-        wanted = self.claimed + self.held + len(self.early) + count
+        """Let `count` messages come beside those that are claimed; at most so many then wait here.
+
+        Or more, up to the floor: a message that expires in a queue is dropped without a word, while one
+        that waits here ends as a task that has expired.
+        """
+        wanted = max(self.claimed + self.held + len(self.early) + count, self._prefetch_floor)
         if self.prefetch < wanted or self.prefetch > 4 * wanted:
             await self._set_prefetch(wanted)
 

@@ -139,7 +139,7 @@ class AmqpCoordination:
         if not self._leads(session, name, holder, term):
             return False
         if batch:
-            await verdicts.send_or_bury(session, outbox.tasks(batch, cluster_now()), batch)
+            await verdicts.send_or_bury(session, outbox.tasks(batch, session.queues, cluster_now()), batch)
         return True
 
     async def _change_lease(

@@ -20,7 +20,7 @@ from umbel.brokers.amqp.session import Session
 from umbel.brokers.amqp.table import decode_properties
 from umbel.brokers.interface import DeadLetter, Delivery
 from umbel.errors import BrokerRefused
-from umbel.wire.message import Outgoing
+from umbel.wire.message import outgoing_of_letter
 from umbel.wire.signing import Keyring
 
 PORTION = 100
@@ -160,11 +160,14 @@ async def _send(
     """Publish one portion; those that were refused, by their places, and why."""
     posts: list[outbox.Post] = []
     for letter in letters:
-        outgoing = Outgoing(letter.queue, letter.message)
+        outgoing = outgoing_of_letter(letter.queue, letter.message)
         if keyring is not None:
             outgoing = keyring.requeued(outgoing, letter.reason, now)
         fresh = Start(letter.queue, letter.message.correlation_id, 0)
-        posts += [outbox.entry(topology.STARTS, encode_record(fresh)), outbox.task(outgoing, now)]
+        posts += [
+            outbox.entry(topology.STARTS, encode_record(fresh)),
+            outbox.task(outgoing, session.queues, now),
+        ]
     refused = await session.try_send(posts)
     return {place // 2: why for place, why in refused.items()}
 

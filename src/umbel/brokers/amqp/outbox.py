@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from msgspec.structs import replace
+
 from umbel.brokers.amqp import topology
+from umbel.brokers.amqp.declared import TaskQueues
 from umbel.brokers.amqp.envelope import LETTER_HEADER, NO_MARK, TRANSIENT, Mark, encode
 from umbel.brokers.amqp.frames import encode_publish
 from umbel.brokers.amqp.records import LogEntry, encode_record
 from umbel.brokers.amqp.table import Properties, encode_properties
-from umbel.brokers.amqp.topology import Queue
+from umbel.brokers.amqp.topology import Exchange, Queue
 from umbel.errors import BrokerRefused, WireError
 from umbel.wire.message import Message, Outgoing, StoredResult
 
@@ -29,36 +32,58 @@ _STREAM_PROPERTIES = encode_properties(Properties(delivery_mode=2))
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One message on its way. Without a `queue`, it may be lost when nobody listens."""
+    """One message on its way. Without a `queue` or `via`, it may be lost when nobody listens."""
 
     key: str
     properties: bytes
     body: bytes
     queue: Queue | None = None
     exchange: str = ""
+    via: Exchange | None = None  # it is refused if that exchange is not there, or hands it to no queue
+
+    @property
+    def target(self) -> str:
+        """For people."""
+        return self.key if self.via is None else f"{self.exchange}/{self.key}"
+
+    @property
+    def needs(self) -> str:
+        """What must be there for it, by a name that queues and exchanges do not share."""
+        return self.via.name if self.via is not None else f"queue {self.queue.name if self.queue else ''}"
 
     def frames(self, channel: int) -> bytes:
-        mandatory = self.queue is not None
+        mandatory = self.queue is not None or self.via is not None
         return encode_publish(
             channel, self.exchange, self.key, self.properties, self.body, mandatory=mandatory
         )
 
 
-def task(outgoing: Outgoing, now: float, *, ran: bool = False) -> Post:
+def task(outgoing: Outgoing, queues: TaskQueues, now: float, *, ran: bool = False) -> Post:
     delay_s, message = outgoing.not_before - now, outgoing.message
+    if outgoing.exchange:
+        return _by_exchange(outgoing, queues, Mark(outgoing.not_before if delay_s > 0 else 0.0, ran))
     if delay_s <= 0:
         mark = Mark(ran=True) if ran else NO_MARK
-        return Post(outgoing.queue, encode(message, mark), message.body, task_queue(outgoing.queue))
+        return Post(outgoing.queue, encode(message, mark), message.body, queues.queue(outgoing.queue))
     properties = encode(message, Mark(outgoing.not_before, ran))
     step_ms = topology.delay_step_ms(delay_s)
     if step_ms is None:  # the claiming worker waits these few milliseconds
-        return Post(outgoing.queue, properties, message.body, task_queue(outgoing.queue))
+        return Post(outgoing.queue, properties, message.body, queues.queue(outgoing.queue))
     waiting = topology.delay_queue(outgoing.queue, step_ms)
     return Post(waiting.name, properties, message.body, waiting)
 
 
-def tasks(batch: Sequence[Outgoing], now: float) -> list[Post]:
-    return [task(outgoing, now, ran=outgoing.redelivered) for outgoing in batch]
+def _by_exchange(outgoing: Outgoing, queues: TaskQueues, mark: Mark) -> Post:
+    """At once, also when it is not due, as Celery does: who consumes its queue parks it there."""
+    message = outgoing.message
+    if message.exchange:
+        message = replace(message, exchange="", routing_key="")
+    properties, via = encode(message, mark), queues.exchange(outgoing.exchange)
+    return Post(outgoing.routing_key, properties, message.body, exchange=outgoing.exchange, via=via)
+
+
+def tasks(batch: Sequence[Outgoing], queues: TaskQueues, now: float) -> list[Post]:
+    return [task(outgoing, queues, now, ran=outgoing.redelivered) for outgoing in batch]
 
 
 def dead_letter(queue: str, message: Message, reason: str, starts: int, now: float) -> Post:
@@ -105,19 +130,6 @@ def refusal(refused: Refusals, posts: Sequence[Post]) -> BrokerRefused:
     first = min(refused)
     more = f" (and {len(refused) - 1} more of {len(posts)} messages)" if len(refused) > 1 else ""
     return BrokerRefused(
-        f"RabbitMQ refused the message for {posts[first].key!r}{more}: {refused[first]}",
+        f"RabbitMQ refused the message for {posts[first].target!r}{more}: {refused[first]}",
         places=sorted(refused),
     )
-
-
-_task_queues: dict[str, Queue] = {}
-
-
-def task_queue(name: str) -> Queue:
-    """As in the topology, remembered: one is asked for with every message."""
-    found = _task_queues.get(name)
-    if found is None:
-        if len(_task_queues) >= 1000:
-            _task_queues.clear()
-        found = _task_queues[name] = topology.task_queue(name)
-    return found

@@ -16,6 +16,7 @@ from weakref import WeakSet
 from umbel.brokers.amqp import envelope, outbox, topology
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.capabilities import CAPABILITIES
+from umbel.brokers.amqp.declared import TaskQueues
 from umbel.brokers.amqp.frames import Incoming, Method, encode_ack, encode_publish
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.outbox import Post, refusal
@@ -24,6 +25,7 @@ from umbel.brokers.amqp.refusals import FULL, BrokerStarting, ChannelClosed, clo
 from umbel.brokers.amqp.streams import OFFSET, PREFETCH, Followed, offset_of
 from umbel.brokers.amqp.topology import Exchange, Queue
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
+from umbel.brokers.refusals import unbound
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused, BrokerUnavailable, NotSupported, RevokesFull
 from umbel.wire.message import Outgoing
@@ -39,6 +41,7 @@ _producers: "WeakSet[AmqpProducer]" = WeakSet()
 class AmqpProducer:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
+        self._queues = TaskQueues(settings)
         self._locations = locations_from_url(settings.url)
         self._turns = cycle(self._locations)
         self._lock = threading.RLock()
@@ -59,7 +62,7 @@ class AmqpProducer:
         raise NotSupported(CAPABILITIES.reasons["unique"])
 
     def publish(self, batch: Sequence[Outgoing]) -> None:
-        posts = outbox.tasks(batch, cluster_now())
+        posts = outbox.tasks(batch, self._queues, cluster_now())
         with self._ready() as link:
             self._send(link, posts)
 
@@ -155,6 +158,8 @@ class AmqpProducer:
         queues = {post.queue.name: post.queue for post in posts if post.queue is not None}
         for queue in queues.values():
             self._declare(link, queue)
+        for via in {post.via.name: post.via for post in posts if post.via is not None}.values():
+            self._declare(link, via)
         if not posts:
             return
         try:
@@ -165,16 +170,29 @@ class AmqpProducer:
             raise refusal(dict.fromkeys(nacked, FULL), posts)
         returned, link.returned = link.returned, []
         if returned:
-            for key in {one.fields[3] for one in returned}:
-                self._declared.discard(key)
-                self._declare(link, queues[key])
-            link.publish(
-                encode_publish(1, "", one.fields[3], one.properties, one.body, mandatory=True)
-                for one in returned
-            )
-            if link.returned:
-                key, link.returned = link.returned[0].fields[3], []
-                raise BrokerRefused(f"the queue {key!r} was deleted twice while publishing; message not sent")
+            self._send_again(link, returned, queues)
+            if unroutable := {(one.fields[2], one.fields[3]) for one in returned if one.fields[2]}:
+                raise refusal(
+                    {
+                        place: unbound(post.exchange, post.key)
+                        for place, post in enumerate(posts)
+                        if (post.exchange, post.key) in unroutable
+                    },
+                    posts,
+                )
+
+    def _send_again(self, link: BlockingLink, returned: Sequence[Incoming], queues: dict[str, Queue]) -> None:
+        """Those whose queues were deleted since they were declared."""
+        again = [one for one in returned if not one.fields[2]]
+        for key in {one.fields[3] for one in again}:
+            self._declared.discard(key)
+            self._declare(link, queues[key])
+        link.publish(
+            encode_publish(1, "", one.fields[3], one.properties, one.body, mandatory=True) for one in again
+        )
+        if link.returned:
+            key, link.returned = link.returned[0].fields[3], []
+            raise BrokerRefused(f"the queue {key!r} was deleted twice while publishing; message not sent")
 
     def _declare(self, link: BlockingLink, what: Queue | Exchange) -> None:
         key = what.name if isinstance(what, Queue) else what
@@ -193,7 +211,7 @@ class AmqpProducer:
         if isinstance(what, Exchange) or not self._exists(link, what.name):
             for method, fields in what.calls():
                 self._call_when_ready(link, method, *fields)
-            if isinstance(what, Queue) and what.exchange is not None:  # a task queue: let it be known
+            if isinstance(what, Queue) and what.is_task:  # let it be known
                 self._declare(link, topology.stream_of_facts())
                 link.publish([outbox.entry(topology.FACTS, encode_record(QueueFact(what.name))).frames(1)])
 

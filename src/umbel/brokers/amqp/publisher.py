@@ -9,11 +9,13 @@ over the server's size limit closes its channel, so large ones are sent alone.
 from collections.abc import Sequence
 
 from umbel.brokers.amqp import topology
+from umbel.brokers.amqp.declared import mismatch
 from umbel.brokers.amqp.frames import encode_publish
 from umbel.brokers.amqp.link import Channel, Link
 from umbel.brokers.amqp.outbox import Post, Refusals, refusal
 from umbel.brokers.amqp.refusals import FULL, ChannelClosed, closed_publish
-from umbel.brokers.amqp.topology import Exchange, Queue
+from umbel.brokers.amqp.topology import Call, Exchange, Queue
+from umbel.brokers.refusals import unbound
 from umbel.errors import BrokerRefused, WireError
 
 ALONE_BYTES = 8 * 1024 * 1024  # the smallest limit that a RabbitMQ has by default is 16 MiB
@@ -34,20 +36,26 @@ class Publisher:
 
     async def try_send(self, posts: Sequence[Post]) -> Refusals:
         """Publish, and say which were refused."""
-        refused: Refusals = {}
         if not posts:
-            return refused
-        bad_queues = await self._declare_missing(posts)
+            return {}
+        try:
+            return await self._try_send(posts)
+        except ChannelClosed as error:
+            if error.code == ChannelClosed.NOT_FOUND and any(post.via is not None for post in posts):
+                self.exchanges.clear()  # one was deleted: what none of them took is sent again
+                return await self._try_send(posts)
+            raise closed_publish(self._link.location, error) from None
+
+    async def _try_send(self, posts: Sequence[Post]) -> Refusals:
+        refused: Refusals = {}
+        bad = await self._declare_missing(posts)
         together, alone = list[int](), list[int]()
         for place, post in enumerate(posts):
-            if bad_queues and post.queue is not None and post.queue.name in bad_queues:
-                refused[place] = bad_queues[post.queue.name]
+            if bad and (problem := bad.get(post.needs)):
+                refused[place] = problem
             else:
                 (alone if len(post.body) > ALONE_BYTES else together).append(place)
-        try:
-            await self._publish(posts, together, refused)
-        except ChannelClosed as error:
-            raise closed_publish(self._link.location, error) from None
+        await self._publish(posts, together, refused)
         for place in alone:
             try:
                 await self._publish(posts, [place], refused)
@@ -55,21 +63,35 @@ class Publisher:
                 refused[place] = error.text
         return refused
 
-    async def declare(self, what: Queue | Exchange) -> None:
-        """Make it, or agree with what is there: a queue may have been made with other arguments."""
+    async def declare(self, what: Queue | Exchange, *, exactly: bool = False) -> None:
+        """Make it, or agree with what is there, unless it must be `exactly` so.
+
+        A queue may have been made with other arguments, and an exchange of another kind still takes messages.
+        """
         channel = await self._link.channel()
         try:
             for answer in [channel.ask(method, *fields) for method, fields in what.calls()]:
                 await channel.answer(answer)
         except ChannelClosed as refused:
-            if refused.code != ChannelClosed.PRECONDITION or not isinstance(what, Queue):
-                raise BrokerRefused(f"cannot declare {what.name!r}: {refused.text}") from None
+            if refused.code != ChannelClosed.PRECONDITION or exactly:
+                why = mismatch(what.name, refused.text) if refused.code == ChannelClosed.PRECONDITION else ""
+                raise BrokerRefused(f"cannot declare {what.name!r}: {why or refused.text}") from None
             channel = await self._link.channel()
-            method, fields = topology.passive(what.name)
+            method, fields = topology.passive(what.name) if isinstance(what, Queue) else what.passive()
             await channel.call(method, *fields)
             self.peculiar.add(what.name)
         await channel.close()
         (self.declared if isinstance(what, Queue) else self.exchanges).add(what.name)
+
+    async def make(self, what: str, calls: Sequence[Call]) -> None:
+        """Declare and bind several things at once."""
+        channel = await self._link.channel()
+        try:
+            for answer in [channel.ask(method, *fields) for method, fields in calls]:
+                await channel.answer(answer)
+        except ChannelClosed as refused:
+            raise BrokerRefused(f"cannot declare {what}: {refused.text}") from None
+        await channel.close()
 
     def forget_declared(self) -> None:
         """Things were deleted: what is needed is declared again."""
@@ -77,15 +99,18 @@ class Publisher:
         self.exchanges.clear()
 
     async def _declare_missing(self, posts: Sequence[Post]) -> dict[str, str]:
-        """Queues that cannot be declared, and why."""
+        """What cannot be declared, by the names of queues and exchanges, and why."""
         refused: dict[str, str] = {}
         for post in posts:
-            queue = post.queue
-            if queue is not None and queue.name not in self.declared and queue.name not in refused:
+            what: Queue | Exchange | None = post.via if post.queue is None else post.queue
+            if what is None:
+                continue
+            known = self.declared if isinstance(what, Queue) else self.exchanges
+            if what.name not in known and post.needs not in refused:
                 try:
-                    await self.declare(queue)
+                    await self.declare(what)
                 except (BrokerRefused, WireError) as error:
-                    refused[queue.name] = str(error)
+                    refused[post.needs] = str(error)
         return refused
 
     async def _publish(self, posts: Sequence[Post], places: Sequence[int], refused: Refusals) -> None:
@@ -113,6 +138,8 @@ class Publisher:
         self, channel: Channel, posts: Sequence[Post], places: Sequence[int], refused: Refusals
     ) -> None:
         returned, channel.returned = channel.returned, []
+        unroutable = {(one.fields[2], one.fields[3]) for one in returned if one.fields[2]}
+        returned = [one for one in returned if not one.fields[2]]
         wanted = {posts[place].key: posts[place].queue for place in places}
         for key in {incoming.fields[3] for incoming in returned}:
             self.declared.discard(key)
@@ -124,5 +151,8 @@ class Publisher:
         )
         lost, channel.returned = {one.fields[3] for one in channel.returned}, []
         for place in places:
-            if posts[place].key in lost:
+            post = posts[place]
+            if (post.exchange, post.key) in unroutable:
+                refused[place] = unbound(post.exchange, post.key)
+            elif post.via is None and post.key in lost:
                 refused[place] = "its queue was deleted twice while publishing"

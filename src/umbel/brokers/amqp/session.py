@@ -12,6 +12,7 @@ from itertools import cycle
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.claims import Claims
+from umbel.brokers.amqp.declared import DELAY_DELIVERY, TaskQueues
 from umbel.brokers.amqp.frames import Method
 from umbel.brokers.amqp.link import Link, open_link
 from umbel.brokers.amqp.location import Location, locations_from_url
@@ -68,19 +69,24 @@ class Session:
         link: Link,
         views: Views,
         settings: BrokerSettings,
+        queues: TaskQueues,
         *,
         on_deleted: Callable[[str, set[Tag]], None],
         on_lost: Callable[[Sequence[str]], None],
         channel_limits: bool = True,
     ) -> None:
         self.link = link
+        self.queues = queues
         self._on_lost = on_lost
         self.publisher = Publisher(link)
         self.claims = Claims(
             link,
             settings.lease_s,
             starts_of=views.starts.count,
-            needs_own_limit=lambda queue: not channel_limits or queue in self.publisher.peculiar,
+            prefetch_floor=settings.prefetch_floor,
+            needs_own_limit=lambda queue: (
+                not channel_limits or queue in self.publisher.peculiar or queues.limits_each_consumer(queue)
+            ),
             on_deleted=on_deleted,
         )
         self.views = views
@@ -121,11 +127,21 @@ class Session:
         """The queue is there, and is known to those who list queues."""
         if name not in self.publisher.declared:
             try:
-                await self.publisher.declare(topology.task_queue(name))
+                await self.publisher.declare(self.queues.queue(name), exactly=self.queues.is_declared(name))
+                if self.queues.needs_ladder:
+                    await self._join_ladder(name)
             except BrokerRefused as refused:
                 raise QueueRefused(name, refused) from None
         if name not in self.views.facts.queues:
             await self.publisher.send([entry(topology.FACTS, encode_record(QueueFact(name)))])
+
+    async def _join_ladder(self, name: str) -> None:
+        """Let messages come that Celery's clients send to the ladder of delays."""
+        if DELAY_DELIVERY.name not in self.publisher.exchanges:
+            await self.publisher.make("Celery's queues for delays", self.queues.ladder())
+            self.publisher.exchanges.add(DELAY_DELIVERY.name)
+        if calls := self.queues.ladder_bindings(name):
+            await self.publisher.make(f"the delays of the queue {name!r}", calls)
 
     async def counts(self, names: Sequence[str]) -> dict[str, int]:
         """How many messages wait in each of these queues; those that are not there are left out."""
@@ -184,7 +200,7 @@ class Session:
         new = {
             post.queue.name
             for post in posts
-            if post.queue is not None and post.queue.name not in declared and post.queue.exchange is not None
+            if post.queue is not None and post.queue.name not in declared and post.queue.is_task
         }
         return [entry(topology.FACTS, encode_record(QueueFact(name))) for name in new - known]
 
@@ -205,6 +221,7 @@ class Sessions:
         self.views = Views(remembers_signatures=settings.remembers_signatures)
         self.locations = locations_from_url(settings.url)
         self._settings = settings
+        self._queues = TaskQueues(settings)
         self._name = name
         self._turns = cycle(self.locations)
         self._session: Session | None = None
@@ -273,6 +290,7 @@ class Sessions:
             link,
             self.views,
             self._settings,
+            self._queues,
             on_deleted=self._deleted,
             on_lost=self._lost,
             channel_limits=self._channel_limits,

@@ -18,6 +18,7 @@ closes the channel if they differ. Umbel's names begin with `umbel.`, and Celery
     umbel.events               stream: the durable event log, written while a recorder is registered;
                                for as long it is bound to celeryev too, so that Celery's events are in it
     umbel.hold.<what>          exclusive queue: somebody's connection holds this
+    celery_delayed_<0 to 27>   Celery's ladder of delays, where a project has quorum queues (`declared.py`)
 
 A stream is a queue that is read without taking anything from it, by everyone, from any place.
 """
@@ -54,42 +55,74 @@ Call = tuple[Method, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
+    """Without a `kind` it is only asked for: somebody else makes it."""
+
     name: str
     kind: str
     durable: bool = True
+    auto_delete: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def calls(self) -> list[Call]:
-        return [
-            (Method.EXCHANGE_DECLARE, (0, self.name, self.kind, False, self.durable, False, False, False, {}))
-        ]
+        if not self.name or self.name.startswith("amq."):  # RabbitMQ's own
+            return []
+        if not self.kind:
+            return [self.passive()]
+        flags = (False, self.durable, self.auto_delete, False, False)
+        return [(Method.EXCHANGE_DECLARE, (0, self.name, self.kind, *flags, dict(self.arguments)))]
+
+    def passive(self) -> Call:
+        return Method.EXCHANGE_DECLARE, (0, self.name, "", True, False, False, False, False, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    exchange: Exchange
+    key: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
+    """Bound to one exchange by its `keys`, and in any way by `bindings`. All nodes know of task queues."""
+
     name: str
     durable: bool = True
     exclusive: bool = False
     auto_delete: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     exchange: Exchange | None = None
     keys: tuple[str, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+    is_task: bool = False
+    no_declare: bool = False
 
     def calls(self) -> list[Call]:
-        """What declares it with its exchange and bindings, in order."""
-        calls = [] if self.exchange is None else self.exchange.calls()
+        """What declares it with its exchanges and bindings, in order."""
+        if self.no_declare:
+            return [passive(self.name)]
         flags = (False, self.durable, self.exclusive, self.auto_delete, False)
-        calls.append((Method.QUEUE_DECLARE, (0, self.name, *flags, dict(self.arguments))))
-        return [*calls, *self._bindings()]
+        declare: Call = (Method.QUEUE_DECLARE, (0, self.name, *flags, dict(self.arguments)))
+        return [*self._exchanges(), declare, *self._bindings()]
 
     def binding_calls(self) -> list[Call]:
-        """What binds it to its exchange again, which may have been deleted."""
-        return [] if self.exchange is None else [*self.exchange.calls(), *self._bindings()]
+        """What binds it to its exchanges again, which may have been deleted."""
+        return [*self._exchanges(), *self._bindings()]
+
+    def _all_bindings(self) -> list[Binding]:
+        plain = [] if self.exchange is None else [Binding(self.exchange, key) for key in self.keys]
+        return [*plain, *self.bindings]
+
+    def _exchanges(self) -> list[Call]:
+        exchanges = {one.exchange.name: one.exchange for one in self._all_bindings()}
+        return [call for exchange in exchanges.values() for call in exchange.calls()]
 
     def _bindings(self) -> list[Call]:
-        if self.exchange is None:
-            return []
-        exchange = self.exchange.name
-        return [(Method.QUEUE_BIND, (0, self.name, exchange, key, False, {})) for key in self.keys]
+        return [
+            (Method.QUEUE_BIND, (0, self.name, one.exchange.name, one.key, False, dict(one.arguments)))
+            for one in self._all_bindings()
+            if one.exchange.name  # every queue is bound to the exchange without a name
+        ]
 
 
 def passive(name: str) -> Call:
@@ -98,7 +131,7 @@ def passive(name: str) -> Call:
 
 
 def task_queue(name: str) -> Queue:
-    return Queue(name, exchange=Exchange(name, "direct"), keys=(name,))
+    return Queue(name, exchange=Exchange(name, "direct"), keys=(name,), is_task=True)
 
 
 def exchange(name: str) -> Exchange:

@@ -21,6 +21,7 @@ from typing import assert_never
 from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.claims import Claimed, Claims
 from umbel.brokers.amqp.consumer import Consumer
+from umbel.brokers.amqp.declared import TaskQueues
 from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.records import Start, encode_record
 from umbel.brokers.amqp.session import Session
@@ -50,7 +51,9 @@ class Judgement:
     judged: int = 0
 
 
-def judge(verdicts: Sequence[Verdict], standing: dict[Tag, Claimed], now: float) -> Judgement:
+def judge(
+    verdicts: Sequence[Verdict], standing: dict[Tag, Claimed], queues: TaskQueues, now: float
+) -> Judgement:
     """Sort the verdicts into what is to be sent and how the messages end; changes nothing yet."""
     judged, ended = Judgement(), set[Tag]()
     starts: dict[Tag, int] = {}
@@ -73,14 +76,14 @@ def judge(verdicts: Sequence[Verdict], standing: dict[Tag, Claimed], now: float)
             case Ack():
                 judged.finished.append(tag)
                 if verdict.results or verdict.follow_ups:
-                    _carry(judged, verdict, claimed, now)
+                    _carry(judged, verdict, claimed, queues, now)
                 if count:
                     judged.posts += _count(claimed, 0)
             case Return():
-                _return(judged, verdict, claimed, count, now)
+                _return(judged, verdict, claimed, count, queues, now)
             case Bury():
                 judged.finished.append(tag)
-                _carry(judged, verdict, claimed, now)
+                _carry(judged, verdict, claimed, queues, now)
                 delivery, total = claimed.delivery, count + verdict.charged
                 if verdict.by_queue:
                     judged.rejected.add(tag)
@@ -149,10 +152,14 @@ async def send_or_bury(session: Session, posts: Sequence[Post], messages: Sequen
 
 async def bury(session: Session, refused: Sequence[Refused], now: float) -> list[bool]:
     """Make dead letters of the messages among these; which of them have one now."""
-    posts = {
-        place: outbox.dead_letter(one.part.queue, one.part.message, one.reason, 0, now)
+    letters = {
+        place: (one.part.as_letter(), one.reason)
         for place, one in enumerate(refused)
         if isinstance(one.part, Outgoing)
+    }
+    posts = {
+        place: outbox.dead_letter(letter.queue, letter.message, reason, 0, now)
+        for place, (letter, reason) in letters.items()
     }
     failed = await session.try_send(list(posts.values()))
     missing = {place for nth, place in enumerate(posts) if nth in failed}
@@ -165,12 +172,12 @@ def _keep(judged: Judgement, tag: Tag) -> None:
     judged.judged -= 1
 
 
-def _carry(judged: Judgement, verdict: Ack | Bury, claimed: Claimed, now: float) -> None:
+def _carry(judged: Judgement, verdict: Ack | Bury, claimed: Claimed, queues: TaskQueues, now: float) -> None:
     reply_to = claimed.delivery.message.reply_to
     for result in verdict.results if reply_to else ():
         _add(judged, None, result, outbox.result, reply_to)
     for follow_up in verdict.follow_ups:
-        _add(judged, None, follow_up, outbox.task, now)
+        _add(judged, None, follow_up, outbox.task, queues, now)
 
 
 def _add(
@@ -192,7 +199,9 @@ def _add(
     judged.posts.append(written)
 
 
-def _return(judged: Judgement, verdict: Return, claimed: Claimed, count: int, now: float) -> None:
+def _return(
+    judged: Judgement, verdict: Return, claimed: Claimed, count: int, queues: TaskQueues, now: float
+) -> None:
     if verdict.charged:
         judged.posts += _count(claimed, count + verdict.charged)
     if verdict.not_before <= now:
@@ -202,7 +211,7 @@ def _return(judged: Judgement, verdict: Return, claimed: Claimed, count: int, no
     judged.posts += freed(claimed)
     ran = any((verdict.ran, verdict.charged, delivery.redelivered, count))
     parked = Outgoing(delivery.queue, delivery.message, verdict.not_before)
-    _add(judged, verdict.tag, parked, outbox.task, now, ran=ran)
+    _add(judged, verdict.tag, parked, outbox.task, queues, now, ran=ran)
     judged.finished.append(verdict.tag)
 
 

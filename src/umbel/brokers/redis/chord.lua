@@ -1,14 +1,16 @@
 -- Chords under Celery's keys (wire 6.2): which parts have ended, and whether the body was sent.
--- ARGV: verb, base key (".s" size, ".j" parts, ".t" extra parts, ".d" counted, ".c" claim), ...
+-- ARGV: verb, base key (".s" size, ".j" parts, ".t" extra parts, ".d" counted, ".c" claim; ours: ".a" the tasks
+-- that ".t" counts), ...
 --   start  base size ttl_s
 --   add    base ttl_s place mark part      -> all parts in order when none is missing, else nothing
+--   grow   base ttl_s task                 one part more, once for each task
 --   claim  base by ttl_s                   -> 1 if `by` may send the body, else 0
 --   end    base done_s prefix (list envelope)...  -> 0 if it had ended; else 1, and place from 0, why, ... of what was
 --          refused: that is among the dead letters
 
 local verb, base = ARGV[1], ARGV[2]
 local size, parts, extra = base .. '.s', base .. '.j', base .. '.t'
-local counted, claimed = base .. '.d', base .. '.c'
+local counted, claimed, grown = base .. '.d', base .. '.c', base .. '.a'
 local is_done = need('string', 'GET', claimed) == 'done'
 
 local function count_in(key)
@@ -45,6 +47,15 @@ elseif verb == 'add' then
     return false
   end
   return redis.call('ZRANGE', parts, 0, -1)
+elseif verb == 'grow' then
+  count_in(extra)
+  if not is_done and need('set', 'SISMEMBER', grown, ARGV[4]) == 0 then
+    redis.call('SADD', grown, ARGV[4])
+    redis.call('INCR', extra)
+    redis.call('EXPIRE', grown, ARGV[3])
+    redis.call('EXPIRE', extra, ARGV[3])
+  end
+  return 1
 elseif verb == 'claim' then
   if redis.call('SET', claimed, ARGV[3], 'NX', 'EX', ARGV[4]) then
     return 1
@@ -63,7 +74,7 @@ elseif verb == 'end' then
       reply[#reply + 1] = problem
     end
   end
-  redis.call('DEL', size, parts, extra, counted)
+  redis.call('DEL', size, parts, extra, counted, grown)
   redis.call('SET', claimed, 'done', 'EX', ARGV[3])
   return reply
 end

@@ -40,6 +40,17 @@ class ChordStore:
             db.execute("INSERT OR REPLACE INTO chord_parts VALUES (?, ?, ?, ?, ?)", (group_id, *part))
             return _whole(db, group_id, row[0])
 
+    def grow(self, group_id: str, task_id: str) -> None:
+        """One part more, which has no status until it ends; once for each task."""
+        with self._store.database.write() as db:
+            added = db.execute(
+                """INSERT OR IGNORE INTO chord_parts SELECT group_id, ?, NULL, '', x'' FROM chords
+                   WHERE group_id = ? AND NOT done""",
+                (task_id, group_id),
+            )
+            if added.rowcount:
+                db.execute("UPDATE chords SET size = size + 1 WHERE group_id = ?", (group_id,))
+
     def is_open(self, group_id: str) -> bool:
         with self._store.database.read() as db:
             row = db.execute("SELECT done FROM chords WHERE group_id = ?", (group_id,)).fetchone()
@@ -68,7 +79,8 @@ def sweep(db: sqlite3.Connection, now_s: float, limit: int) -> int:
 
 def _whole(db: sqlite3.Connection, group_id: str, size: int) -> list[Part] | None:
     found = db.execute(
-        "SELECT task_id, place, status, payload FROM chord_parts WHERE group_id = ? ORDER BY place, task_id",
+        """SELECT task_id, place, status, payload FROM chord_parts
+           WHERE group_id = ? AND status <> '' ORDER BY place, task_id""",
         (group_id,),
     ).fetchall()
     return [Part(*row) for row in found] if len(found) >= size else None

@@ -239,10 +239,10 @@ class Endings:
             self._settler.release(key, claimed.headers.id)
 
     def _log_ending(self, claimed: Claimed, outcome: Outcome) -> None:
-        level = _LOGGED_AT[outcome.kind]
+        level = logging.INFO if outcome.expected else _LOGGED_AT[outcome.kind]
         if log.isEnabledFor(level):
             about = self._about(claimed, why=outcome.summary)
-            if outcome.kind == "failure" and outcome.traceback:
+            if outcome.kind == "failure" and outcome.traceback and not outcome.expected:
                 about["traceback"] = outcome.traceback
             log.log(level, "task %s", _COUNTED_AS[outcome.kind], extra=about)
 

@@ -1,0 +1,201 @@
+"""Chain: calls one after another, each given the result of the one before.
+
+A chain is sent as the message of its first step, with the others inside it. What follows a group waits
+for all of it: the two become a chord (`group.py`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from umbel.app.canvas.signature import (
+    Signature,
+    listed,
+    register_combiner,
+    register_kind,
+    signature_from,
+)
+from umbel.app.canvas.stamping import StampingVisitor, merged, stamp_links
+from umbel.app.running.request import Request
+from umbel.app.sending.options import SendOptions
+from umbel.app.sending.prepare import Prepared
+from umbel.wire.task import SignatureMap
+
+if TYPE_CHECKING:
+    from umbel.app.interfaces import SendingApp
+
+CHAIN_TASK = "celery.chain"
+# Options of a chain that its first step does not take over.
+_OF_THE_CHAIN = frozenset({"task_id", "chain", "chord", "link", "link_error"})
+
+
+class Chain(Signature[Any]):
+    """Calls one after another, each given the result of the one before. An empty one sends nothing."""
+
+    subtask_type = "chain"
+
+    def __init__(
+        self,
+        *steps: Signature[Any] | Iterable[Signature[Any]],
+        app: "SendingApp | None" = None,
+        options: SendOptions | None = None,
+        immutable: bool = False,
+    ) -> None:
+        given = list(_given(steps))
+        known = app or next((step._app for step in given if step._app is not None), None)
+        super().__init__(CHAIN_TASK, options=options, app=known, immutable=immutable)
+        self.steps = _joined(step for one in given for step in one.as_steps())
+
+    @property
+    def tasks(self) -> list[Signature[Any]]:
+        return self.steps
+
+    def clone(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> "Chain":
+        if self.immutable:
+            args, kwargs = (), None
+        whole = cast(SendOptions, {**self.options, **options})
+        copy = Chain(app=self._app, options=whole, immutable=self.immutable)
+        copy.steps = [
+            step.clone(args, kwargs) if place == 0 else step.clone() for place, step in enumerate(self.steps)
+        ]
+        return copy
+
+    def apply_async(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Any:
+        """Send it; the result is that of its last step. None: it has no steps, and nothing is sent."""
+        return super().apply_async(args, kwargs, **options) if self.steps else None
+
+    def freeze(self, task_id: str | None = None) -> str:
+        if not self.steps:
+            return ""
+        for step in self.steps[:-1]:
+            step.freeze()
+        return self.steps[-1].freeze(task_id or self.options.get("task_id"))
+
+    def prepare(self, *, sender: Request | None = None) -> list[Prepared]:
+        """The message of the first step, with the others inside it, the next one last."""
+        if not self.steps:
+            return []
+        self.freeze()
+        first, *rest = steps_of(self)
+        behind = self.options.get("chain") or []  # of a chain that is itself a step of one
+        first.options["chain"] = [*behind, *(step.to_map() for step in reversed(rest))]
+        return first.prepare(sender=sender)
+
+    def handle(self, parent: Any = None) -> Any:
+        """The result of the last step; its `parent` is the step before. None: there is no step."""
+        for step in self.steps:
+            parent = step.handle(parent)
+        return parent
+
+    def join_group(self, group_id: str, place: int | None) -> None:
+        self.steps[-1].join_group(group_id, place)
+
+    def join_chord(self, body: SignatureMap) -> None:
+        self.steps[-1].join_chord(body)
+
+    def parts(self) -> int:
+        return self.steps[-1].parts()
+
+    def as_steps(self) -> list[Signature[Any]]:
+        return steps_of(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Send it."""
+        return self.apply_async(args, kwargs)
+
+    def stamp(
+        self, visitor: StampingVisitor | None = None, append_stamps: bool = False, **stamps: Any
+    ) -> "Chain":
+        """Stamp all its steps."""
+        said = None if visitor is None else visitor.on_chain_start(self, **stamps)
+        headers = merged(stamps, said, self.options, append=append_stamps)
+        stamp_links(self, visitor, append_stamps, headers)
+        for step in self.steps:
+            step.stamp(visitor, append_stamps, **headers)
+        if visitor is not None:
+            visitor.on_chain_end(self, **headers)
+        return self
+
+    def to_map(self) -> SignatureMap:
+        whole = super().to_map()
+        whole["kwargs"] = {"tasks": [step.to_map() for step in self.steps]}
+        return whole
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.steps))
+
+
+def chain(*steps: Signature[Any] | Iterable[Signature[Any]]) -> Chain:
+    """Calls one after another, each given the result of the one before."""
+    return Chain(*steps)
+
+
+def steps_of(signature: Chain) -> list[Signature[Any]]:
+    """The steps it brings into a chain, with what was said of the whole handed to them.
+
+    A callback of a chain follows its last step, an errback may follow any of them, the other
+    options are for its first step, as Celery has it.
+    """
+    if not signature.options or not signature.steps:
+        return signature.steps
+    whole = signature.clone()
+    steps, options = whole.steps, whole.options
+    for errback in listed(options.get("link_error")):
+        for step in steps:
+            step.link_error(signature_from(errback, signature._app))
+    for callback in listed(options.get("link")):
+        steps[-1].link(signature_from(callback, signature._app))
+    shared = {name: value for name, value in options.items() if name not in _OF_THE_CHAIN}
+    steps[0].options = cast(SendOptions, {**shared, **steps[0].options})
+    if "task_id" in options:
+        steps[-1].freeze(options["task_id"])
+    return steps
+
+
+def _given(steps: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> Iterator[Signature[Any]]:
+    """The steps, also when they came as one list or generator."""
+    for one in steps:
+        if isinstance(one, Signature):
+            yield one
+        else:
+            yield from one
+
+
+def _joined(steps: Iterable[Signature[Any]]) -> list[Signature[Any]]:
+    """The steps of a chain; a group and what follows it become one, and so on."""
+    joined: list[Signature[Any]] = []
+    for step in steps:
+        merged_step = joined[-1].absorb(step) if joined else None
+        if merged_step is None:
+            joined.append(step)
+        else:
+            joined[-1] = merged_step
+    return joined
+
+
+def _combined(first: Signature[Any], second: Signature[Any]) -> Chain:
+    """Of `first | second`. A group stays one here, also of one member: what follows is given a list."""
+    following = second.as_steps()
+    merged_step = first.absorb(following[0]) if following else None
+    return Chain(first, second) if merged_step is None else Chain(merged_step, *following[1:])
+
+
+register_combiner(_combined)
+
+
+def _chain_from(data: SignatureMap, app: "SendingApp | None") -> Chain:
+    steps = [signature_from(step, app) for step in data["kwargs"].get("tasks", ())]
+    options = cast(SendOptions, data["options"])
+    return Chain(*steps, app=app, options=options, immutable=data["immutable"])
+
+
+register_kind("chain", CHAIN_TASK, _chain_from)

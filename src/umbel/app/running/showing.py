@@ -1,0 +1,31 @@
+"""Showing: the arguments of a call as results and headers may show them, without the sensitive ones."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from umbel.app.running.request import Request
+from umbel.errors import WireError
+from umbel.protocol.delivery.sensitive import MASK, Secrets, Sensitive
+from umbel.wire.task import TaskCall, show_args, show_kwargs
+from umbel.wire.values import encode_json
+
+
+def shown_arguments(request: Request, hides: Sensitive | None) -> dict[str, Any]:
+    """The arguments as they are, or as text when they came in another form than results have."""
+    args, kwargs = request.args, request.kwargs
+    if hides is not None:
+        args, kwargs = hides.hide(args, kwargs, MASK)
+    given = {"args": args, "kwargs": kwargs}
+    try:
+        encode_json(given)
+    except WireError:
+        return {"args": show_args(args), "kwargs": show_kwargs(kwargs)}
+    return given
+
+
+def hidden(call: TaskCall, hides: Sensitive) -> Secrets:
+    """What must not get out; the headers, which further attempts take over, do not say it any more."""
+    args, kwargs = hides.hide(call.args, call.kwargs)
+    call.headers = replace(call.headers, argsrepr=show_args(args), kwargsrepr=show_kwargs(kwargs))
+    return Secrets(hides.values(call.args, call.kwargs))

@@ -1,0 +1,172 @@
+"""CelerySchedule: the project's schedule, sent by whichever worker holds the lease.
+
+Celery's own scheduler class (or the project's: `django_celery_beat`'s) decides what is due; one worker of the
+cluster runs it. What it sends is sent under the lease, together with the times of the last runs. So a
+leader that was cut off sends nothing, and the next one goes on where it ended: no slot is lost, none doubled.
+On RabbitMQ, which cannot do both in one step, the times are written first.
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+import msgspec
+from celery.beat import PersistentScheduler, Scheduler
+from kombu.utils.imports import symbol_by_name
+
+from umbel.celery.capture import CAPTURE, Capture
+from umbel.errors import BrokerUnavailable, ConfigurationError
+from umbel.worker.user_code.foreign_scheduler import Leadership
+
+log = logging.getLogger("umbel.celery.schedule")
+TICK_MAX_S = 5.0  # a changed row or an added entry is seen after so long
+MARK = "umbel_schedule"  # in the headers of what we send: not from a `celery beat`
+
+_Times = dict[str, tuple[float, int]]  # by entry: the last run in Unix time, and how many there were
+
+
+class LeaseLost(Exception):
+    """Another worker leads: nothing was sent."""
+
+
+class CelerySchedule:
+    """A `ForeignScheduler`: one term of one leader."""
+
+    def __init__(self, app: Any, leadership: Leadership) -> None:
+        self._app = app
+        self._leadership = leadership
+        self._scheduler: Any = None
+
+    def start(self) -> None:
+        self._scheduler = _make(self._app, self._leadership)
+
+    def tick(self) -> float:
+        if self._scheduler is None:
+            self.start()
+        try:
+            return min(float(self._scheduler.tick()), TICK_MAX_S)
+        except (LeaseLost, BrokerUnavailable):
+            self._drop()  # it believes that it has sent; the next one knows better
+            raise
+
+    def close(self, lost: bool) -> None:
+        if self._scheduler is None:
+            return
+        if lost:
+            self._drop()
+        else:
+            self._scheduler.sync()
+
+    def _drop(self) -> None:
+        scheduler, self._scheduler = self._scheduler, None
+        getattr(scheduler, "_dirty", set()).clear()
+        finalize = getattr(scheduler, "_finalize", None)
+        if finalize is not None:
+            finalize.cancel()
+
+
+@cache
+def warn_of_beat() -> None:
+    """Once in a process: a `celery beat` sends what the workers send."""
+    log.warning(
+        "a task came from `celery beat`, and workers send the schedule themselves: it runs twice; "
+        "stop `celery beat`, or start workers with --without-schedule"
+    )
+
+
+def has_schedule(app: Any) -> bool:
+    """Whether there is anything to send: entries, or a class that reads them from elsewhere."""
+    app.finalize()
+    return bool(app.conf.beat_schedule) or _is_custom(_class_of(app))
+
+
+def _class_of(app: Any) -> Any:
+    stated = app.conf.beat_scheduler
+    try:
+        return symbol_by_name(stated)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"beat_scheduler {stated!r} cannot be imported: {error}; install it or correct the setting"
+        ) from None
+
+
+def _is_custom(kind: Any) -> bool:
+    return kind not in (Scheduler, PersistentScheduler)
+
+
+def _make(app: Any, leadership: Leadership) -> Any:
+    """The project's scheduler, fenced by the lease. The file of Celery's default one is not needed here."""
+    kind = _class_of(app)
+    kind = kind if _is_custom(kind) else Scheduler
+    fenced = type(f"Fenced{kind.__name__}", (_Fenced, kind), {"umbel_leadership": leadership})
+    made = fenced(app=app, max_interval=app.conf.beat_max_loop_interval or TICK_MAX_S)
+    _go_on_from(made, _decode(leadership.load_state()))
+    return made
+
+
+def _go_on_from(scheduler: Any, times: Mapping[str, tuple[float, int]]) -> None:
+    """Where the last leader ended. A class that keeps times itself may have missed the last one, if any."""
+    keeps_times = hasattr(scheduler, "_dirty")
+    for name, entry in scheduler.schedule.items():
+        at, count = times.get(name, (0.0, 0))
+        known = entry.last_run_at.timestamp() if entry.last_run_at else 0.0
+        if not at or (keeps_times and at <= known):
+            continue
+        for one in (entry, getattr(entry, "model", None)):
+            if one is not None:
+                one.last_run_at = datetime.fromtimestamp(at, scheduler.app.timezone)
+                one.total_run_count = count
+        if keeps_times:
+            scheduler._dirty.add(name)
+
+
+class _Fenced:
+    """In front of a scheduler class: it sends under the lease, and syncs when that is done."""
+
+    umbel_leadership: Leadership
+    producer = None  # nothing is sent over a connection of its own
+
+    def should_sync(self) -> bool:
+        return False
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        scheduler: Any = self
+        leadership = self.umbel_leadership
+        if not leadership.still_leader():
+            raise LeaseLost("the lease of the schedule was lost before a task was sent")
+        capture = Capture()
+        token = CAPTURE.set(capture)
+        try:
+            with capture.sending():
+                scheduler.apply_async(_marked(entry), producer=None, advance=False)
+        finally:
+            CAPTURE.reset(token)
+        if not leadership.publish(capture.follow_ups, _encode(scheduler.schedule)):
+            raise LeaseLost("the lease of the schedule was lost while a task was sent")
+        log.info("periodic task sent", extra={"entry": entry.name, "task": entry.task})
+        scheduler._do_sync()
+
+
+def _marked(entry: Any) -> Any:
+    headers = {**(entry.options.get("headers") or {}), MARK: True}
+    entry.options = {**entry.options, "headers": headers}
+    return entry
+
+
+def _encode(schedule: Mapping[str, Any]) -> bytes:
+    times = {
+        name: (entry.last_run_at.timestamp(), entry.total_run_count or 0)
+        for name, entry in schedule.items()
+        if entry.last_run_at is not None
+    }
+    return msgspec.json.encode(times)
+
+
+def _decode(state: bytes) -> _Times:
+    try:
+        return msgspec.json.decode(state, type=_Times) if state else {}
+    except msgspec.DecodeError:
+        log.error("cannot read the times of the last runs; the schedule starts anew")
+        return {}
