@@ -4,7 +4,7 @@ from typing import Any
 
 from celery import chain, group
 
-from tests.celery_apps.asking import case, ended, everywhere, got, journal, new_key, sorted_journal
+from tests.celery_apps.asking import case, ended, everywhere, got, journal, left, new_key, sorted_journal
 from tests.celery_apps.project.canvas_tasks import (
     bound_errback,
     errback,
@@ -45,7 +45,7 @@ def errback_of_a_task() -> Any:
 def bound_errback_of_a_task() -> Any:
     key = new_key()
     result = fail.apply_async(("bound",), link_error=bound_errback.s(key=key))
-    return [ended(result), journal(key, 1)]
+    return [left(result), journal(key, 0)]
 
 
 @case()
@@ -66,7 +66,7 @@ def errback_with_keywords() -> Any:
 def errback_that_fails() -> Any:
     key = new_key()
     result = fail.apply_async(("both",), link_error=failing_errback.s(key=key))
-    return [ended(result), journal(key, 1)]
+    return [left(result), journal(key, 1)]
 
 
 @case()

@@ -11,6 +11,7 @@ from tests.celery_apps.asking import (
     everywhere,
     got,
     journal,
+    left,
     new_key,
     passed,
     sorted_journal,
@@ -191,17 +192,17 @@ def own_call() -> Any:
 
 @case()
 def hook_of_success_that_raises() -> Any:
-    return ended(hooked.breaks_in_success.delay())
+    return left(hooked.breaks_in_success.delay())
 
 
 @case()
 def hook_of_failure_that_raises() -> Any:
-    return ended(hooked.breaks_in_failure.delay())
+    return left(hooked.breaks_in_failure.delay())
 
 
 @case()
 def hook_at_the_start_that_raises() -> Any:
-    return ended(hooked.breaks_at_start.delay())
+    return left(hooked.breaks_at_start.delay())
 
 
 @case()

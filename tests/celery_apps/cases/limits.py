@@ -5,6 +5,7 @@ from typing import Any
 from celery import chain, chord
 
 from tests.celery_apps.asking import (
+    app,
     case,
     ended,
     everywhere,
@@ -184,6 +185,14 @@ def dies_in_a_chord() -> Any:
 def dies_and_runs_again_by_setting() -> Any:
     key = new_key()
     return [got(chain(dies.si(key), add.s(1)).delay()), journal(key, 2)]
+
+
+@case(alone=True)
+def words_about_a_lost_process() -> Any:
+    """All other cases leave these words out."""
+    result = limited.early.delay(new_key(), "die")
+    ended(result)
+    return str(app.AsyncResult(result.id).result).split(" ")[:3]
 
 
 @case(alone=True)

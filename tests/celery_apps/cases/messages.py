@@ -66,16 +66,16 @@ def request_with_links() -> Any:
 @case()
 def properties() -> Any:
     seen = got(tasks.properties_of.apply_async(priority=2))
-    return (
-        sorted(seen)
-        if "raises" in seen
-        else {
-            name: value
-            if name in ("priority", "delivery_mode", "content_type", "content_encoding")
-            else bool(value)
-            for name, value in seen.items()
-        }
-    )
+    return {
+        "priority": seen["priority"],
+        "delivery_mode": seen["delivery_mode"],
+        "ids": sorted(name for name in ("correlation_id", "reply_to") if seen[name]),
+    }
+
+
+@case()
+def names_of_properties() -> Any:
+    return sorted(got(tasks.properties_of.delay()))
 
 
 @case()

@@ -160,6 +160,13 @@ def revoked_by_the_result() -> Any:
 
 
 @case()
+def revoked_is_seen_at_once() -> Any:
+    result = add.apply_async((1, 1), countdown=10)
+    app.control.revoke(result.id, reply=True, timeout=ASK_S, limit=1)
+    return app.AsyncResult(result.id).state
+
+
+@case()
 def revoked_several() -> Any:
     results = [add.apply_async((number, 1), countdown=2) for number in range(3)]
     app.control.revoke([result.id for result in results], reply=True, timeout=ASK_S, limit=1)

@@ -18,6 +18,12 @@ def note(key: str | None, *line: Any) -> None:
     store().rpush(f"journal:{key}", json.dumps(line, default=repr))
 
 
+def note_once(key: str, *line: Any) -> None:
+    """The same, with a connection that is closed: before a fork none may be open."""
+    with Redis.from_url(os.environ["JOURNAL_URL"]) as client:
+        client.rpush(f"journal:{key}", json.dumps(line, default=repr))
+
+
 def wait_at(gate: str, timeout_s: float = 60.0) -> bool:
     """Wait until the client opens the gate, by pushing to it. True when it did."""
     return store().blpop([f"gate:{gate}"], timeout=timeout_s) is not None

@@ -5,7 +5,7 @@ from typing import Any
 
 from celery import signals
 
-from tests.celery_apps.project.journal import note
+from tests.celery_apps.project.journal import note, note_once
 
 RUN = os.environ.get("RUN", "")
 
@@ -107,11 +107,12 @@ def _of_worker(signal: Any, *names: str) -> None:
     @signal.connect(weak=False)
     def on_signal(sender: Any, **given: Any) -> None:
         kept = {name: _shown(given[name]) for name in names if name in given}
-        note(f"worker-{RUN}", signal.name, type(sender).__name__, kept, sorted(given))
+        name = sender if isinstance(sender, str) else getattr(sender, "hostname", None)
+        note_once(f"worker-{RUN}", signal.name, name, kept, sorted(given))
 
 
 def _shown(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | None) else type(value).__name__
+    return value if isinstance(value, str | int | float | None) else value is not None
 
 
 _of_worker(signals.celeryd_init, "instance", "conf", "options")
