@@ -1,4 +1,4 @@
-"""The client: runs the cases of one deployment against the worker that is there, and prints what came of each.
+"""The client: runs the cases of one deployment against its worker, and prints what came of each.
 
 Run with Celery's Python. Cases that leave others alone run at the same time.
 """

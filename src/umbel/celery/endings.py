@@ -91,10 +91,9 @@ def einfo_of(error: Exception) -> Any:
 def as_celery(error: Exception, task: str) -> Exception:
     """The same ending by the class that Celery's users catch, with the arguments it has there."""
     match error:
-        case TimeLimitExceeded(limit_s=float(limit_s)):
-            return CeleryTimeLimitExceeded(int(limit_s) if limit_s.is_integer() else limit_s)
-        case TimeLimitExceeded():
-            return CeleryTimeLimitExceeded(*error.args)
+        case TimeLimitExceeded(limit_s=limit_s):
+            whole = limit_s is not None and float(limit_s).is_integer()
+            return CeleryTimeLimitExceeded(int(limit_s) if whole and limit_s else limit_s)
         case WorkerLost():
             return WorkerLostError(*error.args)
         case NotRegistered():

@@ -14,7 +14,7 @@ from celery.exceptions import InvalidTaskError
 from kombu.serialization import prepare_accept_content
 
 from umbel.celery.endings import as_celery, einfo_of
-from umbel.celery.messages import call_of, request_of
+from umbel.celery.messages import body_of, call_of, request_of
 from umbel.celery.stand_in import MessageStandIn, RequestStandIn, WorkerStandIn
 from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.message import Message
@@ -84,6 +84,8 @@ class MainSignals:
             )
 
     def rejected(self, *, message: Message, queue: str, error: Exception) -> None:
+        if isinstance(call_guarded(body_of, message, self._accept), Raised):
+            return  # Celery has a log line for bytes that it cannot decode, and no signal
         shown = MessageStandIn(message, queue)
         # Of a message that is no task's Celery knows no error.
         exc = InvalidTaskError(str(error)) if "task" in shown.headers else None

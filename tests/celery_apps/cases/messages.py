@@ -284,14 +284,13 @@ def argsrepr_of_the_client() -> Any:
 @case()
 def protocol_one() -> Any:
     """A message as old clients send it: everything is in the body."""
-    body = {
-        "task": "tests.celery_apps.project.tasks.add", "id": new_key(), "args": [2, 3], "kwargs": {}, "retries": 0,
-        "eta": None, "expires": None, "utc": True, "callbacks": None, "errbacks": None, "timelimit": [None, None],
-        "taskset": None, "chord": None,
-    }  # fmt: skip
+    options = ("eta", "expires", "callbacks", "errbacks", "taskset", "chord")
+    body: dict[str, Any] = dict.fromkeys(options)
+    body |= {"task": "tests.celery_apps.project.tasks.add", "id": new_key(), "args": [2, 3], "kwargs": {}}
+    body |= {"retries": 0, "utc": True, "timelimit": [None, None]}
     with app.producer_or_acquire() as producer:
         queue = app.amqp.queues["main"]
         producer.publish(
             body, exchange=queue.exchange, routing_key="main", declare=[queue], serializer="json"
         )
-    return ended(app.AsyncResult(str(body["id"])))
+    return ended(app.AsyncResult(body["id"]))

@@ -1,4 +1,4 @@
-"""Tasks with limits of time and rate, and with every setting of acknowledgement, that die or take too long."""
+"""Tasks with limits of time and rate; tasks that die or take too long, with every setting of acks."""
 
 # mypy: disable-error-code="untyped-decorator, misc"
 

@@ -131,9 +131,9 @@ def request_of(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """What a task sees of its call, as far as it can be compared."""
     request = self.request
     names = (
-        "args kwargs retries is_eager called_directly lang task shadow group group_index chord chain errbacks "
-        "callbacks eta expires timelimit origin ignore_result stamped_headers stamps replaced_task_nesting "
-        "argsrepr kwargsrepr utc delivery_info correlation_id hostname headers meth logfile loglevel "
+        "args kwargs retries is_eager called_directly lang task shadow group group_index chord chain "
+        "errbacks callbacks eta expires timelimit origin ignore_result stamped_headers stamps "
+        "replaced_task_nesting argsrepr kwargsrepr utc delivery_info correlation_id hostname headers meth logfile loglevel "
         "taskset reply_to parent_id root_id id"
     )
     return {name: getattr(request, name, "no such attribute") for name in names.split()}
