@@ -7,12 +7,14 @@ happens off the worker's loop.
 """
 
 import logging
-from collections.abc import Callable, Mapping
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from billiard.exceptions import TimeLimitExceeded as CeleryTimeLimitExceeded
 from billiard.exceptions import WorkerLostError
+from celery import states
 from celery.app.task import Context
+from celery.app.trace import task_has_custom
 from celery.exceptions import NotRegistered as CeleryNotRegistered
 from kombu.serialization import prepare_accept_content
 
@@ -58,8 +60,11 @@ class CeleryEndings:
         kept = self._keeps(task, context)
         if status == "REVOKED":
             backend.mark_as_revoked(context.id, str(error), request=context, store_result=kept)
-        else:
-            backend.mark_as_failure(context.id, as_celery(error), request=context, store_result=kept)
+            return
+        failed = as_celery(error, context.task)
+        backend.mark_as_failure(context.id, failed, request=context, store_result=kept)
+        if task is not None and isinstance(failed, CeleryTimeLimitExceeded):
+            _call_hooks(task, context, failed)
 
     def _keeps(self, task: Any, context: Any) -> bool:
         ignored = context.ignore_result
@@ -68,14 +73,30 @@ class CeleryEndings:
         return not ignored or bool(task is not None and task.store_errors_even_if_ignored)
 
 
-def as_celery(error: Exception) -> Exception:
-    """The same ending by the class that Celery's users catch."""
-    kind = _CLASSES.get(type(error))
-    return error if kind is None else kind(*error.args)
+def _call_hooks(task: Any, context: Any, error: Exception) -> None:
+    """Of a task past its hard limit: its process is gone, so they run here, as in Celery's main process."""
+    call_guarded(task.on_failure, error, context.id, context.args, context.kwargs, einfo_of(error))
+    if task_has_custom(task, "after_return"):
+        call_guarded(task.after_return, states.FAILURE, error, context.id, context.args, context.kwargs, None)
 
 
-_CLASSES: Mapping[type[Exception], Callable[..., Exception]] = {
-    TimeLimitExceeded: CeleryTimeLimitExceeded,
-    WorkerLost: WorkerLostError,
-    NotRegistered: CeleryNotRegistered,
-}
+def einfo_of(error: Exception) -> Any:
+    """What handlers get of an error that was raised nowhere."""
+    try:
+        raise error
+    except type(error):
+        return ExceptionInfo()
+
+
+def as_celery(error: Exception, task: str) -> Exception:
+    """The same ending by the class that Celery's users catch, with the arguments it has there."""
+    match error:
+        case TimeLimitExceeded(limit_s=limit_s):
+            whole = limit_s is not None and float(limit_s).is_integer()
+            return CeleryTimeLimitExceeded(int(limit_s) if whole and limit_s else limit_s)
+        case WorkerLost():
+            return WorkerLostError(*error.args)
+        case NotRegistered():
+            return CeleryNotRegistered(task)
+        case _:
+            return error
