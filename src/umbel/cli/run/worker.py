@@ -21,7 +21,6 @@ from umbel.cli.run.celery_options import (
     concurrency_of,
     level_of,
     names_of,
-    refuse_beat,
     sizes_of,
     take_idle,
     without_queues,
@@ -78,6 +77,9 @@ log = logging.getLogger("umbel.worker")
 )
 @click.option(
     "--without-gossip", is_flag=True, default=None, help="Do not listen to the events of other nodes."
+)
+@click.option(
+    "--without-schedule", is_flag=True, default=None, help="Never send the periodic tasks from this worker."
 )
 @click.option("--without-heartbeat", is_flag=True, default=None, help="Send no heartbeats.")
 @click.option("--grace", type=float, help="Seconds to wait for running tasks at shutdown; default 30.")
@@ -136,7 +138,6 @@ def command(
     set_up_logging(level, logfile=logfile, as_json=as_json, node=node)
     _listen_to_signals()
     found = find_app(app_name)
-    refuse_beat(flags, is_celery=found.project is not None)
     notes = take_idle(flags)
     settings = override(
         found.app.settings,
