@@ -13,6 +13,7 @@ from umbel.celery.table.verdicts import (
     each,
     idle,
     refusal,
+    unsupported,
     works,
 )
 
@@ -84,11 +85,6 @@ def _write_url(value: Any) -> Judged | None:
     )
 
 
-def _changed(default: str, heard: str) -> Any:
-    remedy = f"leave it at {default!r}: {heard}"
-    return lambda value: None if value == default else Judged(Verdict.NOT_SUPPORTED, remedy)
-
-
 ROWS: tuple[Row, ...] = (
     works(
         "broker_url",
@@ -98,7 +94,11 @@ ROWS: tuple[Row, ...] = (
         judge=_url,
     ),
     works("broker_read_url", "takes the place of broker_url", judge=_url),
-    Row("broker_write_url", Judged(Verdict.WORKS, "where it is broker_url"), judge=_write_url),
+    Row(
+        "broker_write_url",
+        Judged(Verdict.WORKS, "where it is broker_url; another one is refused"),
+        judge=_write_url,
+    ),
     works("broker_transport", judge=_transport),
     works("broker_transport_options", "`umbel celery check` lists each option for itself", judge=_options),
     works("broker_connection_timeout", ours="connect_timeout_s"),
@@ -119,7 +119,7 @@ ROWS: tuple[Row, ...] = (
     idle("broker_heartbeat_checkrate", _LINKS),
     Row(
         "broker_login_method",
-        Judged(Verdict.WORKS, "PLAIN"),
+        Judged(Verdict.WORKS, "PLAIN; no other one is supported"),
         judge=lambda value: None if value in (None, "PLAIN") else refusal("use PLAIN: user and password"),
     ),
     works("broker_native_delayed_delivery_queue_type", "the kind of the queues that delay messages"),
@@ -134,28 +134,18 @@ ROWS: tuple[Row, ...] = (
     *each(
         "control", "queue_ttl queue_expires queue_exclusive queue_durable", lambda name: idle(name, _MAILBOX)
     ),
-    Row(
+    unsupported(
         "control_exchange",
-        Judged(Verdict.WORKS, "'celery'"),
-        judge=_changed("celery", "the worker's mailbox hears only this exchange"),
+        "leave it at 'celery': the worker's mailbox hears only this exchange",
+        refused=False,
     ),
     *each(
         "event",
         "queue_expires queue_ttl queue_prefix queue_exclusive queue_durable",
         lambda name: client(name, "it is about who listens to events"),
     ),
-    Row(
-        "event_serializer",
-        Judged(Verdict.WORKS, "'json'"),
-        judge=lambda value: (
-            None if value == "json" else Judged(Verdict.DIFFERS, "the worker sends its events as JSON")
-        ),
-    ),
-    Row(
-        "event_exchange",
-        Judged(Verdict.WORKS, "'celeryev'"),
-        judge=_changed("celeryev", "the worker sends its events there"),
-    ),
+    differs("event_serializer", "the worker sends its events as JSON"),
+    unsupported("event_exchange", "leave it at 'celeryev': the worker sends its events there", refused=False),
     *each(
         "security",
         "certificate cert_store key key_password digest",

@@ -14,6 +14,7 @@ from umbel.celery.table.verdicts import (
     each,
     idle,
     refusal,
+    unsupported,
     works,
 )
 
@@ -83,7 +84,7 @@ def _ssl(value: Any) -> Judged | None:
 
 
 def _in_url(name: str) -> Row:
-    return Row(name, Judged(Verdict.WORKS), judge=lambda value: None if value is None else refusal(_IN_URL))
+    return unsupported(name, _IN_URL)
 
 
 def of_backend(name: str) -> Row:
