@@ -50,9 +50,9 @@ CELERY_HEAD = f"""# Celery's settings
 
 {MADE}
 
-What becomes of each of Celery 5.7's settings when `umbel worker -A proj` runs a Celery project. Where the value decides,
-`umbel celery check -A proj` says what holds for yours; a worker refuses to start with what it cannot honour.
-`becomes` names the [setting](settings.md) of Umbel's that it is mapped to.
+What becomes of each of Celery 5.7's settings when `umbel worker -A proj` runs a Celery project. Where the
+value decides, `umbel celery check -A proj` says what holds for yours; a worker refuses to start with what it
+cannot honour. `becomes` names the [setting](settings.md) of Umbel's that it is mapped to.
 """
 
 

@@ -151,6 +151,18 @@ def test_what_is_not_supported_is_named_and_the_worker_refuses_it(shop: Home) ->
         assert (f"{name}:" in refusal) is is_refused, name
 
 
+def test_what_the_command_line_replaces_is_not_refused(shop: Home) -> None:
+    """The broker does not answer: a refusal would come before anybody asks it."""
+    odd = {"SHOP_NEWS": "1", "SHOP_POOL": "eventlet", "SHOP_BROKER": "redis://127.0.0.1:1/0"}
+    asked = ("umbel", "worker", "-A", SHOP, "-l", "warn", "--purge")
+    refused = shop.run(*asked, **odd).stderr
+    assert "worker_pool: eventlet" in refused and "queues: news" in refused
+    replaced = shop.run(*asked, "-P", "threads", "-X", "news", **odd).stderr
+    assert "cannot run this Celery project" not in replaced
+    assert "worker_max_tasks_per_child has no effect in the pool threads" in replaced
+    assert "cannot enforce the time limit of" in replaced.splitlines()[-1]
+
+
 def shop_data(text: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(text)
     return found

@@ -1,17 +1,31 @@
 """Queues: what a Celery project declares (kombu's Queue and Exchange) as plain records for our brokers."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.interface import BrokerSettings, DeclaredBinding, DeclaredExchange, DeclaredQueue
+from umbel.errors import BadSetting
 
 
 def consumed_names(app: Any) -> tuple[str, ...]:
     """The queues that a worker without -Q consumes from."""
     return tuple(app.amqp.queues.consume_from)
+
+
+def add_queues(app: Any, names: Iterable[str]) -> None:
+    """Queues that only -Q names are declared as the settings say of missing ones, if they allow any."""
+    for name in names:
+        try:
+            app.amqp.queues[name]
+        except KeyError:
+            known = ", ".join(sorted(app.amqp.queues))
+            problem = (
+                f"task_queues has no such queue, and task_create_missing_queues is False; it has {known}"
+            )
+            raise BadSetting("--queues", name, problem, source="the command line") from None
 
 
 def declared_queues(app: Any) -> tuple[DeclaredQueue, ...]:

@@ -96,7 +96,11 @@ ROWS: tuple[Row, ...] = (
     works("task_send_sent_event", "clients, and what tasks send", ours="task_send_sent_event"),
     works("task_serializer", "clients, and what tasks send"),
     works("task_soft_time_limit", "a task's own option wins", ours="task_soft_time_limit_s"),
-    works("task_time_limit", "a task's own option wins", ours="task_time_limit_s"),
+    works(
+        "task_time_limit",
+        "a task's own option wins; a worker of a pool that cannot end a task (threads, solo) refuses to start",
+        ours="task_time_limit_s",
+    ),
     works("task_store_errors_even_if_ignored"),
     works("task_track_started"),
     client("task_allow_error_cb_on_chord_header"),
