@@ -95,6 +95,8 @@ ODD: dict[tuple[str, str], bool] = {  # (group, name): whether a worker refuses 
     ("queues", "news"): True,
     ("tasks", "Request"): True,
     ("signals", "celeryd_init"): False,
+    ("classes", "loader"): True,
+    ("classes", "user_options['worker']"): False,
     ("bootsteps", f"{SHOP}.oddities.Liveness"): True,
     ("bootsteps", f"{SHOP}.oddities.PriceFeed"): True,
 }
@@ -138,7 +140,7 @@ def test_it_recommends_what_a_crash_would_show(told: dict[str, Any]) -> None:
 
 
 def test_what_is_not_supported_is_named_and_the_worker_refuses_it(shop: Home) -> None:
-    odd = {"SHOP_ODDITIES": "1", "SHOP_NEWS": "1"}
+    odd = {"SHOP_ODDITIES": "1", "SHOP_NEWS": "1", "SHOP_LOADER": f"{SHOP}.loaders:Loader"}
     checked = shop.run("umbel", "celery", "check", "-A", SHOP, "--json", **odd)
     assert checked.returncode == 1
     found = by_name(shop_data(checked.stdout))

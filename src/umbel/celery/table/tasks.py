@@ -98,7 +98,7 @@ ROWS: tuple[Row, ...] = (
     works("task_soft_time_limit", "a task's own option wins", ours="task_soft_time_limit_s"),
     works(
         "task_time_limit",
-        "a task's own option wins; a worker of a pool that cannot end a task (threads, solo) refuses to start",
+        "a task's own option wins; the pools threads and solo, which cannot end a task, refuse to start",
         ours="task_time_limit_s",
     ),
     works("task_store_errors_even_if_ignored"),
