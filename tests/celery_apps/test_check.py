@@ -36,7 +36,7 @@ RIGHT: dict[tuple[str, str], str] = {  # (group, name): verdict
     ("settings", "result_expires"): "works",
     ("settings", "result_extended"): "works",
     ("broker transport options", "visibility_timeout"): "no effect",
-    ("broker transport options", "queue_order_strategy"): "differs",
+    ("broker transport options", "queue_order_strategy"): "no effect",
     **{
         ("queues", name): "works"
         for name in ["audit", "default", "mail", "media", "orders", "priority", "refunds", "reports", "stock"]
@@ -92,6 +92,7 @@ ODD: dict[tuple[str, str], bool] = {  # (group, name): whether a worker refuses 
     ("settings", "worker_direct"): True,
     ("settings", "worker_pool"): True,
     ("settings", "control_exchange"): False,
+    ("broker transport options", "master_name"): True,
     ("queues", "news"): True,
     ("tasks", "Request"): True,
     ("signals", "celeryd_init"): False,

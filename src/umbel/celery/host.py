@@ -130,7 +130,9 @@ class _Runner:
     ) -> Outcome:
         if isinstance(traced, Raised):
             if isinstance(traced.error, Reject):  # from a hook, after the task's own end
-                return self._rejected(run, task, request, capture, traced.error)
+                return self._rejected(run, task, request, capture, traced.error, None)
+            if isinstance(traced.error, SystemExit):  # the process ends, as it does under Celery
+                raise traced.error
             log.error("task failed in what surrounds it", extra={"task": task.name}, exc_info=traced.error)
             text = "".join(traceback.format_exception(traced.error))
             return run.outcome("failure", capture, summary=repr(traced.error), traceback=text)
@@ -138,7 +140,7 @@ class _Runner:
         if info is None:
             return run.outcome("success", capture, summary=shown or "")
         if isinstance(info.retval, Reject):
-            return self._rejected(run, task, request, capture, info.retval)
+            return self._rejected(run, task, request, capture, info.retval, retval)
         kind = _KINDS[info.state]
         if kind == "ignored":
             return run.outcome(kind, capture)
@@ -151,7 +153,7 @@ class _Runner:
         )
 
     def _rejected(
-        self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, error: Reject
+        self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, error: Reject, einfo: Any
     ) -> Outcome:
         if error.requeue:
             return run.outcome("requeued", summary=str(error.reason))
@@ -165,8 +167,8 @@ class _Runner:
             exception=error,
             args=context.args,
             kwargs=context.kwargs,
-            traceback=error.__traceback__,
-            einfo=None,
+            traceback=getattr(einfo, "traceback", None),
+            einfo=einfo,
         )
         return run.outcome("rejected", capture, summary=str(error.reason))
 

@@ -318,7 +318,7 @@ class Endings:
 
     def _report_first(self, claimed: Claimed, error: Exception, status: str) -> None:
         """Its failure is stored, and the message has not ended."""
-        end = self._left_by(claimed, error, status)
+        end = self._remains.of(claimed.message, claimed.delivery.queue, error, status)
         self._settler.report(end.results, end.follow_ups, end.after)
 
     def bury(self, claimed: Claimed, error: Exception, *, charged: bool) -> None:
@@ -332,7 +332,9 @@ class Endings:
         log.error("task moved to dead letters", extra=self._about(claimed, why=_reason(str(error))))
 
     def _left_by(self, claimed: Claimed, error: Exception, status: str) -> Ending:
-        return self._remains.of(claimed.message, claimed.delivery.queue, error, status)
+        """To be added to the verdict that ends its message."""
+        tag = None if claimed.acked else claimed.delivery.tag
+        return self._remains.of(claimed.message, claimed.delivery.queue, error, status, tag)
 
     def give_back(self, claimed: Claimed, *, ran: bool, not_before: float = 0.0) -> None:
         message = self._sent_again(claimed, ran=ran, not_before=not_before)
