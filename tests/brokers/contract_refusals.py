@@ -11,6 +11,7 @@ from tests.brokers.under_test import (
     OWNER,
     QUEUE,
     BrokerUnderTest,
+    message,
     needs,
     outgoing,
     read_results,
@@ -169,5 +170,27 @@ class RefusalsContract:
                 )
                 assert len(settled.refused) == 1
                 assert read_results(backend, ["t1"])["t1"].status == "SUCCESS"
+
+        run(scenario())
+
+    def test_a_message_for_an_exchange_that_reaches_no_queue_is_refused(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        astray = Outgoing("", message("astray"), exchange="nowhere", routing_key="k")
+
+        async def scenario() -> None:
+            producer = under_test.producer()
+            async with under_test.open() as broker:
+                with pytest.raises(BrokerRefused, match="nowhere"):
+                    await broker.publish([*outgoing("with it"), astray])
+                with pytest.raises(BrokerRefused, match="nowhere"):
+                    producer.publish([astray])
+                await broker.publish(outgoing("a"))
+                delivery = (await take(broker)).deliveries[-1]
+                settled = await broker.settle([Ack(delivery.tag, (), [astray, *outgoing("next")])])
+                assert (settled.applied, [one.part for one in settled.refused]) == (1, [astray])
+                assert texts((await take(broker)).deliveries) == ["next"]
+                (letter,) = await broker.dead_letters()
+                assert (letter.queue, letter.message.exchange) == ("", "nowhere")
 
         run(scenario())

@@ -15,7 +15,7 @@ from threading import Event
 from typing import Any
 
 from umbel import App
-from umbel.launch import workers
+from umbel.launch.native import NativeProject
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.user_code.foreign_scheduler import Leadership
 from umbel.worker.user_code.notices import NoticeHooks
@@ -93,7 +93,8 @@ def told(what: str, **about: Any) -> None:
 NOTICES = NoticeHooks(
     **{name: partial(told, name) for name in ("stopping", "heartbeat", "received", "unknown", "failed")}
 )
-_rules_of, _written, _hooks = workers.task_rules, workers.written_by_users, workers.life_hooks
+_rules_of, _written = NativeProject.task_rules, NativeProject.written_by_users
+_hooks = NativeProject.life_hooks
 
 
 def _with_rules(*args: Any) -> dict[str, TaskRules]:
@@ -116,4 +117,4 @@ for _place, _mine in (
     ("written_by_users", _with_ways),
     ("life_hooks", _with_set_up),
 ):
-    setattr(workers, _place, _mine)
+    setattr(NativeProject, _place, _mine)

@@ -43,7 +43,9 @@ class RedisBackend:
         self._pool = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
         self._listening = SocketPool(self._addresses, timeout_s=settings.connect_timeout_s)
         self._timeout_s = settings.connect_timeout_s
-        self._chords = RedisChords(self._pool, self._keys, ttl_s=settings.result_expires_s)
+        self._chords = RedisChords(
+            self._pool, self._keys, ttl_s=settings.result_expires_s, declared=settings.declared
+        )
         self._listeners: WeakKeyDictionary[asyncio.AbstractEventLoop, Listener] = WeakKeyDictionary()
 
     @property

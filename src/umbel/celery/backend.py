@@ -52,7 +52,19 @@ class ForeignBackend:
     def claim_chord(self, group_id: str, by: str) -> bool:
         self._refuse()
 
+    def grow_chord(self, group_id: str, task_id: str) -> None:
+        self._refuse()
+
     def end_chord(self, group_id: str, batch: Sequence[Outgoing]) -> Sequence[Refused]:
+        self._refuse()
+
+    def save_group(self, group_id: str, payload: bytes) -> None:
+        self._refuse()
+
+    def read_group(self, group_id: str) -> bytes | None:
+        self._refuse()
+
+    def forget_group(self, group_id: str) -> None:
         self._refuse()
 
     def close(self) -> None:

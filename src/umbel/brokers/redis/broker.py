@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from umbel.brokers.evidence import Evidence, judge_mark
 from umbel.brokers.interface import (
@@ -34,15 +35,18 @@ from umbel.brokers.links import MAIN, unheard
 from umbel.brokers.redis import dead_letters, event_log
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.answers import AnswerQueue, is_direct
+from umbel.brokers.redis.bindings import Bindings, Tables, refusal
 from umbel.brokers.redis.claims import Claims
 from umbel.brokers.redis.coordination import RedisCoordination
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.publishing import declare, publication, questions
+from umbel.brokers.redis.publishing import publication, questions
 from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.redis.revokes import revokes_to_record
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.subscription import RedisSubscription, broadcast
+from umbel.brokers.redis.verdicts import follow_ups_of
+from umbel.errors import NotSupported
 from umbel.protocol.outage import LinkChange
 from umbel.urls import without_password
 from umbel.wire.envelope_redis import unseal
@@ -93,7 +97,8 @@ class RedisBroker:
             name="coordination",
             on_link=self._tell_link,
         )
-        self._coordination = RedisCoordination(self._coordination_link, self._keys)
+        self._bindings = Bindings(self._keys, settings.declared)
+        self._coordination = RedisCoordination(self._coordination_link, self._keys, self._bindings)
         self._declared: set[str] = set()
         self._claims = Claims(
             self._link,
@@ -145,6 +150,7 @@ class RedisBroker:
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         if not batch:
             return
+        batch = await self._routed(batch)
         await self._declare(outgoing.queue for outgoing in batch)
         args, commands = publication(self._keys, batch, self._claims.consumed)
         if args:
@@ -161,6 +167,9 @@ class RedisBroker:
     # -- claims ----------------------------------------------------------------------------------
 
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
+        for queue in queues:
+            if queue not in self._declared and (problem := self._bindings.problem(queue)):
+                raise NotSupported(problem)
         return await self._claims.claim(owner, queues, limit, revoked_after=revoked_after)
 
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
@@ -182,7 +191,13 @@ class RedisBroker:
         return await self._claims.ended(tags)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled:
-        return await self._claims.settle(verdicts)
+        tables = await self._tables(one for verdict in verdicts for one in follow_ups_of(verdict))
+        if not tables:
+            return await self._claims.settle(verdicts)
+        routed, astray = self._bindings.route_verdicts(verdicts, tables)
+        await self.bury(astray)  # before their tasks end: a crash in between repeats work and loses none
+        settled = await self._claims.settle(routed)
+        return replace(settled, refused=(*astray, *settled.refused))
 
     async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
         return await self._claims.spend(signatures)
@@ -219,7 +234,7 @@ class RedisBroker:
         return await dead_letters.read(self._link, self._keys, limit)
 
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
-        return await dead_letters.requeue(self._link, self._keys, letter_ids, self.keyring)
+        return await dead_letters.requeue(self._link, self._keys, letter_ids, self._routed, self.keyring)
 
     async def bury(self, refused: Sequence[Refused]) -> None:
         await dead_letters.bury(self._link, self._keys, refused)
@@ -305,11 +320,27 @@ class RedisBroker:
         self._declared.clear()
         self._on_replaced(replaced)
 
+    async def _tables(self, batch: Iterable[Outgoing]) -> Tables:
+        exchanges = self._bindings.exchanges(batch)
+        if not exchanges:
+            return {}
+        return dict(zip(exchanges, await self._link.call_all(self._bindings.read(exchanges)), strict=True))
+
+    async def _routed(self, batch: Sequence[Outgoing]) -> Sequence[Outgoing]:
+        """With the queues that messages for exchanges go to."""
+        tables = await self._tables(batch)
+        if not tables:
+            return batch
+        routed = self._bindings.route(batch, tables)
+        if routed.refused:
+            raise refusal(routed.refused)
+        return routed.batch
+
     async def _declare(self, queues: Iterable[str]) -> None:
         await self._link.connect()
         new = set(queues) - self._declared
         if new:
-            for problem in await self._link.attempt_all(declare(self._keys, new)):
+            for problem in await self._link.attempt_all(self._bindings.declare(new)):
                 # Its messages come all the same; Celery, or a list of all queues, may not know it.
                 log.warning("cannot declare a queue", extra={"queues": sorted(new), "why": str(problem)})
             self._declared |= new

@@ -18,9 +18,11 @@ from typing import Any
 import msgspec
 
 from umbel.brokers.interface import Refused
+from umbel.brokers.redis import dead_letters
+from umbel.brokers.redis.bindings import Bindings
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
-from umbel.brokers.redis.publishing import declare, parkable
+from umbel.brokers.redis.publishing import parkable
 from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.refusals import log_refused
@@ -48,7 +50,8 @@ _decode = msgspec.msgpack.Decoder(ElectionRequest).decode
 class RedisCoordination:
     """`clock` is for tests: the text of an instant instead of the server's own."""
 
-    def __init__(self, link: Link, keys: Keys, *, clock: str = "") -> None:
+    def __init__(self, link: Link, keys: Keys, bindings: Bindings | None = None, *, clock: str = "") -> None:
+        self._bindings = bindings or Bindings(keys)
         self._link = link
         self._keys = keys
         self.clock = clock
@@ -107,16 +110,23 @@ class RedisCoordination:
     async def fenced_publish(
         self, name: str, holder: str, term: int, batch: Sequence[Outgoing], *, data: bytes | None = None
     ) -> bool:
-        if batch:
-            await self._link.attempt_all(declare(self._keys, {one.queue for one in batch}))
+        exchanges = self._bindings.exchanges(batch)
+        tables = await self._link.call_all(self._bindings.read(exchanges)) if exchanges else []
+        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
+        if routed.batch:
+            await self._link.attempt_all(self._bindings.declare({one.queue for one in routed.batch}))
         args = ("keep", b"") if data is None else ("change", data)
-        messages = parkable(self._keys, batch, ())
+        messages = parkable(self._keys, routed.batch, ())
         reply = await self._lease("publish", name, holder, term, *args, *messages)
         status, *told = reply if isinstance(reply, list) else [reply]
         log_refused(
-            Refused(batch[place], why.decode(errors="replace"))
+            Refused(routed.batch[place], why.decode(errors="replace"))
             for place, why in zip(told[::2], told[1::2], strict=True)
         )
+        if status and routed.refused:
+            astray = [Refused(batch[place], why) for place, why in routed.refused.items()]
+            log_refused(astray)
+            await dead_letters.bury(self._link, self._keys, astray)
         return await self._proven(status)
 
     async def release_unique(self, held: Sequence[tuple[str, str]]) -> None:

@@ -1,6 +1,6 @@
 """Dead letters: a stream of messages that were given up; its ids are theirs, for people to type."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from math import isfinite
 from typing import Any
 
@@ -8,12 +8,11 @@ from umbel.brokers.interface import DeadLetter, Refused
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, delivery_tags, push, weight_of
-from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.redis.scripts import script
 from umbel.clock import cluster_now
 from umbel.errors import BrokerRefused
 from umbel.wire.envelope_redis import seal, unseal
-from umbel.wire.message import Outgoing
+from umbel.wire.message import Outgoing, outgoing_of_letter
 from umbel.wire.signing import Keyring
 
 _BURY, _REQUEUE = script("bury"), script("requeue")
@@ -26,7 +25,11 @@ async def read(link: Link, keys: Keys, limit: int) -> list[DeadLetter]:
 
 
 async def requeue(
-    link: Link, keys: Keys, letter_ids: Sequence[int | str], keyring: Keyring | None = None
+    link: Link,
+    keys: Keys,
+    letter_ids: Sequence[int | str],
+    route: Callable[[Sequence[Outgoing]], Awaitable[Sequence[Outgoing]]],
+    keyring: Keyring | None = None,
 ) -> int:
     """Send the letters as new messages; how many there were.
 
@@ -40,18 +43,22 @@ async def requeue(
         if not found:
             continue
         letter = _letter(keys, *found[0])
-        if not letter.queue:
+        if not letter.queue and not letter.message.exchange:
             problems[place] = f"dead letter {letter_id} cannot be requeued: its queue is not known"
             continue
-        outgoing = Outgoing(letter.queue, letter.message)
+        outgoing = outgoing_of_letter(letter.queue, letter.message)
         if keyring is not None:
             outgoing = keyring.requeued(outgoing, letter.reason, cluster_now())
-        ((_, key, envelope),) = push(keys, [outgoing])
-        if not letter.message.headers:  # no envelope that can be read: it goes back as it is
-            envelope = letter.message.body
         try:
-            count += await link.run(_REQUEUE, keys.dead, letter_id, key, envelope)
-        except ServerRefused as problem:
+            first, *others = await route([outgoing])
+            ((_, key, envelope),) = push(keys, [first])
+            if not letter.message.headers:  # no envelope that can be read: it goes back as it is
+                envelope = letter.message.body
+            sent = await link.run(_REQUEUE, keys.dead, letter_id, key, envelope)
+            if sent and others:  # an exchange hands it to several queues
+                await link.call_all(push(keys, others))
+            count += sent
+        except BrokerRefused as problem:
             problems[place] = str(problem)
     if problems:
         raise BrokerRefused(
@@ -61,14 +68,20 @@ async def requeue(
 
 
 async def bury(link: Link, keys: Keys, refused: Sequence[Refused]) -> None:
-    letters = [(one.part, one.reason) for one in refused if isinstance(one.part, Outgoing)]
-    tags = delivery_tags(len(letters))
-    for (part, reason), tag in zip(letters, tags, strict=True):
-        if weight_of(part) > BATCH_BYTES_MAX:
-            continue  # the server closes the connection on it; who refused it has said so
-        key = keys.list_of(part.queue, part.message.priority)
-        envelope = seal(part.message, part.queue, tag)
-        await link.run(_BURY, keys.prefix, key, envelope, reason.encode(errors="backslashreplace"))
+    for args in letters(keys, refused):
+        await link.run(_BURY, *args)
+
+
+def letters(keys: Keys, refused: Sequence[Refused]) -> Iterator[Sequence[Any]]:
+    """The arguments of the script `bury` for each message among these."""
+    for one in refused:
+        if not isinstance(one.part, Outgoing) or weight_of(one.part) > BATCH_BYTES_MAX:
+            continue  # the server closes the connection on a larger one; who refused it has said so
+        part, (tag,) = one.part.as_letter(), delivery_tags(1)
+        key = keys.list_of(part.queue, part.message.priority if part.queue else 0)
+        by, with_key = ("", "") if part.queue else (part.message.exchange, part.message.routing_key)
+        envelope = seal(part.message, part.queue, tag, exchange=by, routing_key=with_key)
+        yield keys.prefix, key, envelope, one.reason.encode(errors="backslashreplace")
 
 
 def _letter(keys: Keys, letter_id: bytes, fields: list[Any]) -> DeadLetter:

@@ -12,10 +12,11 @@ from typing import Any
 from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.answers import answer, is_direct
+from umbel.brokers.redis.bindings import Bindings, refusal
 from umbel.brokers.redis.broker import CAPABILITIES
 from umbel.brokers.redis.event_log import append_arguments
 from umbel.brokers.redis.keys import Keys
-from umbel.brokers.redis.publishing import Command, declare, fan_out, publication, questions
+from umbel.brokers.redis.publishing import Command, fan_out, publication, questions
 from umbel.brokers.redis.replies import ServerRefused, checked
 from umbel.brokers.redis.revokes import revokes_to_record
 from umbel.brokers.redis.scripts import script
@@ -33,6 +34,7 @@ class RedisProducer:
         self._settings = settings
         addresses = parse_addresses(settings.url)
         self._keys = Keys.of(settings, addresses[0].database)
+        self._bindings = Bindings(self._keys, settings.declared)
         self._pool = SocketPool(addresses, timeout_s=settings.connect_timeout_s)
 
     @property
@@ -42,6 +44,8 @@ class RedisProducer:
     def publish(self, batch: Sequence[Outgoing]) -> None:
         if not batch:
             return
+        if exchanges := self._bindings.exchanges(batch):
+            batch = self._routed(batch, exchanges)
         made = publication(self._keys, batch)
         # Who waits for a server that is away, and how long, is decided in front of this.
         self._pool.use(lambda connection: self._publish(connection, batch, *made), patience_s=0.0)
@@ -73,6 +77,14 @@ class RedisProducer:
     def close(self) -> None:
         self._pool.close()
 
+    def _routed(self, batch: Sequence[Outgoing], exchanges: Sequence[str]) -> Sequence[Outgoing]:
+        read = self._bindings.read(exchanges)
+        tables = self._pool.use(lambda connection: connection.call_all(read), patience_s=0.0)
+        routed = self._bindings.route(batch, dict(zip(exchanges, tables, strict=True)))
+        if routed.refused:
+            raise refusal(routed.refused)
+        return routed.batch
+
     def _publish(
         self,
         connection: SocketConnection,
@@ -87,7 +99,7 @@ class RedisProducer:
             connection.declared.clear()
             connection.declare_again_at = now + DECLARE_AGAIN_S
         new = {outgoing.queue for outgoing in batch} - connection.declared
-        declared = declare(self._keys, new) if new else []
+        declared = self._bindings.declare(new) if new else []
         if commands or declared:
             replies = connection.exchange([*declared, *commands])
             try:

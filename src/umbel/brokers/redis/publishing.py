@@ -86,13 +86,26 @@ def push(keys: Keys, batch: Sequence[Outgoing]) -> list[Command]:
         if place is None:
             place = lists.setdefault(keys.list_of(queue, message.priority), [])
             places[queue, message.priority] = place
-        place.append(seal(message, queue, tag, outgoing.not_before, redelivered=outgoing.redelivered))
+        place.append(sealed(outgoing, tag, outgoing.not_before))
     commands: list[Command] = [
         ("LPUSH", key, *envelopes[first : first + ARGUMENTS_MAX])
         for key, envelopes in lists.items()
         for first in range(0, len(envelopes), ARGUMENTS_MAX)
     ]
     return commands if len(commands) == 1 else [("MULTI",), *commands, ("EXEC",)]
+
+
+def sealed(outgoing: Outgoing, tag: str, not_before: float) -> bytes:
+    """The envelope of a message whose queue is known."""
+    return seal(
+        outgoing.message,
+        outgoing.queue,
+        tag,
+        not_before,
+        redelivered=outgoing.redelivered,
+        exchange=outgoing.exchange,
+        routing_key=outgoing.routing_key,
+    )
 
 
 def parkable(keys: Keys, batch: Iterable[Outgoing], here: Container[str]) -> list[Any]:
@@ -108,7 +121,7 @@ def parkable(keys: Keys, batch: Iterable[Outgoing], here: Container[str]) -> lis
         key = keys.list_of(queue, outgoing.message.priority)
         is_parked = due and queue in here
         not_before = 0.0 if is_parked else due
-        envelope = seal(outgoing.message, queue, tag, not_before, redelivered=outgoing.redelivered)
+        envelope = sealed(outgoing, tag, not_before)
         args += (key, f"{due if is_parked else 0.0:.6f}", f"{tag}:p:{key}", envelope)
     return args
 
@@ -121,19 +134,6 @@ def push_results(keys: Keys, results: Sequence[StoredResult], ttl_ms: int) -> li
         commands.append(("LPUSH", key, seal_result(result, tag)))
         if ttl_ms:
             commands.append(("PEXPIRE", key, ttl_ms))
-    return commands
-
-
-def declare(keys: Keys, queues: Iterable[str]) -> list[Command]:
-    """Make queues known: to us, and to Celery as bound to the exchange of the same name, for good."""
-    commands: list[Command] = []
-    for queue in queues:
-        binding = keys.binding_member(queue, "", queue)
-        commands += (
-            ("SADD", keys.queues, queue),
-            ("SADD", keys.binding(queue), binding),
-            ("SADD", keys.permanent_binding(queue), binding),
-        )
     return commands
 
 

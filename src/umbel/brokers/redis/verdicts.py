@@ -13,8 +13,15 @@ import msgspec
 
 from umbel.brokers.interface import Ack, Bury, Refused, Return, Started, Tag, Verdict
 from umbel.brokers.redis.keys import Keys
-from umbel.brokers.redis.publishing import BATCH_BYTES_MAX, CALL_BYTES_MAX, delivery_tags, parkable, weight_of
-from umbel.wire.envelope_redis import seal, seal_result, unseal
+from umbel.brokers.redis.publishing import (
+    BATCH_BYTES_MAX,
+    CALL_BYTES_MAX,
+    delivery_tags,
+    parkable,
+    sealed,
+    weight_of,
+)
+from umbel.wire.envelope_redis import seal_result, unseal
 from umbel.wire.message import Outgoing, StoredResult
 
 Part = Outgoing | StoredResult
@@ -115,6 +122,10 @@ def in_calls(verdicts: Sequence[Verdict]) -> tuple[Sequence[Sequence[Verdict]], 
     return calls, refused
 
 
+def follow_ups_of(verdict: Verdict) -> Sequence[Outgoing]:
+    return verdict.follow_ups if isinstance(verdict, _SENDING) else ()
+
+
 def _weight(verdict: Verdict) -> int:
     weight = 0
     if isinstance(verdict, _SENDING):
@@ -163,7 +174,7 @@ def _pushes(
     tags = iter(delivery_tags(len(now) + len(letters)))
     for outgoing in now:
         key = keys.list_of(outgoing.queue, outgoing.message.priority)
-        envelope = seal(outgoing.message, outgoing.queue, next(tags), outgoing.not_before)
+        envelope = sealed(outgoing, next(tags), outgoing.not_before)
         lists.setdefault((key, ""), []).append((outgoing, envelope))
     for letter in letters:
         key = keys.list_of(letter.reply_to, 0)

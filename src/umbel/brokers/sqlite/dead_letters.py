@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from umbel.brokers.interface import DeadLetter, Refused
 from umbel.brokers.sqlite import messages, meta, refusals, rows
-from umbel.wire.message import Outgoing
+from umbel.wire.message import Outgoing, outgoing_of_letter
 from umbel.wire.signing import Keyring
 
 DEAD_LETTERS_MAX = 100_000
@@ -30,7 +30,7 @@ def bury_refused(db: sqlite3.Connection, refused: Sequence[Refused], now_s: floa
 
     def put(one: Refused) -> None:
         if isinstance(one.part, Outgoing):
-            queue, priority, message = messages.row(one.part)
+            queue, priority, message = messages.row(one.part.as_letter())
             db.execute(
                 """INSERT INTO dead_letters (queue, priority, starts, reason, buried_at, message)
                    VALUES (?, ?, 0, ?, ?, ?)""",
@@ -80,7 +80,7 @@ def requeue(
     ).fetchall()
     batch: list[Outgoing] = []
     for _, queue, message, reason in sorted(letters):
-        outgoing = Outgoing(queue, messages.decode(message))
+        outgoing = outgoing_of_letter(queue, messages.decode(message))
         if keyring is not None:
             outgoing = keyring.requeued(outgoing, reason, now_s)
         batch.append(outgoing)

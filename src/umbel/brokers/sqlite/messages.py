@@ -47,6 +47,8 @@ APPEND = "INSERT INTO messages (queue, priority, message) VALUES (?, ?, ?)"
 
 def row(one: Outgoing) -> tuple[str, int, bytes]:
     """The values for APPEND."""
+    if one.exchange:
+        raise ValueError(f"the embedded broker has no exchanges: name a queue instead of {one.exchange!r}")
     return one.queue, _in_range(one.message.priority), encode(one.message)
 
 

@@ -51,6 +51,7 @@ TRANSPORT_OPTIONS: Mapping[str, Judged] = {
     "global_keyprefix": Judged(Verdict.WORKS, "prefix of the keys on Redis"),
     "priority_steps": Judged(Verdict.WORKS, "names the lists of a queue on Redis"),
     "sep": Judged(Verdict.WORKS, "names the lists of a queue on Redis"),
+    "fanout_prefix": Judged(Verdict.WORKS, "prefix of the channels on Redis"),
     "queue_order_strategy": Judged(
         Verdict.DIFFERS, "within a queue by priority; among queues always in a fair rotation"
     ),
@@ -58,14 +59,13 @@ TRANSPORT_OPTIONS: Mapping[str, Judged] = {
     "sentinel_kwargs": refusal("Redis Sentinel is not supported: name the Redis server itself in broker_url"),
     "confirm_publish": Judged(Verdict.WORKS, "read by clients; the worker's own sends are always confirmed"),
 }
-_FANOUT = ("fanout_prefix", "fanout_patterns")
 _OTHER_OPTION = Judged(Verdict.WORKS, "read by clients and by what tasks send; the worker has its own links")
 
 
 def transport_options(options: Mapping[str, Any]) -> Iterator[tuple[str, Judged]]:
     """Each option of `broker_transport_options` with its verdict."""
     for name, value in options.items():
-        if name in _FANOUT and value is not True:
+        if name == "fanout_patterns" and value is not True:
             yield name, refusal("leave it at True: the worker listens to the channels of Celery's defaults")
         else:
             yield name, TRANSPORT_OPTIONS.get(name, _OTHER_OPTION)
@@ -100,7 +100,7 @@ ROWS: tuple[Row, ...] = (
     works("broker_read_url", "takes the place of broker_url", judge=_url),
     Row("broker_write_url", Judged(Verdict.WORKS, "where it is broker_url"), judge=_write_url),
     works("broker_transport", judge=_transport),
-    works("broker_transport_options", "each option for itself: see `umbel celery check`", judge=_options),
+    works("broker_transport_options", "`umbel celery check` lists each option for itself", judge=_options),
     works("broker_connection_timeout", ours="connect_timeout_s"),
     idle("broker_connection_retry", "a running worker always reconnects"),
     differs(
@@ -122,10 +122,7 @@ ROWS: tuple[Row, ...] = (
         Judged(Verdict.WORKS, "PLAIN"),
         judge=lambda value: None if value in (None, "PLAIN") else refusal("use PLAIN: user and password"),
     ),
-    idle(
-        "broker_native_delayed_delivery_queue_type",
-        "messages that are not due wait in queues of Umbel's own; what clients send is theirs",
-    ),
+    works("broker_native_delayed_delivery_queue_type", "the kind of the queues that delay messages"),
     works("broker_pool_limit", "clients, and what tasks send from child processes"),
     works("broker_pool_acquire_timeout", "clients, and what tasks send from child processes"),
     works("broker_use_ssl", "becomes a part of `broker`", judge=_ssl),

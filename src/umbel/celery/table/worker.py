@@ -119,7 +119,10 @@ ROWS: tuple[Row, ...] = (
         read=lambda app: "spawn" if app.conf.worker_pool_start_method == "spawn" else None,
     ),
     idle("worker_proc_alive_timeout", "a child process has `worker_start_timeout_s` to start, 60 s"),
-    idle("worker_prefetch_multiplier", _PREFETCH),
+    differs(
+        "worker_prefetch_multiplier",
+        f"on RabbitMQ so many messages for each child process are held at least; else {_PREFETCH}",
+    ),
     idle("worker_eta_task_limit", _IN_BROKER),
     idle("worker_enable_prefetch_count_reduction", _PREFETCH),
     idle("worker_disable_prefetch", f"it is so without it: {_PREFETCH}"),

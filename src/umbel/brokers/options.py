@@ -1,0 +1,187 @@
+"""Options: what the transport options of a Celery project mean here, one by one.
+
+Three verdicts. *Mapped*: there is a setting of ours for it. *No effect*: it steers something that is done
+otherwise here, and `why` says how. *Not supported*: the project would not work as it says, so it is
+refused by name, as is every option that is not in the tables.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from umbel.brokers.interface.settings import BrokerSettings
+from umbel.errors import NotSupported
+
+
+class Support(StrEnum):
+    MAPPED = "mapped"
+    NO_EFFECT = "no effect"
+    UNSUPPORTED = "not supported"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One option and what is to be thought of it; `changes` are fields of BrokerSettings."""
+
+    name: str
+    support: Support
+    why: str
+    changes: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    why: str
+    field: str = ""  # of BrokerSettings; empty: no effect
+    read: Callable[[Any], Any] = lambda value: value
+    allowed: tuple[Any, ...] | None = None  # other values are not supported
+    unsupported: bool = False
+
+
+def judge_options(url: str, options: Mapping[str, Any]) -> list[Judged]:
+    """`broker_transport_options` of a project whose broker is at this address."""
+    table = _REDIS if url.startswith(("redis", "unix")) else _AMQP
+    return [_judge(name, value, table) for name, value in options.items()]
+
+
+def judge_result_options(options: Mapping[str, Any]) -> list[Judged]:
+    """`result_backend_transport_options`."""
+    return [_judge(name, value, _RESULTS) for name, value in options.items()]
+
+
+def changes_of(judged: list[Judged]) -> dict[str, Any]:
+    """The fields of BrokerSettings that they set; NotSupported names those that cannot be."""
+    if refused := [one for one in judged if one.support is Support.UNSUPPORTED]:
+        raise NotSupported("; ".join(f"transport option {one.name!r}: {one.why}" for one in refused))
+    return {field: value for one in judged for field, value in one.changes}
+
+
+def with_tls(url: str, use_ssl: bool | Mapping[str, Any] | None) -> str:
+    """The address with what `broker_use_ssl` or `redis_backend_use_ssl` asks for.
+
+    Names with and without `ssl_` mean the same, as in Celery, where each transport has its own.
+    """
+    if not use_ssl:
+        return url
+    options: dict[str, str] = {}
+    for name, value in use_ssl.items() if isinstance(use_ssl, Mapping) else ():
+        key = name if name.startswith("ssl_") else f"ssl_{name}"
+        if key not in _TLS:
+            raise NotSupported(
+                f"TLS option {name!r}: known are {', '.join(sorted(_TLS))}, with or without ssl_"
+            )
+        if value is not None:
+            options[key] = _TLS[key](value)
+    return ";".join(_encrypted(part.strip(), options) for part in url.split(";") if part.strip())
+
+
+def _judge(name: str, value: Any, table: Mapping[str, _Rule]) -> Judged:
+    rule = table.get(name) or _ANY.get(name)
+    if rule is None:
+        return Judged(name, Support.UNSUPPORTED, "unknown here; remove it, or say what needs it")
+    if rule.unsupported or (rule.allowed is not None and value not in rule.allowed):
+        shown = "" if rule.unsupported else f"{value!r}: "
+        return Judged(name, Support.UNSUPPORTED, shown + rule.why)
+    if not rule.field or value is None:
+        return Judged(name, Support.NO_EFFECT, rule.why)
+    return Judged(name, Support.MAPPED, rule.why, ((rule.field, rule.read(value)),))
+
+
+def _fanout_prefix(value: bool | str) -> str:
+    """True is the default, False none, a text the prefix itself."""
+    if isinstance(value, str):
+        return value
+    return BrokerSettings("").fanout_prefix if value else ""
+
+
+def _result_prefix(value: str) -> str:
+    """As Celery puts it before its keys."""
+    return value if not value or value.endswith((":", "_", "-", ".")) else f"{value}_"
+
+
+def _encrypted(url: str, options: Mapping[str, str]) -> str:
+    scheme, _, rest = url.partition("://")
+    encrypted = {"redis": "rediss", "amqp": "amqps", "pyamqp": "amqps"}.get(scheme, scheme)
+    if not options:
+        return f"{encrypted}://{rest}"
+    joint = "&" if urlsplit(url).query else "?"
+    return f"{encrypted}://{rest}{joint}{urlencode(options)}"
+
+
+def _cert_reqs(value: Any) -> str:
+    """A number of the ssl module, its name, or Celery's word for it."""
+    text = str(getattr(value, "name", value)).lower().removeprefix("cert_")
+    text = {"0": "none", "1": "optional", "2": "required"}.get(text, text)
+    if text not in ("none", "required"):
+        raise NotSupported(f"TLS option 'cert_reqs' is {value!r}: write CERT_REQUIRED or CERT_NONE")
+    return text
+
+
+_TLS: Mapping[str, Callable[[Any], str]] = {
+    "ssl_ca_certs": str,
+    "ssl_certfile": str,
+    "ssl_keyfile": str,
+    "ssl_cert_reqs": _cert_reqs,
+    "ssl_check_hostname": lambda value: str(bool(value)).lower(),
+}
+_LEASES = "a message belongs to its worker by a lease (lease_s); one that is lost is redelivered after that"
+_UNACKED = "it names what Celery's workers hold; ours is held under other keys"
+_OWN_CONNECTIONS = "our connections have their own time-outs and find out by themselves when one is dead"
+_SENTINEL = "Umbel does not speak to Redis Sentinel; write the addresses of the servers, joined by ';'"
+_CALLBACK = "Umbel does not call functions of the AMQP library"
+_LOGIN = "Umbel logs in with the user and password of the address"
+_CLIENTS = "it is about how a client publishes; that stays with Celery"
+_ANY = {
+    **dict.fromkeys(("max_retries", "interval_start", "interval_step", "interval_max"), _Rule(_CLIENTS)),
+    "queue_order_strategy": _Rule("messages come by priority, and queues take turns"),
+    "visibility_timeout": _Rule(_LEASES),
+    "polling_interval": _Rule("an idle worker is told of messages and does not ask for them"),
+}
+_REDIS: Mapping[str, _Rule] = {
+    "global_keyprefix": _Rule("before every key and channel", "key_prefix", str),
+    "priority_steps": _Rule("one list for each", "priority_steps", tuple),
+    "sep": _Rule("between the parts of keys", "sep", str),
+    "fanout_prefix": _Rule("before the channels of events and control", "fanout_prefix", _fanout_prefix),
+    "fanout_patterns": _Rule("Umbel needs patterns in channels: leave it at True", allowed=(True,)),
+    "socket_connect_timeout": _Rule("to connect", "connect_timeout_s", float),
+    "client_name": _Rule("shown by CLIENT LIST", "connection_name", str),
+    "ack_emulation": _Rule("messages are always acknowledged: leave it at True", allowed=(True,)),
+    **dict.fromkeys(("unacked_key", "unacked_index_key", "unacked_mutex_key"), _Rule(_UNACKED)),
+    **dict.fromkeys(("unacked_mutex_expire", "unacked_restore_limit"), _Rule(_LEASES)),
+    **dict.fromkeys(("unacked_restore_interval", "unacked_restore_throttle"), _Rule(_LEASES)),
+    **dict.fromkeys(
+        ("socket_timeout", "socket_keepalive", "socket_keepalive_options"), _Rule(_OWN_CONNECTIONS)
+    ),
+    **dict.fromkeys(
+        ("health_check_interval", "retry_on_timeout", "max_connections"), _Rule(_OWN_CONNECTIONS)
+    ),
+    "reauth_check_interval": _Rule(_OWN_CONNECTIONS),
+    "body_encoding": _Rule("both encodings are read"),
+    "deadletter_queue": _Rule("what reaches no queue is among the dead letters (umbel dlq)"),
+    **dict.fromkeys(("master_name", "sentinel_kwargs", "sentinels"), _Rule(_SENTINEL, unsupported=True)),
+    **dict.fromkeys(("min_other_sentinels", "sentinel_fanout_compat"), _Rule(_SENTINEL, unsupported=True)),
+    "credential_provider": _Rule("write user and password into the address", unsupported=True),
+}
+_AMQP: Mapping[str, _Rule] = {
+    "confirm_publish": _Rule("every message is confirmed by the server"),
+    "connect_timeout": _Rule("to connect", "connect_timeout_s", float),
+    **dict.fromkeys(
+        ("read_timeout", "write_timeout", "socket_settings", "heartbeat"), _Rule(_OWN_CONNECTIONS)
+    ),
+    **dict.fromkeys(("channel_max", "frame_max", "client_properties", "locale"), _Rule(_OWN_CONNECTIONS)),
+    "login_method": _Rule(_LOGIN, allowed=(None, "PLAIN", "AMQPLAIN")),
+    **dict.fromkeys(("authentication", "login_response"), _Rule(_LOGIN, unsupported=True)),
+    **dict.fromkeys(
+        ("on_open", "on_blocked", "on_unblocked", "on_tune_ok"), _Rule(_CALLBACK, unsupported=True)
+    ),
+    **dict.fromkeys(("global_keyprefix", "priority_steps", "sep"), _Rule("it is an option of Redis")),
+}
+_RESULTS: Mapping[str, _Rule] = {
+    "global_keyprefix": _Rule("before the keys of results", "result_key_prefix", _result_prefix),
+    "retry_policy": _Rule(_OWN_CONNECTIONS),
+    "result_chord_ordered": _Rule("the parts of a chord keep their order: leave it at True", allowed=(True,)),
+    **dict.fromkeys(("socket_timeout", "retry_on_timeout", "health_check_interval"), _Rule(_OWN_CONNECTIONS)),
+    **dict.fromkeys(("master_name", "sentinel_kwargs"), _Rule(_SENTINEL, unsupported=True)),
+}
