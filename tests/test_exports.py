@@ -20,6 +20,7 @@ PUBLIC = [
     "chord",
     "AsyncResult",
     "GroupResult",
+    "StampingVisitor",
     "ElectionContext",
     "Ignore",
     "Reject",

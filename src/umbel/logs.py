@@ -54,14 +54,18 @@ def set_up_logging(
         except OSError as error:
             raise BadSetting("--logfile", logfile, str(error), source="the command line") from None
     handler.setFormatter(JsonLines() if as_json else PlainLines())
-    limit = LineLimit(handler)
-    handler.addFilter(limit)
-    atexit.register(limit.tell)
+    limit_lines(handler)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+def limit_lines(handler: logging.Handler) -> None:
+    limit = LineLimit(handler)
+    handler.addFilter(limit)
+    atexit.register(limit.tell)
+
+
 def log_path(logfile: str, node: str, child: int) -> str:
-    """The name with what stands for `%n`, `%h`, `%i` and `%I`, as Celery has it, and for `%p`, the pid.
+    """The name with what stands for `%n`, `%h`, `%d`, `%p`, `%i` and `%I`, as Celery has it.
 
     `%n%I.log` is `w1.log` for the main process of the node w1, and `w1-1.log` for its first child.
     """
@@ -69,12 +73,13 @@ def log_path(logfile: str, node: str, child: int) -> str:
     stands_for = {
         "%n": name,
         "%h": host,
+        "%d": host.partition(".")[2],
+        "%p": node,
         "%i": str(child),
         "%I": f"-{child}" if child else "",
-        "%p": str(os.getpid()),
         "%%": "%",
     }
-    return re.sub("%[nhiIp%]", lambda found: stands_for[found[0]], logfile)
+    return re.sub("%[nhdpiI%]", lambda found: stands_for[found[0]], logfile)
 
 
 def tell_left_out() -> None:
@@ -148,6 +153,13 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
+def with_fields(line: str, record: logging.LogRecord) -> str:
+    fields = _fields(record)
+    traceback = fields.pop(TRACEBACK, "")
+    line += "".join(f" {name}={_shown(value)}" for name, value in fields.items())
+    return f"{line}\n{lines(str(traceback).rstrip())}" if traceback else line
+
+
 class PlainLines(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
@@ -160,11 +172,7 @@ class PlainLines(logging.Formatter):
         return datetime.fromtimestamp(seconds or time(), zone_of(self._zone)).timetuple()
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        line = one_line(super().formatMessage(record))
-        fields = _fields(record)
-        traceback = fields.pop(TRACEBACK, "")
-        line += "".join(f" {name}={_shown(value)}" for name, value in fields.items())
-        return f"{line}\n{lines(str(traceback).rstrip())}" if traceback else line
+        return with_fields(one_line(super().formatMessage(record)), record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
         return lines(super().formatException(ei))

@@ -1,17 +1,21 @@
 import asyncio
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from time import time
 from typing import Any
 
 import pytest
 
-from umbel import App, AsyncResult
+from umbel import App, AsyncResult, GroupResult, group
 from umbel.app.rebuilding import rebuild_exception
 from umbel.app.running.eager import RESULTS_MAX, EagerBackend
+from umbel.app.running.request import Request, Running
 from umbel.brokers.interface import Claim
 from umbel.brokers.registry import open_broker
 from umbel.errors import (
+    BadValue,
+    JoinWouldBlock,
     MaxRetriesExceeded,
     RemoteError,
     ResultTimeout,
@@ -19,7 +23,9 @@ from umbel.errors import (
     TimeLimitExceeded,
     WorkerLost,
 )
+from umbel.wire.message import StoredResult
 from umbel.wire.result import decode_result, encode_failure, encode_state, encode_success, exception_map
+from umbel.wire.values import encode_json
 
 
 class OutOfStock(Exception):
@@ -244,3 +250,78 @@ def test_the_oldest_results_go_at_the_limit() -> None:
     assert backend.read(["4", "5"]).keys() == {"5"}
     backend.close()
     assert backend.read(["5"]) == {}
+
+
+# -- more of a result ------------------------------------------------------------------------------
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def test_a_result_knows_its_children_and_when_it_was_done(app: App) -> None:
+    task = app.task(name="double")(double)
+    before = datetime.now(UTC)
+    with app.eager():
+        last: Any = (task.s(1) | task.s() | group(task.s(), task.s())).delay()
+        first = last.parent.parent
+        assert first.task_id == first.id
+        assert first.children == [last.parent]
+        assert before <= first.date_done <= datetime.now(UTC)
+        assert [value for _, value in first.collect()] == [2, 4, 8, 8]
+        unknown = app.AsyncResult("nobody")
+        assert (unknown.children, unknown.date_done) == (None, None)
+
+
+def test_children_that_celery_wrote_may_be_groups(app: App) -> None:
+    stored = {"status": "SUCCESS", "task_id": "t", "result": 1}
+    stored["children"] = [[["a", None], None], [["g", [["a", None], None]], [[["b", None], None]]]]
+    with app.eager():
+        app.backend.store([StoredResult("t", "SUCCESS", encode_json(stored))])
+        alone, together = app.AsyncResult("t").children or [None, None]
+        assert alone is not None
+        assert isinstance(together, GroupResult)
+        assert (alone.id, together.id, together.parent) == ("a", "g", alone)
+        assert [one.id for one in together.children or ()] == ["b"]
+        app.backend.store([StoredResult("u", "SUCCESS", encode_json({**stored, "children": [5]}))])
+        with pytest.raises(BadValue, match="does not name a result"):
+            _ = app.AsyncResult("u").children
+
+
+def test_a_callback_is_given_ids_and_values(app: App) -> None:
+    task, told = app.task(name="double")(double), list[Any]()
+    with app.eager():
+        one, several = task.delay(1), group(task.s(2), task.s(3)).delay()
+        assert one.get(interval=0.1, callback=lambda *facts: told.append(facts)) == 2
+        assert several.get(callback=lambda *facts: told.append(facts)) == []
+        assert several.join(timeout=1, interval=0.1) == [4, 6]
+    assert told == [(one.id, 2), (several[0].id, 4), (several[1].id, 6)]
+
+
+def test_a_group_that_was_saved_is_found_by_its_id(app: App) -> None:
+    task = app.task(name="double")(double)
+    with app.eager():
+        sent = (task.s(1) | group(task.s(), task.s() | group(task.s(), task.s()))).delay()
+        assert isinstance(sent, GroupResult)
+        assert sent.save() is sent
+        found = app.GroupResult.restore(sent.id)
+        assert found is not None
+        assert (found.get(), found.parent, found.as_tuple()) == ([4, [8, 8]], sent.parent, sent.as_tuple())
+        found.delete()
+        assert GroupResult.restore(sent.id, app=app) is None
+        app.backend.save_group("odd", encode_json({"result": [["t", None], None]}))
+        with pytest.raises(BadValue, match="is the result of one task"):
+            app.GroupResult.restore("odd")
+        assert app.GroupResult("made", [sent[0]]).get() == [4]
+
+
+def test_a_task_may_join_if_it_says_so_in_celerys_words(app: App) -> None:
+    task = app.task(name="double")(double)
+    sent = app.AsyncResult("t")
+    with app.eager():
+        sent = task.delay(1)
+    with Running(Request(id="outer", task="outer")):
+        with pytest.raises(JoinWouldBlock):
+            sent.get()
+        assert sent.get(disable_sync_subtasks=False) == 2
+        assert GroupResult("g", [sent], app=app).get(disable_sync_subtasks=False) == [2]

@@ -1,10 +1,12 @@
+import pickle
+from copy import copy
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel import App, Signature
+from umbel import App, Signature, chain, chord, group
 from umbel.app.canvas.chain import Chain
 from umbel.app.canvas.signature import signature_from
 from umbel.app.sending.options import SendOptions
@@ -241,3 +243,40 @@ def test_a_chain_is_the_same_after_a_trip_over_the_wire(
     assert isinstance(again, Chain)
     assert again == whole
     assert whole.clone() == whole
+
+
+def test_a_signature_can_be_made_immutable(app: App) -> None:
+    add = app.task(name="add")(lambda x, y=0: x + y)
+    with app.eager():
+        assert (add.s(1) | add.s(5).set(immutable=True)).delay().get() == 5
+        assert (add.s(1) | group(add.s(5), add.s(6)).set(immutable=True)).delay().get() == [5, 6]
+        assert (add.s(1) | chord([add.s(5)], add.s([0])).set(immutable=True)).delay().get() == [5, 0]
+        whole = chain(add.s(1), add.s(2)).set(immutable=True)
+        assert whole.delay(100).get() == 3
+        assert signature_from(whole.to_map(), app).delay(100).get() == 3
+
+
+def test_a_signature_is_made_from_its_map(app: App) -> None:
+    whole = app.signature("add", (1, 2)) | group(app.signature("add"), app.signature("add"))
+    made = Signature.from_dict(whole.to_map(), app=app)
+    assert (made, type(made)) == (whole, type(whole))
+    assert Signature.from_dict(whole.to_map()) == whole
+
+
+@pytest.mark.parametrize("serializer", ["json", "msgpack", "pickle"])
+def test_a_signature_may_be_an_argument_and_a_result(serializer: str) -> None:
+    app = App(
+        "signatures", broker="sqlite:////nowhere/signatures.db", accept_content=["json", "msgpack", "pickle"]
+    )
+    add = app.task(name="add")(lambda x, y: x + y)
+    later = app.task(name="later")(lambda call: app.signature(call).clone([1]))
+    with app.eager():
+        returned = later.apply_async((add.s(2),), serializer=serializer).get()
+        assert app.signature(returned) == add.s(1, 2)
+
+
+def test_a_copy_of_a_signature_keeps_its_app_and_a_pickled_one_does_not(app: App) -> None:
+    call = app.signature("add", (1,)).set(queue="slow")
+    assert (copy(call), copy(call)._app) == (call, app)
+    again = pickle.loads(pickle.dumps(call))
+    assert (again, again._app) == (call, None)

@@ -2,13 +2,17 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
 
+from tests.app.test_tracer import job_of
 from umbel import App, Task
+from umbel.app.running.tracer import Tracer
 from umbel.app.task import AsyncTask
 from umbel.errors import ConfigurationError
+from umbel.wire.task import parse_instant, read_headers
 
 
 def pack(box: str, count: int = 1) -> str:
@@ -237,3 +241,79 @@ def test_a_bound_task_needs_a_first_parameter(app: App) -> None:
     for function in (nothing, only_named):
         with pytest.raises(ConfigurationError, match=r"bind=True.*no first parameter"):
             define(bind=True)(function)
+
+
+# -- options as attributes -------------------------------------------------------------------------
+
+
+def test_what_was_said_of_a_task_can_be_read(app: App) -> None:
+    plain = app.task(name="plain")(pack)
+    assert (plain.max_retries, plain.default_retry_delay, plain.rate_limit, plain.typing) == (
+        3,
+        180.0,
+        None,
+        True,
+    )
+    said: dict[str, Any] = {
+        "queue": "slow",
+        "priority": 3,
+        "acks_late": False,
+        "ignore_result": True,
+        "autoretry_for": (OSError,),
+        "dont_autoretry_for": (BlockingIOError,),
+        "retry_kwargs": {"max_retries": 1},
+        "max_retries": None,
+        "default_retry_delay": 5.0,
+        "retry_backoff": 2.0,
+        "retry_backoff_max": 9.0,
+        "retry_jitter": False,
+        "throws": (KeyError,),
+        "rate_limit": "10/s",
+        "time_limit": 9.0,
+        "soft_time_limit": 8.0,
+        "expires": 60.0,
+        "serializer": "json",
+        "track_started": True,
+        "typing": False,
+    }
+    task = app.task(name="said", **said)(pack)
+    assert {name: getattr(task, name) for name in said} == said
+
+
+def test_a_task_makes_its_signatures_and_results(app: App) -> None:
+    task = app.task(name="pack")(pack)
+    made = task.signature(("box",), {"count": 2}, immutable=True, queue="slow")
+    assert (
+        made
+        == task.si("box", count=2).set(queue="slow")
+        == task.subtask(("box",), {"count": 2}, True, queue="slow")
+    )
+    assert task.AsyncResult("t") == app.AsyncResult("t")
+    with app.eager():
+        assert task.backend is app.backend
+
+
+def test_a_task_without_typing_is_sent_with_any_arguments(app: App) -> None:
+    task: Any = app.task(name="pack", typing=False)(pack)
+    assert app.prepare("pack", (1, 2, 3), {}, {}).task == "pack"
+    with app.eager(), pytest.raises(TypeError, match="takes from 1 to 2 positional arguments but 3"):
+        task.delay(1, 2, 3).get()
+
+
+def test_a_task_may_expire_by_itself(app: App) -> None:
+    app.task(name="pack", expires=60)(pack)
+    message = app.prepare("pack", ("box",), {}, {}).outgoing.message
+    left_s = parse_instant(read_headers(message).expires or "") - time()
+    assert 50 < left_s <= 61
+    assert message.expiration_ms is not None and 50_000 < message.expiration_ms <= 60_000
+    sooner = app.prepare("pack", ("box",), {}, {"expires": 5}).outgoing.message
+    assert sooner.expiration_ms is not None and sooner.expiration_ms <= 5_000
+
+
+def test_errors_that_a_task_throws_are_expected(app: App) -> None:
+    def lose(key: str) -> None:
+        raise {"key": KeyError, "value": ValueError}[key](key)
+
+    app.task(name="lose", throws=(KeyError,))(lose)
+    tracer = Tracer(app, hostname="w@host")
+    assert [tracer(job_of(app, "lose", key)).expected for key in ("key", "value")] == [True, False]

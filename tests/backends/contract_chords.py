@@ -73,3 +73,37 @@ class ChordContract:
 
     def test_parts_of_a_chord_that_nobody_started_are_no_chord(self, stores: Stores) -> None:
         assert stores().add_chord_part(part(0)) is None
+
+    def test_a_chord_that_grows_waits_for_one_part_more(self, stores: Stores) -> None:
+        one, other = stores(), stores()
+        one.start_chord("g", 1)
+        other.grow_chord("g", "task-1")
+        assert one.add_chord_part(part(0)) is None
+        assert payloads(one.add_chord_part(part(1))) == [b"0", b"10"]
+
+    def test_a_chord_grows_once_for_each_task(self, stores: Stores) -> None:
+        """The task that adds it may be redelivered, before and after the part has ended."""
+        backend = stores()
+        backend.start_chord("g", 1)
+        backend.grow_chord("g", "task-1")
+        backend.grow_chord("g", "task-1")
+        assert backend.add_chord_part(part(1)) is None
+        backend.grow_chord("g", "task-1")
+        assert payloads(backend.add_chord_part(part(0))) == [b"0", b"10"]
+
+    def test_a_chord_that_has_ended_does_not_grow(self, stores: Stores) -> None:
+        backend = stores()
+        backend.start_chord("g", 1)
+        backend.end_chord("g", ())
+        backend.grow_chord("g", "task-1")
+        assert backend.add_chord_part(part(0)) is None
+
+    def test_a_group_is_kept_until_it_is_forgotten(self, stores: Stores) -> None:
+        one, other = stores(), stores()
+        assert one.read_group("g") is None
+        one.save_group("g", b'{"result":1}')
+        one.save_group("g", b'{"result":2}')
+        assert other.read_group("g") == b'{"result":2}'
+        assert one.read(["g"]) == {}
+        other.forget_group("g")
+        assert one.read_group("g") is None

@@ -216,13 +216,13 @@ def hears_error(request: Any, error: BaseException, traceback: str, file: str) -
 
 @app.task(bind=True)
 def becomes(self: Any, queue: str) -> None:
-    """Celery only: the task is replaced by another one, under its id."""
+    """The task is replaced by another one, under its id."""
     raise self.replace(add.s(20, 22).set(queue=queue))
 
 
 @app.task(bind=True)
 def brings_another(self: Any, queue: str) -> int:
-    """Celery only: a part of a chord that adds one more part to it."""
+    """A part of a chord that adds one more part to it."""
     self.add_to_chord(add.s(100, 0).set(queue=queue))
     return 1
 

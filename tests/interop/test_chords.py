@@ -236,15 +236,37 @@ def test_a_retried_part_is_counted_once(client: Client, body: str) -> None:
 
 
 @BODY
-def test_celery_adds_a_part_to_a_running_chord(client: Client, body: str) -> None:
+@pytest.mark.parametrize("adding", ["on_umbel", "on_celery"])
+def test_a_part_is_added_to_a_running_chord(client: Client, adding: str, body: str) -> None:
     for queue in QUEUES:
         found = client(
-            "get(chord([brings_another.s(queue).set(queue=on_celery), echo.s(10).set(queue=on_umbel)],"
+            "get(chord([brings_another.s(queue).set(queue=adding), echo.s(10).set(queue=on_umbel)],"
             " total.s().set(queue=body)).apply_async())",
             queue=queue,
+            adding=adding,
             body=body,
         )
         assert found == 111
+
+
+@pytest.mark.parametrize("last", QUEUES)
+def test_a_part_that_ends_in_a_group_is_a_list(client: Client, last: str, gate: Path) -> None:
+    """Whoever counts the last part knows from the store which belong together."""
+    others = [queue for queue in QUEUES if queue != last]
+    task_id, ids = str(uuid4()), [str(uuid4()) for _ in range(2)]
+    client(
+        "chord([echo.s(42).set(queue=others[0]) | group([echo.s().set(queue=others[0], task_id=ids[0]),"
+        " echo.s().set(queue=others[1], task_id=ids[1])]), waits_for.s(gate).set(queue=last)],"
+        " echo.s().set(queue=on_celery, task_id=task_id)).apply_async().id",
+        gate=str(gate),
+        last=last,
+        others=others,
+        ids=ids,
+        task_id=task_id,
+    )
+    assert client("[get(app.AsyncResult(one)) for one in ids]", ids=ids) == [42, 42]
+    gate.touch()
+    assert client("get(app.AsyncResult(task_id))", task_id=task_id) == [[42, 42], "done"]
 
 
 def test_a_chord_without_parts_still_has_its_body(client: Client) -> None:

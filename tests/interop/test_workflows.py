@@ -164,18 +164,24 @@ def test_a_part_that_fails_fails_the_body(crossing: Crossing) -> None:
     assert (caught.value.kind, caught.value.is_known) == ("ChordError", True)
 
 
-# ---- what only Celery's tasks do -------------------------------------------------------------------
+# ---- replaced tasks --------------------------------------------------------------------------------
 
 
-def test_a_task_that_celery_replaces_is_finished_by_us(client: Client) -> None:
-    assert client("get(becomes.apply_async((on_umbel,), queue=on_celery))") == 42
+def test_a_task_that_one_kind_replaces_is_finished_by_the_other(crossing: Crossing) -> None:
+    assert crossing("get(becomes.apply_async((there,), queue=here))") == 42
 
 
-def test_a_replaced_step_goes_on_with_its_chain(client: Client) -> None:
-    found = client(
-        "get((becomes.si(on_umbel).set(queue=on_celery) | where_and.s().set(queue=on_umbel)).apply_async())"
+def test_a_replaced_step_goes_on_with_its_chain(crossing: Crossing) -> None:
+    found = crossing(
+        "get((becomes.si(there).set(queue=here) | where_and.s().set(queue=there)).apply_async())"
     )
-    assert found == ["umbel", 42]
+    assert found == [crossing.second, 42]
+
+
+def test_tasks_that_celery_sends_by_itself_are_known(client: Client) -> None:
+    gathered = "app.signature('celery.accumulate', ([1, 2],), {'index': 0}).set(queue=on_umbel)"
+    assert client(f"get({gathered}.apply_async())") == [1, 2]
+    assert client("get(app.send_task('celery.backend_cleanup', queue=on_umbel))") is None
 
 
 # ---- the cluster itself ----------------------------------------------------------------------------

@@ -44,13 +44,20 @@ _SETTLE = (
 )
 
 SUBJECTS = (
-    Subject("protocol/delivery/delivery.py", ("protocol/test_delivery.py",)),
+    Subject("protocol/delivery/delivery.py", ("protocol/test_delivery.py", "protocol/test_ending.py")),
+    Subject("protocol/delivery/ending.py", ("protocol/test_ending.py",)),
     Subject(
         "worker/messages/admission.py",
         ("worker/test_judging.py", "worker/test_verification.py", "worker/test_admission.py"),
     ),
-    Subject("worker/messages/endings.py", ("worker/test_endings.py", "worker/test_endings_faults.py")),
-    Subject("worker/messages/settling.py", ("worker/test_settling_order.py", "worker/test_settling.py")),
+    *(
+        Subject(f"worker/messages/{name}.py", ("worker/test_endings.py", "worker/test_endings_faults.py"))
+        for name in ("endings", "remains", "refused_parts")
+    ),
+    *(
+        Subject(f"worker/messages/{name}.py", ("worker/test_settling_order.py", "worker/test_settling.py"))
+        for name in ("settling", "after_settling")
+    ),
     Subject("events/precedence.py", ("events/test_precedence.py",)),
     Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),
     Subject("protocol/leadership/lease.py", ("protocol/test_lease.py",)),

@@ -186,7 +186,8 @@ def test_a_task_gets_other_rules_while_it_runs_on() -> None:
 
 
 def test_what_nobody_said_of_a_task_or_a_message_is_nothing_special() -> None:
-    assert Run(PLAIN) == Run(TaskRules(False, 0.0, None, None, False, None), False, False)
+    rules = TaskRules(False, 0.0, None, None, False, None, False, True, False, False, False)
+    assert Run(PLAIN) == Run(rules, False, False)
     assert Arrival("plain", "t") == Arrival("plain", "t", 0.0, 0.0, 0, False, None)
     assert not PLAIN.has_limits
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from umbel import App, Reject, Task
+from umbel import App, Reject, Task, group
 from umbel.errors import SoftTimeLimitExceeded
 
 app = App("chaos")
@@ -64,6 +64,18 @@ def add(x: int, y: int) -> int:
 @app.task
 def total(numbers: list[int]) -> int:
     return sum(numbers)
+
+
+@app.task(bind=True)
+def splits(self: Task[..., Any], *numbers: int) -> None:
+    """Is replaced by several tasks."""
+    self.replace(group(add.s(number, 0) for number in numbers))
+
+
+@app.task
+def writes_down(request: Any, error: Exception, traceback: str, *, directory: str) -> None:
+    """An errback that takes the error itself."""
+    write_line(journal_of(directory), f"{request.id} {type(error).__name__} {error.__cause__!r}")
 
 
 @app.task(bind=True)

@@ -18,14 +18,28 @@ pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
 def test_groups_and_chords_run_on_workers(tmp_path: Path) -> None:
     with Cluster(tmp_path, TASKS_FILE) as cluster:
         cluster.start_worker("w1", "-c", "2")
-        add, total = cluster.app.tasks["chaos_tasks.add"], cluster.app.tasks["chaos_tasks.total"]
+        tasks = cluster.app.tasks
+        add, total, splits = (tasks[f"chaos_tasks.{name}"] for name in ("add", "total", "splits"))
+        same = cluster.app.signature("celery.accumulate", (), {"index": 0})
         assert group(add.s(n, n) for n in range(50)).delay().get(timeout=30) == [2 * n for n in range(50)]
         assert chord([add.s(n, n) for n in range(50)], total.s()).delay().get(timeout=30) == 2450
         whole = add.s(1, 2) | group(add.s(n) for n in range(5)) | total.s() | add.s(100)
         assert whole.delay().get(timeout=30) == 125
-        failing = chord([add.s(1, 1), add.s(1, "x")], total.s()).delay()
-        with pytest.raises(ChordError):
+        nested = chord([add.s(1, 2) | group(add.s(1), add.s(2)), add.s(5, 5)], same).delay()
+        assert nested.get(timeout=30) == [[4, 5], 10]
+        assert (splits.s(1, 2, 3) | total.s()).delay().get(timeout=30) == 6
+        for never_run in (group(add.s(1), add.s(2)) | total.s(), group(add.s(1), add.s(2))):
+            with pytest.raises(TypeError):
+                (add.s(1, "x") | never_run).delay().get(timeout=30)
+        with pytest.raises(TypeError):
+            (group(add.s(1, 1), add.s(1, "x")) | group(same, same)).delay().get(timeout=30)
+        body = total.s().on_error(tasks["chaos_tasks.writes_down"].s(directory=str(tmp_path)))
+        failing = chord([add.s(1, 1), add.s(1, "x")], body).delay()
+        with pytest.raises(ChordError, match=r"Dependency \S+ raised TypeError"):
             failing.get(timeout=30)
+        assert f"{failing.id} ChordError TypeError(" in journal_of(str(tmp_path)).read_text()
+        assert [one.state for one in failing.parent] == ["SUCCESS", "FAILURE"]
+        assert cluster.app.control.purge("celery") == 0
 
 
 def test_a_part_that_cannot_run_fails_the_body(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from umbel import App
 from umbel.app.sending.options import SendOptions
-from umbel.brokers.interface import Ack, Delivery, Settled, Spend, Verdict
+from umbel.brokers.interface import Ack, Delivery, Settled, Spend, Tag, Verdict
 from umbel.pools.abilities import ABILITIES
 from umbel.protocol.delivery.delivery import AdmissionPolicy, Run, TaskRules
 from umbel.protocol.delivery.revoked import RevokedTasks
@@ -42,6 +42,7 @@ class Sink(Settler):
         self.reports: list[Report] = []
         self.released: list[tuple[str, str]] = []
         self.first: list[tuple[Callable[[], Ending], int]] = []
+        self.joined: list[Tag | None] = []
         self.after: list[bytes] = []
         self._broker = cast("Any", SettlingBroker())
 
@@ -53,8 +54,11 @@ class Sink(Settler):
         assert ack.tag == delivery.tag
         self.add(ack)
 
-    def do_first(self, work: Callable[[], Ending], *, attempts_max: int = 0) -> None:
+    def do_first(
+        self, work: Callable[[], Ending], *, attempts_max: int = 0, joins: Tag | None = None
+    ) -> None:
         self.first.append((work, attempts_max))
+        self.joined.append(joins)
 
     def report(
         self, results: Sequence[StoredResult], follow_ups: Sequence[Outgoing], after: bytes = b""

@@ -20,7 +20,7 @@ from tests.worker.recorded import (
 from tests.worker.test_endings import EARLY, LATE, SENT, asked, kinds, lost, outcome
 from umbel.brokers.interface import Ack, Bury, Refused
 from umbel.pools.interface import Outcome
-from umbel.protocol.delivery.delivery import Refusal
+from umbel.protocol.delivery.delivery import Refusal, Run, TaskRules
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.worker.messages.endings import Endings
 from umbel.worker.messages.remains import Remains
@@ -28,7 +28,7 @@ from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.settings import Ending
 from umbel.worker.steps.events import Events
 
-SUCCESS, FAILURE = result_of("SUCCESS"), result_of("FAILURE")
+SUCCESS, FAILURE, REVOKED = (result_of(status) for status in ("SUCCESS", "FAILURE", "REVOKED"))
 
 
 def ending_with(recorded: Recorded, make: Any) -> Endings:
@@ -128,16 +128,18 @@ def test_a_job_that_met_a_fault_in_the_pool_after_an_early_ack_has_failed() -> N
     assert recorded.counted == {"faults": 1, "failed": 1}
 
 
-def test_the_part_of_a_chord_that_ends_without_running_is_counted_first() -> None:
-    def chord() -> Ending:
-        return Ending()
+def test_what_comes_before_an_ending_is_done_first_and_its_results_are_addressed_too() -> None:
+    def count() -> Ending:
+        return Ending([REVOKED], SENT, after=b"later")
 
-    for counted in (chord, None):
-        recorded = Recorded()
-        endings = ending_with(recorded, lambda *_, one=counted: Ending([FAILURE], [], one, 3, b"then"))
-        endings.refuse(claimed_of(None), Refusal.EXPIRED)
-        assert recorded.sink.first == ([(chord, 3)] if counted else [])
-        assert recorded.sink.verdicts == [Ack(TAG, [FAILURE], [], b"then")]
+    for before in (None, count):
+        recorded = Recorded(results="rpc://")
+        endings = ending_with(recorded, lambda *_, one=before: Ending([FAILURE], [], one, 3, b"then"))
+        endings.refuse(claimed_of(None, reply_to="asker"), Refusal.EXPIRED)
+        assert recorded.sink.verdicts == [Ack(TAG, [replace(FAILURE, reply_to="asker")], [], b"then")]
+        made = [(work(), attempts) for work, attempts in recorded.sink.first]
+        more = Ending([replace(REVOKED, reply_to="asker")], SENT, after=b"later")
+        assert made == ([(more, 3)] if before else [])
 
 
 def test_who_waits_for_a_result_that_cannot_be_stored_is_told_a_failure(
@@ -189,3 +191,17 @@ def test_the_log_says_how_a_task_ended(
     about = vars(entry)
     assert (entry.levelno, "traceback" in about) == (level, traced)
     assert (about["task"], about["task_id"]) == ("t.task", "t")
+
+
+def test_what_comes_before_an_ending_joins_the_verdict_that_ends_the_message() -> None:
+    """Not one that returns it, nor any after an early ack."""
+    limited = TaskRules(redelivers_timed_out=True, hard_limit_s=1.0)
+    late = lost(started=True, ran=True, timed_out=True)
+    for joins in (True, False):
+        recorded = Recorded()
+        endings = ending_with(recorded, lambda *_, one=joins: Ending(before=Ending, joins=one))
+        endings.refuse(claimed_of(None), Refusal.EXPIRED)
+        endings.refuse(claimed_of(None), Refusal.UNKNOWN)
+        endings.lose(claimed_of(Run(limited)), late, stopping=False)
+        endings.lose(claimed_of(EARLY), lost(started=True, ran=True), stopping=False)
+        assert recorded.sink.joined == ([TAG, TAG, None, None] if joins else [None] * 4)

@@ -490,6 +490,21 @@ def test_work_that_comes_first_and_fails_is_given_up_after_so_many_attempts() ->
     play(scenario)
 
 
+def test_what_joins_a_verdict_is_settled_with_it() -> None:
+    async def scenario(bench: Bench) -> None:
+        given = Ending([RESULT], SENT, after=b"then")
+        bench.settler.do_first(lambda: given, joins=2)
+        bench.settler.do_first(lambda: Ending([RESULT]), joins=3)
+        for verdict in (Ack(1), Ack(2, [RESULT], [], b"first"), Return(3)):
+            bench.settler.add(verdict)
+        await bench.settler.flush()
+        joined = Ack(2, [RESULT, RESULT], SENT, b"then")
+        assert bench.asked == [("store", [RESULT]), ("settle", [Ack(1), joined, Return(3)])]
+        assert bench.after == [b"then"]
+
+    play(scenario)
+
+
 def test_work_that_comes_first_and_hangs_is_waited_for_again_and_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

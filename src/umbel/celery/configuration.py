@@ -5,10 +5,7 @@ from typing import Any
 from umbel.app.app import App
 from umbel.app.configuration.settings import Settings
 from umbel.celery.settings_table import TABLE
-from umbel.celery.table.addresses import backend_url, broker_url
 from umbel.urls import without_password
-
-__all__ = ["app_for", "backend_url", "broker_url", "settings_of", "shown_backend"]
 
 
 def settings_of(app: Any) -> Settings:
@@ -21,7 +18,6 @@ def app_for(app: Any) -> App:
     if isinstance(known, App):
         return known
     given = {row.ours: row.value(app) for row in TABLE.values() if row.ours}
-    given["worker_queues"] = tuple(app.amqp.queues.consume_from)
     made = App(app.main or "celery", **{name: value for name, value in given.items() if value is not None})
     app.umbel_app = made
     return made

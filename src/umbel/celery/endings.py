@@ -6,13 +6,15 @@ travel with the settle. It may block (Redis counts a chord's part, Django writes
 happens off the worker's loop.
 """
 
-import logging
-from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from billiard.exceptions import TimeLimitExceeded as CeleryTimeLimitExceeded
 from billiard.exceptions import WorkerLostError
+from celery import states
 from celery.app.task import Context
+from celery.app.trace import task_has_custom
 from celery.exceptions import NotRegistered as CeleryNotRegistered
 from kombu.serialization import prepare_accept_content
 
@@ -23,7 +25,7 @@ from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.message import Message
 from umbel.worker.settings import Ending
 
-log = logging.getLogger("umbel.celery")
+ATTEMPTS_MAX = 5  # to store how a task ended; then its message is settled without it
 
 
 class CeleryEndings:
@@ -32,7 +34,8 @@ class CeleryEndings:
         self._accept = prepare_accept_content(app.conf.accept_content)
 
     def __call__(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
-        return Ending(before=lambda: self._end(message, queue, error, status))
+        before = partial(self._end, message, queue, error, status)
+        return Ending(before=before, joins=True, attempts_max=ATTEMPTS_MAX)
 
     def _end(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
         decoded = call_guarded(call_of, message, self._accept)
@@ -45,11 +48,9 @@ class CeleryEndings:
         capture = Capture()
         token = CAPTURE.set(capture)
         try:
-            stored = call_guarded(self._store, context, error, status)
+            self._store(context, error, status)
         finally:
             CAPTURE.reset(token)
-        if isinstance(stored, Raised):
-            log.error("cannot store how a task ended", extra={"task_id": context.id}, exc_info=stored.error)
         return Ending(list(capture.by_task.values()), capture.follow_ups)
 
     def _store(self, context: Any, error: Exception, status: str) -> None:
@@ -58,8 +59,11 @@ class CeleryEndings:
         kept = self._keeps(task, context)
         if status == "REVOKED":
             backend.mark_as_revoked(context.id, str(error), request=context, store_result=kept)
-        else:
-            backend.mark_as_failure(context.id, as_celery(error), request=context, store_result=kept)
+            return
+        failed = as_celery(error, context.task)
+        backend.mark_as_failure(context.id, failed, request=context, store_result=kept)
+        if task is not None and isinstance(failed, CeleryTimeLimitExceeded):
+            _call_hooks(task, context, failed)
 
     def _keeps(self, task: Any, context: Any) -> bool:
         ignored = context.ignore_result
@@ -68,14 +72,30 @@ class CeleryEndings:
         return not ignored or bool(task is not None and task.store_errors_even_if_ignored)
 
 
-def as_celery(error: Exception) -> Exception:
-    """The same ending by the class that Celery's users catch."""
-    kind = _CLASSES.get(type(error))
-    return error if kind is None else kind(*error.args)
+def _call_hooks(task: Any, context: Any, error: Exception) -> None:
+    """Of a task past its hard limit: its process is gone, so they run here, as in Celery's main process."""
+    call_guarded(task.on_failure, error, context.id, context.args, context.kwargs, einfo_of(error))
+    if task_has_custom(task, "after_return"):
+        call_guarded(task.after_return, states.FAILURE, error, context.id, context.args, context.kwargs, None)
 
 
-_CLASSES: Mapping[type[Exception], Callable[..., Exception]] = {
-    TimeLimitExceeded: CeleryTimeLimitExceeded,
-    WorkerLost: WorkerLostError,
-    NotRegistered: CeleryNotRegistered,
-}
+def einfo_of(error: Exception) -> Any:
+    """What handlers get of an error that was raised nowhere."""
+    try:
+        raise error
+    except type(error):
+        return ExceptionInfo()
+
+
+def as_celery(error: Exception, task: str) -> Exception:
+    """The same ending by the class that Celery's users catch, with the arguments it has there."""
+    match error:
+        case TimeLimitExceeded(limit_s=limit_s):
+            whole = limit_s is not None and float(limit_s).is_integer()
+            return CeleryTimeLimitExceeded(int(limit_s) if whole and limit_s else limit_s)
+        case WorkerLost():
+            return WorkerLostError(*error.args)
+        case NotRegistered():
+            return CeleryNotRegistered(task)
+        case _:
+            return error

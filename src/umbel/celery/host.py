@@ -13,18 +13,20 @@ from celery._state import _set_task_join_will_block
 from celery.app.task import Context
 from celery.app.trace import build_tracer, setup_worker_optimizations
 from celery.exceptions import InvalidTaskError, Reject, SoftTimeLimitExceeded
-from celery.utils.nodenames import node_format
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import prepare_accept_content
 
 from umbel.backends.registry import open_backend
+from umbel.celery import logs
 from umbel.celery.capture import CAPTURE, Capture, install
-from umbel.celery.configuration import backend_url, settings_of
+from umbel.celery.configuration import settings_of
+from umbel.celery.logs import LogSettings
 from umbel.celery.messages import call_of, request_of
 from umbel.celery.queues import broker_settings
 from umbel.celery.results import install_backends
 from umbel.celery.schedule import MARK, warn_of_beat
 from umbel.celery.stand_in import WorkerStandIn
+from umbel.celery.table.addresses import backend_url
 from umbel.clock import correct
 from umbel.errors import WireError
 from umbel.pools.guard import Raised, call_guarded
@@ -73,7 +75,13 @@ class CeleryHost:
         self._node = context.node
         if context.is_process:
             multiprocessing.current_process().name = f"ForkPoolWorker-{context.child + 1}"  # as logs show it
-        self._set_up_logging(context)
+        logs.set_up(
+            self._app,
+            LogSettings(context.loglevel, context.logfile, context.log_json),
+            context.node,
+            child=context.child + 1,
+            redirects=context.is_process,
+        )
         self._app.loader.init_worker_process()
         signals.worker_process_init.send(sender=context.node)
         return _Runner(self._app, context.node)
@@ -82,17 +90,6 @@ class CeleryHost:
         signals.worker_process_shutdown.send(sender=self._node, pid=os.getpid(), exitcode=0)
         for close in self._close:
             close()
-
-    def _set_up_logging(self, context: ChildContext) -> None:
-        conf = self._app.conf
-        logfile = context.logfile and node_format(context.logfile, context.node, I=f"-{context.child + 1}")
-        self._app.log.setup(
-            logging.getLevelNamesMapping()[context.loglevel],
-            logfile,
-            context.is_process and conf.worker_redirect_stdouts,
-            conf.worker_redirect_stdouts_level,
-            hostname=context.node,
-        )
 
 
 class _Runner:
@@ -133,14 +130,17 @@ class _Runner:
     ) -> Outcome:
         if isinstance(traced, Raised):
             if isinstance(traced.error, Reject):  # from a hook, after the task's own end
-                return self._rejected(run, task, request, capture, traced.error)
+                return self._rejected(run, task, request, capture, traced.error, None)
+            if isinstance(traced.error, SystemExit):  # the process ends, as it does under Celery
+                raise traced.error
+            log.error("task failed in what surrounds it", extra={"task": task.name}, exc_info=traced.error)
             text = "".join(traceback.format_exception(traced.error))
             return run.outcome("failure", capture, summary=repr(traced.error), traceback=text)
         retval, info, _, shown = traced.value
         if info is None:
             return run.outcome("success", capture, summary=shown or "")
         if isinstance(info.retval, Reject):
-            return self._rejected(run, task, request, capture, info.retval)
+            return self._rejected(run, task, request, capture, info.retval, retval)
         kind = _KINDS[info.state]
         if kind == "ignored":
             return run.outcome(kind, capture)
@@ -153,7 +153,7 @@ class _Runner:
         )
 
     def _rejected(
-        self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, error: Reject
+        self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, error: Reject, einfo: Any
     ) -> Outcome:
         if error.requeue:
             return run.outcome("requeued", summary=str(error.reason))
@@ -167,8 +167,8 @@ class _Runner:
             exception=error,
             args=context.args,
             kwargs=context.kwargs,
-            traceback=error.__traceback__,
-            einfo=None,
+            traceback=getattr(einfo, "traceback", None),
+            einfo=einfo,
         )
         return run.outcome("rejected", capture, summary=str(error.reason))
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from celery import signals
 from celery.app.task import Context
+from celery.exceptions import InvalidTaskError
 from kombu.serialization import prepare_accept_content
 
-from umbel.celery.endings import as_celery
-from umbel.celery.messages import call_of, request_of
-from umbel.celery.stand_in import RequestStandIn, WorkerStandIn
+from umbel.celery.endings import as_celery, einfo_of
+from umbel.celery.messages import body_of, call_of, request_of
+from umbel.celery.stand_in import MessageStandIn, RequestStandIn, WorkerStandIn
 from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.message import Message
 from umbel.worker.user_code.notices import NoticeHooks
@@ -75,26 +76,41 @@ class MainSignals:
         if context is not None:
             name = context.task
             signals.task_unknown.send(
-                sender=self._worker, message=message, exc=KeyError(name), name=name, id=context.id
+                sender=self._worker,
+                message=MessageStandIn(message, queue),
+                exc=KeyError(name),
+                name=name,
+                id=context.id,
             )
 
     def rejected(self, *, message: Message, queue: str, error: Exception) -> None:
-        signals.task_rejected.send(sender=self._worker, message=message, exc=error)
+        if isinstance(call_guarded(body_of, message, self._accept), Raised):
+            return  # Celery has a log line for bytes that it cannot decode, and no signal
+        shown = MessageStandIn(message, queue)
+        # Of a message that is no task's Celery knows no error.
+        exc = InvalidTaskError(str(error)) if "task" in shown.headers else None
+        signals.task_rejected.send(sender=self._worker, message=shown, exc=exc)
 
     def failed(self, *, message: Message, queue: str, error: Exception) -> None:
         context = self._context(message, queue)
         task = context and self._app.tasks.get(context.task)
         if task is None:
             return
-        signals.task_failure.send(
-            sender=task,
-            task_id=context.id,
-            exception=as_celery(error),
-            args=context.args,
-            kwargs=context.kwargs,
-            traceback=None,
-            einfo=None,
-        )
+        failed = as_celery(error, context.task)
+        einfo = einfo_of(failed)
+        task.request_stack.push(context)  # for the handlers
+        try:
+            signals.task_failure.send(
+                sender=task,
+                task_id=context.id,
+                exception=failed,
+                args=context.args,
+                kwargs=context.kwargs,
+                traceback=einfo.traceback,
+                einfo=einfo,
+            )
+        finally:
+            task.request_stack.pop()
 
     def _context(self, message: Message, queue: str) -> Any:
         """The request as `task_prerun` would have it; None where the message cannot be read."""

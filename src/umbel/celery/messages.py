@@ -49,12 +49,13 @@ def call_of(
 ) -> tuple[dict[str, Any], list[Any], dict[str, Any], dict[str, Any]]:
     """(headers, args, kwargs, embed). Raises what kombu raises for content that is not accepted."""
     headers = read_header_map(message.headers)
-    body: Any = message.body
-    compression = headers.get("compression")
-    if compression:
-        body = decompress(body, compression)
-    args, kwargs, embed = loads(body, message.content_type, message.content_encoding, accept=accept)
+    args, kwargs, embed = body_of(message, accept, headers.get("compression"))
     return headers, args, kwargs, embed or {}
+
+
+def body_of(message: Message, accept: Any, compression: str | None = None) -> Any:
+    body = decompress(message.body, compression) if compression else message.body
+    return loads(body, message.content_type, message.content_encoding, accept=accept)
 
 
 def request_of(

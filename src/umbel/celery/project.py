@@ -1,6 +1,7 @@
 """CeleryProject: what a worker asks of a Celery app (`launch.project.Project`)."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,14 +14,18 @@ from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.celery import capture
 from umbel.celery.backend import ForeignBackend
-from umbel.celery.configuration import backend_url
+from umbel.celery.control import celery_panel
 from umbel.celery.endings import CeleryEndings
 from umbel.celery.loading import load
+from umbel.celery.logs import LogSettings, in_main_process
 from umbel.celery.main_signals import notice_hooks
-from umbel.celery.queues import broker_settings
+from umbel.celery.queues import add_queues, broker_settings
+from umbel.celery.report import for_the_pool, refuse_or_report
 from umbel.celery.results import install_backends
 from umbel.celery.schedule import CelerySchedule, has_schedule
 from umbel.celery.stand_in import WorkerStandIn
+from umbel.celery.table.addresses import backend_url
+from umbel.control.panel import Panel
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.settings import EndWithoutRunning
 from umbel.worker.user_code.hooks import LifeHooks
@@ -31,6 +36,22 @@ SCHEDULE_LEASE = "celery-schedule"
 class CeleryProject:
     def __init__(self, app: Any) -> None:
         self._app = app
+
+    @property
+    def app(self) -> Any:
+        return self._app
+
+    def begin(self, settings: Settings) -> Settings:
+        app = load(self._app)
+        add_queues(app, settings.worker_queues)
+        refuse_or_report(app, settings)
+        return for_the_pool(app, settings)
+
+    def logging(
+        self, level: str, logfile: str | None, node: str, *, as_json: bool
+    ) -> AbstractContextManager[None]:
+        load(self._app)  # its handlers of logging's signals are in its modules
+        return in_main_process(self._app, LogSettings(level, logfile, as_json), node)
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
         app = load(self._app)
@@ -64,11 +85,17 @@ class CeleryProject:
             timeout_s=timeout_s,
         )
 
+    def control_commands(self) -> Panel:
+        load(self._app)  # a command line asks before any worker does
+        return celery_panel()
+
     def written_by_users(self, node: str) -> Mapping[str, Any]:
         app = self._app
         scheduler = partial(CelerySchedule, app) if has_schedule(app) else None
         return {
             "app": app,
+            "control_commands": self.control_commands(),
+            "children_log_endings": True,
             "notices": notice_hooks(app, node),
             "scheduler": scheduler,
             "scheduler_lease": "celery-schedule",
@@ -80,7 +107,7 @@ def _rules(task: Any, settings: Settings) -> TaskRules:
     late = bool(task.acks_late)
     return TaskRules(
         acks_taken=not late,
-        rate_per_second=float(rate(task.rate_limit)) if task.rate_limit else 0.0,
+        rate_per_second=_rate(task),
         soft_limit_s=task.soft_time_limit or settings.task_soft_time_limit_s,
         hard_limit_s=task.time_limit or settings.task_time_limit_s,
         redelivers_lost=bool(task.reject_on_worker_lost or task.retry_on_worker_lost),
@@ -88,3 +115,9 @@ def _rules(task: Any, settings: Settings) -> TaskRules:
         rejects_failed=late and not task.acks_on_failure,
         rejects_by_queue=True,
     )
+
+
+def _rate(task: Any) -> float:
+    if task.app.conf.worker_disable_rate_limits or not task.rate_limit:
+        return 0.0
+    return float(rate(task.rate_limit))

@@ -64,6 +64,14 @@ class _CapturesRedis:
         capture.by_task[task_id] = StoredResult(task_id, state, _bytes(backend.encode(meta)))
         return result
 
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> Any:
+        """Who is told that a chord has ended asks for its parts next: they must be there."""
+        capture, ours = CAPTURE.get(), vars(self).get("umbel_backend")
+        stored = capture and capture.by_task.pop(request.id, None)
+        if stored and ours is not None:
+            ours.store([stored])
+        return super().on_chord_part_return(request, state, result, **kwargs)  # type: ignore[misc]
+
     def get(self, key: Any) -> Any:
         found = self._captured(key)
         return super().get(key) if found is None else found  # type: ignore[misc]

@@ -41,6 +41,7 @@ COMMANDS = {
     "health": Lazy("run.health", "Check whether the workers on this machine are healthy."),
     "doctor": Lazy("run.doctor", "Check this machine and the app's settings."),
     "simulate": Lazy("run.simulate", "Simulate elections under faults, and check every guarantee."),
+    "celery": Lazy("celery.group", "Check what a Celery project uses before Umbel runs its worker."),
     "demo": Lazy("run.demo", "Run a demo: three workers under load, one killed, an election, history."),
 }
 

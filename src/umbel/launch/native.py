@@ -1,6 +1,7 @@
 """NativeProject: what a worker asks of an `umbel.App`."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import time
 from typing import Any
@@ -14,6 +15,7 @@ from umbel.app.sending.prepare import queue_of
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
+from umbel.control.panel import Panel
 from umbel.errors import WireError
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.wire.message import Message, StoredResult
@@ -27,6 +29,14 @@ from umbel.worker.user_code.hooks import LifeHooks
 class NativeProject:
     def __init__(self, app: App) -> None:
         self._app = app
+
+    def begin(self, settings: Settings) -> Settings:
+        return settings
+
+    def logging(
+        self, level: str, logfile: str | None, node: str, *, as_json: bool
+    ) -> AbstractContextManager[None]:
+        return nullcontext()  # the command has set it up
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
         return task_rules(self._app, settings)
@@ -52,11 +62,14 @@ class NativeProject:
             timeout_s=timeout_s,
         )
 
+    def control_commands(self) -> Panel:
+        return self._app.panel
+
     def written_by_users(self, node: str) -> Mapping[str, Any]:
         app = self._app
         return {
             "app": app,
-            "control_commands": app.panel,
+            "control_commands": self.control_commands(),
             "election_handlers": app.topics.handlers,
             "periodic": {one.name: PeriodicTask(one.entry, one.messages) for one in app.periodic_tasks},
             "steps": tuple(app.steps),

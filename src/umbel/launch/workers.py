@@ -34,6 +34,7 @@ def make_worker(
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
     project = found.project or NativeProject(found.app)
+    settings = project.begin(settings)
     name = node_name(node)
     of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
     tasks = project.task_rules(settings)
@@ -92,7 +93,8 @@ def _sent_here(settings: Settings, written: Mapping[str, Any]) -> dict[str, Any]
 def node_name(given: str | None) -> str:
     """`name@host`; a bare name gets this host, nothing gives `umbel@host`."""
     host = socket.gethostname()
-    name = (given or "umbel").replace("%h", host)
+    name = (given or "umbel").replace("%h", host).replace("%n", host.partition(".")[0])
+    name = name.replace("%d", host.partition(".")[2])
     whole = name if "@" in name else f"{name}@{host}"
     before, _, after = whole.partition("@")
     if not before or not after or " " in whole or not whole.isprintable() or not is_name(whole):

@@ -28,6 +28,8 @@ class Ending:
     settled; asked again after an error it goes on. It is asked again while it raises BrokerUnavailable or
     does not return; with `attempts_max`, after any error, so often at most. Then the message is settled
     without it.
+    What it gives is stored and sent first; if it `joins`, together with the settle, in one step where the
+    broker has that.
     `after`: for `WorkerSettings.after_settle`, once all the rest is settled.
     """
 
@@ -36,6 +38,7 @@ class Ending:
     before: "Callable[[], Ending] | None" = None
     attempts_max: int = 0  # 0: no limit
     after: bytes = b""
+    joins: bool = False
 
 
 class EndWithoutRunning(Protocol):
@@ -73,6 +76,7 @@ class WorkerSettings:
     after_settle: AfterSettle | None = (
         None  # does the work that outcomes and endings left for it, off the loop
     )
+    children_log_endings: bool = False  # how tasks end is in their log, and need not be in ours
     app: Any = None  # for users' control commands; the worker itself asks nothing of it
     lease_s: float = 10.0
     broker_connection_wait_s: float = 60.0

@@ -99,6 +99,10 @@ class Chain(Signature[Any]):
     def join_group(self, group_id: str, place: int | None) -> None:
         self.steps[-1].join_group(group_id, place)
 
+    @property
+    def is_member(self) -> bool:
+        return self.steps[-1].is_member
+
     def join_chord(self, body: SignatureMap) -> None:
         self.steps[-1].join_chord(body)
 

@@ -257,7 +257,7 @@ class Chord(Signature[Any]):
         if not self.header.members:
             return self.body.clone([[]]).prepare(sender=sender)
         group_id = self.header.freeze()
-        if "group_id" not in self.body.options:  # a body that is itself a part stays one of the outer chord
+        if not self.body.is_member:  # a body that is itself a part stays one of the outer chord
             self.body.join_group(group_id, None)
         body = self.body.to_map()
         for member in self.header.members:
@@ -280,6 +280,10 @@ class Chord(Signature[Any]):
 
     def join_group(self, group_id: str, place: int | None) -> None:
         self.body.join_group(group_id, place)
+
+    @property
+    def is_member(self) -> bool:
+        return self.body.is_member
 
     def join_chord(self, body: SignatureMap) -> None:
         self.body.join_chord(body)

@@ -200,6 +200,11 @@ class Signature(Stamped, Generic[R]):
         if place is not None:
             self.options["group_index"] = place
 
+    @property
+    def is_member(self) -> bool:
+        """Whether the task whose result counts belongs to a group."""
+        return "group_id" in self.options
+
     def join_chord(self, body: SignatureMap) -> None:
         """Be a part of a chord: the task whose result counts carries the body."""
         self.options["chord"] = body

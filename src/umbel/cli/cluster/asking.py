@@ -190,7 +190,9 @@ def known_commands(app_name: str | None) -> "Panel":
 
     panel = builtin_panel()
     try:
-        panel.include(find_app(app_name).app.panel)
+        found = find_app(app_name)
+        users = found.project.control_commands() if found.project else found.app.panel
+        panel.include(users)
     except AppNotFound:
         if app_name is not None:
             raise

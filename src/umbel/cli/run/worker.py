@@ -4,32 +4,68 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from umbel.app.configuration.settings import override
+from umbel.app.configuration.settings import Settings, override
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.registry import open_broker
 from umbel.cli import exits
 from umbel.cli.options import app_option, json_option, run_directory_option
+from umbel.cli.run.celery_options import (
+    LEVELS,
+    celery_options,
+    concurrency_of,
+    level_of,
+    names_of,
+    sizes_of,
+    take_idle,
+    without_queues,
+)
 from umbel.launch.loading import find_app
+from umbel.launch.native import NativeProject
 from umbel.launch.workers import make_worker, node_name
-from umbel.logs import set_up_logging
+from umbel.logs import log_path, set_up_logging
 from umbel.pools.loops import loop_factory
+from umbel.worker.process.daemon import become, detach, pid_file, refuse_if_running, refuse_unwritable
 from umbel.worker.process.run_directory import default_run_directory
 from umbel.worker.process.stack_dump import log_own_stacks_on_signal
 
-LEVELS = ("debug", "info", "warning", "error")
+_POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
 log = logging.getLogger("umbel.worker")
 
 
 @click.command("worker")
 @app_option
 @click.option(
-    "-c", "--concurrency", type=int, help="Tasks that run at once; default: one per core, 100 in green pools."
+    "-c",
+    "--concurrency",
+    "worker_concurrency",
+    metavar="NUMBER",
+    callback=concurrency_of,
+    help="Tasks that run at once; default, or auto: one per core, 100 in green pools.",
 )
-@click.option("-n", "--hostname", metavar="NAME[@HOST]", help="The node's name; %h is this host.")
-@click.option("-Q", "--queues", metavar="A,B", help="Queues to consume, in a fair rotation.")
-@click.option("-P", "--pool", help="prefork (default), asyncio, gevent, threads or solo.")
+@click.option(
+    "-n", "--hostname", metavar="NAME[@HOST]", help="The node's name; %h is this host, %d its domain."
+)
+@click.option(
+    "-Q",
+    "--queues",
+    "worker_queues",
+    metavar="A,B",
+    callback=names_of,
+    help="Queues to consume, in a fair rotation.",
+)
+@click.option(
+    "-P",
+    "--pool",
+    "worker_pool",
+    callback=lambda _context, _parameter, value: _POOL_ALIASES.get(value, value),
+    help="prefork (default), asyncio, gevent, threads or solo.",
+)
 @click.option("-l", "--loglevel", type=click.Choice(LEVELS, case_sensitive=False), default="info")
 @click.option(
     "-f",
@@ -38,7 +74,12 @@ log = logging.getLogger("umbel.worker")
     help="Log file instead of stderr; %n is the node's name, %I -1, -2, … in child processes.",
 )
 @click.option(
-    "-E", "--task-events", is_flag=True, default=None, help="Send an event at every step of a task."
+    "-E",
+    "--task-events",
+    "--events",
+    is_flag=True,
+    default=None,
+    help="Send an event at every step of a task.",
 )
 @click.option(
     "--without-mingle",
@@ -49,10 +90,22 @@ log = logging.getLogger("umbel.worker")
 @click.option(
     "--without-gossip", is_flag=True, default=None, help="Do not listen to the events of other nodes."
 )
+@click.option(
+    "--without-schedule", is_flag=True, default=None, help="Never send the periodic tasks from this worker."
+)
 @click.option("--without-heartbeat", is_flag=True, default=None, help="Send no heartbeats.")
-@click.option("--grace", type=float, help="Seconds to wait for running tasks at shutdown; default 30.")
-@click.option("--time-limit", type=float, help="Hard limit in seconds for tasks that set none.")
-@click.option("--soft-time-limit", type=float, help="Soft limit in seconds for tasks that set none.")
+@click.option(
+    "--grace", "worker_grace_s", type=float, help="Seconds to wait for running tasks at shutdown; default 30."
+)
+@click.option(
+    "--time-limit", "task_time_limit_s", type=float, help="Hard limit in seconds for tasks that set none."
+)
+@click.option(
+    "--soft-time-limit",
+    "task_soft_time_limit_s",
+    type=float,
+    help="Soft limit in seconds for tasks that set none.",
+)
 @click.option(
     "--max-tasks-per-child",
     "worker_max_tasks_per_child",
@@ -70,27 +123,23 @@ log = logging.getLogger("umbel.worker")
     "--autoscale",
     "worker_autoscale",
     metavar="MAX,MIN",
-    callback=lambda _context, _parameter, value: _sizes(value),
+    callback=sizes_of,
     help="Limits for the number of child processes, by load; MIN defaults to 1.",
 )
+@celery_options
 @run_directory_option
 @json_option
 def command(
     app_name: str | None,
-    concurrency: int | None,
     hostname: str | None,
-    queues: str | None,
-    pool: str | None,
+    exclude_queues: list[str] | None,
     loglevel: str,
     logfile: str | None,
-    task_events: bool | None,
-    grace: float | None,
-    time_limit: float | None,
-    soft_time_limit: float | None,
     record: str | None,
+    purge: bool,
     run_directory: Path | None,
     as_json: bool,
-    **flags: object,  # named like the settings that they override
+    **flags: Any,  # those of the process, and those named like the settings that they override
 ) -> int:
     """Run a worker: fetch tasks from the broker and run them in child processes.
 
@@ -98,38 +147,65 @@ def command(
     Three times, or SIGQUIT: requeue running tasks at once. SIGUSR1: log the stacks of all processes.
     """
 
-    node = node_name(hostname)
-    set_up_logging(loglevel, logfile=logfile, as_json=as_json, node=node)
+    node, level = node_name(hostname), level_of(loglevel)
+    pidfile = become_the_process(flags, logfile, node)
+    set_up_logging(level, logfile=logfile, as_json=as_json, node=node)
     _listen_to_signals()
     found = find_app(app_name)
-    settings = override(
-        found.app.settings,
-        worker_concurrency=concurrency,
-        worker_queues=_names(queues),
-        worker_pool=pool,
-        task_send_events=task_events,
-        **({"history_lake": record, "worker_record": True} if record else {}),
-        worker_grace_s=grace,
-        task_time_limit_s=time_limit,
-        task_soft_time_limit_s=soft_time_limit,
-        **flags,
-    )
+    notes = take_idle(flags)
+    recorded = {"history_lake": record, "worker_record": True} if record else {}
+    settings = without_queues(override(found.app.settings, **flags, **recorded), exclude_queues)
+    project = found.project or NativeProject(found.app)
 
     async def run() -> None:
+        for note in notes:
+            log.info(note)
         worker = make_worker(
             found,
             settings,
             node=node,
             run_directory=run_directory or default_run_directory(),
-            loglevel=loglevel.upper(),
+            loglevel=level.upper(),
             logfile=logfile,
             log_json=as_json,
         )
+        if purge:
+            await _purge(project.for_broker(settings), settings)
         await worker.run()
 
-    with asyncio.Runner(loop_factory=loop_factory(settings.worker_loop)) as runner:
+    with (
+        pid_file(pidfile),
+        project.logging(level.upper(), logfile, node, as_json=as_json),
+        asyncio.Runner(loop_factory=loop_factory(settings.worker_loop)) as runner,
+    ):
         runner.run(run())
     return exits.OK
+
+
+def become_the_process(flags: dict[str, Any], logfile: str | None, node: str) -> str | None:
+    """What the options say of this process, before it loads anything; where its id is written."""
+    workdir, pidfile = flags.pop("workdir"), flags.pop("pidfile")
+    detached, executable = flags.pop("detach"), flags.pop("executable")
+    if workdir is not None:
+        os.chdir(workdir)
+    become(flags.pop("uid"), flags.pop("gid"), flags.pop("umask"))
+    pidfile = pidfile and log_path(pidfile, node, 0)
+    if detached:
+        refuse_if_running(pidfile)
+        refuse_unwritable(logfile and log_path(logfile, node, 0))
+        detach(executable, sys.argv[1:])
+    return pidfile
+
+
+async def _purge(of_broker: BrokerSettings, settings: Settings) -> None:
+    broker = open_broker(of_broker)
+    await broker.open()
+    try:
+        for queue in settings.worker_queues or (settings.task_default_queue,):
+            removed = await broker.purge(queue)
+            log.warning("queue purged", extra={"queue": queue, "removed": removed})
+    finally:
+        await broker.close()
 
 
 def _listen_to_signals() -> None:
@@ -140,23 +216,3 @@ def _listen_to_signals() -> None:
 
     signal.signal(signal.SIGTERM, lambda _signum, _frame: os._exit(exits.OK))
     log_own_stacks_on_signal()
-
-
-def _names(queues: str | None) -> list[str] | None:
-    if queues is None:
-        return None
-    names = [name.strip() for name in queues.split(",") if name.strip()]
-    if not names:
-        raise click.BadParameter(f"{queues!r} names no queue; write queues as a,b", param_hint="--queues")
-    return names
-
-
-def _sizes(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    most, _, least = text.partition(",")
-    try:
-        return int(most), int(least or 1)
-    except ValueError:
-        problem = f"{text!r} is not MAX,MIN; write it as 10,3"
-        raise click.BadParameter(problem, param_hint="--autoscale") from None

@@ -51,6 +51,7 @@ _LOGGED_AT = {
     "rejected": logging.WARNING,
     "requeued": logging.INFO,
 }
+_BY_TRACER = ("success", "failure", "retry", "ignored")  # the rest never came to a task
 _COUNTED_AS = {
     "success": "succeeded",
     "failure": "failed",
@@ -85,6 +86,7 @@ class Endings:
     ) -> None:
         self._has_uniques = context.broker.capabilities.unique
         self._counters = context.counters
+        self._logged_by_children = _BY_TRACER if context.settings.children_log_endings else ()
         self._notices = context.notices
         self._shutdown = context.shutdown
         self._policy = policy
@@ -240,7 +242,7 @@ class Endings:
 
     def _log_ending(self, claimed: Claimed, outcome: Outcome) -> None:
         level = logging.INFO if outcome.expected else _LOGGED_AT[outcome.kind]
-        if log.isEnabledFor(level):
+        if outcome.kind not in self._logged_by_children and log.isEnabledFor(level):
             about = self._about(claimed, why=outcome.summary)
             if outcome.kind == "failure" and outcome.traceback and not outcome.expected:
                 about["traceback"] = outcome.traceback
@@ -316,7 +318,7 @@ class Endings:
 
     def _report_first(self, claimed: Claimed, error: Exception, status: str) -> None:
         """Its failure is stored, and the message has not ended."""
-        end = self._left_by(claimed, error, status)
+        end = self._remains.of(claimed.message, claimed.delivery.queue, error, status)
         self._settler.report(end.results, end.follow_ups, end.after)
 
     def bury(self, claimed: Claimed, error: Exception, *, charged: bool) -> None:
@@ -330,7 +332,9 @@ class Endings:
         log.error("task moved to dead letters", extra=self._about(claimed, why=_reason(str(error))))
 
     def _left_by(self, claimed: Claimed, error: Exception, status: str) -> Ending:
-        return self._remains.of(claimed.message, claimed.delivery.queue, error, status)
+        """To be added to the verdict that ends its message."""
+        tag = None if claimed.acked else claimed.delivery.tag
+        return self._remains.of(claimed.message, claimed.delivery.queue, error, status, tag)
 
     def give_back(self, claimed: Claimed, *, ran: bool, not_before: float = 0.0) -> None:
         message = self._sent_again(claimed, ran=ran, not_before=not_before)

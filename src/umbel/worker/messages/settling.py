@@ -55,7 +55,8 @@ NOT_APPLIED = (
 class _Before:
     """Work that comes before a settle. A call that does not return is waited for again, not repeated."""
 
-    def __init__(self, work: Callable[[], Ending], attempts_max: int) -> None:
+    def __init__(self, work: Callable[[], Ending], attempts_max: int, joins: Tag | None) -> None:
+        self.joins = joins
         self._work = work
         self._attempts_max = attempts_max
         self._attempts = 0
@@ -164,9 +165,14 @@ class Settler:
         keyring = self._broker.keyring
         self.report((), [message if keyring is None else keyring.renewed(message, cluster_now())])
 
-    def do_first(self, work: Callable[[], Ending], *, attempts_max: int = 0) -> None:
-        """Do this before anything that is added from now on is settled: see `Ending.before`."""
-        self._first.append(_Before(work, attempts_max))
+    def do_first(
+        self, work: Callable[[], Ending], *, attempts_max: int = 0, joins: Tag | None = None
+    ) -> None:
+        """Do this before anything that is added from now on is settled: see `Ending.before`.
+
+        `joins`: the verdict that what it gives is settled with.
+        """
+        self._first.append(_Before(work, attempts_max, joins))
         self._wake()
 
     def release(self, key: str, task_id: str) -> None:
@@ -326,13 +332,27 @@ class Settler:
         more = await first.attempt()
         if not isinstance(more, Raised):
             self._store_outages.worked(PART)
-            self.report(more.value.results, more.value.follow_ups, more.value.after)
+            if not self._join(first.joins, more.value):
+                self.report(more.value.results, more.value.follow_ups, more.value.after)
             return
         if first.goes_on(more.error):
             failed = BrokerUnavailable(f"cannot end a task that has not run: {more.error}")
             self._store_outages.failed(PART, failed)
             raise failed
         log.error("cannot end a task that has not run; its message is settled", exc_info=more.error)
+
+    def _join(self, tag: Tag | None, more: Ending) -> bool:
+        """Whether the verdict waits, and brings this too from now on."""
+        for place, verdict in enumerate(self._waiting if tag is not None else ()):
+            if verdict.tag == tag and isinstance(verdict, Ack | Bury):
+                self._waiting[place] = msgspec.structs.replace(
+                    verdict,
+                    results=[*verdict.results, *more.results],
+                    follow_ups=[*verdict.follow_ups, *more.follow_ups],
+                    after=more.after or verdict.after,
+                )
+                return True
+        return False
 
     async def _store(self, results: Sequence[StoredResult]) -> None:
         try:

@@ -1,0 +1,120 @@
+"""The shop under `umbel worker`: its tasks, its own control commands, its log. One worker for all of it."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.celery_apps.programs import SHOP, Home, home
+from tests.servers.redis import RedisServer
+from tests.waiting import wait_until
+
+
+class Ran(NamedTuple):
+    told: dict[str, Any]
+    by_umbel: dict[str, Any]
+    log: str
+    journal: list[str]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    place = tmp_path_factory.mktemp("shop")
+    server = RedisServer(place)
+    server.start()
+    try:
+        shop = home(place, SHOP_BROKER=server.url)
+        yield used(shop)
+    finally:
+        server.stop()
+
+
+def used(shop: Home) -> Ran:
+    with shop.worker("-n", "till@%h", "-c", "2", "-l", "INFO", "-O", "fair", "-X", "media,audit") as log:
+        told = shop.data("tests.celery_apps.shop_client")
+        by_umbel = {
+            "set_discount": shop.data("umbel", "control", "-A", SHOP, "set_discount", "30", "--json"),
+            "limits": shop.data("umbel", "inspect", "-A", SHOP, "limits", "--json"),
+            "listed": shop.run("umbel", "control", "-A", SHOP).stdout,
+            "queues": shop.data("umbel", "inspect", "-A", SHOP, "active_queues", "--json"),
+        }
+        wait_until(lambda: "the report is broken" in log.read_text(), what="the failure in the log")
+    return Ran(told, by_umbel, log.read_text(), shop.journal())
+
+
+def test_its_tasks_end_as_they_do_under_celery(ran: Ran) -> None:
+    assert ran.told["outcomes"] == {
+        "replaced by a chain": {"number": 7, "items": 1, "queue": "orders", "paid": 5.0, "shipped": True},
+        "pydantic": {"number": 3, "total": 5.0},
+        "retried": 9,
+        "with priority": 4,
+        "by a topic": f"{SHOP}.mail.send bob",
+        "under a name": 2,
+        "raised": "OutOfStock(1)",
+        "chord": 12.0,
+        "failed": "RuntimeError",
+    }
+
+
+def test_celerys_clients_reach_the_projects_control_commands(ran: Ran) -> None:
+    answers = ran.told["answers"]
+    node = answers["limits"]["node"]
+    assert node.startswith("till@")
+    assert answers["limits"] == {"node": node, "app": "shop", "discount": 10}
+    assert answers["by its alias"] == answers["limits"]
+    assert answers["set_discount"] == {"ok": 25}
+    assert answers["afterwards"]["discount"] == 25
+    assert "state.consumer" in answers["consumer_queues"]["error"]
+
+
+def test_inspect_conf_shows_celerys_names_and_no_password(ran: Ran) -> None:
+    conf = ran.told["answers"]["conf"]
+    assert conf["worker_max_tasks_per_child"] == 500
+    assert conf["task_default_queue"] == "default"
+    assert "celery:5" in ran.told["answers"]["report"]["ok"]
+
+
+def test_our_commands_reach_them_too(ran: Ran) -> None:
+    (obeyed,) = ran.by_umbel["set_discount"]["replies"].values()
+    assert obeyed in ({"ok": 30}, 30)
+    (limits,) = ran.by_umbel["limits"]["replies"].values()
+    assert limits["discount"] == 30
+    assert re.search(r"set_discount \[PERCENT\] +Change the highest discount", ran.by_umbel["listed"])
+
+
+def test_excluded_queues_are_not_consumed(ran: Ran) -> None:
+    (queues,) = ran.by_umbel["queues"]["replies"].values()
+    assert sorted(queue["name"] for queue in queues) == [
+        "default",
+        "mail",
+        "orders",
+        "priority",
+        "refunds",
+        "reports",
+        "stock",
+    ]
+
+
+def test_main_process_and_children_log_in_the_projects_formats(ran: Ran) -> None:
+    assert "SHOP INFO umbel.celery Celery settings that work: accept_content" in ran.log
+    assert "SHOP INFO umbel.worker -O has no effect here" in ran.log
+    assert f"SHOPTASK INFO {SHOP}.orders.place order 7 placed" in ran.log
+    assert "SHOP ERROR celery.redirected mail to bob" in ran.log
+    assert "worker_state_db (revoked tasks are recorded at the broker" in ran.log
+
+
+def test_a_failed_task_is_logged_once(ran: Ran) -> None:
+    assert ran.log.count("RuntimeError('the report is broken')") == 1
+    assert ran.log.count("RuntimeError: the report is broken") == 1
+
+
+def test_signals_of_logging_are_sent_in_main_process_and_children(ran: Ran) -> None:
+    assert ran.journal.count("after_setup_logger") == 3
+    assert ran.journal.count("after_setup_task_logger") == 3
+    assert ran.journal.count("process_init") == 2
+
+
+@pytest.mark.parametrize("name", ["prerun", "failure"])
+def test_signals_of_tasks_are_sent(ran: Ran, name: str) -> None:
+    assert any(line.startswith(name) for line in ran.journal)
