@@ -15,7 +15,8 @@ from umbel.logs import set_up_logging
 
 def logged(*, as_json: bool = False, project: Callable[[], None] = lambda: None, **settings: Any) -> str:
     """What comes to stderr: a line of Umbel's with a field, one of the project's, and a printed one."""
-    stream = sys.stderr = sys.__stderr__ = io.StringIO()  # type: ignore[misc]
+    stream: Any = io.StringIO()
+    vars(sys).update(stderr=stream, __stderr__=stream)
     set_up_logging("info", as_json=as_json)
     app = Celery("project", worker_log_format="CELERY %(levelname)s %(message)s", **settings)
     app.log.already_setup = False
@@ -25,7 +26,7 @@ def logged(*, as_json: bool = False, project: Callable[[], None] = lambda: None,
         logging.getLogger("proj").info("of the project")
         print("printed")
     logging.getLogger().handlers = []
-    return stream.getvalue()
+    return str(stream.getvalue())
 
 
 def own_handler() -> None:

@@ -25,10 +25,10 @@ def refuse_or_report(app: Any, settings: Settings) -> None:
         raise ConfigurationError(
             f"cannot run this Celery project. {problems}. `umbel celery check` lists all that it uses"
         )
-    settings = [one for one in found if one.group == "settings"]
-    _log("Celery settings that work", settings, Verdict.WORKS)
-    _log("Celery settings that differ", settings, Verdict.DIFFERS, with_notes=True)
-    _log("Celery settings without effect", settings, Verdict.NO_EFFECT, with_notes=True)
+    stated = [one for one in found if one.group == "settings"]
+    _log("Celery settings that work", stated, Verdict.WORKS)
+    _log("Celery settings that differ", stated, Verdict.DIFFERS, with_notes=True)
+    _log("Celery settings without effect", stated, Verdict.NO_EFFECT, with_notes=True)
     _log("not supported, and left out", found, Verdict.NOT_SUPPORTED, logging.WARNING, with_notes=True)
     for advice in recommendations(app)[:1]:
         log.info("recommendation: %s", advice)
