@@ -21,7 +21,7 @@ from tests.celery_apps.project.tasks import one
 from tests.waiting import wait_until
 from umbel.pools.guard import Raised, call_guarded
 
-WAIT_S = float(os.environ.get("CASE_WAIT_S", "60"))
+WAIT_S = float(os.environ.get("CASE_WAIT_S", "90"))
 BACKENDS = ("rpc", "database", "files", "cache", "django")
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 GIVEN = re.compile(r"\bgen\d+@|0x[0-9a-f]+")

@@ -11,7 +11,7 @@ from typing import Any
 from celery import signals
 from celery._state import _set_task_join_will_block
 from celery.app.task import Context
-from celery.app.trace import build_tracer, setup_worker_optimizations
+from celery.app.trace import TraceInfo, build_tracer, setup_worker_optimizations
 from celery.exceptions import InvalidTaskError, Reject, SoftTimeLimitExceeded
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.serialization import prepare_accept_content
@@ -28,7 +28,7 @@ from umbel.celery.schedule import MARK, warn_of_beat
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.celery.table.addresses import backend_url
 from umbel.clock import correct
-from umbel.errors import WireError
+from umbel.errors import TaskCancelled, WireError, WorkerStopping
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import ChildContext, Job, Outcome, Runner
 from umbel.text import leaving
@@ -69,7 +69,7 @@ class CeleryHost:
         install_backends(app, ours, shares_settle=ours is not None and ours.shares_settle(settings.broker))
         setup_worker_optimizations(app, node)
         for name, task in app.tasks.items():
-            task.__trace__ = build_tracer(name, task, app.loader, node, app=app)
+            task.__trace__ = build_tracer(name, task, app.loader, node, Info=_Info, app=app)
 
     def start_child(self, context: ChildContext) -> Runner:
         self._node = context.node
@@ -122,6 +122,9 @@ class _Runner:
         try:
             traced = call_guarded(task.__trace__, job.task_id, args, kwargs, request)
             return self._ended(run, task, request, capture, traced)
+        except _Interrupted as told:
+            kind = "cancelled" if isinstance(told.error, TaskCancelled) else "requeued"
+            return run.outcome(kind, summary=str(told.error))
         finally:
             CAPTURE.reset(token)
 
@@ -156,7 +159,8 @@ class _Runner:
         self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, error: Reject, einfo: Any
     ) -> Outcome:
         if error.requeue:
-            return run.outcome("requeued", summary=str(error.reason))
+            # What was acknowledged when the task began cannot go back, and Celery leaves it at that.
+            return run.outcome("requeued" if task.acks_late else "ignored", summary=str(error.reason))
         context = Context(request, called_directly=False)
         ignored = task.ignore_result if context.ignore_result is None else context.ignore_result
         stored = not ignored or task.store_errors_even_if_ignored
@@ -171,6 +175,25 @@ class _Runner:
             einfo=einfo,
         )
         return run.outcome("rejected", capture, summary=str(error.reason))
+
+
+class _Interrupted(BaseException):
+    """Our own interruption of a task, on its way through Celery's tracer, which knows nothing of it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _Info(TraceInfo):  # type: ignore[misc]
+    """How a task ended. One that was interrupted has not failed: the main process says what becomes of it."""
+
+    __slots__ = ()
+
+    def handle_error_state(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.retval, TaskCancelled | WorkerStopping):
+            raise _Interrupted(self.retval)
+        return super().handle_error_state(*args, **kwargs)
 
 
 _KINDS: dict[str, Any] = {

@@ -141,6 +141,14 @@ def task_requeues() -> Any:
 
 
 @case()
+def task_requeues_too_late() -> Any:
+    key = new_key()
+    result = tasks.requeues_early.delay(key)
+    journal(key, 1)
+    return [stays_pending(result), journal(key, 1)]
+
+
+@case()
 def task_that_rejects_in_a_chain() -> Any:
     result = chain(tasks.rejects.si(new_key()), add.si(1, 1)).delay()
     return [ended(result.parent), stays_pending(result)]
