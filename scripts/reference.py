@@ -12,6 +12,7 @@ import msgspec
 from scripts import api_page
 from umbel.app.configuration.settings import Settings
 from umbel.app.configuration.settings_help import HELP
+from umbel.celery.settings_table import TABLE
 from umbel.cli.main import COMMANDS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -42,6 +43,23 @@ def settings_page() -> str:
         field = fields[name]
         lines.append(f"| `{name}` | {_type(field.type)} | {_default(field.default)} | {meaning} |")
     lines += ["", SETTINGS_FOOT]
+    return "\n".join(lines) + "\n"
+
+
+CELERY_HEAD = f"""# Celery's settings
+
+{MADE}
+
+What becomes of each of Celery 5.7's settings when `umbel worker -A proj` runs a Celery project. Where the
+value decides, `umbel celery check -A proj` says what holds for yours; a worker refuses to start with what it
+cannot honour. `becomes` names the [setting](settings.md) of Umbel's that it is mapped to.
+"""
+
+
+def celery_page() -> str:
+    lines = [CELERY_HEAD, "| setting | verdict | |", "|---|---|---|"]
+    for name, row in sorted(TABLE.items()):
+        lines.append(f"| `{name}` | {row.judged.verdict} | {row.judged.note} |")
     return "\n".join(lines) + "\n"
 
 
@@ -119,7 +137,12 @@ def _default(value: Any) -> str:
     return f"`{', '.join(value) if isinstance(value, tuple) else value}`"
 
 
-PAGES = {"settings.md": settings_page, "command-reference.md": commands_page, "api.md": api_page.page}
+PAGES = {
+    "settings.md": settings_page,
+    "command-reference.md": commands_page,
+    "celery-settings.md": celery_page,
+    "api.md": api_page.page,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.celery_apps.memcache import CacheServer
 from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 
@@ -125,8 +124,7 @@ class Deployment:
                 place.mkdir(exist_ok=True)
                 return {"CELERY_RESULT_BACKEND": f"file://{place}"}
             case "cache":
-                server = self._ends.enter_context(CacheServer())
-                return {"CELERY_RESULT_BACKEND": f"cache+memcached://{server.address}"}
+                return {"DJANGO_CACHE": str(place)}
             case "django":
                 self._make_tables(place)
                 return {"DJANGO_DATABASE": f"{place}.db"}

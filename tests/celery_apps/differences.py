@@ -1,4 +1,4 @@
-"""Where an unmodified Celery project behaves otherwise under `umbel worker`: case -> why.
+"""Where an unmodified Celery project behaves otherwise under `umbel worker`: case -> why. `case on setup`: only in that deployment.
 
 `docs/celery.md` shows this table. A case that is listed must really differ: one that does not any more
 fails the test, and its line goes.
@@ -19,6 +19,10 @@ DIFFERENCES: dict[str, str] = {
     "signals_of_a_hard_limit": _ONCE,
     "revoked_is_seen_at_once": _REVOKED,
     "revoked_and_ignored": _REVOKED,
+    "revoked_before_it_is_due on late": (
+        "With `task_serializer = 'pickle'` Celery's clients pickle their control requests, too; "
+        "this worker reads JSON alone there, so a revoke is not heard."
+    ),
     "words_about_a_lost_process": "The text of WorkerLostError says which process was lost and how.",
     "names_of_properties": (
         "request.properties holds what the sender set: kombu's own notes (`delivery_tag`, `delivery_info`, "

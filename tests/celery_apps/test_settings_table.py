@@ -45,7 +45,6 @@ def judged(name: str, value: Any) -> Judged:
         ("broker_url", ["redis://one", "sentinel://two"], "Sentinel"),
         ("broker_url", "memory://", "memory://"),
         ("broker_transport", "my.transports:Own", "custom transports"),
-        ("broker_transport_options", {"master_name": "mymaster"}, "Sentinel"),
         ("broker_write_url", "amqp://elsewhere", "one broker_url"),
         ("broker_use_ssl", {"ssl_ciphers": "ALL"}, "ssl_ciphers"),
         ("broker_login_method", "EXTERNAL", "PLAIN"),

@@ -432,7 +432,7 @@ def test_doctor_fails_on_variables_that_nobody_reads(
     ("flags", "problem"),
     [
         (["-c", "0"], "'worker_concurrency' in the command line is 0: must be at least 1"),
-        (["-c", "two"], "'two' is not a valid integer"),
+        (["-c", "two"], "'two' is no whole number"),
         (["-P", "gevnt"], "'worker_pool' in the command line is 'gevnt'"),
         (["-n", "@host"], "write it as name@host"),
         (["-Q", " , "], "names no queue"),

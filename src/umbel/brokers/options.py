@@ -5,7 +5,7 @@ otherwise here, and `why` says how. *Not supported*: the project would not work 
 refused by name, as is every option that is not in the tables.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -96,6 +96,10 @@ def _fanout_prefix(value: bool | str) -> str:
     return BrokerSettings("").fanout_prefix if value else ""
 
 
+def _steps(value: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(sorted({int(step) for step in value} | {0}))
+
+
 def _result_prefix(value: str) -> str:
     """As Celery puts it before its keys."""
     return value if not value or value.endswith((":", "_", "-", ".")) else f"{value}_"
@@ -141,7 +145,7 @@ _ANY = {
 }
 _REDIS: Mapping[str, _Rule] = {
     "global_keyprefix": _Rule("before every key and channel", "key_prefix", str),
-    "priority_steps": _Rule("one list for each", "priority_steps", tuple),
+    "priority_steps": _Rule("one list for each", "priority_steps", _steps),
     "sep": _Rule("between the parts of keys", "sep", str),
     "fanout_prefix": _Rule("before the channels of events and control", "fanout_prefix", _fanout_prefix),
     "fanout_patterns": _Rule("Umbel needs patterns in channels: leave it at True", allowed=(True,)),

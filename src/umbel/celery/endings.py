@@ -6,7 +6,7 @@ travel with the settle. It may block (Redis counts a chord's part, Django writes
 happens off the worker's loop.
 """
 
-import logging
+from functools import partial
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -25,7 +25,7 @@ from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.message import Message
 from umbel.worker.settings import Ending
 
-log = logging.getLogger("umbel.celery")
+ATTEMPTS_MAX = 5  # to store how a task ended; then its message is settled without it
 
 
 class CeleryEndings:
@@ -34,7 +34,8 @@ class CeleryEndings:
         self._accept = prepare_accept_content(app.conf.accept_content)
 
     def __call__(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
-        return Ending(before=lambda: self._end(message, queue, error, status))
+        before = partial(self._end, message, queue, error, status)
+        return Ending(before=before, joins=True, attempts_max=ATTEMPTS_MAX)
 
     def _end(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
         decoded = call_guarded(call_of, message, self._accept)
@@ -47,11 +48,9 @@ class CeleryEndings:
         capture = Capture()
         token = CAPTURE.set(capture)
         try:
-            stored = call_guarded(self._store, context, error, status)
+            self._store(context, error, status)
         finally:
             CAPTURE.reset(token)
-        if isinstance(stored, Raised):
-            log.error("cannot store how a task ended", extra={"task_id": context.id}, exc_info=stored.error)
         return Ending(list(capture.by_task.values()), capture.follow_ups)
 
     def _store(self, context: Any, error: Exception, status: str) -> None:

@@ -19,8 +19,8 @@ from umbel.celery.endings import CeleryEndings
 from umbel.celery.loading import load
 from umbel.celery.logs import LogSettings, in_main_process
 from umbel.celery.main_signals import notice_hooks
-from umbel.celery.queues import broker_settings
-from umbel.celery.report import refuse_or_report
+from umbel.celery.queues import add_queues, broker_settings
+from umbel.celery.report import for_the_pool, refuse_or_report
 from umbel.celery.results import install_backends
 from umbel.celery.schedule import CelerySchedule, has_schedule
 from umbel.celery.stand_in import WorkerStandIn
@@ -41,8 +41,11 @@ class CeleryProject:
     def app(self) -> Any:
         return self._app
 
-    def begin(self, settings: Settings) -> None:
-        refuse_or_report(load(self._app))
+    def begin(self, settings: Settings) -> Settings:
+        app = load(self._app)
+        add_queues(app, settings.worker_queues)
+        refuse_or_report(app, settings)
+        return for_the_pool(app, settings)
 
     def logging(
         self, level: str, logfile: str | None, node: str, *, as_json: bool

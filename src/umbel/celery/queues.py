@@ -1,17 +1,32 @@
 """Queues: what a Celery project declares (kombu's Queue and Exchange) as plain records for our brokers."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.interface import BrokerSettings, DeclaredBinding, DeclaredExchange, DeclaredQueue
+from umbel.brokers.options import changes_of, judge_options, judge_result_options
+from umbel.errors import BadSetting
 
 
 def consumed_names(app: Any) -> tuple[str, ...]:
     """The queues that a worker without -Q consumes from."""
     return tuple(app.amqp.queues.consume_from)
+
+
+def add_queues(app: Any, names: Iterable[str]) -> None:
+    """Queues that only -Q names are declared as the settings say of missing ones, if they allow any."""
+    for name in names:
+        try:
+            app.amqp.queues[name]
+        except KeyError:
+            known = ", ".join(sorted(app.amqp.queues))
+            problem = (
+                f"task_queues has no such queue, and task_create_missing_queues is False; it has {known}"
+            )
+            raise BadSetting("--queues", name, problem, source="the command line") from None
 
 
 def declared_queues(app: Any) -> tuple[DeclaredQueue, ...]:
@@ -62,28 +77,15 @@ def _arguments(queue: Any) -> dict[str, Any]:
 def broker_settings(app: Any, settings: Settings) -> BrokerSettings:
     """Our broker, laid out as the project has it."""
     conf = app.conf
-    options = conf.broker_transport_options or {}
-    prefix = options.get("global_keyprefix") or ""
     layout: dict[str, Any] = {
         "declared": declared_queues(app),
-        "key_prefix": prefix,
-        "result_key_prefix": _result_prefix(conf.result_backend_transport_options or {}),
+        "result_key_prefix": "",
         "delayed_delivery": conf.broker_native_delayed_delivery_queue_type,
         "prefetch_floor": _held_by_celery(app, settings),
+        **changes_of(judge_options(settings.broker, conf.broker_transport_options or {})),
+        **changes_of(judge_result_options(conf.result_backend_transport_options or {})),
     }
-    if "priority_steps" in options:
-        layout["priority_steps"] = tuple(sorted({int(step) for step in options["priority_steps"]} | {0}))
-    if "sep" in options:
-        layout["sep"] = options["sep"]
-    if "fanout_prefix" in options:
-        stated = options["fanout_prefix"]
-        layout["fanout_prefix"] = stated if isinstance(stated, str) else "/{db}." if stated else ""
     return replace(settings.for_broker(), **layout)
-
-
-def _result_prefix(options: Mapping[str, Any]) -> str:
-    stated = options.get("global_keyprefix") or ""
-    return stated if not stated or stated[-1] in ":_-." else f"{stated}_"
 
 
 def _held_by_celery(app: Any, settings: Settings) -> int:

@@ -15,11 +15,12 @@ from celery.app.task import Task
 from celery.app.utils import filter_hidden_settings
 from celery.utils.dispatch import Signal
 
+from umbel.brokers.options import Judged as Option
+from umbel.brokers.options import Support, judge_options, judge_result_options
 from umbel.celery.settings_table import TABLE
 from umbel.celery.table import options
-from umbel.celery.table.addresses import schemes_of
-from umbel.celery.table.broker import transport_options
-from umbel.celery.table.results import COUNTING_ONLY, result_options
+from umbel.celery.table.addresses import broker_url, schemes_of
+from umbel.celery.table.results import COUNTING_ONLY
 from umbel.celery.table.signals import SIGNALS, UNKNOWN
 from umbel.celery.table.tasks import SCHEDULE
 from umbel.celery.table.verdicts import Judged, Verdict
@@ -30,6 +31,11 @@ from umbel.wire.show import cut, show_value
 VALUE_CHARS_MAX = 60
 NAMES_MAX = 3  # of the tasks that use an option
 _CELERYS_OWN = ("celery.", "kombu.", "vine.", "django_celery_beat.", "django_celery_results.")
+_VERDICTS = {
+    Support.MAPPED: Verdict.WORKS,
+    Support.NO_EFFECT: Verdict.NO_EFFECT,
+    Support.UNSUPPORTED: Verdict.NOT_SUPPORTED,
+}
 _ORDINARY = {"acks_on_failure": True, "acks_on_timeout": True, "typing": True}  # of a bound task
 _BY_ATTRIBUTE = ("broker_url", "result_backend")  # also read from the environment
 
@@ -116,12 +122,16 @@ def shown_setting(name: str, value: Any) -> str:
 
 
 def _broker_options(app: Any) -> Iterator[Finding]:
-    for name, judged in transport_options(app.conf.broker_transport_options or {}):
-        value = shown_setting(name, app.conf.broker_transport_options[name])
-        yield Finding("broker transport options", name, value, judged)
-    for name, judged in result_options(app.conf.result_backend_transport_options or {}):
-        value = shown_setting(name, app.conf.result_backend_transport_options[name])
-        yield Finding("result backend options", name, value, judged)
+    stated = app.conf.broker_transport_options or {}
+    yield from _judged_options("broker transport options", stated, judge_options(broker_url(app), stated))
+    stated = app.conf.result_backend_transport_options or {}
+    yield from _judged_options("result backend options", stated, judge_result_options(stated))
+
+
+def _judged_options(group: str, stated: Mapping[str, Any], judged: list[Option]) -> Iterator[Finding]:
+    for one in judged:
+        verdict = Judged(_VERDICTS[one.support], one.why, one.support is Support.UNSUPPORTED)
+        yield Finding(group, one.name, shown_setting(one.name, stated[one.name]), verdict)
 
 
 def _queues(app: Any) -> Iterator[Finding]:

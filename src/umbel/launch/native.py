@@ -30,8 +30,8 @@ class NativeProject:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    def begin(self, settings: Settings) -> None:
-        pass  # whatever it says can be had
+    def begin(self, settings: Settings) -> Settings:
+        return settings
 
     def logging(
         self, level: str, logfile: str | None, node: str, *, as_json: bool

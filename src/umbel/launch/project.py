@@ -14,8 +14,11 @@ from umbel.worker.user_code.hooks import LifeHooks
 
 
 class Project(Protocol):
-    def begin(self, settings: Settings) -> None:
-        """Before anything else is asked: load the app, refuse what a worker cannot honour, log the rest."""
+    def begin(self, settings: Settings) -> Settings:
+        """Before anything else is asked: load the app, refuse what a worker cannot honour, log the rest.
+
+        Gives the settings with which the worker runs.
+        """
         ...
 
     def logging(

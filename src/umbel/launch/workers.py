@@ -34,7 +34,7 @@ def make_worker(
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
     project = found.project or NativeProject(found.app)
-    project.begin(settings)
+    settings = project.begin(settings)
     name = node_name(node)
     of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
     tasks = project.task_rules(settings)

@@ -4,7 +4,18 @@ from typing import Any
 
 from celery import chain, chord, group
 
-from tests.celery_apps.asking import case, ended, everywhere, got, journal, new_key, passed, sorted_journal
+from tests.celery_apps.asking import (
+    all_ended,
+    case,
+    ended,
+    everywhere,
+    got,
+    journal,
+    new_key,
+    passed,
+    sorted_journal,
+    stays_pending,
+)
 from tests.celery_apps.project.canvas_tasks import (
     adds_group_to_chord,
     adds_to_chord,
@@ -75,7 +86,7 @@ def chord_with_immutable_body() -> Any:
 @everywhere(quick=True)
 def chord_with_a_failing_part() -> Any:
     result = chord([add.s(1, 1), fail.s("part")], total.s()).delay()
-    return [got(result), ended(result)]
+    return [ended(result), all_ended(result.parent.results)]
 
 
 @case()
@@ -306,4 +317,5 @@ def errback_of_a_body_that_fails() -> Any:
 @case()
 def chord_then_more_when_it_fails() -> Any:
     made = chain(chord([add.s(1, 1), fail.s("part")], total.s()), add.s(1), write.si(new_key(), "never"))
-    return got(made.delay())
+    result = made.delay()
+    return [ended(result.parent.parent), stays_pending(result)]

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from time import time
 from typing import Any
 from uuid import UUID
 
@@ -188,6 +189,18 @@ def ids_given_by_the_client() -> Any:
 @everywhere(quick=True)
 def countdown() -> Any:
     return got(add.apply_async((1, 1), countdown=1))
+
+
+@case(setups=("main", "late"))
+def countdown_is_waited_for() -> Any:
+    before = time()
+    return got(tasks.clock.apply_async(countdown=2)) - before >= 2
+
+
+@case(setups=("main", "late"))
+def eta_is_waited_for() -> Any:
+    before = time()
+    return got(tasks.clock.apply_async(eta=datetime.now(UTC) + timedelta(seconds=2))) - before >= 2
 
 
 @case(setups=("main", "late"))

@@ -6,7 +6,7 @@ from celery import Celery
 
 from tests.celery_apps.project.configuration import SETTINGS
 
-if os.environ.get("SETUP") == "django":
+if os.environ.get("SETUP") in ("django", "cache"):
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.celery_apps.project.django_settings")
 
 app = Celery("project")

@@ -53,7 +53,7 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "rpc": {"result_backend": "rpc://", "result_persistent": False},
     "database": {"database_create_tables_at_setup": True},
     "files": {},
-    "cache": {},
+    "cache": {"result_backend": "django-cache"},
     "django": {"result_backend": "django-db", "result_extended": True},
 }
 SETTINGS = EVERYWHERE | DEPLOYMENTS[os.environ.get("SETUP", "main")]

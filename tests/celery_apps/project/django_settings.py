@@ -1,4 +1,4 @@
-"""Django's settings of the deployment that stores results with django-celery-results."""
+"""Django's settings, for results that django-celery-results stores: in a database or in a cache."""
 
 import os
 
@@ -10,6 +10,13 @@ DATABASES = {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("DJANGO_DATABASE", ":memory:"),
         "OPTIONS": {"timeout": 60},
+    }
+}
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.filebased.FileBasedCache",
+        "LOCATION": os.environ.get("DJANGO_CACHE", ""),
+        "OPTIONS": {"MAX_ENTRIES": 100_000},
     }
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -4,6 +4,7 @@
 
 import os
 import signal
+from time import time
 from typing import Any
 
 from celery import shared_task
@@ -49,6 +50,11 @@ def echo(*args: Any, **kwargs: Any) -> Any:
 @app.task
 def total(numbers: Any) -> Any:
     return sum(numbers)
+
+
+@app.task
+def clock() -> float:
+    return time()
 
 
 @app.task
@@ -133,8 +139,8 @@ def request_of(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     names = (
         "args kwargs retries is_eager called_directly lang task shadow group group_index chord chain "
         "errbacks callbacks eta expires timelimit origin ignore_result stamped_headers stamps "
-        "replaced_task_nesting argsrepr kwargsrepr utc delivery_info correlation_id hostname headers meth logfile loglevel "
-        "taskset reply_to parent_id root_id id"
+        "replaced_task_nesting argsrepr kwargsrepr utc delivery_info correlation_id hostname headers "
+        "meth logfile loglevel taskset reply_to parent_id root_id id"
     )
     return {name: getattr(request, name, "no such attribute") for name in names.split()}
 

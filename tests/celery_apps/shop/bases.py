@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from celery import Task
 
 
-class Audited(Task):  # type: ignore[misc]
+class Audited(Task):
     """Notes how its tasks ended."""
 
     abstract = True

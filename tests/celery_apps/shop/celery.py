@@ -4,7 +4,7 @@ import os
 
 from celery import Celery
 
-app = Celery("shop")
+app = Celery("shop", loader=os.environ.get("SHOP_LOADER"))
 app.config_from_object("tests.celery_apps.shop.celeryconfig")
 app.autodiscover_tasks(
     [f"tests.celery_apps.shop.{part}" for part in ("orders", "mail", "reports", "stock", "media")],

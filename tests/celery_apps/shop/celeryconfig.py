@@ -50,6 +50,7 @@ task_default_rate_limit = "1000/s"
 task_annotations = {"tests.celery_apps.shop.reports.nightly": {"time_limit": 600}}
 timezone = "Europe/Berlin"
 
+worker_pool = os.environ.get("SHOP_POOL", "prefork")
 worker_prefetch_multiplier = 1
 worker_max_tasks_per_child = 500
 worker_max_memory_per_child = 400_000

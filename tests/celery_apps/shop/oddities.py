@@ -4,6 +4,7 @@
 
 from typing import Any
 
+import click
 from celery import bootsteps, signals
 from celery.worker.request import Request
 
@@ -19,6 +20,7 @@ class PriceFeed(bootsteps.ConsumerStep):
         return []
 
 
+app.user_options["worker"].add(click.Option(("--till",)))
 app.steps["worker"].add(Liveness)
 app.steps["consumer"].add(PriceFeed)
 
@@ -39,3 +41,4 @@ app.conf.worker_direct = True
 app.conf.worker_pool = "eventlet"
 app.conf.worker_consumer = "tests.celery_apps.shop.oddities:Consumer"
 app.conf.control_exchange = "shop"
+app.conf.broker_transport_options = {"master_name": "tills"}

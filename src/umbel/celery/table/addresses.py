@@ -1,23 +1,20 @@
 """Addresses: where a Celery app says its broker and its results are, as Umbel writes such addresses."""
 
-from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlencode
 
-from umbel.brokers.tls import TLS_OPTIONS
+from umbel.brokers.options import with_tls
+from umbel.errors import NotSupported
 from umbel.urls import each_url
 
 OURS = ("redis", "rediss", "unix", "rpc", "sqlite")  # result backends that Umbel speaks itself
 NAMES_OF_REDIS = {"redis+socket": "unix"}
-WITH_TLS = {"redis": "rediss", "amqp": "amqps", "pyamqp": "amqps"}
-TLS_NAMES = tuple(name.removeprefix("ssl_") for name in TLS_OPTIONS)
 
 
 def broker_url(app: Any) -> str:
     """Where messages are; several addresses are tried in order."""
     conf = app.conf
     stated = conf.broker_read_url or conf.broker_url or app.connection_for_read().as_uri(True)
-    return ";".join(_with_tls(_known(url), conf.broker_use_ssl) for url in urls_of(stated))
+    return _with_tls(";".join(map(_known, urls_of(stated))), conf.broker_use_ssl)
 
 
 def backend_url(app: Any) -> str:
@@ -40,9 +37,13 @@ def scheme_of(url: str) -> str:
     return url.partition(":")[0]
 
 
-def unknown_tls(stated: Any) -> list[str]:
-    """Options of `…_use_ssl` that have no counterpart in our addresses."""
-    return [name for name in _tls_options(stated) if name not in TLS_OPTIONS]
+def tls_problem(stated: Any) -> str:
+    """Why an option of `…_use_ssl` cannot be a part of our addresses; "" when all can."""
+    try:
+        with_tls("rediss://", stated)
+    except NotSupported as error:
+        return str(error)
+    return ""
 
 
 def _known(url: str) -> str:
@@ -51,33 +52,6 @@ def _known(url: str) -> str:
 
 
 def _with_tls(url: str, stated: Any) -> str:
-    """Celery's users write options of TLS beside the address, or after its `?`, as ours stand."""
-    if not stated or scheme_of(url) not in (*WITH_TLS, *WITH_TLS.values()):
-        return url
-    scheme = scheme_of(url)
-    secure = url.replace(scheme, WITH_TLS.get(scheme, scheme), 1)
-    options = {
-        name: value
-        for name, value in _tls_options(stated).items()
-        if name in TLS_OPTIONS and f"{name}=" not in secure
-    }
-    return f"{secure}{'&' if '?' in secure else '?'}{urlencode(options)}" if options else secure
-
-
-def _tls_options(stated: Any) -> dict[str, str]:
-    """With RabbitMQ the names are those of Python's ssl module, with Redis they begin with `ssl_`."""
-    if not isinstance(stated, Mapping):
-        return {}
-    named = {
-        name if name.startswith("ssl_") else f"ssl_{name}": value
-        for name, value in stated.items()
-        if value is not None
-    }
-    return {name: _tls_value(name, value) for name, value in named.items()}
-
-
-def _tls_value(name: str, value: Any) -> str:
-    text = str(getattr(value, "name", value)).lower()
-    if name == "ssl_cert_reqs":
-        return "none" if text in ("cert_none", "none", "0") else "required"
-    return text if name == "ssl_check_hostname" else str(value)
+    return (
+        url if tls_problem(stated) else with_tls(url, stated)
+    )  # a problem is refused before a worker starts

@@ -1,9 +1,8 @@
 """Where messages are: Celery's settings of the broker, of remote control and of events."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-from umbel.celery.table.addresses import TLS_NAMES, broker_url, schemes_of, unknown_tls
+from umbel.celery.table.addresses import broker_url, schemes_of, tls_problem
 from umbel.celery.table.verdicts import (
     Judged,
     Row,
@@ -13,6 +12,7 @@ from umbel.celery.table.verdicts import (
     each,
     idle,
     refusal,
+    unsupported,
     works,
 )
 
@@ -22,7 +22,6 @@ _ALSO = "Redis and RabbitMQ are supported"
 _LINKS = "the worker watches and restores its own links"
 _MAILBOX = "the worker's mailbox is declared as Celery's defaults are; Celery's clients go on reading it"
 _PARTS = "write it into broker_url"
-_LEASE = "a task stays with its worker for as long as that renews its lease, however long it runs"
 
 
 def _url(value: Any) -> Judged | None:
@@ -41,52 +40,14 @@ def _transport(value: Any) -> Judged | None:
 
 
 def _ssl(value: Any) -> Judged | None:
-    unknown = unknown_tls(value)
-    known = ", ".join(TLS_NAMES)
-    return refusal(f"{', '.join(unknown)} cannot be set here; known are {known}") if unknown else None
-
-
-TRANSPORT_OPTIONS: Mapping[str, Judged] = {
-    "visibility_timeout": Judged(Verdict.NO_EFFECT, _LEASE),
-    "global_keyprefix": Judged(Verdict.WORKS, "prefix of the keys on Redis"),
-    "priority_steps": Judged(Verdict.WORKS, "names the lists of a queue on Redis"),
-    "sep": Judged(Verdict.WORKS, "names the lists of a queue on Redis"),
-    "fanout_prefix": Judged(Verdict.WORKS, "prefix of the channels on Redis"),
-    "queue_order_strategy": Judged(
-        Verdict.DIFFERS, "within a queue by priority; among queues always in a fair rotation"
-    ),
-    "master_name": refusal("Redis Sentinel is not supported: name the Redis server itself in broker_url"),
-    "sentinel_kwargs": refusal("Redis Sentinel is not supported: name the Redis server itself in broker_url"),
-    "confirm_publish": Judged(Verdict.WORKS, "read by clients; the worker's own sends are always confirmed"),
-}
-_OTHER_OPTION = Judged(Verdict.WORKS, "read by clients and by what tasks send; the worker has its own links")
-
-
-def transport_options(options: Mapping[str, Any]) -> Iterator[tuple[str, Judged]]:
-    """Each option of `broker_transport_options` with its verdict."""
-    for name, value in options.items():
-        if name == "fanout_patterns" and value is not True:
-            yield name, refusal("leave it at True: the worker listens to the channels of Celery's defaults")
-        else:
-            yield name, TRANSPORT_OPTIONS.get(name, _OTHER_OPTION)
-
-
-def _options(value: Any) -> Judged | None:
-    for name, judged in transport_options(value or {}):
-        if judged.refused:
-            return refusal(f"{name}: {judged.note}")
-    return None
+    problem = tls_problem(value)
+    return refusal(problem) if problem else None
 
 
 def _write_url(value: Any) -> Judged | None:
     return (
         None if not value else refusal("use one broker_url: retries and follow-ups go where tasks come from")
     )
-
-
-def _changed(default: str, heard: str) -> Any:
-    remedy = f"leave it at {default!r}: {heard}"
-    return lambda value: None if value == default else Judged(Verdict.NOT_SUPPORTED, remedy)
 
 
 ROWS: tuple[Row, ...] = (
@@ -98,9 +59,13 @@ ROWS: tuple[Row, ...] = (
         judge=_url,
     ),
     works("broker_read_url", "takes the place of broker_url", judge=_url),
-    Row("broker_write_url", Judged(Verdict.WORKS, "where it is broker_url"), judge=_write_url),
+    Row(
+        "broker_write_url",
+        Judged(Verdict.WORKS, "where it is broker_url; another one is refused"),
+        judge=_write_url,
+    ),
     works("broker_transport", judge=_transport),
-    works("broker_transport_options", "`umbel celery check` lists each option for itself", judge=_options),
+    works("broker_transport_options", "`umbel celery check` lists each option for itself"),
     works("broker_connection_timeout", ours="connect_timeout_s"),
     idle("broker_connection_retry", "a running worker always reconnects"),
     differs(
@@ -119,7 +84,7 @@ ROWS: tuple[Row, ...] = (
     idle("broker_heartbeat_checkrate", _LINKS),
     Row(
         "broker_login_method",
-        Judged(Verdict.WORKS, "PLAIN"),
+        Judged(Verdict.WORKS, "PLAIN; no other one is supported"),
         judge=lambda value: None if value in (None, "PLAIN") else refusal("use PLAIN: user and password"),
     ),
     works("broker_native_delayed_delivery_queue_type", "the kind of the queues that delay messages"),
@@ -134,28 +99,18 @@ ROWS: tuple[Row, ...] = (
     *each(
         "control", "queue_ttl queue_expires queue_exclusive queue_durable", lambda name: idle(name, _MAILBOX)
     ),
-    Row(
+    unsupported(
         "control_exchange",
-        Judged(Verdict.WORKS, "'celery'"),
-        judge=_changed("celery", "the worker's mailbox hears only this exchange"),
+        "leave it at 'celery': the worker's mailbox hears only this exchange",
+        refused=False,
     ),
     *each(
         "event",
         "queue_expires queue_ttl queue_prefix queue_exclusive queue_durable",
         lambda name: client(name, "it is about who listens to events"),
     ),
-    Row(
-        "event_serializer",
-        Judged(Verdict.WORKS, "'json'"),
-        judge=lambda value: (
-            None if value == "json" else Judged(Verdict.DIFFERS, "the worker sends its events as JSON")
-        ),
-    ),
-    Row(
-        "event_exchange",
-        Judged(Verdict.WORKS, "'celeryev'"),
-        judge=_changed("celeryev", "the worker sends its events there"),
-    ),
+    differs("event_serializer", "the worker sends its events as JSON"),
+    unsupported("event_exchange", "leave it at 'celeryev': the worker sends its events there", refused=False),
     *each(
         "security",
         "certificate cert_store key key_password digest",

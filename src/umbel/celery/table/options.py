@@ -16,7 +16,10 @@ TASK_OPTIONS: Mapping[str, Judged] = {
     "reject_on_worker_lost": Judged(Verdict.WORKS, "delivered again when its process dies"),
     "retry_on_worker_lost": Judged(Verdict.WORKS, "delivered again when its process dies"),
     "rate_limit": Judged(Verdict.WORKS, "per worker, as in Celery"),
-    "time_limit": Judged(Verdict.WORKS, "kept by the main process; in pools that can end a task"),
+    "time_limit": Judged(
+        Verdict.WORKS,
+        "kept by the main process; the pools threads and solo, which cannot end a task, refuse it",
+    ),
     "soft_time_limit": Judged(Verdict.WORKS, "raises celery.exceptions.SoftTimeLimitExceeded"),
     "max_retries": _CHILD,
     "default_retry_delay": _CHILD,

@@ -1,10 +1,9 @@
 """Where results are: Celery's settings of the result backends."""
 
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from umbel.celery.table.addresses import backend_url, scheme_of, unknown_tls
+from umbel.celery.table.addresses import backend_url, scheme_of, tls_problem
 from umbel.celery.table.verdicts import (
     Judged,
     Row,
@@ -14,6 +13,7 @@ from umbel.celery.table.verdicts import (
     each,
     idle,
     refusal,
+    unsupported,
     works,
 )
 
@@ -56,34 +56,13 @@ def backend_verdict(value: Any) -> Judged | None:
     return Judged(Verdict.DIFFERS, "Celery's backend stores by itself, before the acknowledgement, as ever")
 
 
-_RESULT_OPTIONS: Mapping[str, Judged] = {
-    "global_keyprefix": Judged(Verdict.WORKS, "prefix of the results' keys"),
-    "master_name": refusal("Redis Sentinel is not supported: name the Redis server itself in result_backend"),
-    "sentinel_kwargs": refusal(
-        "Redis Sentinel is not supported: name the Redis server itself in result_backend"
-    ),
-}
-
-
-def result_options(options: Mapping[str, Any]) -> list[tuple[str, Judged]]:
-    other = Judged(Verdict.WORKS, BACKEND)
-    return [(name, _RESULT_OPTIONS.get(name, other)) for name in options]
-
-
-def _options(value: Any) -> Judged | None:
-    for name, judged in result_options(value or {}):
-        if judged.refused:
-            return refusal(f"{name}: {judged.note}")
-    return None
-
-
 def _ssl(value: Any) -> Judged | None:
-    unknown = unknown_tls(value)
-    return refusal(f"{', '.join(unknown)} cannot be set here") if unknown else None
+    problem = tls_problem(value)
+    return refusal(problem) if problem else None
 
 
 def _in_url(name: str) -> Row:
-    return Row(name, Judged(Verdict.WORKS), judge=lambda value: None if value is None else refusal(_IN_URL))
+    return unsupported(name, _IN_URL)
 
 
 def of_backend(name: str) -> Row:
@@ -115,7 +94,7 @@ ROWS: tuple[Row, ...] = (
     differs("result_persistent", "results that are sent back (rpc://) are not written to disk"),
     works("result_extended", ours="result_extended"),
     works("result_serializer"),
-    works("result_backend_transport_options", "each option for itself", judge=_options),
+    works("result_backend_transport_options", "each option for itself"),
     works("result_chord_retry_interval"),
     works("result_chord_join_timeout"),
     *each(

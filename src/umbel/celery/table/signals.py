@@ -19,7 +19,7 @@ _NOT_SENT = Judged(
     "not sent: move the work into another signal, such as worker_init or worker_process_init",
 )
 _EVENTLET = Judged(Verdict.NOT_SUPPORTED, "eventlet is not supported; use gevent")
-_BEAT = Judged(Verdict.WORKS, "sent by `celery beat`, which goes on as before")
+_BEAT = Judged(Verdict.NOT_SUPPORTED, "there is no beat process to send it: use worker_ready")
 _LOGGING = Judged(Verdict.WORKS, "sent in the main process and in each child process")
 
 SIGNALS: Mapping[str, Judged] = {

@@ -7,16 +7,17 @@ from umbel.celery.table.verdicts import (
     Row,
     Verdict,
     client,
+    differs,
     idle,
     works,
 )
 
-# What the worker does with a schedule, in one place: rows, `check` and `-B` say it.
 SCHEDULE = Judged(
-    Verdict.DIFFERS,
-    "`umbel worker` does not send it yet: keep one `celery beat` running, as before; its tasks run here",
+    Verdict.WORKS,
+    "one worker of the cluster sends it, under a lease; stop `celery beat`, or start workers with "
+    "--without-schedule",
 )
-_NO_BEAT = "it is about the process `celery beat`, which goes on reading it"
+_NO_BEAT = "there is no beat process that could be asked"
 _SENT = "follow-ups and retries are sent by the worker, together with the acknowledgement"
 _UTC = "an eta or expires without a zone is read as UTC; send times with their zone"
 _LOST = (
@@ -44,10 +45,10 @@ ROWS: tuple[Row, ...] = (
     Row("beat_scheduler", SCHEDULE),
     idle("beat_enable_remote_control", _NO_BEAT),
     idle("beat_remote_control_max_tick_age", _NO_BEAT),
-    idle("beat_max_loop_interval", _NO_BEAT),
-    idle("beat_schedule_filename", _NO_BEAT),
-    idle("beat_sync_every", _NO_BEAT),
-    idle("beat_cron_starting_deadline", _NO_BEAT),
+    differs("beat_max_loop_interval", "the schedule is looked at every 5 s at least"),
+    idle("beat_schedule_filename", "when tasks ran last is recorded at the broker"),
+    idle("beat_sync_every", "when tasks ran last is recorded with each that is sent"),
+    works("beat_cron_starting_deadline", "the project's scheduler class reads it, in the worker that sends"),
     works("task_acks_late", "a task's own option wins", ours="task_acks_late"),
     works("task_acks_on_failure_or_timeout", "a task's own option wins"),
     works("task_acks_on_failure", "False: the message of a late-acknowledged task that fails is rejected"),
@@ -95,7 +96,11 @@ ROWS: tuple[Row, ...] = (
     works("task_send_sent_event", "clients, and what tasks send", ours="task_send_sent_event"),
     works("task_serializer", "clients, and what tasks send"),
     works("task_soft_time_limit", "a task's own option wins", ours="task_soft_time_limit_s"),
-    works("task_time_limit", "a task's own option wins", ours="task_time_limit_s"),
+    works(
+        "task_time_limit",
+        "a task's own option wins; the pools threads and solo, which cannot end a task, refuse to start",
+        ours="task_time_limit_s",
+    ),
     works("task_store_errors_even_if_ignored"),
     works("task_track_started"),
     client("task_allow_error_cb_on_chord_header"),

@@ -6,7 +6,6 @@ from typing import Any
 from umbel.celery.table.verdicts import (
     Judged,
     Row,
-    Verdict,
     differs,
     each,
     idle,
@@ -45,10 +44,6 @@ def _our_pool(app: Any) -> str | None:
     return POOLS.get(str(app.conf.worker_pool))  # any other one is refused before a worker starts
 
 
-def _unless_default(default: Any, remedy: str) -> Any:
-    return lambda value: None if value in (default, None) else refusal(remedy)
-
-
 def _concurrency(app: Any) -> int | None:
     stated = app.conf.worker_concurrency
     return None if stated in (None, 0, "auto", "0") else int(stated)
@@ -56,13 +51,9 @@ def _concurrency(app: Any) -> int | None:
 
 ROWS: tuple[Row, ...] = (
     unsupported("worker_agent", "agents are not supported: remove it"),
-    Row(
+    unsupported(
         "worker_autoscaler",
-        Judged(Verdict.WORKS, "--autoscale; the pool grows and shrinks by load"),
-        judge=_unless_default(
-            "celery.worker.autoscale:Autoscaler",
-            "autoscalers of your own are not supported: remove it, and use --autoscale MAX,MIN",
-        ),
+        "autoscalers of your own are not supported: remove it, and use --autoscale MAX,MIN",
     ),
     differs(
         "worker_cancel_long_running_tasks_on_connection_loss",
@@ -78,21 +69,10 @@ ROWS: tuple[Row, ...] = (
     works(
         "worker_concurrency", "'auto' is the number of cores", ours="worker_concurrency", read=_concurrency
     ),
-    Row(
-        "worker_consumer",
-        Judged(Verdict.WORKS, "Celery's default"),
-        judge=_unless_default(
-            "celery.worker.consumer:Consumer", "consumer classes of your own are not supported: remove it"
-        ),
-    ),
-    Row(
+    unsupported("worker_consumer", "consumer classes of your own are not supported: remove it"),
+    unsupported(
         "worker_direct",
-        Judged(Verdict.WORKS, "off"),
-        judge=lambda value: (
-            refusal("queues of single workers are not supported: start the worker with -Q NAME of its own")
-            if value
-            else None
-        ),
+        "queues of single workers are not supported: start the worker with -Q NAME of its own",
     ),
     works("worker_disable_rate_limits"),
     works("worker_deduplicate_successful_tasks"),
@@ -109,7 +89,13 @@ ROWS: tuple[Row, ...] = (
     idle("worker_lost_wait", "a lost child process is noticed at once"),
     works("worker_max_memory_per_child", ours="worker_max_memory_per_child"),
     works("worker_max_tasks_per_child", ours="worker_max_tasks_per_child"),
-    works("worker_pool", ours="worker_pool", read=_our_pool, judge=_pool),
+    works(
+        "worker_pool",
+        "prefork, threads, solo and gevent; eventlet and classes of your own are refused",
+        ours="worker_pool",
+        read=_our_pool,
+        judge=_pool,
+    ),
     idle("worker_pool_putlocks", "a job is handed to a child process that is free"),
     works("worker_pool_restarts", ours="worker_pool_restarts"),
     works(

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import click
 
 from umbel.app.configuration.settings import Settings, override
-from umbel.celery.table.tasks import SCHEDULE
-from umbel.celery.table.verdicts import Verdict
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 log = logging.getLogger("umbel.worker")
@@ -43,12 +41,6 @@ def take_idle(given: dict[str, Any]) -> list[str]:
     values = {name: given.pop(name) for name in NOTES}
     given_ones = [NOTES[name] for name, value in values.items() if value not in (None, False)]
     return [f"{option} has no effect here: {why}" for option, why in given_ones]
-
-
-def refuse_beat(given: Mapping[str, Any], *, is_celery: bool) -> None:
-    """Who starts a Celery project with -B relies on it."""
-    if given["beat"] and is_celery and SCHEDULE.verdict is not Verdict.WORKS:
-        raise click.UsageError(f"-B: {SCHEDULE.note.replace('`', '')}; leave -B out")
 
 
 def without_queues(settings: Settings, excluded: list[str] | None) -> Settings:

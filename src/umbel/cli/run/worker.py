@@ -21,7 +21,6 @@ from umbel.cli.run.celery_options import (
     concurrency_of,
     level_of,
     names_of,
-    refuse_beat,
     sizes_of,
     take_idle,
     without_queues,
@@ -44,6 +43,7 @@ log = logging.getLogger("umbel.worker")
 @click.option(
     "-c",
     "--concurrency",
+    "worker_concurrency",
     metavar="NUMBER",
     callback=concurrency_of,
     help="Tasks that run at once; default, or auto: one per core, 100 in green pools.",
@@ -52,9 +52,20 @@ log = logging.getLogger("umbel.worker")
     "-n", "--hostname", metavar="NAME[@HOST]", help="The node's name; %h is this host, %d its domain."
 )
 @click.option(
-    "-Q", "--queues", metavar="A,B", callback=names_of, help="Queues to consume, in a fair rotation."
+    "-Q",
+    "--queues",
+    "worker_queues",
+    metavar="A,B",
+    callback=names_of,
+    help="Queues to consume, in a fair rotation.",
 )
-@click.option("-P", "--pool", help="prefork (default), asyncio, gevent, threads or solo.")
+@click.option(
+    "-P",
+    "--pool",
+    "worker_pool",
+    callback=lambda _context, _parameter, value: _POOL_ALIASES.get(value, value),
+    help="prefork (default), asyncio, gevent, threads or solo.",
+)
 @click.option("-l", "--loglevel", type=click.Choice(LEVELS, case_sensitive=False), default="info")
 @click.option(
     "-f",
@@ -79,10 +90,22 @@ log = logging.getLogger("umbel.worker")
 @click.option(
     "--without-gossip", is_flag=True, default=None, help="Do not listen to the events of other nodes."
 )
+@click.option(
+    "--without-schedule", is_flag=True, default=None, help="Never send the periodic tasks from this worker."
+)
 @click.option("--without-heartbeat", is_flag=True, default=None, help="Send no heartbeats.")
-@click.option("--grace", type=float, help="Seconds to wait for running tasks at shutdown; default 30.")
-@click.option("--time-limit", type=float, help="Hard limit in seconds for tasks that set none.")
-@click.option("--soft-time-limit", type=float, help="Soft limit in seconds for tasks that set none.")
+@click.option(
+    "--grace", "worker_grace_s", type=float, help="Seconds to wait for running tasks at shutdown; default 30."
+)
+@click.option(
+    "--time-limit", "task_time_limit_s", type=float, help="Hard limit in seconds for tasks that set none."
+)
+@click.option(
+    "--soft-time-limit",
+    "task_soft_time_limit_s",
+    type=float,
+    help="Soft limit in seconds for tasks that set none.",
+)
 @click.option(
     "--max-tasks-per-child",
     "worker_max_tasks_per_child",
@@ -108,17 +131,10 @@ log = logging.getLogger("umbel.worker")
 @json_option
 def command(
     app_name: str | None,
-    concurrency: int | None,
     hostname: str | None,
-    queues: list[str] | None,
     exclude_queues: list[str] | None,
-    pool: str | None,
     loglevel: str,
     logfile: str | None,
-    task_events: bool | None,
-    grace: float | None,
-    time_limit: float | None,
-    soft_time_limit: float | None,
     record: str | None,
     purge: bool,
     run_directory: Path | None,
@@ -136,21 +152,9 @@ def command(
     set_up_logging(level, logfile=logfile, as_json=as_json, node=node)
     _listen_to_signals()
     found = find_app(app_name)
-    refuse_beat(flags, is_celery=found.project is not None)
     notes = take_idle(flags)
-    settings = override(
-        found.app.settings,
-        worker_concurrency=concurrency,
-        worker_queues=queues,
-        worker_pool=_POOL_ALIASES.get(pool or "", pool),
-        task_send_events=task_events,
-        **({"history_lake": record, "worker_record": True} if record else {}),
-        worker_grace_s=grace,
-        task_time_limit_s=time_limit,
-        task_soft_time_limit_s=soft_time_limit,
-        **flags,
-    )
-    settings = without_queues(settings, exclude_queues)
+    recorded = {"history_lake": record, "worker_record": True} if record else {}
+    settings = without_queues(override(found.app.settings, **flags, **recorded), exclude_queues)
     project = found.project or NativeProject(found.app)
 
     async def run() -> None:

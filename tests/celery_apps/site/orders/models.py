@@ -10,4 +10,4 @@ class Tick(models.Model):
     """One run of the periodic task."""
 
     name = models.CharField(max_length=50)
-    at = models.FloatField()
+    task_id = models.CharField(max_length=50)

@@ -1,5 +1,5 @@
 import os
-import time
+from typing import Any
 
 from celery import shared_task
 from django.db import connection, transaction
@@ -32,9 +32,9 @@ def square(number: int) -> int:
     return number * number
 
 
-@shared_task
-def tick(name: str) -> None:
-    Tick.objects.create(name=name, at=time.time())
+@shared_task(bind=True)
+def tick(self: Any, name: str) -> None:
+    Tick.objects.create(name=name, task_id=self.request.id)
 
 
 @shared_task

@@ -17,7 +17,12 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ["SHOP_DATABASE"],
-        "OPTIONS": {"timeout": 20},
+        # Several processes write to it.
+        "OPTIONS": {
+            "timeout": 60,
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL",
+        },
     }
 }
 CELERY_BROKER_URL = os.environ["SHOP_BROKER"]

@@ -17,7 +17,7 @@ class Migration(migrations.Migration):
             [
                 ("id", models.BigAutoField(primary_key=True)),
                 ("name", models.CharField(max_length=50)),
-                ("at", models.FloatField()),
+                ("task_id", models.CharField(max_length=50)),
             ],
         ),
     )
