@@ -148,12 +148,6 @@ def test_what_clients_delay_for_a_quorum_queue_comes_when_it_is_due(celery: Cele
 app = Celery(broker=url)
 app.conf.update(task_ignore_result=True, task_queues=[
     Queue('sure', Exchange('orders', 'topic'), 'sure.one', queue_arguments={'x-queue-type': 'quorum'})])
-from kombu.transport.native_delayed_delivery import (
-    bind_queue_to_native_delayed_delivery_exchange, declare_native_delayed_delivery_exchanges_and_queues)
-with app.connection_for_write() as connection:
-    declare_native_delayed_delivery_exchanges_and_queues(connection, 'quorum')
-    for queue in app.amqp.queues.values():
-        bind_queue_to_native_delayed_delivery_exchange(connection, queue)
 app.send_task('t', queue='sure', task_id='now')
 app.send_task('t', queue='sure', countdown=2, task_id='later')
 """,
@@ -165,6 +159,14 @@ app.send_task('t', queue='sure', countdown=2, task_id='later')
             assert later.exchange and later.routing_key.endswith(".1.0.sure.one")  # it came by the ladder
             settled = await broker.settle([Ack(one.tag) for one in found])
             assert settled.applied == 2
+            celery("""
+from kombu.transport.native_delayed_delivery import (
+    bind_queue_to_native_delayed_delivery_exchange, declare_native_delayed_delivery_exchanges_and_queues)
+with app.connection_for_write() as connection:
+    declare_native_delayed_delivery_exchanges_and_queues(connection, 'quorum')
+    for queue in app.amqp.queues.values():
+        bind_queue_to_native_delayed_delivery_exchange(connection, queue)
+""")  # RabbitMQ would refuse what differs from ours
 
     run(scenario())
 
