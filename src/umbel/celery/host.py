@@ -67,8 +67,9 @@ class CeleryHost:
             self._close.append(ours.close)
         install_backends(app, ours, shares_settle=ours is not None and ours.shares_settle(settings.broker))
         setup_worker_optimizations(app, node)
-        for name, task in app.tasks.items():
-            task.__trace__ = build_tracer(name, task, app.loader, node, Info=_Info, app=app)
+        with logs.asked_for_successes():
+            for name, task in app.tasks.items():
+                task.__trace__ = build_tracer(name, task, app.loader, node, Info=_Info, app=app)
 
     def start_child(self, context: ChildContext) -> Runner:
         self._node = context.node
