@@ -80,10 +80,14 @@ class CeleryProject:
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
         app, worker = self._app, WorkerStandIn(self._app, node)
         begun = {"sender": node, "instance": worker, "conf": app.conf}
+
+        def ready() -> None:  # in Celery's order: `worker_init` was sent where the children come from
+            signals.celeryd_after_setup.send(**begun)
+            signals.worker_ready.send(sender=worker)
+
         return LifeHooks(
             init=partial(signals.celeryd_init.send, **begun, options={}),
-            set_up=partial(signals.celeryd_after_setup.send, **begun),
-            ready=partial(signals.worker_ready.send, sender=worker),
+            ready=ready,
             shutdown=partial(signals.worker_shutdown.send, sender=worker),
             timeout_s=timeout_s,
         )
