@@ -101,6 +101,9 @@ def test_main_process_and_children_log_in_the_projects_formats(ran: Ran) -> None
     assert "SHOP INFO umbel.worker -O has no effect here" in ran.log
     assert f"SHOPTASK INFO {SHOP}.orders.place order 7 placed" in ran.log
     assert "SHOP ERROR celery.redirected mail to bob" in ran.log
+    assert re.search(
+        rf"SHOP INFO celery.app.trace Task {SHOP}.orders.rush\[\S+\] succeeded in \S+s: 4", ran.log
+    )
     assert "worker_state_db (revoked tasks are recorded at the broker" in ran.log
 
 

@@ -12,8 +12,7 @@ from celery import signals
 from celery._state import _set_task_join_will_block
 from celery.app.task import Context
 from celery.app.trace import TraceInfo, build_tracer, setup_worker_optimizations
-from celery.exceptions import InvalidTaskError, Reject, SoftTimeLimitExceeded
-from kombu.exceptions import ContentDisallowed, DecodeError
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 from kombu.serialization import prepare_accept_content
 
 from umbel.backends.registry import open_backend
@@ -28,7 +27,7 @@ from umbel.celery.schedule import MARK, warn_of_beat
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.celery.table.addresses import backend_url
 from umbel.clock import correct
-from umbel.errors import TaskCancelled, WireError, WorkerStopping
+from umbel.errors import TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import ChildContext, Job, Outcome, Runner
 from umbel.text import leaving
@@ -68,8 +67,9 @@ class CeleryHost:
             self._close.append(ours.close)
         install_backends(app, ours, shares_settle=ours is not None and ours.shares_settle(settings.broker))
         setup_worker_optimizations(app, node)
-        for name, task in app.tasks.items():
-            task.__trace__ = build_tracer(name, task, app.loader, node, Info=_Info, app=app)
+        with logs.asked_for_successes():
+            for name, task in app.tasks.items():
+                task.__trace__ = build_tracer(name, task, app.loader, node, Info=_Info, app=app)
 
     def start_child(self, context: ChildContext) -> Runner:
         self._node = context.node
@@ -104,19 +104,17 @@ class _Runner:
     def __call__(self, job: Job) -> Outcome:
         correct(job.clock_offset_s)
         run = _Run(job)
-        try:
-            headers, args, kwargs, embed = call_of(job.message, self._accept)
-            task = self._tasks[job.task]
-        except (ContentDisallowed, DecodeError, WireError, InvalidTaskError, ValueError, TypeError) as error:
-            return run.outcome("rejected", summary=f"{type(error).__name__}: {error}")
-        except KeyError:
+        task = self._tasks.get(job.task)
+        if task is None:
             return run.outcome("rejected", summary=f"task {job.task!r} is not registered in this process")
-        if "celery_beat_task" in headers and MARK not in headers:
-            warn_of_beat()
-        request = request_of(
-            headers, job.message, queue=job.queue, hostname=self._node, redelivered=job.redelivered
-        )
-        request.update(embed, args=args, kwargs=kwargs)
+        opened = call_guarded(self._request, job)
+        if isinstance(opened, Raised):
+            error = opened.error
+            return run.outcome(
+                "rejected", summary=f"cannot read the message: {type(error).__name__}: {error}"
+            )
+        request = opened.value
+        args, kwargs = request["args"], request["kwargs"]
         capture = Capture()
         token = CAPTURE.set(capture)
         try:
@@ -127,6 +125,16 @@ class _Runner:
             return run.outcome(kind, summary=str(told.error))
         finally:
             CAPTURE.reset(token)
+
+    def _request(self, job: Job) -> dict[str, Any]:
+        headers, args, kwargs, embed = call_of(job.message, self._accept)
+        if "celery_beat_task" in headers and MARK not in headers:
+            warn_of_beat()
+        request = request_of(
+            headers, job.message, queue=job.queue, hostname=self._node, redelivered=job.redelivered
+        )
+        request.update(embed, args=args, kwargs=kwargs)
+        return request
 
     def _ended(
         self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, traced: Any
