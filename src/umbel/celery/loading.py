@@ -3,10 +3,11 @@
 from importlib import import_module
 from typing import Any
 
-from celery import VERSION, Celery
+from celery import VERSION, Celery, signals
 from celery.app import backends
 from celery.app.utils import find_app
 
+from umbel.celery.stand_in import WorkerStandIn
 from umbel.errors import AppNotFound, ConfigurationError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import Host
@@ -33,12 +34,22 @@ def find_celery(target: str) -> Any | None:
     return found.value
 
 
-def load(app: Any) -> Any:
+def import_modules(app: Any) -> None:
     """Import everything the project says its tasks are in; `import_modules` is sent once."""
-    if not getattr(app, "umbel_loaded", False):
+    if not getattr(app, "umbel_imported", False):
         app.set_current()
         app.set_default()
         app.loader.init_worker()  # imports, and the hooks that hang on it
+        app.umbel_imported = True
+
+
+def load(app: Any, node: str = "") -> Any:
+    """All of the project. For a worker of this name `celeryd_init` comes before tasks read the settings."""
+    if not getattr(app, "umbel_loaded", False):
+        import_modules(app)
+        if node:
+            told = {"instance": WorkerStandIn(app, node), "conf": app.conf, "options": {}}
+            signals.celeryd_init.send(sender=node, **told)
         app.finalize()
         app.umbel_loaded = True
     return app
@@ -51,7 +62,7 @@ def load_host(target: str) -> Host:
     app = find_celery(target)
     if app is None:
         raise AppNotFound(f"-A {target}: it contains no Celery app any more")
-    load(app)
+    import_modules(app)
     _import_what_tasks_need(app)
     return CeleryHost(app)
 
