@@ -182,6 +182,16 @@ def test_a_failed_body_that_is_a_chain_fails_with_all_its_steps(bench: Bench) ->
     assert [one.task_id for one in outcome.results] == ids and len(set(ids)) == 2
 
 
+def test_a_body_that_is_a_chain_travels_as_its_first_step_with_the_others_behind_it(bench: Bench) -> None:
+    """Celery's workers fail what is behind a body, but not the steps of one that is a chain."""
+    body = chain(bench.total.clone(), bench.tell.clone(), bench.add.clone())
+    (part,) = Chord([bench.add.clone()], body, app=bench.app).prepare()
+    carried = call_of(part.outgoing.message).embed.chord
+    assert carried is not None
+    assert (carried["task"], carried["subtask_type"]) == ("total", None)
+    assert [step["task"] for step in carried["options"]["chain"]] == ["add", "tell"]
+
+
 @pytest.mark.parametrize("as_list", [True, False])
 def test_who_waits_for_a_failure_of_the_body_is_told_its_id(bench: Bench, as_list: bool) -> None:
     errback = bench.tell.to_map()

@@ -278,8 +278,9 @@ def test_children_that_celery_wrote_may_be_groups(app: App) -> None:
     stored["children"] = [[["a", None], None], [["g", [["a", None], None]], [[["b", None], None]]]]
     with app.eager():
         app.backend.store([StoredResult("t", "SUCCESS", encode_json(stored))])
-        alone, together = app.AsyncResult("t").children or [None, None]
-        assert alone is not None
+        children = app.AsyncResult("t").children
+        assert children is not None
+        alone, together = children
         assert isinstance(together, GroupResult)
         assert (alone.id, together.id, together.parent) == ("a", "g", alone)
         assert [one.id for one in together.children or ()] == ["b"]

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RIGHT = """
 from typing import Any, assert_type
 
-from umbel import App, AsyncResult, Signature, Task, chain
+from umbel import App, AsyncResult, GroupResult, Signature, Task, chain, chord, group
 
 app = App("shop")
 
@@ -58,6 +58,26 @@ assert_type(add.s(1).app.send_task("shop.add", (1, 2), queue="slow"), AsyncResul
 assert_type(add.delay(1).app.settings.task_default_queue, str)
 add.delay(1).app.control.inspect().active()
 (add.s(1) | add.s(2) | add.s(3)).delay()
+assert_type(group(add.s(1), add.s(2)).delay(), GroupResult)
+assert_type(group(add.s(1), add.s(2))(), GroupResult)
+assert_type(chord([add.s(1)])(total.s()), AsyncResult[Any])
+assert_type(add.signature((1,), queue="slow"), Signature[int])
+assert_type(add.AsyncResult("id"), AsyncResult[int])
+assert_type(add.max_retries, int | None)
+
+
+class Audited(Task[..., Any]):
+    max_retries = 5
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None: ...
+
+
+@app.task(base=Audited, throws=(KeyError,), expires=60.0)
+def audited(a: int) -> str:
+    return str(a)
+
+
+assert_type(audited.delay(1), AsyncResult[str])
 chain(add.s(1), add.s(2)).apply_async(link=add.s(3), link_error=add.si(1, 2))
 
 

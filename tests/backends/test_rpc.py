@@ -234,6 +234,10 @@ def test_chords_are_refused_with_a_remedy(backend: RpcBackend) -> None:
         lambda: backend.add_chord_part(part),
         lambda: backend.claim_chord("g", "a"),
         lambda: backend.end_chord("g", []),
+        lambda: backend.grow_chord("g", "a"),
+        lambda: backend.save_group("g", b"{}"),
+        lambda: backend.read_group("g"),
+        lambda: backend.forget_group("g"),
     ):
         with pytest.raises(NotSupported, match="redis://"):
             refused()

@@ -58,6 +58,7 @@ class Deployment:
                     timeout=CASES_S,
                     check=True,
                 )
+            (self.home / f"{self.name}.json").write_bytes(done.stdout)
             outcomes: dict[str, Any] = json.loads(done.stdout)
         return outcomes | {"signals_when_it_ends": self._journal("worker")[-2:]}
 

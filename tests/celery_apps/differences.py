@@ -1,5 +1,6 @@
-"""Where an unmodified Celery project behaves otherwise under `umbel worker`: case -> why. `case on setup`: only in that deployment.
+"""Where an unmodified Celery project behaves otherwise under `umbel worker`: case -> why.
 
+`case on setup` is about that deployment alone, `case on rabbitmq` about that broker.
 `docs/celery.md` shows this table. A case that is listed must really differ: one that does not any more
 fails the test, and its line goes.
 """

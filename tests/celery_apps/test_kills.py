@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -176,7 +175,6 @@ def _kill_now_and_then(ledger: Ledger, redis: RedisServer, chance: random.Random
             ledger.start_worker(name)
         else:
             redis.stop(signal.SIGKILL)
-            time.sleep(0.2)  # it is away for a moment: part of what is tested
             redis.start()
             allowed += 2 * CHILDREN
     return allowed

@@ -154,6 +154,17 @@ def test_a_part_that_fails_fails_the_body(client: Client, failing: str, body: st
 
 
 @pytest.mark.parametrize("failing", QUEUES)
+def test_a_part_that_fails_fails_all_steps_of_a_body_of_ours(cluster: MixedCluster, failing: str) -> None:
+    with pytest.raises(Raised) as caught:
+        cluster.client("umbel")(
+            "get_own(chord([add.s(1, 1).set(queue=on_umbel), fails.s().set(queue=failing)],"
+            " total.s().set(queue=on_umbel) | echo.s().set(queue=on_celery)).apply_async())",
+            failing=failing,
+        )
+    assert caught.value.kind == "ChordError"
+
+
+@pytest.mark.parametrize("failing", QUEUES)
 def test_the_errback_of_a_body_is_sent(client: Client, failing: str) -> None:
     body_id, errback_id = str(uuid4()), str(uuid4())
     client(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_groups_and_chords_run_on_workers(tmp_path: Path) -> None:
         with pytest.raises(TypeError):
             (group(add.s(1, 1), add.s(1, "x")) | group(same, same)).delay().get(timeout=30)
         body = total.s().on_error(tasks["chaos_tasks.writes_down"].s(directory=str(tmp_path)))
-        failing = chord([add.s(1, 1), add.s(1, "x")], body).delay()
+        failing: Any = chord([add.s(1, 1), add.s(1, "x")], body).delay()
         with pytest.raises(ChordError, match=r"Dependency \S+ raised TypeError"):
             failing.get(timeout=30)
         assert f"{failing.id} ChordError TypeError(" in journal_of(str(tmp_path)).read_text()

@@ -1,6 +1,7 @@
 """Control requests and replies as bytes: Celery's form, and nothing but WireError for the rest."""
 
 import json
+import pickle
 
 import pytest
 from hypothesis import given
@@ -179,3 +180,10 @@ def test_of_a_list_that_is_too_large_the_first_part_is_sent_and_it_says_so() -> 
     assert (whole.total, len(whole.value)) == (None, 10)
     with pytest.raises(TooLarge):
         encode_reply("a@x", "x" * 10_000_000, "t", 1)
+
+
+def test_a_pickled_request_is_read_where_pickle_is_accepted() -> None:
+    body = pickle.dumps({"method": "revoke", "arguments": {"task_id": "a"}, "destination": None})
+    assert decode_request(b"{}", body, accept=("json", "pickle")).method == "revoke"
+    with pytest.raises(WireError):
+        decode_request(b"{}", body)

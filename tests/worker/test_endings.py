@@ -108,6 +108,17 @@ def test_what_was_acknowledged_early_only_reports(kind: str, counter: str, event
     assert kinds(recorded) == ["task-started", event]
 
 
+@pytest.mark.parametrize(("expected", "level"), [(True, "INFO"), (False, "ERROR")])
+def test_an_error_that_the_task_throws_is_logged_as_one_line(
+    expected: bool, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded = Recorded()
+    with caplog.at_level("INFO"):
+        recorded.endings.settle(claimed_of(LATE), outcome("failure", traceback="Trace", expected=expected))
+    (entry,) = [one for one in caplog.records if one.getMessage() == "task failed"]
+    assert (entry.levelname, hasattr(entry, "traceback")) == (level, not expected)
+
+
 def test_a_second_outcome_of_a_kind_is_counted_too() -> None:
     recorded = Recorded()
     for _ in range(2):

@@ -11,9 +11,8 @@ from typing import Any
 from celery import signals
 from celery._state import _set_task_join_will_block
 from celery.app.task import Context
-from celery.app.trace import build_tracer, setup_worker_optimizations
-from celery.exceptions import InvalidTaskError, Reject, SoftTimeLimitExceeded
-from kombu.exceptions import ContentDisallowed, DecodeError
+from celery.app.trace import TraceInfo, build_tracer, setup_worker_optimizations
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 from kombu.serialization import prepare_accept_content
 
 from umbel.backends.registry import open_backend
@@ -29,7 +28,7 @@ from umbel.celery.schedule import MARK, warn_of_beat
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.celery.table.addresses import backend_url
 from umbel.clock import correct
-from umbel.errors import WireError
+from umbel.errors import TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import ChildContext, Job, Outcome, Runner
 from umbel.text import leaving
@@ -71,7 +70,7 @@ class CeleryHost:
         setup_worker_optimizations(app, node)
         with logs.asked_for_successes():
             for name, task in app.tasks.items():
-                task.__trace__ = build_tracer(name, task, app.loader, node, app=app)
+                task.__trace__ = build_tracer(name, task, app.loader, node, Info=_Info, app=app)
 
     def start_child(self, context: ChildContext) -> Runner:
         self._node = context.node
@@ -106,26 +105,37 @@ class _Runner:
     def __call__(self, job: Job) -> Outcome:
         correct(job.clock_offset_s)
         run = _Run(job)
-        try:
-            headers, args, kwargs, embed = call_of(job.message, self._accept)
-            task = self._tasks[job.task]
-        except (ContentDisallowed, DecodeError, WireError, InvalidTaskError, ValueError, TypeError) as error:
-            return run.outcome("rejected", summary=f"{type(error).__name__}: {error}")
-        except KeyError:
+        task = self._tasks.get(job.task)
+        if task is None:
             return run.outcome("rejected", summary=f"task {job.task!r} is not registered in this process")
+        opened = call_guarded(self._request, job)
+        if isinstance(opened, Raised):
+            error = opened.error
+            return run.outcome(
+                "rejected", summary=f"cannot read the message: {type(error).__name__}: {error}"
+            )
+        request = opened.value
+        args, kwargs = request["args"], request["kwargs"]
+        capture = Capture()
+        token = CAPTURE.set(capture)
+        try:
+            traced = call_guarded(task.__trace__, job.task_id, args, kwargs, request)
+            return self._ended(run, task, request, capture, traced)
+        except _Interrupted as told:
+            kind = "cancelled" if isinstance(told.error, TaskCancelled) else "requeued"
+            return run.outcome(kind, summary=str(told.error))
+        finally:
+            CAPTURE.reset(token)
+
+    def _request(self, job: Job) -> dict[str, Any]:
+        headers, args, kwargs, embed = call_of(job.message, self._accept)
         if "celery_beat_task" in headers and MARK not in headers:
             warn_of_beat()
         request = request_of(
             headers, job.message, queue=job.queue, hostname=self._node, redelivered=job.redelivered
         )
         request.update(embed, args=args, kwargs=kwargs)
-        capture = Capture()
-        token = CAPTURE.set(capture)
-        try:
-            traced = call_guarded(task.__trace__, job.task_id, args, kwargs, request)
-            return self._ended(run, task, request, capture, traced)
-        finally:
-            CAPTURE.reset(token)
+        return request
 
     def _ended(
         self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, traced: Any
@@ -158,7 +168,8 @@ class _Runner:
         self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, error: Reject, einfo: Any
     ) -> Outcome:
         if error.requeue:
-            return run.outcome("requeued", summary=str(error.reason))
+            # What was acknowledged when the task began cannot go back, and Celery leaves it at that.
+            return run.outcome("requeued" if task.acks_late else "ignored", summary=str(error.reason))
         context = Context(request, called_directly=False)
         ignored = task.ignore_result if context.ignore_result is None else context.ignore_result
         stored = not ignored or task.store_errors_even_if_ignored
@@ -173,6 +184,25 @@ class _Runner:
             einfo=einfo,
         )
         return run.outcome("rejected", capture, summary=str(error.reason))
+
+
+class _Interrupted(BaseException):
+    """Our own interruption of a task, on its way through Celery's tracer, which knows nothing of it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _Info(TraceInfo):  # type: ignore[misc]
+    """How a task ended. One that was interrupted has not failed: the main process says what becomes of it."""
+
+    __slots__ = ()
+
+    def handle_error_state(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.retval, TaskCancelled | WorkerStopping):
+            raise _Interrupted(self.retval)
+        return super().handle_error_state(*args, **kwargs)
 
 
 _KINDS: dict[str, Any] = {

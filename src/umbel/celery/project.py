@@ -87,8 +87,11 @@ class CeleryProject:
         return CeleryEndings(self._app)
 
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
-        worker = WorkerStandIn(self._app, node)
+        app, worker = self._app, WorkerStandIn(self._app, node)
+        begun = {"sender": node, "instance": worker, "conf": app.conf}
         return LifeHooks(
+            init=partial(signals.celeryd_init.send, **begun, options={}),
+            set_up=partial(signals.celeryd_after_setup.send, **begun),
             ready=partial(signals.worker_ready.send, sender=worker),
             shutdown=partial(signals.worker_shutdown.send, sender=worker),
             timeout_s=timeout_s,
@@ -107,7 +110,7 @@ class CeleryProject:
             "children_log_endings": True,
             "notices": notice_hooks(app, node),
             "scheduler": scheduler,
-            "scheduler_lease": "celery-schedule",
+            "scheduler_lease": SCHEDULE_LEASE,
         }
 
 

@@ -4,7 +4,7 @@ The form is Celery's. What we add to a reply is a header that Celery does not re
 that the answering node knows, so that a caller can tell who is missing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,13 +14,14 @@ from umbel.protocol.pidbox import Known, Reply, ReplyTo, Request
 from umbel.wire.limits import Limits, Name
 from umbel.wire.show import brief
 from umbel.wire.signing import Keyring
-from umbel.wire.values import decode_json, decode_json_as, encode_json
+from umbel.wire.values import SERIALIZERS, decode_json, decode_json_as, encode_json
 
 REQUEST_EXCHANGE, REPLY_EXCHANGE = "celery.pidbox", "reply.celery.pidbox"
 REQUEST_LIMITS = Limits(size_max_bytes=1024 * 1024, depth_max=32)
 REPLY_LIMITS = Limits(size_max_bytes=64 * 1024 * 1024, depth_max=64)  # that are taken, from whomever
 OWN_REPLY_LIMITS = Limits(size_max_bytes=8 * 1024 * 1024, depth_max=64)
 MEMBERS_MAX = 20_000
+PICKLE_MARK = b"\x80"  # with which a pickle of protocol 2 or later begins, and no JSON
 NAME_MAX_BYTES = 255  # of an exchange or a routing key: AMQP has no room for more
 
 
@@ -51,9 +52,19 @@ def encode_request(
     return headers if keyring is None else keyring.sign_request(headers, encoded, now), encoded
 
 
-def decode_request(headers: bytes, body: bytes, keyring: Keyring | None = None) -> Request:
-    """Raises WireError, and nothing else, whatever the bytes are. With keys, its signature is compared."""
-    found = decode_json_as(_REQUEST, body, what="the control request", limits=REQUEST_LIMITS)
+def decode_request(
+    headers: bytes, body: bytes, keyring: Keyring | None = None, accept: Collection[str] = ("json",)
+) -> Request:
+    """Raises WireError, and nothing else, whatever the bytes are. With keys, its signature is compared.
+
+    Celery's clients write requests as they write tasks, so one may be pickled where that is accepted.
+    """
+    if body[:1] == PICKLE_MARK and "pickle" in accept:
+        body_map = SERIALIZERS["pickle"].decode(body, REQUEST_LIMITS)
+        plain = encode_json(body_map, root="request", limits=REQUEST_LIMITS)
+    else:
+        plain = body
+    found = decode_json_as(_REQUEST, plain, what="the control request", limits=REQUEST_LIMITS)
     said = decode_json_as(_REQUEST_HEADERS, headers, what="the request's headers", limits=REQUEST_LIMITS)
     destination = found.destination
     reply_to = found.reply_to

@@ -83,6 +83,7 @@ class WorkerSettings:
     prefetch_max: int = 1000
     max_deliveries: int = 3
     message_max_bytes: int = 16 * 1024 * 1024
+    accept_content: tuple[str, ...] = ("json",)  # how control requests may be written, too
     signing_window_s: float = 86_400.0
     accept_unsigned: tuple[str, ...] = ()  # queues; "*": all
     heartbeat_interval_s: float = 2.0

@@ -7,7 +7,6 @@ from celery.result import GroupResult, result_from_tuple
 
 from tests.celery_apps.asking import (
     all_ended,
-    app,
     case,
     ended,
     everywhere,
@@ -22,6 +21,7 @@ from tests.celery_apps.asking import (
 )
 from tests.celery_apps.project import tasks
 from tests.celery_apps.project.canvas_tasks import retries
+from tests.celery_apps.project.celery import app
 from tests.celery_apps.project.tasks import add, echo, fail, mul
 
 
@@ -138,6 +138,14 @@ def task_requeues() -> Any:
     key = new_key()
     result = tasks.requeues.delay(key)
     return [ended(result), journal(key, 2)]
+
+
+@case()
+def task_requeues_too_late() -> Any:
+    key = new_key()
+    result = tasks.requeues_early.delay(key)
+    journal(key, 1)
+    return [stays_pending(result), journal(key, 1)]
 
 
 @case()

@@ -5,8 +5,11 @@ import os
 import sys
 import time
 from collections import Counter
+from threading import Event
 
 from tests.celery_apps.ledger.celery import app, send
+
+POLL = Event()
 
 
 def main(count: int, steps: int, parts: int, seconds: float) -> None:
@@ -17,7 +20,7 @@ def main(count: int, steps: int, parts: int, seconds: float) -> None:
         states = {one: app.AsyncResult(one).state for one in left}
         left = [one for one, state in states.items() if state == "PENDING"]
         ended += Counter(state for state in states.values() if state != "PENDING")
-        time.sleep(0.2 if left else 0)
+        POLL.wait(0.2 if left else 0)
     print(json.dumps(ended), flush=True)
 
 

@@ -255,6 +255,13 @@ def requeues(self: Any, key: str) -> Any:
     return "second time"
 
 
+@app.task
+def requeues_early(key: str) -> Any:
+    """Its message is acknowledged already, so there is nothing to put back."""
+    note(key, "ran")
+    raise Reject("once more", requeue=True)
+
+
 class Order(BaseModel):
     number: int
     names: list[str] = []

@@ -259,12 +259,21 @@ class Chord(Signature[Any]):
         group_id = self.header.freeze()
         if not self.body.is_member:  # a body that is itself a part stays one of the outer chord
             self.body.join_group(group_id, None)
-        body = self.body.to_map()
+        body = self._travelling_body()
         for member in self.header.members:
             member.join_chord(body)
         self._save_shape()
         self.app.backend.start_chord(group_id, sum(member.parts() for member in self.header.members))
         return self.header.prepare(sender=sender)
+
+    def _travelling_body(self) -> SignatureMap:
+        """A chain travels as its first step with the others behind it: Celery's workers fail those too."""
+        if isinstance(self.body, Chain) and self.body.steps and self.body.steps[0].subtask_type is None:
+            first, *rest = self.body.as_steps()
+            behind = self.body.options.get("chain") or []
+            first.options["chain"] = [*behind, *(step.to_map() for step in reversed(rest))]
+            return first.to_map()
+        return self.body.to_map()
 
     def _save_shape(self) -> None:
         """Under Celery's key, as its clients do it: either kind of worker may bring the last part."""
@@ -334,9 +343,6 @@ class OpenChord:
 
     def __call__(self, body: Signature[Any], **options: Any) -> AsyncResult[Any]:
         return Chord(self._header, body).apply_async(**options)
-
-    def __or__(self, body: Signature[Any]) -> Signature[Any]:
-        return Chord(self._header, body)
 
 
 @overload

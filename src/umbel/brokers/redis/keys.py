@@ -11,7 +11,9 @@ Celery's, which both sides share (wire 2.1, 6.2):
     celery-task-meta-<task id>         string  a result, with its TTL; also the channel that tells of it
     celery-taskset-meta-<group id>.s   string  how many parts a chord has
     celery-taskset-meta-<group id>.j   zset    the parts that have ended, as JSON -> their place
-    celery-taskset-meta-<group id>.t   string  how many were added to it while it ran (Celery's)
+    celery-taskset-meta-<group id>.t   string  how many were added to it while it ran (`add_to_chord`)
+    celery-taskset-meta-<group id>.a   set     ids of those that we added, so that each counts once (ours)
+    celery-taskset-meta-<group id>     string  the results of a group that was saved, or of a nested header
     celery-taskset-meta-<group id>.d   set     5.7: task id ":" place of the parts that were counted
     celery-taskset-meta-<group id>.c   string  5.7: who sends the body; "done" once it was sent
     /<database>.<exchange>/<key>       channel fan-out; without a routing key there is no "/<key>"
@@ -156,7 +158,7 @@ class Keys:
         return f"{self.result_prefix}celery-task-meta-{task_id}"
 
     def chord(self, group_id: str) -> str:
-        """The stem of a chord's keys, which end in ".s", ".j", ".t", ".d" and ".c"."""
+        """Where a group is saved; the stem of a chord's keys, which end in ".s", ".j", ".t" and so on."""
         return f"{self.result_prefix}celery-taskset-meta-{group_id}"
 
     def binding(self, exchange: str) -> str:

@@ -80,6 +80,7 @@ log = logging.getLogger("umbel.worker")
 )
 @click.option(
     "-E",
+    "task_send_events",
     "--task-events",
     "--events",
     is_flag=True,

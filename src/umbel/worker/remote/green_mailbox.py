@@ -10,7 +10,7 @@ It lives until a shutdown event is set, and then sets a stopped event, for which
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -50,8 +50,10 @@ class GreenMailbox:
         changes: Callable[[str], bool],
         members: Callable[[], Sequence[Known]],
         outages: Outages,
+        accept: Collection[str],
     ) -> None:
         self._outages = outages
+        self._accept = accept
         self._node = node
         self._open_broker = open_broker
         self._panel = panel
@@ -136,7 +138,14 @@ class GreenMailbox:
         broker.on_link(self._note_link)
         await self._open(broker)
         self._shell = MailboxShell(
-            self._node, broker, self.mailbox, self._panel, self, lambda: self._known, self._report
+            self._node,
+            broker,
+            self.mailbox,
+            self._panel,
+            self,
+            lambda: self._known,
+            self._report,
+            accept=self._accept,
         )
         try:
             async with asyncio.TaskGroup() as group:

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from random import random
 from time import monotonic, time
@@ -81,6 +81,8 @@ class MailboxShell:
         runner: Runner,
         members: Callable[[], Sequence[Known]],
         report: Callable[[BrokerError | None], None],
+        *,
+        accept: Collection[str],
     ) -> None:
         self.resets = 0  # faults that ended the subscription; it restores lost links by itself
         self.replies_dropped = 0
@@ -91,6 +93,7 @@ class MailboxShell:
         self._panel = panel
         self._runner = runner
         self._members = members
+        self._accept = accept  # how requests may be written
         self._report = report  # whether the broker lets us listen
         self._replies: deque[tuple[Broadcast, float]] = deque()
         self._replies_bytes = 0
@@ -144,7 +147,8 @@ class MailboxShell:
     def _take(self, broadcast: Broadcast) -> None:
         try:
             keyring = self._broker.keyring
-            event: Request | Malformed = decode_request(broadcast.headers, broadcast.body, keyring)
+            headers, body = broadcast.headers, broadcast.body
+            event: Request | Malformed = decode_request(headers, body, keyring, self._accept)
         except WireError as error:
             event = Malformed(str(error))
         for effect in self._mailbox.step(event, cluster_now()):

@@ -89,6 +89,7 @@ class Control(Step):
             self,
             self._members,
             partial(self._context.outages.report, self.name),
+            accept=self._context.settings.accept_content,
         )
         self._figures.read_from(self.mailbox, shell)
         self.run_in_background(shell.run())
@@ -107,6 +108,7 @@ class Control(Step):
             changes=self._changes,
             members=self._members,
             outages=self._context.outages,
+            accept=self._context.settings.accept_content,
         )
         self.mailbox = green.mailbox
         self._figures.read_from(green.mailbox, green)
