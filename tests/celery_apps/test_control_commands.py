@@ -126,9 +126,8 @@ def test_signals_of_tasks_are_sent(ran: Ran, name: str) -> None:
 
 
 def test_a_worker_is_configured_by_its_name_before_it_starts(ran: Ran) -> None:
-    """In the main process and in the one that forks children; the queue is among those consumed above."""
-    (node,) = {line.partition(" ")[2] for line in ran.journal if line.startswith("init ")}
-    assert node.startswith("till@")
-    assert sum(line.startswith("init ") for line in ran.journal) == 2
+    """The queue that it adds is among those consumed above."""
+    (configured,) = [line for line in ran.journal if line.startswith("init ")]
+    assert configured.startswith("init till@")
     (rules,) = ran.by_umbel["registered"]["replies"].values()
-    assert any(line.startswith(f"{SHOP}.orders.rush [rate_limit=2000/s") for line in rules)
+    assert f"{SHOP}.orders.rush [rate_limit=2000/s]" in rules

@@ -56,7 +56,7 @@ class CeleryHost:
         app = self._app
         app.set_current()
         app.set_default()
-        load(app, node)
+        load(app)
         _set_task_join_will_block(True)  # what it means: a task must not wait for another's result
         # Here, in the process that forks, because Django then gives each child its own connections.
         signals.worker_init.send(sender=WorkerStandIn(app, node))

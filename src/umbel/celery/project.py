@@ -87,11 +87,8 @@ class CeleryProject:
         return CeleryEndings(self._app)
 
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
-        app, worker = self._app, WorkerStandIn(self._app, node)
-        begun = {"sender": node, "instance": worker, "conf": app.conf}
+        worker = WorkerStandIn(self._app, node)
         return LifeHooks(
-            init=partial(signals.celeryd_init.send, **begun, options={}),
-            set_up=partial(signals.celeryd_after_setup.send, **begun),
             ready=partial(signals.worker_ready.send, sender=worker),
             shutdown=partial(signals.worker_shutdown.send, sender=worker),
             timeout_s=timeout_s,

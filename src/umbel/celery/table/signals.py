@@ -51,8 +51,9 @@ SIGNALS: Mapping[str, Judged] = {
         _MAIN,
     ),
     "celeryd_init": Judged(
-        Verdict.WORKS,
-        "sent in the main process and in the process that forks children: conf can be changed in both",
+        Verdict.DIFFERS,
+        "sent in the main process: a changed conf holds for what it does (queues, rates, limits, pool); "
+        "child processes load the app without the change",
     ),
     "celeryd_after_setup": Judged(
         Verdict.WORKS, "sent in the main process: instance.app.amqp.queues.select_add() adds a queue"
