@@ -19,7 +19,6 @@ from umbel.backends.registry import open_backend
 from umbel.celery import logs
 from umbel.celery.capture import CAPTURE, Capture, install
 from umbel.celery.configuration import settings_of
-from umbel.celery.loading import load
 from umbel.celery.logs import LogSettings
 from umbel.celery.messages import call_of, request_of
 from umbel.celery.queues import broker_settings
@@ -56,7 +55,7 @@ class CeleryHost:
         app = self._app
         app.set_current()
         app.set_default()
-        load(app)
+        app.finalize()
         _set_task_join_will_block(True)  # what it means: a task must not wait for another's result
         # Here, in the process that forks, because Django then gives each child its own connections.
         signals.worker_init.send(sender=WorkerStandIn(app, node))

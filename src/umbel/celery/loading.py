@@ -34,19 +34,15 @@ def find_celery(target: str) -> Any | None:
     return found.value
 
 
-def import_modules(app: Any) -> None:
-    """Import everything the project says its tasks are in; `import_modules` is sent once."""
-    if not getattr(app, "umbel_imported", False):
+def load(app: Any, node: str = "") -> Any:
+    """Import everything the project says its tasks are in; `import_modules` is sent once.
+
+    For a worker of this name `celeryd_init` comes before tasks read the settings.
+    """
+    if not getattr(app, "umbel_loaded", False):
         app.set_current()
         app.set_default()
         app.loader.init_worker()  # imports, and the hooks that hang on it
-        app.umbel_imported = True
-
-
-def load(app: Any, node: str = "") -> Any:
-    """All of the project. For a worker of this name `celeryd_init` comes before tasks read the settings."""
-    if not getattr(app, "umbel_loaded", False):
-        import_modules(app)
         if node:
             told = {"instance": WorkerStandIn(app, node), "conf": app.conf, "options": {}}
             signals.celeryd_init.send(sender=node, **told)
@@ -62,7 +58,7 @@ def load_host(target: str) -> Host:
     app = find_celery(target)
     if app is None:
         raise AppNotFound(f"-A {target}: it contains no Celery app any more")
-    import_modules(app)
+    load(app)
     _import_what_tasks_need(app)
     return CeleryHost(app)
 
