@@ -123,10 +123,10 @@ def _go_on_from(scheduler: Any, times: Mapping[str, tuple[float, int]]) -> None:
 
 
 class _Fenced:
-    """In front of a scheduler class: it sends under the lease, and syncs as seldom as ever, after it has sent.
+    """In front of a scheduler class: it sends under the lease, and syncs after it has sent, as seldom as ever.
 
-    To sync after each send would be no safer, because the lease keeps the times; and `django_celery_beat` writes
-    whole rows then, over what somebody edits at that moment.
+    To sync after each send would be no safer, because the lease keeps the times; and `django_celery_beat`
+    writes whole rows then, over what somebody edits at that moment.
     """
 
     umbel_leadership: Leadership
