@@ -20,7 +20,7 @@ def app_for(app: Any) -> App:
     if isinstance(known, App):
         return known
     given = {row.ours: row.value(app) for row in TABLE.values() if row.ours}
-    given["worker_grace_s"] = FOR_EVER_S  # most tasks are acknowledged by then: to cut them off would lose them
+    given["worker_grace_s"] = FOR_EVER_S  # a task that is acknowledged would be lost if it were cut off
     made = App(app.main or "celery", **{name: value for name, value in given.items() if value is not None})
     app.umbel_app = made
     return made
