@@ -20,10 +20,6 @@ DIFFERENCES: dict[str, str] = {
     "signals_of_a_hard_limit": _ONCE,
     "revoked_is_seen_at_once": _REVOKED,
     "revoked_and_ignored": _REVOKED,
-    "revoked_before_it_is_due on late": (
-        "With `task_serializer = 'pickle'` Celery's clients pickle their control requests, too; "
-        "this worker reads JSON alone there, so a revoke is not heard."
-    ),
     "words_about_a_lost_process": "The text of WorkerLostError says which process was lost and how.",
     "names_of_properties": (
         "request.properties holds what the sender set: kombu's own notes (`delivery_tag`, `delivery_info`, "
