@@ -21,8 +21,8 @@ DIFFERENCES: dict[str, str] = {
     "revoked_is_seen_at_once": _REVOKED,
     "revoked_and_ignored": _REVOKED,
     "request_in_another_queue on rabbitmq": (
-        "A message without a priority has priority 0 in `request.delivery_info`, where Celery on RabbitMQ says "
-        "None if the sender named a queue."
+        "A message without a priority has priority 0 in `request.delivery_info`, where Celery on RabbitMQ "
+        "says None if the sender named a queue."
     ),
     "words_about_a_lost_process": "The text of WorkerLostError says which process was lost and how.",
     "names_of_properties": (
