@@ -37,6 +37,7 @@ def used(shop: Home) -> Ran:
             "set_discount": shop.data("umbel", "control", "-A", SHOP, "set_discount", "30", "--json"),
             "limits": shop.data("umbel", "inspect", "-A", SHOP, "limits", "--json"),
             "listed": shop.run("umbel", "control", "-A", SHOP).stdout,
+            "registered": shop.data("umbel", "inspect", "-A", SHOP, "registered", "--json"),
             "queues": shop.data("umbel", "inspect", "-A", SHOP, "active_queues", "--json"),
         }
         wait_until(lambda: "the report is broken" in log.read_text(), what="the failure in the log")
@@ -70,7 +71,7 @@ def test_celerys_clients_reach_the_projects_control_commands(ran: Ran) -> None:
 
 def test_inspect_conf_shows_celerys_names_and_no_password(ran: Ran) -> None:
     conf = ran.told["answers"]["conf"]
-    assert conf["worker_max_tasks_per_child"] == 500
+    assert conf["worker_max_tasks_per_child"] == 400
     assert conf["task_default_queue"] == "default"
     assert "celery:5" in ran.told["answers"]["report"]["ok"]
 
@@ -88,6 +89,7 @@ def test_excluded_queues_are_not_consumed(ran: Ran) -> None:
     assert sorted(queue["name"] for queue in queues) == [
         "default",
         "mail",
+        "only.till",
         "orders",
         "priority",
         "refunds",
@@ -121,3 +123,11 @@ def test_signals_of_logging_are_sent_in_main_process_and_children(ran: Ran) -> N
 @pytest.mark.parametrize("name", ["prerun", "failure"])
 def test_signals_of_tasks_are_sent(ran: Ran, name: str) -> None:
     assert any(line.startswith(name) for line in ran.journal)
+
+
+def test_a_worker_is_configured_by_its_name_before_it_starts(ran: Ran) -> None:
+    """The queue that it adds is among those consumed above."""
+    (configured,) = [line for line in ran.journal if line.startswith("init ")]
+    assert configured.startswith("init till@")
+    (rules,) = ran.by_umbel["registered"]["replies"].values()
+    assert f"{SHOP}.orders.rush [rate_limit=2000/s]" in rules

@@ -160,8 +160,8 @@ def command(
     found = find_app(app_name)
     notes = take_idle(flags)
     recorded = {"history_lake": record, "worker_record": True} if record else {}
-    settings = without_queues(override(found.app.settings, **flags, **recorded), exclude_queues)
     project = found.project or NativeProject(found.app)
+    settings = without_queues(override(project.settings(node), **flags, **recorded), exclude_queues)
 
     async def run() -> None:
         for note in notes:
