@@ -24,10 +24,6 @@ DIFFERENCES: dict[str, str] = {
         "A message without a priority has priority 0 in `request.delivery_info`, where Celery on RabbitMQ "
         "says None if the sender named a queue."
     ),
-    "signals_of_the_worker": (
-        "`worker_init` is sent in the process that forks the children, so that Django gives each of them "
-        "its own connections; `celeryd_after_setup` of the main process comes before it."
-    ),
     "words_about_a_lost_process": "The text of WorkerLostError says which process was lost and how.",
     "names_of_properties": (
         "request.properties holds what the sender set: kombu's own notes (`delivery_tag`, `delivery_info`, "
