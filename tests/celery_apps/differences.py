@@ -9,17 +9,11 @@ _ONCE = (
     "Celery 5.7 marks a task past its hard limit as failed twice, so errbacks are called and `task_failure` "
     "is sent twice; here once. `task_postrun` is not sent for a task whose process was killed."
 )
-_REVOKED = (
-    "Celery 5.7 stores REVOKED as soon as a worker hears of a revoke; here it is stored when the message "
-    "would have run, and not at all for tasks that ignore their results."
-)
 
 DIFFERENCES: dict[str, str] = {
     "errback_after_a_hard_limit": _ONCE,
     "old_errback_after_a_hard_limit": _ONCE,
     "signals_of_a_hard_limit": _ONCE,
-    "revoked_is_seen_at_once": _REVOKED,
-    "revoked_and_ignored": _REVOKED,
     "revoked_before_it_is_due on late": (
         "With `task_serializer = 'pickle'` Celery's clients pickle their control requests, too; "
         "this worker reads JSON alone there, so a revoke is not heard."

@@ -72,6 +72,7 @@ def test_inspect_conf_shows_celerys_names_and_no_password(ran: Ran) -> None:
     conf = ran.told["answers"]["conf"]
     assert conf["worker_max_tasks_per_child"] == 500
     assert conf["task_default_queue"] == "default"
+    assert f"{SHOP}.orders" in conf["include"]
     assert "celery:5" in ran.told["answers"]["report"]["ok"]
 
 
@@ -102,6 +103,12 @@ def test_main_process_and_children_log_in_the_projects_formats(ran: Ran) -> None
     assert f"SHOPTASK INFO {SHOP}.orders.place order 7 placed" in ran.log
     assert "SHOP ERROR celery.redirected mail to bob" in ran.log
     assert "worker_state_db (revoked tasks are recorded at the broker" in ran.log
+
+
+def test_a_task_is_logged_when_it_comes_and_when_it_succeeds(ran: Ran) -> None:
+    name = rf"{SHOP}.orders.place\[[0-9a-f-]+\]".replace(".", r"\.")
+    assert re.search(rf"SHOP INFO celery\.worker\.strategy Task {name} received", ran.log)
+    assert re.search(rf"Task {SHOP}.\S+\[[0-9a-f-]+\] succeeded in [0-9.e-]+s: ", ran.log)
 
 
 def test_a_failed_task_is_logged_once(ran: Ran) -> None:

@@ -1,6 +1,7 @@
 """Signals of Celery's that its worker sends from the main process, with the arguments its handlers know.
 
-They are sent off the worker's loop, in order, and only where somebody listens.
+They are sent off the worker's loop, in order, and only where somebody listens. The log line about a
+received task is Celery's, too, and comes with that signal.
 """
 
 import logging
@@ -10,6 +11,7 @@ from typing import Any
 
 from celery import signals
 from celery.app.task import Context
+from celery.app.trace import LOG_RECEIVED
 from celery.exceptions import InvalidTaskError
 from kombu.serialization import prepare_accept_content
 
@@ -21,10 +23,12 @@ from umbel.wire.message import Message
 from umbel.worker.user_code.notices import NoticeHooks
 
 log = logging.getLogger("umbel.celery")
+strategy_log = logging.getLogger("celery.worker.strategy")  # the name that projects' settings know
 
 
 def notice_hooks(app: Any, node: str) -> NoticeHooks:
     sender = MainSignals(app, node)
+    logs_receipts = strategy_log.isEnabledFor(logging.INFO)
 
     def heard(signal: Any, hook: Callable[..., None]) -> Any:
         return hook if signal.receivers else None
@@ -32,7 +36,7 @@ def notice_hooks(app: Any, node: str) -> NoticeHooks:
     return NoticeHooks(
         stopping=heard(signals.worker_shutting_down, sender.stopping),
         heartbeat=heard(signals.heartbeat_sent, sender.heartbeat),
-        received=heard(signals.task_received, sender.received),
+        received=sender.received if logs_receipts else heard(signals.task_received, sender.received),
         revoked=heard(signals.task_revoked, sender.revoked),
         unknown=heard(signals.task_unknown, sender.unknown),
         rejected=heard(signals.task_rejected, sender.rejected),
@@ -57,10 +61,14 @@ class MainSignals:
 
     def received(self, *, message: Message, queue: str) -> None:
         context = self._context(message, queue)
-        if context is not None:
-            signals.task_received.send(
-                sender=self._worker, request=RequestStandIn(self._app, context, message)
-            )
+        if context is None:
+            return
+        shown = {"id": context.id, "name": context.task, "eta": context.eta}
+        shown |= {"args": context.argsrepr or "", "kwargs": context.kwargsrepr or ""}
+        strategy_log.info(LOG_RECEIVED, shown, extra={"data": shown})
+        if signals.task_received.receivers:
+            request = RequestStandIn(self._app, context, message)
+            signals.task_received.send(sender=self._worker, request=request)
 
     def revoked(self, *, message: Message, queue: str, terminated: bool, signal: str, expired: bool) -> None:
         context = self._context(message, queue)

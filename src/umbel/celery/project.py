@@ -16,7 +16,7 @@ from umbel.celery import capture
 from umbel.celery.backend import ForeignBackend
 from umbel.celery.control import celery_panel
 from umbel.celery.endings import CeleryEndings
-from umbel.celery.loading import load
+from umbel.celery.loading import load, note_task_modules
 from umbel.celery.logs import LogSettings, in_main_process
 from umbel.celery.main_signals import notice_hooks
 from umbel.celery.queues import add_queues, broker_settings
@@ -45,6 +45,7 @@ class CeleryProject:
         app = load(self._app)
         add_queues(app, settings.worker_queues)
         refuse_or_report(app, settings)
+        note_task_modules(app)
         return for_the_pool(app, settings)
 
     def logging(
