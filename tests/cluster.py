@@ -80,7 +80,7 @@ class Cluster:
         if wait:
             wait_until(
                 lambda: process.poll() is not None or self._is_up(name, process.pid),
-                deadline_s=30.0,
+                deadline_s=120.0,
                 what=f"worker {name} to be ready",
             )
             assert process.poll() is None, f"worker {name} ended: {self.log(name)}"

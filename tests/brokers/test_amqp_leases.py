@@ -33,7 +33,7 @@ TTL_S = 2.0
 
 @pytest.fixture
 def under_test(amqp_url: str) -> Iterator[BrokerUnderTest]:
-    under_test = BrokerUnderTest(BrokerSettings(amqp_url, connect_timeout_s=1.0), CAPABILITIES)
+    under_test = BrokerUnderTest(BrokerSettings(amqp_url, connect_timeout_s=4.0), CAPABILITIES)
     yield under_test
     under_test.close()
 

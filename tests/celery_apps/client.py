@@ -9,7 +9,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.celery_apps import cases  # noqa: F401  # registers them
-from tests.celery_apps.asking import CASES, Case, app, outcome_of
+from tests.celery_apps.asking import CASES, Case, outcome_of
+from tests.celery_apps.project.celery import app
 
 AT_ONCE = 16
 

@@ -18,6 +18,10 @@ DIFFERENCES: dict[str, str] = {
         "With `task_serializer = 'pickle'` Celery's clients pickle their control requests, too; "
         "this worker reads JSON alone there, so a revoke is not heard."
     ),
+    "signals_of_the_worker": (
+        "`worker_init` is sent in the process that forks the children, so that Django gives each of them "
+        "its own connections; `celeryd_after_setup` of the main process comes before it."
+    ),
     "words_about_a_lost_process": "The text of WorkerLostError says which process was lost and how.",
     "names_of_properties": (
         "request.properties holds what the sender set: kombu's own notes (`delivery_tag`, `delivery_info`, "

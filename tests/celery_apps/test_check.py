@@ -71,6 +71,7 @@ RIGHT: dict[tuple[str, str], str] = {  # (group, name): verdict
     **{
         ("signals", name): "works"
         for name in [
+            "celeryd_after_setup",
             "task_prerun",
             "task_failure",
             "worker_process_init",
@@ -79,6 +80,7 @@ RIGHT: dict[tuple[str, str], str] = {  # (group, name): verdict
             "after_setup_task_logger",
         ]
     },
+    ("signals", "celeryd_init"): "differs",
     ("schedule", "nightly-report"): "works",
     ("schedule", "restock"): "works",
     ("schedule", "heartbeat"): "works",
@@ -95,7 +97,7 @@ ODD: dict[tuple[str, str], bool] = {  # (group, name): whether a worker refuses 
     ("broker transport options", "master_name"): True,
     ("queues", "news"): True,
     ("tasks", "Request"): True,
-    ("signals", "celeryd_init"): False,
+    ("signals", "beat_init"): False,
     ("classes", "loader"): True,
     ("classes", "user_options['worker']"): False,
     ("bootsteps", f"{SHOP}.oddities.Liveness"): True,

@@ -50,18 +50,8 @@ class Ledger:
     def start_worker(self, name: str) -> None:
         log = self._directory / f"{name}.log"
         with log.open("ab") as file:
-            command = [
-                PYTHON,
-                "-m",
-                "umbel",
-                "worker",
-                "-A",
-                PROJECT,
-                "-n",
-                f"{name}@here",
-                "-c",
-                str(CHILDREN),
-            ]
+            options = f"-A {PROJECT} -n {name}@here -c {CHILDREN}".split()
+            command = [str(PYTHON), "-m", "umbel", "worker", *options]
             worker = subprocess.Popen(
                 command, env=self.environment, cwd=self._directory, stdout=file, stderr=file
             )

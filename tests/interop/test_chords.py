@@ -153,11 +153,12 @@ def test_a_part_that_fails_fails_the_body(client: Client, failing: str, body: st
     assert not journal.exists()
 
 
-@pytest.mark.parametrize("failing", QUEUES)
+@pytest.mark.parametrize("failing", ["on_umbel", "on_celery"])
 def test_a_part_that_fails_fails_all_steps_of_a_body_of_ours(cluster: MixedCluster, failing: str) -> None:
+    """Celery 5.5 fails the first one alone."""
     with pytest.raises(Raised) as caught:
         cluster.client("umbel")(
-            "get_own(chord([add.s(1, 1).set(queue=on_umbel), fails.s().set(queue=failing)],"
+            "get_own(chord([add.s(1, 1).set(queue=failing), fails.s().set(queue=failing)],"
             " total.s().set(queue=on_umbel) | echo.s().set(queue=on_celery)).apply_async())",
             failing=failing,
         )

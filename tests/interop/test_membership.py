@@ -30,7 +30,7 @@ class LateWorker(Process):
 
 
 def states(cluster: MixedCluster) -> dict[str, tuple[str, str]]:
-    rows = cluster.ours.umbel_json("members")
+    rows = cluster.ours.umbel_json("members", "--timeout", "5")
     return {row["node"]: (row["state"], row["software"]) for row in rows}
 
 

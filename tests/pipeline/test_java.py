@@ -92,7 +92,7 @@ def test_spark_runs_on_the_wheels_java(tmp_path: Path) -> None:
         env=environment | {"PATH": _without_java(tmp_path / "bin")},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
     assert ran.stdout.strip() == "100", ran.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from umbel import App, ElectionContext
+from umbel import App, ElectionContext, Task
 
 app = App("elections")
 
@@ -19,9 +19,9 @@ def note(journal: str, line: str) -> None:
         os.close(file)
 
 
-@app.task
-def report(journal: str, name: str) -> str:
-    note(journal, name)
+@app.task(bind=True)
+def report(self: Task[Any, Any], journal: str, name: str) -> str:
+    note(journal, f"{name} {self.request.id}")
     return name
 
 

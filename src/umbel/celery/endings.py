@@ -89,6 +89,11 @@ def einfo_of(error: Exception) -> Any:
 
 def as_celery(error: Exception, task: str) -> Exception:
     """The same ending by the class that Celery's users catch, with the arguments it has there."""
+    made: Exception = _made(error, task)
+    return made
+
+
+def _made(error: Exception, task: str) -> Any:
     match error:
         case TimeLimitExceeded(limit_s=limit_s):
             whole = limit_s is not None and float(limit_s).is_integer()

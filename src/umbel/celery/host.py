@@ -12,7 +12,6 @@ from celery import signals
 from celery._state import _set_task_join_will_block
 from celery.app.task import Context
 from celery.app.trace import TraceInfo, build_tracer, setup_worker_optimizations
-from celery.app.trace import logger as tracer_log
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from kombu.serialization import prepare_accept_content
 
@@ -68,7 +67,9 @@ class CeleryHost:
             self._close.append(ours.close)
         install_backends(app, ours, shares_settle=ours is not None and ours.shares_settle(settings.broker))
         setup_worker_optimizations(app, node)
-        self._build_tracers(node)
+        with logs.asked_for_successes():
+            for name, task in app.tasks.items():
+                task.__trace__ = build_tracer(name, task, app.loader, node, Info=_Info, app=app)
 
     def start_child(self, context: ChildContext) -> Runner:
         self._node = context.node
@@ -81,8 +82,6 @@ class CeleryHost:
             child=context.child + 1,
             redirects=context.is_process,
         )
-        if tracer_log.isEnabledFor(logging.INFO):  # a tracer knows from the beginning whether it says so
-            self._build_tracers(context.node)
         self._app.loader.init_worker_process()
         signals.worker_process_init.send(sender=context.node)
         return _Runner(self._app, context.node)
@@ -91,11 +90,6 @@ class CeleryHost:
         signals.worker_process_shutdown.send(sender=self._node, pid=os.getpid(), exitcode=0)
         for close in self._close:
             close()
-
-    def _build_tracers(self, node: str) -> None:
-        app = self._app
-        for name, task in app.tasks.items():
-            task.__trace__ = build_tracer(name, task, app.loader, node, Info=_Info, app=app)
 
 
 class _Runner:

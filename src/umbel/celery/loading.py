@@ -3,10 +3,11 @@
 from importlib import import_module
 from typing import Any
 
-from celery import VERSION, Celery
+from celery import VERSION, Celery, signals
 from celery.app import backends
 from celery.app.utils import find_app
 
+from umbel.celery.stand_in import WorkerStandIn
 from umbel.errors import AppNotFound, ConfigurationError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.interface import Host
@@ -33,12 +34,18 @@ def find_celery(target: str) -> Any | None:
     return found.value
 
 
-def load(app: Any) -> Any:
-    """Import everything the project says its tasks are in; `import_modules` is sent once."""
+def load(app: Any, node: str = "") -> Any:
+    """Import everything the project says its tasks are in; `import_modules` is sent once.
+
+    For a worker of this name `celeryd_init` comes before tasks read the settings.
+    """
     if not getattr(app, "umbel_loaded", False):
         app.set_current()
         app.set_default()
         app.loader.init_worker()  # imports, and the hooks that hang on it
+        if node:
+            told = {"instance": WorkerStandIn(app, node), "conf": app.conf, "options": {}}
+            signals.celeryd_init.send(sender=node, **told)
         app.finalize()
         app.umbel_loaded = True
     return app

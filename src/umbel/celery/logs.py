@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from umbel.logs import JsonLines, PlainLines, limit_lines, log_path, with_fields
 from umbel.text import one_line
 
-TASKS = "celery.task"
+TASKS, TRACER = "celery.task", "celery.app.trace"
 
 
 class LogSettings(NamedTuple):
@@ -56,6 +56,21 @@ def in_main_process(app: Any, given: LogSettings, node: str) -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = printed
+
+
+@contextmanager
+def asked_for_successes() -> Iterator[None]:
+    """Let tracers that are made here log successes, if the level of the child that runs them allows it.
+
+    Celery's tracer looks at the level once, when it is made; here that is before a child's log is set up.
+    """
+    logger = logging.getLogger(TRACER)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class FieldsBehind(logging.Formatter):

@@ -1,7 +1,8 @@
 """Signals of Celery's that its worker sends from the main process, with the arguments its handlers know.
 
 They are sent off the worker's loop, in order, and only where somebody listens. The log line about a
-received task is Celery's, too, and comes with that signal.
+received task is Celery's, too; it is written before the task can run, so that no line about its end
+stands before it.
 """
 
 import logging
@@ -19,6 +20,7 @@ from umbel.celery.endings import as_celery, einfo_of
 from umbel.celery.messages import body_of, call_of, request_of
 from umbel.celery.stand_in import MessageStandIn, RequestStandIn, WorkerStandIn
 from umbel.pools.guard import Raised, call_guarded
+from umbel.wire.call import read_header_map
 from umbel.wire.message import Message
 from umbel.worker.user_code.notices import NoticeHooks
 
@@ -28,7 +30,6 @@ strategy_log = logging.getLogger("celery.worker.strategy")  # the name that proj
 
 def notice_hooks(app: Any, node: str) -> NoticeHooks:
     sender = MainSignals(app, node)
-    logs_receipts = strategy_log.isEnabledFor(logging.INFO)
 
     def heard(signal: Any, hook: Callable[..., None]) -> Any:
         return hook if signal.receivers else None
@@ -36,7 +37,8 @@ def notice_hooks(app: Any, node: str) -> NoticeHooks:
     return NoticeHooks(
         stopping=heard(signals.worker_shutting_down, sender.stopping),
         heartbeat=heard(signals.heartbeat_sent, sender.heartbeat),
-        received=sender.received if logs_receipts else heard(signals.task_received, sender.received),
+        received=heard(signals.task_received, sender.received),
+        log_received=_log_received if strategy_log.isEnabledFor(logging.INFO) else None,
         revoked=heard(signals.task_revoked, sender.revoked),
         unknown=heard(signals.task_unknown, sender.unknown),
         rejected=heard(signals.task_rejected, sender.rejected),
@@ -61,14 +63,10 @@ class MainSignals:
 
     def received(self, *, message: Message, queue: str) -> None:
         context = self._context(message, queue)
-        if context is None:
-            return
-        shown = {"id": context.id, "name": context.task, "eta": context.eta}
-        shown |= {"args": context.argsrepr or "", "kwargs": context.kwargsrepr or ""}
-        strategy_log.info(LOG_RECEIVED, shown, extra={"data": shown})
-        if signals.task_received.receivers:
-            request = RequestStandIn(self._app, context, message)
-            signals.task_received.send(sender=self._worker, request=request)
+        if context is not None:
+            signals.task_received.send(
+                sender=self._worker, request=RequestStandIn(self._app, context, message)
+            )
 
     def revoked(self, *, message: Message, queue: str, terminated: bool, signal: str, expired: bool) -> None:
         context = self._context(message, queue)
@@ -129,3 +127,10 @@ class MainSignals:
         request = request_of(headers, message, queue=queue, hostname=self._node, redelivered=False)
         request.update(embed, args=args, kwargs=kwargs)
         return Context(request, called_directly=False)
+
+
+def _log_received(*, message: Message, queue: str) -> None:
+    headers = read_header_map(message.headers)
+    shown = {"id": headers["id"], "name": headers["task"], "eta": headers.get("eta")}
+    shown |= {name: headers.get(f"{name}repr") or "" for name in ("args", "kwargs")}
+    strategy_log.info(LOG_RECEIVED, shown, extra={"data": shown})

@@ -8,18 +8,19 @@ from typing import Any
 from celery import signals
 from celery.utils.time import rate
 
-from umbel.app.configuration.settings import Settings
+from umbel.app.configuration.settings import Settings, override
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.celery import capture
 from umbel.celery.backend import ForeignBackend
+from umbel.celery.configuration import settings_of
 from umbel.celery.control import celery_panel
 from umbel.celery.endings import CeleryEndings
 from umbel.celery.loading import load, note_task_modules
 from umbel.celery.logs import LogSettings, in_main_process
 from umbel.celery.main_signals import notice_hooks
-from umbel.celery.queues import add_queues, broker_settings
+from umbel.celery.queues import broker_settings, consumed_names, select_queues
 from umbel.celery.report import for_the_pool, refuse_or_report
 from umbel.celery.results import install_backends
 from umbel.celery.schedule import CelerySchedule, has_schedule
@@ -41,9 +42,17 @@ class CeleryProject:
     def app(self) -> Any:
         return self._app
 
-    def begin(self, settings: Settings) -> Settings:
+    def settings(self, node: str) -> Settings:
+        load(self._app, node)
+        self._app.umbel_app = None  # a handler may have changed what was read before
+        return settings_of(self._app)
+
+    def begin(self, settings: Settings, node: str) -> Settings:
         app = load(self._app)
-        add_queues(app, settings.worker_queues)
+        select_queues(app, settings.worker_queues)
+        worker = WorkerStandIn(app, node)
+        signals.celeryd_after_setup.send(sender=node, instance=worker, conf=app.conf)
+        settings = override(settings, worker_queues=consumed_names(app))
         refuse_or_report(app, settings)
         note_task_modules(app)
         return for_the_pool(app, settings)
@@ -79,11 +88,8 @@ class CeleryProject:
         return CeleryEndings(self._app)
 
     def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
-        app, worker = self._app, WorkerStandIn(self._app, node)
-        begun = {"sender": node, "instance": worker, "conf": app.conf}
+        worker = WorkerStandIn(self._app, node)
         return LifeHooks(
-            init=partial(signals.celeryd_init.send, **begun, options={}),
-            set_up=partial(signals.celeryd_after_setup.send, **begun),
             ready=partial(signals.worker_ready.send, sender=worker),
             shutdown=partial(signals.worker_shutdown.send, sender=worker),
             timeout_s=timeout_s,

@@ -16,17 +16,14 @@ def consumed_names(app: Any) -> tuple[str, ...]:
     return tuple(app.amqp.queues.consume_from)
 
 
-def add_queues(app: Any, names: Iterable[str]) -> None:
-    """Queues that only -Q names are declared as the settings say of missing ones, if they allow any."""
-    for name in names:
-        try:
-            app.amqp.queues[name]
-        except KeyError:
-            known = ", ".join(sorted(app.amqp.queues))
-            problem = (
-                f"task_queues has no such queue, and task_create_missing_queues is False; it has {known}"
-            )
-            raise BadSetting("--queues", name, problem, source="the command line") from None
+def select_queues(app: Any, names: Iterable[str]) -> None:
+    """Consume these. One that only -Q names is declared as the settings say of missing ones."""
+    try:
+        app.amqp.queues.select(list(names))
+    except KeyError as error:
+        known = ", ".join(sorted(app.amqp.queues))
+        problem = f"task_queues has no such queue, and task_create_missing_queues is False; it has {known}"
+        raise BadSetting("--queues", error.args[0], problem, source="the command line") from None
 
 
 def declared_queues(app: Any) -> tuple[DeclaredQueue, ...]:

@@ -57,7 +57,10 @@ def ask_in_time(
         try:
             async with limit:  # the part that watches the time ends by itself
                 await broker.open()
-                return await question(broker, max(0.0, ends - asyncio.get_running_loop().time()))
+                left_s = ends - asyncio.get_running_loop().time()
+                if left_s <= 0:
+                    raise BrokerUnavailable(f"the broker did not answer within {timeout_s:g} s")
+                return await question(broker, left_s)
         except TimeoutError:
             if not limit.expired():  # the question's own
                 raise

@@ -30,7 +30,10 @@ class NativeProject:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    def begin(self, settings: Settings) -> Settings:
+    def settings(self, node: str) -> Settings:
+        return self._app.settings
+
+    def begin(self, settings: Settings, node: str) -> Settings:
         return settings
 
     def logging(

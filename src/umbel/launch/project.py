@@ -14,7 +14,11 @@ from umbel.worker.user_code.hooks import LifeHooks
 
 
 class Project(Protocol):
-    def begin(self, settings: Settings) -> Settings:
+    def settings(self, node: str) -> Settings:
+        """Those of a worker of this name, before a command's flags."""
+        ...
+
+    def begin(self, settings: Settings, node: str) -> Settings:
         """Before anything else is asked: load the app, refuse what a worker cannot honour, log the rest.
 
         Gives the settings with which the worker runs.

@@ -33,9 +33,8 @@ def make_worker(
     log_json: bool = False,
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
-    project = found.project or NativeProject(found.app)
-    settings = project.begin(settings)
-    name = node_name(node)
+    project, name = found.project or NativeProject(found.app), node_name(node)
+    settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
     tasks = project.task_rules(settings)
     queues = settings.worker_queues or (settings.task_default_queue,)

@@ -6,7 +6,6 @@ from celery import chain, chunks, group, signature
 
 from tests.celery_apps.asking import (
     all_ended,
-    app,
     case,
     ended,
     everywhere,
@@ -15,6 +14,7 @@ from tests.celery_apps.asking import (
     new_key,
     sorted_journal,
 )
+from tests.celery_apps.project.celery import app
 from tests.celery_apps.project.tasks import add, echo, fail, fail_with, ids_of, mul, total, write, write_given
 
 

@@ -14,6 +14,7 @@ from tests.celery_apps.project.canvas_tasks import (
     replaced_by_failure,
     retries_by_itself,
 )
+from tests.celery_apps.project.celery import app
 from tests.celery_apps.project.limited import early, hardly
 from tests.celery_apps.project.tasks import (
     add,
@@ -92,8 +93,6 @@ def immutable_errback() -> Any:
 
 @case()
 def unknown_errback() -> Any:
-    from tests.celery_apps.asking import app
-
     result = fail.apply_async(("u",), link_error=app.signature("no.such.errback"))
     return ended(result)
 

@@ -5,7 +5,6 @@ from typing import Any
 from celery import chain, group
 
 from tests.celery_apps.asking import (
-    app,
     case,
     ended,
     everywhere,
@@ -18,6 +17,7 @@ from tests.celery_apps.asking import (
     waited,
 )
 from tests.celery_apps.project import hooked
+from tests.celery_apps.project.celery import app
 from tests.celery_apps.project.journal import store
 from tests.celery_apps.project.watching import RUN
 

@@ -8,8 +8,9 @@ from uuid import UUID
 
 from celery import chain, group
 
-from tests.celery_apps.asking import app, case, ended, everywhere, got, journal, new_key, sorted_journal
+from tests.celery_apps.asking import case, ended, everywhere, got, journal, new_key, sorted_journal
 from tests.celery_apps.project import tasks
+from tests.celery_apps.project.celery import app
 from tests.celery_apps.project.tasks import add, echo, request_of
 
 

@@ -7,7 +7,6 @@ from celery.result import GroupResult, result_from_tuple
 
 from tests.celery_apps.asking import (
     all_ended,
-    app,
     case,
     ended,
     everywhere,
@@ -22,6 +21,7 @@ from tests.celery_apps.asking import (
 )
 from tests.celery_apps.project import tasks
 from tests.celery_apps.project.canvas_tasks import retries
+from tests.celery_apps.project.celery import app
 from tests.celery_apps.project.tasks import add, echo, fail, mul
 
 

@@ -143,7 +143,7 @@ def cause_of_an_error() -> Any:
 # ---- replacements ----------------------------------------------------------------------------------
 
 
-@everywhere(quick=True)
+@everywhere(quick=True, without="rpc")  # there Celery's client waits in vain
 def replaced_by_a_task() -> Any:
     return got(tasks.replaced.delay(1))
 

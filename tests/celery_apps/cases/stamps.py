@@ -6,7 +6,6 @@ from celery import chain, chord, group, states
 from celery.canvas import StampingVisitor
 
 from tests.celery_apps.asking import (
-    app,
     began,
     case,
     ended,
@@ -19,6 +18,7 @@ from tests.celery_apps.asking import (
     stays_pending,
 )
 from tests.celery_apps.project.canvas_tasks import replaced, retries
+from tests.celery_apps.project.celery import app
 from tests.celery_apps.project.hooked import watched, watched_hold
 from tests.celery_apps.project.tasks import (
     add,
@@ -35,7 +35,7 @@ from tests.celery_apps.project.tasks import (
 ASK_S = 20.0
 
 
-class Numbered(StampingVisitor):  # type: ignore[misc]
+class Numbered(StampingVisitor):
     def __init__(self, value: str) -> None:
         self.value = value
 
@@ -43,7 +43,7 @@ class Numbered(StampingVisitor):  # type: ignore[misc]
         return {"monitor": self.value, "stamped_headers": ["monitor"]}
 
 
-class Everything(StampingVisitor):  # type: ignore[misc]
+class Everything(StampingVisitor):
     """Stamps each kind with its own name, without saying which headers are stamps."""
 
     def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:

@@ -33,8 +33,8 @@ class LoudRequest(Request):
 def loud() -> None: ...
 
 
-@signals.celeryd_init.connect
-def configure(conf: Any, **_: Any) -> None: ...
+@signals.beat_init.connect
+def start_the_clock(**_: Any) -> None: ...
 
 
 app.conf.worker_direct = True

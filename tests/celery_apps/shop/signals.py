@@ -43,3 +43,15 @@ def quieten(logger: Any, **_: Any) -> None:
 @signals.after_setup_task_logger.connect
 def task_logger_is_there(**_: Any) -> None:
     journal("after_setup_task_logger")
+
+
+@signals.celeryd_init.connect
+def configure(sender: str, conf: Any, **_: Any) -> None:
+    journal(f"init {sender}")
+    conf.worker_max_tasks_per_child = 400
+    conf.task_default_rate_limit = "2000/s"
+
+
+@signals.celeryd_after_setup.connect
+def add_own_queue(sender: str, instance: Any, **_: Any) -> None:
+    instance.app.amqp.queues.select_add(f"only.{sender.partition('@')[0]}")

@@ -50,11 +50,19 @@ SIGNALS: Mapping[str, Judged] = {
         ),
         _MAIN,
     ),
+    "celeryd_init": Judged(
+        Verdict.DIFFERS,
+        "sent in the main process: a changed conf holds for what it does (queues, rates, limits, pool); "
+        "child processes load the app without the change",
+    ),
+    "celeryd_after_setup": Judged(
+        Verdict.WORKS, "sent in the main process: instance.app.amqp.queues.select_add() adds a queue"
+    ),
     "worker_init": Judged(Verdict.WORKS, "sent in the process that forks the children, before it does"),
     "import_modules": Judged(Verdict.WORKS, "sent once in each process that loads the app"),
     **dict.fromkeys(("setup_logging", "after_setup_logger", "after_setup_task_logger"), _LOGGING),
     **dict.fromkeys(
-        ("celeryd_init", "celeryd_after_setup", "worker_before_create_process", "user_preload_options"),
+        ("worker_before_create_process", "user_preload_options"),
         _NOT_SENT,
     ),
     **dict.fromkeys(("beat_init", "beat_embedded_init"), _BEAT),

@@ -66,7 +66,12 @@ log = logging.getLogger("umbel.worker")
     callback=lambda _context, _parameter, value: _POOL_ALIASES.get(value, value),
     help="prefork (default), asyncio, gevent, threads or solo.",
 )
-@click.option("-l", "--loglevel", type=click.Choice(LEVELS, case_sensitive=False), default="info")
+@click.option(
+    "-l",
+    "--loglevel",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    help="Default: info; in child processes of a Celery project warning, as in Celery.",
+)
 @click.option(
     "-f",
     "--logfile",
@@ -75,6 +80,7 @@ log = logging.getLogger("umbel.worker")
 )
 @click.option(
     "-E",
+    "task_send_events",
     "--task-events",
     "--events",
     is_flag=True,
@@ -133,7 +139,7 @@ def command(
     app_name: str | None,
     hostname: str | None,
     exclude_queues: list[str] | None,
-    loglevel: str,
+    loglevel: str | None,
     logfile: str | None,
     record: str | None,
     purge: bool,
@@ -147,15 +153,15 @@ def command(
     Three times, or SIGQUIT: requeue running tasks at once. SIGUSR1: log the stacks of all processes.
     """
 
-    node, level = node_name(hostname), level_of(loglevel)
+    node, level = node_name(hostname), level_of(loglevel or "info")
     pidfile = become_the_process(flags, logfile, node)
     set_up_logging(level, logfile=logfile, as_json=as_json, node=node)
     _listen_to_signals()
     found = find_app(app_name)
     notes = take_idle(flags)
     recorded = {"history_lake": record, "worker_record": True} if record else {}
-    settings = without_queues(override(found.app.settings, **flags, **recorded), exclude_queues)
     project = found.project or NativeProject(found.app)
+    settings = without_queues(override(project.settings(node), **flags, **recorded), exclude_queues)
 
     async def run() -> None:
         for note in notes:
@@ -165,7 +171,7 @@ def command(
             settings,
             node=node,
             run_directory=run_directory or default_run_directory(),
-            loglevel=level.upper(),
+            loglevel="WARNING" if loglevel is None and found.project else level.upper(),
             logfile=logfile,
             log_json=as_json,
         )
