@@ -9,17 +9,11 @@ _ONCE = (
     "Celery 5.7 marks a task past its hard limit as failed twice, so errbacks are called and `task_failure` "
     "is sent twice; here once. `task_postrun` is not sent for a task whose process was killed."
 )
-_REVOKED = (
-    "Celery 5.7 stores REVOKED as soon as a worker hears of a revoke; here it is stored when the message "
-    "would have run, and not at all for tasks that ignore their results."
-)
 
 DIFFERENCES: dict[str, str] = {
     "errback_after_a_hard_limit": _ONCE,
     "old_errback_after_a_hard_limit": _ONCE,
     "signals_of_a_hard_limit": _ONCE,
-    "revoked_is_seen_at_once": _REVOKED,
-    "revoked_and_ignored": _REVOKED,
     "request_in_another_queue on rabbitmq": (
         "A message without a priority has priority 0 in `request.delivery_info`, where Celery on RabbitMQ "
         "says None if the sender named a queue."

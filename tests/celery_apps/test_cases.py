@@ -92,3 +92,8 @@ def test_a_case_that_shows_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     found = {"waits": {"raises": ["celery.exceptions.TimeoutError", "The operation timed out."]}}
     (line,) = verdicts(monkeypatch, found, found)
     assert line.startswith("--- waits") and "under Celery" in line
+
+
+def test_the_guide_names_every_difference() -> None:
+    guide = (Path(__file__).parents[2] / "docs/celery.md").read_text()
+    assert [why for why in DIFFERENCES.values() if why not in guide] == []

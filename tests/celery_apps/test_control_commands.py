@@ -73,6 +73,7 @@ def test_inspect_conf_shows_celerys_names_and_no_password(ran: Ran) -> None:
     conf = ran.told["answers"]["conf"]
     assert conf["worker_max_tasks_per_child"] == 400
     assert conf["task_default_queue"] == "default"
+    assert f"{SHOP}.orders" in conf["include"]
     assert "celery:5" in ran.told["answers"]["report"]["ok"]
 
 
@@ -107,6 +108,14 @@ def test_main_process_and_children_log_in_the_projects_formats(ran: Ran) -> None
         rf"SHOP INFO celery.app.trace Task {SHOP}.orders.rush\[\S+\] succeeded in \S+s: 4", ran.log
     )
     assert "worker_state_db (revoked tasks are recorded at the broker" in ran.log
+
+
+def test_a_task_is_logged_when_it_comes(ran: Ran) -> None:
+    came, went = (
+        re.search(rf"SHOP INFO {logger} Task {SHOP}.orders.rush\[\S+\] {what}", ran.log)
+        for logger, what in (("celery.worker.strategy", "received"), ("celery.app.trace", "succeeded"))
+    )
+    assert came and went and came.start() < went.start()
 
 
 def test_a_failed_task_is_logged_once(ran: Ran) -> None:

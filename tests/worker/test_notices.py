@@ -70,7 +70,7 @@ def test_only_what_is_to_run_here_is_told_as_received() -> None:
     recorded.revoked.add("t", time() + 60)
     assert asyncio.run(recorded.admission.admit([delivery_of()])) == []
     (claimed,) = admitted
-    assert [what for what, _ in heard.all()] == ["received", "unknown", "revoked"]
+    assert [what for what, _ in heard.all()] == ["log_received", "received", "unknown", "revoked"]
     assert heard.told[0][1] == {"message": claimed.message, "queue": QUEUE}
 
 

@@ -23,12 +23,13 @@ from umbel.wire.message import Outgoing, StoredResult
 class Capture:
     """What one ending task has to store and to send."""
 
-    __slots__ = ("_depth", "by_task", "follow_ups", "last_sent")
+    __slots__ = ("_depth", "by_task", "follow_ups", "keeps_results", "last_sent")
 
     def __init__(self) -> None:
         self.by_task: dict[str, StoredResult] = {}
         self.follow_ups: list[Outgoing] = []
         self.last_sent: list[Outgoing] = []  # in the last call of `sending`
+        self.keeps_results = True
         self._depth = 0
 
     @property
@@ -45,6 +46,15 @@ class Capture:
         finally:
             self._depth -= 1
             self.last_sent = self.follow_ups[before:]
+
+    @contextmanager
+    def storing_at_once(self) -> Iterator[None]:
+        """Results are stored now, because others are told to look for them."""
+        before, self.keeps_results = self.keeps_results, False
+        try:
+            yield
+        finally:
+            self.keeps_results = before
 
     def take_last_sent(self) -> list[Outgoing]:
         """Take back what `sending` collected last, because another step sends it."""

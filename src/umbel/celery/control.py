@@ -10,6 +10,7 @@ from typing import Any
 
 from celery.worker import control as celerys
 
+from umbel.celery.revoking import revoking_panel
 from umbel.control.panel import Command, Panel, UsersPanel
 from umbel.control.state import ControlState
 from umbel.errors import NotSupported
@@ -21,9 +22,10 @@ _TYPES = (int, float, bool, str, list)
 
 def celery_panel() -> Panel:
     """What such a worker obeys beside our commands: the project's, and Celery's `conf` and `report`."""
-    panel = UsersPanel()
+    panel, users = revoking_panel(), UsersPanel()
     for command in (*map(_command, _CELERYS), *users_commands()):
-        panel.add(command)
+        users.add(command)
+    panel.include(users)
     return panel
 
 

@@ -51,6 +51,12 @@ def load(app: Any, node: str = "") -> Any:
     return app
 
 
+def note_task_modules(app: Any) -> None:
+    """In a worker `app.conf.include` names the modules of all tasks, for projects and for `inspect conf`."""
+    modules = {type(task).__module__ for task in app.tasks.values()}
+    app.conf.include = tuple({*app.conf.include, *modules})
+
+
 def load_host(target: str) -> Host:
     from umbel.celery.host import CeleryHost  # what a child needs, and the main process does not
 
@@ -58,7 +64,7 @@ def load_host(target: str) -> Host:
     app = find_celery(target)
     if app is None:
         raise AppNotFound(f"-A {target}: it contains no Celery app any more")
-    load(app)
+    note_task_modules(load(app))
     _import_what_tasks_need(app)
     return CeleryHost(app)
 

@@ -1,6 +1,8 @@
 """Signals of Celery's that its worker sends from the main process, with the arguments its handlers know.
 
-They are sent off the worker's loop, in order, and only where somebody listens.
+They are sent off the worker's loop, in order, and only where somebody listens. The log line about a
+received task is Celery's, too; it is written before the task can run, so that no line about its end
+stands before it.
 """
 
 import logging
@@ -10,6 +12,7 @@ from typing import Any
 
 from celery import signals
 from celery.app.task import Context
+from celery.app.trace import LOG_RECEIVED
 from celery.exceptions import InvalidTaskError
 from kombu.serialization import prepare_accept_content
 
@@ -17,10 +20,12 @@ from umbel.celery.endings import as_celery, einfo_of
 from umbel.celery.messages import body_of, call_of, request_of
 from umbel.celery.stand_in import MessageStandIn, RequestStandIn, WorkerStandIn
 from umbel.pools.guard import Raised, call_guarded
+from umbel.wire.call import read_header_map
 from umbel.wire.message import Message
 from umbel.worker.user_code.notices import NoticeHooks
 
 log = logging.getLogger("umbel.celery")
+strategy_log = logging.getLogger("celery.worker.strategy")  # the name that projects' settings know
 
 
 def notice_hooks(app: Any, node: str) -> NoticeHooks:
@@ -33,6 +38,7 @@ def notice_hooks(app: Any, node: str) -> NoticeHooks:
         stopping=heard(signals.worker_shutting_down, sender.stopping),
         heartbeat=heard(signals.heartbeat_sent, sender.heartbeat),
         received=heard(signals.task_received, sender.received),
+        log_received=_log_received if strategy_log.isEnabledFor(logging.INFO) else None,
         revoked=heard(signals.task_revoked, sender.revoked),
         unknown=heard(signals.task_unknown, sender.unknown),
         rejected=heard(signals.task_rejected, sender.rejected),
@@ -121,3 +127,10 @@ class MainSignals:
         request = request_of(headers, message, queue=queue, hostname=self._node, redelivered=False)
         request.update(embed, args=args, kwargs=kwargs)
         return Context(request, called_directly=False)
+
+
+def _log_received(*, message: Message, queue: str) -> None:  # noqa: ARG001 (a hook's arguments)
+    headers = read_header_map(message.headers)
+    shown = {"id": headers["id"], "name": headers["task"], "eta": headers.get("eta")}
+    shown |= {name: headers.get(f"{name}repr") or "" for name in ("args", "kwargs")}
+    strategy_log.info(LOG_RECEIVED, shown, extra={"data": shown})

@@ -17,7 +17,7 @@ from umbel.celery.backend import ForeignBackend
 from umbel.celery.configuration import settings_of
 from umbel.celery.control import celery_panel
 from umbel.celery.endings import CeleryEndings
-from umbel.celery.loading import load
+from umbel.celery.loading import load, note_task_modules
 from umbel.celery.logs import LogSettings, in_main_process
 from umbel.celery.main_signals import notice_hooks
 from umbel.celery.queues import broker_settings, consumed_names, select_queues
@@ -54,6 +54,7 @@ class CeleryProject:
         signals.celeryd_after_setup.send(sender=node, instance=worker, conf=app.conf)
         settings = override(settings, worker_queues=consumed_names(app))
         refuse_or_report(app, settings)
+        note_task_modules(app)
         return for_the_pool(app, settings)
 
     def logging(

@@ -5,6 +5,7 @@ backends store, so an ending task's results are captured and travel with its set
 (`django-db`, `database`, `cache`, files, …) stores by itself, before the settle, as under Celery.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 from umbel.backends.interface import Backend
@@ -54,7 +55,7 @@ class _CapturesRedis:
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
         capture, backend = CAPTURE.get(), self._celery()
-        if capture is None or state not in ENDS:
+        if capture is None or state not in ENDS or not capture.keeps_results:
             return super()._store_result(  # type: ignore[misc]
                 task_id, result, state, traceback=traceback, request=request, **kwargs
             )
@@ -72,6 +73,12 @@ class _CapturesRedis:
             ours.store([stored])
             del capture.by_task[request.id]
         return super().on_chord_part_return(request, state, result, **kwargs)  # type: ignore[misc]
+
+    def _handle_group_chord_error(self, *args: Any, **kwargs: Any) -> Any:
+        """The body's tasks are stored as failed, then revoked: workers that hear of it must find that."""
+        capture = CAPTURE.get()
+        with capture.storing_at_once() if capture else nullcontext():
+            return super()._handle_group_chord_error(*args, **kwargs)  # type: ignore[misc]
 
     def get(self, key: Any) -> Any:
         found = self._captured(key)

@@ -1,5 +1,6 @@
 """Chords, alone and inside one another."""
 
+import json
 from typing import Any
 
 from celery import chain, chord, group
@@ -279,6 +280,14 @@ def errback_of_a_chord() -> Any:
     body = total.s().on_error(errback.s(key=key))
     result = chord([add.s(1, 1), fail.s("part")], body).delay()
     return [ended(result), journal(key, 1)]
+
+
+@case(quick=True)
+def tasks_of_a_chords_body_fail_with_its_header() -> Any:
+    """They are revoked, too, and yet have failed for whoever looks."""
+    made = [chord([add.s(1, 1), fail.s("part")], group(total.s(), echo.s())) for _ in range(5)]
+    results = [chords.delay() for chords in made]
+    return [sorted(map(json.dumps, all_ended(result.results))) for result in results]
 
 
 @case()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from celery import chain, chord, group
+from celery import chain, chord, group, states
 from celery.canvas import StampingVisitor
 
 from tests.celery_apps.asking import (
@@ -159,11 +159,22 @@ def revoked_by_the_result() -> Any:
     return got(result)
 
 
-@case()
+@case(quick=True, setups=("main", "database", "django"))
 def revoked_is_seen_at_once() -> Any:
     result = add.apply_async((1, 1), countdown=10)
     app.control.revoke(result.id, reply=True, timeout=ASK_S, limit=1)
     return app.AsyncResult(result.id).state
+
+
+@case(quick=True)
+def a_revoke_leaves_what_has_begun_or_ended() -> Any:
+    """Also where nobody here has ever seen the task."""
+    kept = {new_key(): state for state in (states.STARTED, "PROGRESS", states.SUCCESS)}
+    unseen = new_key()
+    for task_id, state in kept.items():
+        app.backend.store_result(task_id, {"done": 1}, state)
+    app.control.revoke([*kept, unseen], reply=True, timeout=ASK_S, limit=1)
+    return [[app.AsyncResult(task_id).state for task_id in kept], ended(app.AsyncResult(unseen))]
 
 
 @case()

@@ -2,8 +2,8 @@
 
 Every hook may be unset, and costs nothing then. Those that are set are called off the loop, one after the
 other in the order of what happened (`hook_queue.py`): a slow one delays the next and nothing else. So a
-task may begin in its child before its `received` is told. They get plain data: the message in protocol
-version 2 and its queue, and what else there is to know.
+task may begin in its child before its `received` is told; `log_received` alone is called at once. They get
+plain data: the message in protocol version 2 and its queue, and what else there is to know.
 """
 
 from collections.abc import Callable
@@ -44,6 +44,7 @@ class NoticeHooks:
     stopping: OnStopping | None = None
     heartbeat: Callable[[], None] | None = None  # one was sent
     received: OnMessage | None = None  # it is to run here
+    log_received: OnMessage | None = None  # the same, on the loop and before the task can run: a log line
     revoked: OnRevoked | None = None
     unknown: OnMessage | None = None  # there is no such task here
     rejected: OnError | None = None  # it cannot be read; the message is as it came
@@ -53,6 +54,7 @@ class NoticeHooks:
 class Notices:
     def __init__(self, hooks: NoticeHooks | None = None) -> None:
         given = {one.name: getattr(hooks, one.name) for one in fields(NoticeHooks)} if hooks else {}
+        self._log_received: OnMessage | None = given.pop("log_received", None)
         self._names = frozenset(name for name, hook in given.items() if hook is not None)
         self._queue = HookQueue({name: given[name] for name in self._names}, waiting_max=WAITING_MAX)
 
@@ -69,6 +71,8 @@ class Notices:
             self._queue.call("heartbeat")
 
     def received(self, message: Message, queue: str) -> None:
+        if self._log_received is not None:
+            self._log_received(message=message, queue=queue)
         if "received" in self._names:
             self._queue.call("received", message=message, queue=queue)
 
