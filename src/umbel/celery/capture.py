@@ -23,14 +23,20 @@ from umbel.wire.message import Outgoing, StoredResult
 class Capture:
     """What one ending task has to store and to send."""
 
-    __slots__ = ("_depth", "by_task", "follow_ups", "keeps_results", "last_sent")
+    __slots__ = ("_depth", "by_task", "chords", "follow_ups", "keeps_results", "last_sent")
 
     def __init__(self) -> None:
         self.by_task: dict[str, StoredResult] = {}
         self.follow_ups: list[Outgoing] = []
         self.last_sent: list[Outgoing] = []  # in the last call of `sending`
+        self.chords: list[str] = []  # to be marked as done once their bodies are sent
         self.keeps_results = True
         self._depth = 0
+
+    @property
+    def after(self) -> bytes:
+        """For `after_settle`."""
+        return "\n".join(self.chords).encode()
 
     @property
     def is_sending(self) -> bool:

@@ -51,7 +51,7 @@ class CeleryEndings:
             self._store(context, error, status)
         finally:
             CAPTURE.reset(token)
-        return Ending(list(capture.by_task.values()), capture.follow_ups)
+        return Ending(list(capture.by_task.values()), capture.follow_ups, after=capture.after)
 
     def _store(self, context: Any, error: Exception, status: str) -> None:
         task = self._app.tasks.get(context.task)

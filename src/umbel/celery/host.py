@@ -232,4 +232,5 @@ class _Run:
             capture.follow_ups if capture else (),
             cut(leaving(summary), TEXT_MAX_CHARS),
             cut(leaving(traceback), TEXT_MAX_CHARS),
+            after=capture.after if capture else b"",
         )

@@ -1,6 +1,6 @@
 """CeleryProject: what a worker asks of a Celery app (`launch.project.Project`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from umbel.celery.logs import LogSettings, in_main_process
 from umbel.celery.main_signals import notice_hooks
 from umbel.celery.queues import broker_settings, consumed_names, select_queues
 from umbel.celery.report import for_the_pool, refuse_or_report
-from umbel.celery.results import install_backends
+from umbel.celery.results import install_backends, mark_chords
 from umbel.celery.schedule import CelerySchedule, has_schedule
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.celery.table.addresses import backend_url
@@ -37,6 +37,7 @@ SCHEDULE_LEASE = "celery-schedule"
 class CeleryProject:
     def __init__(self, app: Any) -> None:
         self._app = app
+        self._ours: Backend | None = None  # where results are that Umbel stores itself
 
     @property
     def app(self) -> Any:
@@ -82,7 +83,12 @@ class CeleryProject:
             return ForeignBackend(self._app)
         ours = open_backend(settings.backend, self.for_broker(settings))
         install_backends(self._app, ours, shares_settle=ours.shares_settle(settings.broker))
+        self._ours = ours
         return ours
+
+    def _after_settle(self, work: Sequence[bytes]) -> None:
+        if self._ours is not None:
+            mark_chords(self._ours, work)
 
     def end_without_running(self) -> EndWithoutRunning:
         return CeleryEndings(self._app)
@@ -104,6 +110,7 @@ class CeleryProject:
         scheduler = partial(CelerySchedule, app) if has_schedule(app) else None
         return {
             "app": app,
+            "after_settle": self._after_settle,
             "control_commands": self.control_commands(),
             "children_log_endings": True,
             "notices": notice_hooks(app, node),

@@ -5,6 +5,7 @@ backends store, so an ending task's results are captured and travel with its set
 (`django-db`, `database`, `cache`, files, …) stores by itself, before the settle, as under Celery.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -124,7 +125,8 @@ class _CapturesRpc:
 def _replace_chord_scripts(backend: Any) -> None:
     """The task that brings the last part claims the chord under its own name, and may do so again.
 
-    Ending the chord sends the body and marks it done in one step, if broker and results share a server.
+    Ending the chord sends the body and marks it done in one step, if broker and results share a server. Else
+    the body is sent with the settle, and the mark follows.
     """
     ours: Backend = backend.umbel_backend
     add, clean = backend._chord_part_return_script, backend._chord_cleanup_script
@@ -143,10 +145,13 @@ def _replace_chord_scripts(backend: Any) -> None:
 
     def end_chord(keys: list[Any], args: list[Any], client: Any) -> Any:
         capture = CAPTURE.get()
-        if capture is None or not backend.umbel_shares_settle:
+        if capture is None:
             return clean(keys=keys, args=[token, *args[1:]], client=client)
         group_id = _bytes(keys[1]).decode().removeprefix(_group_prefix(backend)).removesuffix(".j")
-        ours.end_chord(group_id, capture.take_last_sent())
+        if backend.umbel_shares_settle:
+            ours.end_chord(group_id, capture.take_last_sent())
+        else:
+            capture.chords.append(group_id)
         return 1
 
     vars(backend).update(
@@ -154,6 +159,12 @@ def _replace_chord_scripts(backend: Any) -> None:
         _chord_claim_extend_script=extend_claim,
         _chord_cleanup_script=end_chord,
     )
+
+
+def mark_chords(ours: Backend, work: Sequence[bytes]) -> None:
+    """After the settle: the bodies of these chords are sent, and no part that comes again may send them."""
+    for group_id in b"\n".join(work).decode().split("\n"):
+        ours.end_chord(group_id, ())
 
 
 def _group_prefix(backend: Any) -> str:
