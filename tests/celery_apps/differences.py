@@ -14,13 +14,9 @@ DIFFERENCES: dict[str, str] = {
     "errback_after_a_hard_limit": _ONCE,
     "old_errback_after_a_hard_limit": _ONCE,
     "signals_of_a_hard_limit": _ONCE,
-    "revoked_before_it_is_due on late": (
-        "With `task_serializer = 'pickle'` Celery's clients pickle their control requests, too; "
-        "this worker reads JSON alone there, so a revoke is not heard."
-    ),
-    "signals_of_the_worker": (
-        "`worker_init` is sent in the process that forks the children, so that Django gives each of them "
-        "its own connections; `celeryd_after_setup` of the main process comes before it."
+    "request_in_another_queue on rabbitmq": (
+        "A message without a priority has priority 0 in `request.delivery_info`, where Celery on RabbitMQ "
+        "says None if the sender named a queue."
     ),
     "words_about_a_lost_process": "The text of WorkerLostError says which process was lost and how.",
     "names_of_properties": (

@@ -22,6 +22,7 @@ SOAK = bool(os.environ.get("UMBEL_SOAK"))
 SETUPS = ["main", "late", "rpc", "database", "files", "cache", "django"] if SOAK else ["main"]
 BROKERS = ["redis", "rabbitmq"] if SOAK else ["redis"]
 LIMIT_S = 1800
+CASES_MIN = 150
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,7 @@ def test_cases_end_the_same_under_both_workers(
         rabbit = shared_server()
         brokers = {kind: rabbit.url(rabbit.new_vhost()) for kind in KINDS}
     found = compare(setup, tmp_path, "all" if SOAK else "quick", server, brokers)
+    assert setup != "main" or not SOAK or len(found["celery"]) >= CASES_MIN
     wrong = list(judged(found["celery"], found["umbel"], (setup, broker)))
     about = f"{len(wrong)} of {len(found['celery'])} cases; logs are in {tmp_path}"
     assert not wrong, "\n".join([about, *wrong])
@@ -64,3 +66,34 @@ def judged(celery: dict[str, Any], umbel: dict[str, Any], where: tuple[str, str]
 def shown_diff(expected: Any, found: Any) -> Iterator[str]:
     before, after = (json.dumps(value, indent=1).splitlines() for value in (expected, found))
     yield from unified_diff(before, after, "celery", "umbel", n=2, lineterm="")
+
+
+HERE = ("main", "redis")
+
+
+def verdicts(monkeypatch: pytest.MonkeyPatch, celery: dict[str, Any], umbel: dict[str, Any]) -> list[str]:
+    monkeypatch.setitem(globals(), "DIFFERENCES", {"known": "why", "known_here on redis": "why"})
+    return [line.splitlines()[0] for line in judged(celery, umbel, HERE)]
+
+
+def test_a_case_that_differs_is_found_unless_it_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    celery = {"equal": 1, "known": 1, "known_here": 1, "new": ["a", 1]}
+    umbel = {"equal": 1, "known": 2, "known_here": 2, "new": ["a", 2]}
+    assert verdicts(monkeypatch, celery, umbel) == [f"--- new {HERE}"]
+
+
+def test_a_listed_case_that_does_not_differ_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"known": 1, "known_here": 1}
+    wanted = [f"--- {name} {HERE} is listed in differences.py and does not differ" for name in found]
+    assert verdicts(monkeypatch, found, found) == wanted
+
+
+def test_a_case_that_shows_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"waits": {"raises": ["celery.exceptions.TimeoutError", "The operation timed out."]}}
+    (line,) = verdicts(monkeypatch, found, found)
+    assert line.startswith("--- waits") and "under Celery" in line
+
+
+def test_the_guide_names_every_difference() -> None:
+    guide = (Path(__file__).parents[2] / "docs/celery.md").read_text()
+    assert [why for why in DIFFERENCES.values() if why not in guide] == []

@@ -7,6 +7,8 @@ from umbel.app.configuration.settings import Settings
 from umbel.celery.settings_table import TABLE
 from umbel.urls import without_password
 
+FOR_EVER_S = 10 * 365 * 86_400.0  # that a stopping worker waits for its running tasks, as Celery's does
+
 
 def settings_of(app: Any) -> Settings:
     return app_for(app).settings
@@ -18,6 +20,7 @@ def app_for(app: Any) -> App:
     if isinstance(known, App):
         return known
     given = {row.ours: row.value(app) for row in TABLE.values() if row.ours}
+    given["worker_grace_s"] = FOR_EVER_S  # a task that is acknowledged would be lost if it were cut off
     made = App(app.main or "celery", **{name: value for name, value in given.items() if value is not None})
     app.umbel_app = made
     return made

@@ -129,7 +129,7 @@ class MainSignals:
         return Context(request, called_directly=False)
 
 
-def _log_received(*, message: Message, **_: Any) -> None:
+def _log_received(*, message: Message, queue: str) -> None:  # noqa: ARG001 (a hook's arguments)
     headers = read_header_map(message.headers)
     shown = {"id": headers["id"], "name": headers["task"], "eta": headers.get("eta")}
     shown |= {name: headers.get(f"{name}repr") or "" for name in ("args", "kwargs")}

@@ -68,9 +68,10 @@ class _CapturesRedis:
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> Any:
         """Who is told that a chord has ended asks for its parts next: they must be there."""
         capture, ours = CAPTURE.get(), vars(self).get("umbel_backend")
-        stored = capture and capture.by_task.pop(request.id, None)
-        if stored and ours is not None:
+        stored = capture.by_task.get(request.id) if capture is not None else None
+        if capture is not None and stored is not None and ours is not None:
             ours.store([stored])
+            del capture.by_task[request.id]
         return super().on_chord_part_return(request, state, result, **kwargs)  # type: ignore[misc]
 
     def _handle_group_chord_error(self, *args: Any, **kwargs: Any) -> Any:

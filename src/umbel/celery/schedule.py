@@ -7,7 +7,7 @@ On RabbitMQ, which cannot do both in one step, the times are written first.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -100,9 +100,11 @@ def _make(app: Any, leadership: Leadership) -> Any:
     """The project's scheduler, fenced by the lease. The file of Celery's default one is not needed here."""
     kind = _class_of(app)
     kind = kind if _is_custom(kind) else Scheduler
-    fenced = type(f"Fenced{kind.__name__}", (_Fenced, kind), {"umbel_leadership": leadership})
+    times = _decode(leadership.load_state())
+    known = {"umbel_leadership": leadership, "umbel_times": times}
+    fenced = type(f"Fenced{kind.__name__}", (_Fenced, kind), known)
     made = fenced(app=app, max_interval=app.conf.beat_max_loop_interval or TICK_MAX_S)
-    _go_on_from(made, _decode(leadership.load_state()))
+    _go_on_from(made, times)
     return made
 
 
@@ -123,15 +125,21 @@ def _go_on_from(scheduler: Any, times: Mapping[str, tuple[float, int]]) -> None:
 
 
 class _Fenced:
-    """In front of a scheduler class: it sends under the lease, and syncs after it has sent, as seldom as ever.
+    """In front of a scheduler class: it sends under the lease, and syncs as seldom as ever, then.
 
     To sync after each send would be no safer, because the lease keeps the times; and `django_celery_beat`
     writes whole rows then, over what somebody edits at that moment.
     """
 
     umbel_leadership: Leadership
+    umbel_times: _Times
     umbel_has_sent = False
     producer = None  # nothing is sent over a connection of its own
+
+    def reserve(self, entry: Any) -> Any:
+        reserved = super().reserve(entry)  # type: ignore[misc]
+        self.umbel_times[reserved.name] = (reserved.last_run_at.timestamp(), reserved.total_run_count or 0)
+        return reserved
 
     def should_sync(self) -> bool:
         return self.umbel_has_sent and bool(super().should_sync())  # type: ignore[misc]
@@ -148,27 +156,22 @@ class _Fenced:
                 scheduler.apply_async(_marked(entry), producer=None, advance=False)
         finally:
             CAPTURE.reset(token)
-        if not leadership.publish(capture.follow_ups, _encode(scheduler.schedule)):
+        if not leadership.publish(capture.follow_ups, self._times_of(scheduler.schedule)):
             raise LeaseLost("the lease of the schedule was lost while a task was sent")
         log.info("periodic task sent", extra={"entry": entry.name, "task": entry.task})
         self.umbel_has_sent = True
         if self.should_sync():
             scheduler._do_sync()
 
+    def _times_of(self, names: Container[str]) -> bytes:
+        """Of the entries that there are: who edits a schedule leaves no times behind."""
+        return msgspec.json.encode({name: time for name, time in self.umbel_times.items() if name in names})
+
 
 def _marked(entry: Any) -> Any:
     headers = {**(entry.options.get("headers") or {}), MARK: True}
     entry.options = {**entry.options, "headers": headers}
     return entry
-
-
-def _encode(schedule: Mapping[str, Any]) -> bytes:
-    times = {
-        name: (entry.last_run_at.timestamp(), entry.total_run_count or 0)
-        for name, entry in schedule.items()
-        if entry.last_run_at is not None
-    }
-    return msgspec.json.encode(times)
 
 
 def _decode(state: bytes) -> _Times:

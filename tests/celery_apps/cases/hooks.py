@@ -223,9 +223,11 @@ def hooks_in_a_group() -> Any:
 
 @case(quick=True)
 def signals_of_the_worker() -> Any:
-    """What the worker's main process sends until it is ready; each once, in this order."""
+    """Until it is ready, each once, in this order; `worker_init` is sent where children are forked."""
     waited(lambda: "worker_ready" in str(store().lrange(f"journal:worker-{RUN}", 0, -1)), what="ready")
-    return [line for line in journal(f"worker-{RUN}", 1) if line[0] != "import_modules"]
+    lines = journal(f"worker-{RUN}", 1)
+    main = [line for line in lines if line[0] not in ("import_modules", "worker_init")]
+    return [main, [line for line in lines if line[0] == "worker_init"]]
 
 
 @case(quick=True)

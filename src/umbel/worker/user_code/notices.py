@@ -2,8 +2,8 @@
 
 Every hook may be unset, and costs nothing then. Those that are set are called off the loop, one after the
 other in the order of what happened (`hook_queue.py`): a slow one delays the next and nothing else. So a
-task may begin in its child before its `received` is told; `log_received` alone is called at once. They
-get plain data: the message in protocol version 2 and its queue, and what else there is to know.
+task may begin in its child before its `received` is told; `log_received` alone is called at once. They get
+plain data: the message in protocol version 2 and its queue, and what else there is to know.
 """
 
 from collections.abc import Callable
