@@ -71,7 +71,14 @@ def test_only_what_is_to_run_here_is_told_as_received() -> None:
     assert asyncio.run(recorded.admission.admit([delivery_of()])) == []
     (claimed,) = admitted
     assert [what for what, _ in heard.all()] == ["log_received", "received", "unknown", "revoked"]
-    assert heard.told[0][1] == {"message": claimed.message, "queue": QUEUE}
+    assert heard.told[0][1] == heard.told[1][1] == {"message": claimed.message, "queue": QUEUE}
+
+
+def test_a_receipt_is_logged_before_the_task_can_run() -> None:
+    heard = Heard()
+    asyncio.run(heard.recorded.admission.admit([delivery_of()]))
+    assert heard.told[0][0] == "log_received"
+    assert current_thread().name in heard.threads
 
 
 def test_where_nobody_asked_nothing_waits_and_no_thread_is_started() -> None:
