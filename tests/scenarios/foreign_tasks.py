@@ -107,14 +107,13 @@ def _with_ways(*args: Any) -> dict[str, Any]:
     return {**_written(*args), **ways, **({"notices": NOTICES} if "notices" in wanted else {})}
 
 
-def _with_set_up(*args: Any) -> Any:
-    hooks = _hooks(*args)
-    return replace(hooks, set_up=partial(note, "set up"), shutdown=partial(note, "shut down"))
+def _with_hooks(*args: Any) -> Any:
+    return replace(_hooks(*args), init=partial(note, "begins"), shutdown=partial(note, "shut down"))
 
 
 for _place, _mine in (
     ("task_rules", _with_rules),
     ("written_by_users", _with_ways),
-    ("life_hooks", _with_set_up),
+    ("life_hooks", _with_hooks),
 ):
     setattr(NativeProject, _place, _mine)

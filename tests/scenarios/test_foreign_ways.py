@@ -68,7 +68,7 @@ def test_runs_end_as_the_rules_of_their_tasks_say(
     assert kinds["failed"] == lost - 1  # the first loss of lost.dies is no failure
     assert kinds["unknown"] == 1
     said = journal.read_text().splitlines()
-    assert said[0] == "set up"
+    assert said[0] == "begins"
     assert said.index('told stopping {"signal": "SIGTERM", "how": "warm"} NoneType') < said.index("shut down")
 
 

@@ -142,8 +142,6 @@ class Worker:
         hooks, started = self._context.settings.hooks, list[Step]()
         with self._stopping.on_signals(), stacks_on_signal(self._context.pool):
             await self._stopping.wait_for(self._hook("worker_init", hooks.init))
-            if hooks.set_up is not None:
-                await self._stopping.wait_for(self._hook("worker_set_up", hooks.set_up))
             try:
                 async with self._stopping.unless_asked():
                     for step in order:

@@ -30,12 +30,11 @@ def _nothing() -> None:
 class LifeHooks:
     """What is called before a worker connects, when it takes tasks, and when it was asked to stop.
 
-    `set_up` comes after `init`, before the worker connects. `worker_init` of an app whose children are
-    forked belongs into the process that forks them: see `pools.interface.PreparedHost`.
+    `worker_init` of an app whose children are forked belongs into the process that forks them: see
+    `pools.interface.PreparedHost`.
     """
 
     init: Hook = _nothing
-    set_up: Hook | None = None
     ready: Hook = _nothing
     shutdown: Hook = _nothing
     timeout_s: float = 10.0  # for each
