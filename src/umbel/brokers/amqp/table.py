@@ -171,6 +171,12 @@ def decode_short(data: bytes, at: int) -> tuple[str, int]:
     return data[at + 1 : end].decode(), end
 
 
+def _decode_passing(data: bytes, at: int) -> tuple[str, int]:
+    """A text that is only passed on: whatever it is, the message is good without it."""
+    end = at + 1 + (data[at] if at < len(data) else 0)
+    return data[at + 1 : end].decode(errors="replace"), end
+
+
 def decode_table(data: bytes, at: int) -> tuple[Table, int]:
     end = at + 4 + _unpack_long(data, at)[0]
     at += 4
@@ -226,11 +232,11 @@ def decode_properties(data: bytes) -> Properties:
     if flags & 0x0020:
         found.type, at = decode_short(data, at)
     if flags & 0x0010:
-        found.user_id, at = decode_short(data, at)
+        found.user_id, at = _decode_passing(data, at)
     if flags & 0x0008:
-        found.app_id, at = decode_short(data, at)
+        found.app_id, at = _decode_passing(data, at)
     if flags & 0x0004:
-        found.cluster_id, at = decode_short(data, at)
+        found.cluster_id, at = _decode_passing(data, at)
     return found
 
 
