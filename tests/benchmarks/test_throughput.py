@@ -28,8 +28,12 @@ MEASURES = {
 MEASURED = {f"{broker}_{measure}" for broker in ("redis", "rabbitmq") for measure in MEASURES}
 
 
-@pytest.mark.skipif(not os.environ.get("UMBEL_SOAK"), reason="twelve workers start; UMBEL_SOAK=1 runs it")
-@pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("UMBEL_SOAK"), reason="many workers start; UMBEL_SOAK=1 runs it"),
+    pytest.mark.timeout(300),
+]
+
+
 def test_it_measures_umbel_beside_itself_on_both_brokers_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = measure(tmp_path, "--against", "HEAD")
     if "git" in done.stderr:

@@ -106,7 +106,7 @@ def test_states_and_counts_agree_with_what_was_sent(celery_only: CeleryOnly, tmp
         "shared_tasks.fails"
     }
     assert not {"recorder-gap", "recorder-unreadable"} & {fact["type"] for fact in facts_of(lake)}
-    if SOAK or celery_only.broker.startswith("amqp"):  # a build takes half a minute of both cores
+    if SOAK:  # a build takes half a minute of both cores
         check_history(lake, dict.fromkeys([*good, *again], "SUCCESS") | dict.fromkeys(bad, "FAILURE"))
 
 
