@@ -5,7 +5,7 @@ backends store, so an ending task's results are captured and travel with its set
 (`django-db`, `database`, `cache`, files, …) stores by itself, before the settle, as under Celery.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -129,8 +129,15 @@ def _replace_chord_scripts(backend: Any) -> None:
     the body is sent with the settle, and the mark follows.
     """
     ours: Backend = backend.umbel_backend
-    add, clean = backend._chord_part_return_script, backend._chord_cleanup_script
-    extend, token = backend._chord_claim_extend_script, ""
+    add, clean, extend = (
+        _lasting(backend, script)
+        for script in (
+            backend._chord_part_return_script,
+            backend._chord_cleanup_script,
+            backend._chord_claim_extend_script,
+        )
+    )
+    token = ""
 
     def add_part(keys: list[Any], args: list[Any], client: Any) -> Any:
         nonlocal token
@@ -159,6 +166,15 @@ def _replace_chord_scripts(backend: Any) -> None:
         _chord_claim_extend_script=extend_claim,
         _chord_cleanup_script=end_chord,
     )
+
+
+def _lasting(backend: Any, script: Callable[..., Any]) -> Callable[..., Any]:
+    """Tried again while Redis is away, as long as Celery tries to store a result: each may run twice."""
+
+    def run(**how: Any) -> Any:
+        return backend.ensure(lambda: script(**how), ())
+
+    return run
 
 
 def mark_chords(ours: Backend, work: Sequence[bytes]) -> None:
