@@ -18,6 +18,16 @@ SHOP = "tests.celery_apps.shop"
 START_S, END_S = 120.0, 30.0
 
 
+def end(process: subprocess.Popen[Any]) -> None:
+    """As a service manager does it; one that has ended already is only waited for."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(END_S)
+    finally:
+        process.kill()
+        process.wait()
+
+
 @dataclass(frozen=True)
 class Home:
     """A directory to call programs in, with the variables of a project."""
@@ -60,12 +70,7 @@ class Home:
             wait_until(is_ready, deadline_s=START_S, what="the worker to be ready")
             yield log
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(END_S)
-            finally:
-                process.kill()
-                process.wait()
+            end(process)
 
     def journal(self) -> list[str]:
         """What the shop's signal handlers wrote."""

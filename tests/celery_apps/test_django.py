@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.celery_apps.programs import END_S, PYTHON, ROOT, START_S
+from tests.celery_apps.programs import PYTHON, ROOT, START_S, end
 from tests.servers.redis import redis_server, redis_url
 from tests.waiting import wait_until
 
@@ -105,16 +104,10 @@ class Site:
 
     @staticmethod
     def _end(process: subprocess.Popen[Any]) -> None:
-        if process.stdin is not None:
-            process.stdin.close()
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(END_S)
-        finally:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        end(process)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.celery_apps.programs import END_S, PYTHON, ROOT, START_S
+from tests.celery_apps.programs import END_S, PYTHON, ROOT, START_S, end
 from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
@@ -56,7 +56,7 @@ class Ledger:
                 command, env=self.environment, cwd=self._directory, stdout=file, stderr=file
             )
         self._workers[name] = worker
-        self._ends.callback(_end, worker)
+        self._ends.callback(end, worker)
 
         def is_ready() -> bool:
             assert worker.poll() is None, log.read_text()
@@ -100,16 +100,6 @@ def _title(process: psutil.Process) -> str:
         return " ".join(process.cmdline()).rstrip()
     except psutil.Error:
         return ""
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(END_S)
-        finally:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.scenario

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any
+from typing import Any, Self
 
 from kombu import Producer
 
@@ -21,9 +21,9 @@ from umbel.wire.message import Outgoing, StoredResult
 
 
 class Capture:
-    """What one ending task has to store and to send."""
+    """What one ending task has to store and to send: collected inside `with Capture() as capture`."""
 
-    __slots__ = ("_depth", "by_task", "chords", "follow_ups", "keeps_results", "last_sent")
+    __slots__ = ("_depth", "_token", "by_task", "chords", "follow_ups", "keeps_results", "last_sent")
 
     def __init__(self) -> None:
         self.by_task: dict[str, StoredResult] = {}
@@ -32,6 +32,13 @@ class Capture:
         self.chords: list[str] = []  # to be marked as done once their bodies are sent
         self.keeps_results = True
         self._depth = 0
+
+    def __enter__(self) -> Self:
+        self._token = CAPTURE.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        CAPTURE.reset(self._token)
 
     @property
     def after(self) -> bytes:
@@ -77,10 +84,8 @@ def install(app: Any) -> None:
     """Let this process's sends and retries be captured. Once per process, before any task runs."""
     from celery.app.task import Task
 
-    send = app.amqp.send_task_message
     acquire = app.producer_or_acquire
     app.amqp._retry_publish = _retry_publish
-    app.amqp.__dict__["send_task_message"] = send  # bound once: it is looked up for every message
     app.producer_or_acquire = lambda producer=None: _recorder(app) or acquire(producer)
     for name in ("retry", "on_replace"):
         method = getattr(Task, name)

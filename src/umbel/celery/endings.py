@@ -18,8 +18,8 @@ from celery.app.trace import task_has_custom
 from celery.exceptions import NotRegistered as CeleryNotRegistered
 from kombu.serialization import prepare_accept_content
 
-from umbel.celery.capture import CAPTURE, Capture
-from umbel.celery.messages import call_of, request_of
+from umbel.celery.capture import Capture
+from umbel.celery.messages import keeps_errors, request_of
 from umbel.errors import NotRegistered, TimeLimitExceeded, WorkerLost
 from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.message import Message
@@ -38,25 +38,17 @@ class CeleryEndings:
         return Ending(before=before, joins=True, attempts_max=ATTEMPTS_MAX)
 
     def _end(self, message: Message, queue: str, error: Exception, status: str) -> Ending:
-        decoded = call_guarded(call_of, message, self._accept)
-        if isinstance(decoded, Raised):
+        read = call_guarded(request_of, message, self._accept, queue=queue, hostname="")
+        if isinstance(read, Raised):
             return Ending()
-        headers, args, kwargs, embed = decoded.value
-        request = request_of(headers, message, queue=queue, hostname="", redelivered=False)
-        request.update(embed, args=args, kwargs=kwargs)
-        context = Context(request, called_directly=False)
-        capture = Capture()
-        token = CAPTURE.set(capture)
-        try:
-            self._store(context, error, status)
-        finally:
-            CAPTURE.reset(token)
+        with Capture() as capture:
+            self._store(Context(read.value, called_directly=False), error, status)
         return Ending(list(capture.by_task.values()), capture.follow_ups, after=capture.after)
 
     def _store(self, context: Any, error: Exception, status: str) -> None:
         task = self._app.tasks.get(context.task)
         backend = task.backend if task is not None else self._app.backend
-        kept = self._keeps(task, context)
+        kept = keeps_errors(self._app, task, context)
         if status == "REVOKED":
             backend.mark_as_revoked(context.id, str(error), request=context, store_result=kept)
             return
@@ -64,12 +56,6 @@ class CeleryEndings:
         backend.mark_as_failure(context.id, failed, request=context, store_result=kept)
         if task is not None and isinstance(failed, CeleryTimeLimitExceeded):
             _call_hooks(task, context, failed)
-
-    def _keeps(self, task: Any, context: Any) -> bool:
-        ignored = context.ignore_result
-        if ignored is None:
-            ignored = task.ignore_result if task is not None else self._app.conf.task_ignore_result
-        return not ignored or bool(task is not None and task.store_errors_even_if_ignored)
 
 
 def _call_hooks(task: Any, context: Any, error: Exception) -> None:

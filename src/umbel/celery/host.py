@@ -15,17 +15,14 @@ from celery.app.trace import TraceInfo, build_tracer, setup_worker_optimizations
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from kombu.serialization import prepare_accept_content
 
-from umbel.backends.registry import open_backend
 from umbel.celery import logs
-from umbel.celery.capture import CAPTURE, Capture, install
+from umbel.celery.capture import Capture, install
 from umbel.celery.configuration import settings_of
 from umbel.celery.logs import LogSettings
-from umbel.celery.messages import call_of, request_of
-from umbel.celery.queues import broker_settings
-from umbel.celery.results import install_backends
+from umbel.celery.messages import keeps_errors, request_of
+from umbel.celery.results import open_results
 from umbel.celery.schedule import MARK, warn_of_beat
 from umbel.celery.stand_in import WorkerStandIn
-from umbel.celery.table.addresses import backend_url
 from umbel.clock import correct
 from umbel.errors import TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, call_guarded
@@ -59,13 +56,10 @@ class CeleryHost:
         _set_task_join_will_block(True)  # what it means: a task must not wait for another's result
         # Here, in the process that forks, because Django then gives each child its own connections.
         signals.worker_init.send(sender=WorkerStandIn(app, node))
-        settings = settings_of(app)
         install(app)
-        of_broker = broker_settings(app, settings)
-        ours = open_backend(settings.backend, of_broker) if backend_url(app) else None
+        ours = open_results(app, settings_of(app))
         if ours is not None:
             self._close.append(ours.close)
-        install_backends(app, ours, shares_settle=ours is not None and ours.shares_settle(settings.broker))
         setup_worker_optimizations(app, node)
         with logs.asked_for_successes():
             for name, task in app.tasks.items():
@@ -107,34 +101,30 @@ class _Runner:
         task = self._tasks.get(job.task)
         if task is None:
             return run.outcome("rejected", summary=f"task {job.task!r} is not registered in this process")
-        opened = call_guarded(self._request, job)
+        opened = call_guarded(
+            request_of,
+            job.message,
+            self._accept,
+            queue=job.queue,
+            hostname=self._node,
+            redelivered=job.redelivered,
+        )
         if isinstance(opened, Raised):
             error = opened.error
             return run.outcome(
                 "rejected", summary=f"cannot read the message: {type(error).__name__}: {error}"
             )
         request = opened.value
-        args, kwargs = request["args"], request["kwargs"]
-        capture = Capture()
-        token = CAPTURE.set(capture)
-        try:
-            traced = call_guarded(task.__trace__, job.task_id, args, kwargs, request)
-            return self._ended(run, task, request, capture, traced)
-        except _Interrupted as told:
-            kind = "cancelled" if isinstance(told.error, TaskCancelled) else "requeued"
-            return run.outcome(kind, summary=str(told.error))
-        finally:
-            CAPTURE.reset(token)
-
-    def _request(self, job: Job) -> dict[str, Any]:
-        headers, args, kwargs, embed = call_of(job.message, self._accept)
-        if "celery_beat_task" in headers and MARK not in headers:
+        if "celery_beat_task" in request and MARK not in request:
             warn_of_beat()
-        request = request_of(
-            headers, job.message, queue=job.queue, hostname=self._node, redelivered=job.redelivered
-        )
-        request.update(embed, args=args, kwargs=kwargs)
-        return request
+        args, kwargs = request["args"], request["kwargs"]
+        with Capture() as capture:
+            try:
+                traced = call_guarded(task.__trace__, job.task_id, args, kwargs, request)
+                return self._ended(run, task, request, capture, traced)
+            except _Interrupted as told:
+                kind = "cancelled" if isinstance(told.error, TaskCancelled) else "requeued"
+                return run.outcome(kind, summary=str(told.error))
 
     def _ended(
         self, run: "_Run", task: Any, request: dict[str, Any], capture: Capture, traced: Any
@@ -170,8 +160,7 @@ class _Runner:
             # What was acknowledged when the task began cannot go back, and Celery leaves it at that.
             return run.outcome("requeued" if task.acks_late else "ignored", summary=str(error.reason))
         context = Context(request, called_directly=False)
-        ignored = task.ignore_result if context.ignore_result is None else context.ignore_result
-        stored = not ignored or task.store_errors_even_if_ignored
+        stored = keeps_errors(self._app, task, context)
         task.backend.mark_as_failure(context.id, error, request=context, store_result=stored)
         signals.task_failure.send(
             sender=task,

@@ -17,7 +17,7 @@ from celery.exceptions import InvalidTaskError
 from kombu.serialization import prepare_accept_content
 
 from umbel.celery.endings import as_celery, einfo_of
-from umbel.celery.messages import body_of, call_of, request_of
+from umbel.celery.messages import body_of, request_of
 from umbel.celery.stand_in import MessageStandIn, RequestStandIn, WorkerStandIn
 from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.call import read_header_map
@@ -120,13 +120,8 @@ class MainSignals:
 
     def _context(self, message: Message, queue: str) -> Any:
         """The request as `task_prerun` would have it; None where the message cannot be read."""
-        decoded = call_guarded(call_of, message, self._accept)
-        if isinstance(decoded, Raised):
-            return None
-        headers, args, kwargs, embed = decoded.value
-        request = request_of(headers, message, queue=queue, hostname=self._node, redelivered=False)
-        request.update(embed, args=args, kwargs=kwargs)
-        return Context(request, called_directly=False)
+        read = call_guarded(request_of, message, self._accept, queue=queue, hostname=self._node)
+        return None if isinstance(read, Raised) else Context(read.value, called_directly=False)
 
 
 def _log_received(*, message: Message, queue: str) -> None:  # noqa: ARG001 (a hook's arguments)

@@ -47,15 +47,6 @@ _NOT_PROPERTIES = frozenset(
 )  # fmt: skip
 
 
-def call_of(
-    message: Message, accept: Any
-) -> tuple[dict[str, Any], list[Any], dict[str, Any], dict[str, Any]]:
-    """(headers, args, kwargs, embed). Raises what kombu raises for content that is not accepted."""
-    headers = read_header_map(message.headers)
-    args, kwargs, embed = body_of(message, accept, headers.get("compression"))
-    return headers, args, kwargs, embed or {}
-
-
 def body_of(message: Message, accept: Any, compression: str | None = None) -> Any:
     if not compression and message.content_type == JSON_CONTENT and JSON_CONTENT in accept:
         # Most are plain JSON, which this reads as kombu does in a sixth of the time; not what kombu marks.
@@ -67,21 +58,30 @@ def body_of(message: Message, accept: Any, compression: str | None = None) -> An
 
 
 def request_of(
-    headers: dict[str, Any],
-    message: Message,
-    *,
-    queue: str,
-    hostname: str,
-    redelivered: bool,
+    message: Message, accept: Any, *, queue: str, hostname: str, redelivered: bool = False
 ) -> dict[str, Any]:
-    """What Celery's worker makes of a message's headers and properties for `Task.request`."""
-    headers["properties"] = properties_of(message)
-    headers["reply_to"] = message.reply_to
-    headers["correlation_id"] = message.correlation_id
-    headers["hostname"] = hostname
-    headers["is_eager"] = False
-    headers["delivery_info"] = delivery_info_of(message, queue, redelivered=redelivered)
-    return headers
+    """What Celery's worker makes of a message for `Task.request`, arguments and embedded signatures included.
+
+    Raises what kombu raises for content that is not accepted, and anything for what is no task.
+    """
+    request = read_header_map(message.headers)
+    args, kwargs, embed = body_of(message, accept, request.get("compression"))
+    request["properties"] = properties_of(message)
+    request["reply_to"] = message.reply_to
+    request["correlation_id"] = message.correlation_id
+    request["hostname"] = hostname
+    request["is_eager"] = False
+    request["delivery_info"] = delivery_info_of(message, queue, redelivered=redelivered)
+    request.update(embed or {}, args=args, kwargs=kwargs)
+    return request
+
+
+def keeps_errors(app: Any, task: Any, context: Any) -> bool:
+    """Whether a failure of this call is stored; `task` is None where it is not known."""
+    ignored = context.ignore_result
+    if ignored is None:
+        ignored = task.ignore_result if task is not None else app.conf.task_ignore_result
+    return not ignored or bool(task is not None and task.store_errors_even_if_ignored)
 
 
 def _milliseconds(expiration_s: float | None) -> int | None:

@@ -10,7 +10,6 @@ from celery.utils.time import rate
 
 from umbel.app.configuration.settings import Settings, override
 from umbel.backends.interface import Backend
-from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.celery import capture
 from umbel.celery.backend import ForeignBackend
@@ -22,10 +21,9 @@ from umbel.celery.logs import LogSettings, in_main_process
 from umbel.celery.main_signals import notice_hooks
 from umbel.celery.queues import broker_settings, consumed_names, select_queues
 from umbel.celery.report import for_the_pool, refuse_or_report
-from umbel.celery.results import install_backends, mark_chords
+from umbel.celery.results import mark_chords, open_results
 from umbel.celery.schedule import CelerySchedule, has_schedule
 from umbel.celery.stand_in import WorkerStandIn
-from umbel.celery.table.addresses import backend_url
 from umbel.control.panel import Panel
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.worker.settings import EndWithoutRunning
@@ -78,13 +76,8 @@ class CeleryProject:
         return broker_settings(self._app, settings)
 
     def open_backend(self, settings: Settings) -> Backend:
-        if not backend_url(self._app):
-            install_backends(self._app, None, shares_settle=False)
-            return ForeignBackend(self._app)
-        ours = open_backend(settings.backend, self.for_broker(settings))
-        install_backends(self._app, ours, shares_settle=ours.shares_settle(settings.broker))
-        self._ours = ours
-        return ours
+        self._ours = open_results(self._app, settings)
+        return self._ours or ForeignBackend(self._app)
 
     def _after_settle(self, work: Sequence[bytes]) -> None:
         if self._ours is not None:

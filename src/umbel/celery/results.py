@@ -9,15 +9,26 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend
+from umbel.backends.registry import open_backend
 from umbel.celery.capture import CAPTURE, captured_call
+from umbel.celery.queues import broker_settings
+from umbel.celery.table.addresses import backend_url
 from umbel.wire.message import StoredResult
 
 ENDS = frozenset({"SUCCESS", "FAILURE", "RETRY", "REVOKED"})
 
 
-def install_backends(app: Any, ours: Backend | None, *, shares_settle: bool) -> None:
-    """Let every backend that this process opens for the app be captured; they are opened per thread."""
+def open_results(app: Any, settings: Settings) -> Backend | None:
+    """Where results are if Umbel stores them itself; else None. Celery's backends of the app are captured."""
+    ours = open_backend(settings.backend, broker_settings(app, settings)) if backend_url(app) else None
+    _install(app, ours, shares_settle=ours is not None and ours.shares_settle(settings.broker))
+    return ours
+
+
+def _install(app: Any, ours: Backend | None, *, shares_settle: bool) -> None:
+    """For every backend that this process opens for the app; they are opened per thread."""
     made = app._get_backend
 
     def get_backend() -> Any:

@@ -1,4 +1,4 @@
-"""CelerySchedule: the project's schedule, sent by whichever worker holds the lease.
+"""CelerySchedule: the project's schedule, sent by the worker that holds the lease.
 
 Celery's own scheduler class (or the project's: `django_celery_beat`'s) decides what is due; one worker of the
 cluster runs it. What it sends is sent under the lease, together with the times of the last runs. So a
@@ -16,7 +16,7 @@ import msgspec
 from celery.beat import PersistentScheduler, Scheduler
 from kombu.utils.imports import symbol_by_name
 
-from umbel.celery.capture import CAPTURE, Capture
+from umbel.celery.capture import Capture
 from umbel.errors import BrokerUnavailable, ConfigurationError
 from umbel.worker.user_code.foreign_scheduler import Leadership
 
@@ -149,13 +149,9 @@ class _Fenced:
         leadership = self.umbel_leadership
         if not leadership.still_leader():
             raise LeaseLost("the lease of the schedule was lost before a task was sent")
-        capture, self.umbel_has_sent = Capture(), False
-        token = CAPTURE.set(capture)
-        try:
-            with capture.sending():
-                scheduler.apply_async(_marked(entry), producer=None, advance=False)
-        finally:
-            CAPTURE.reset(token)
+        self.umbel_has_sent = False
+        with Capture() as capture, capture.sending():
+            scheduler.apply_async(_marked(entry), producer=None, advance=False)
         if not leadership.publish(capture.follow_ups, self._times_of(scheduler.schedule)):
             raise LeaseLost("the lease of the schedule was lost while a task was sent")
         log.info("periodic task sent", extra={"entry": entry.name, "task": entry.task})
@@ -178,5 +174,5 @@ def _decode(state: bytes) -> _Times:
     try:
         return msgspec.json.decode(state, type=_Times) if state else {}
     except msgspec.DecodeError:
-        log.error("cannot read the times of the last runs; the schedule starts anew")
+        log.error("cannot read the times of the last runs; starting the schedule without them")
         return {}

@@ -15,14 +15,14 @@ from umbel.brokers.interface import ClusterRecord
 from umbel.coordination.lease_keeper import Change, LeaseKeeper
 from umbel.errors import BrokerUnavailable
 from umbel.pools.off_loop import OffLoop
-from umbel.protocol.leadership.lease import Acquired, LeaseSettings, Lost
+from umbel.protocol.leadership.lease import Acquired, Lost
 from umbel.wire.message import Outgoing
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import Counters, WorkerContext
 from umbel.worker.leases.announced import PHASES, announced_lease
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
-from umbel.worker.steps.scheduler import CALL_TIMEOUT_S, RENEWALS_PER_TTL
+from umbel.worker.steps.scheduler import CALL_TIMEOUT_S, lease_settings
 from umbel.worker.user_code.foreign_scheduler import STATE_MAX_BYTES, SchedulerThread
 
 log = logging.getLogger("umbel.worker.scheduler")
@@ -51,13 +51,12 @@ class ForeignSchedulerStep(Step):
         if not capabilities.leases:
             log.warning("scheduler disabled: transport %s has no leases", capabilities.transport)
             return
-        ttl_s = self._context.settings.scheduler_lease_s
         self._keeper = announced_lease(
             self._context,
             self._events,
             self._gossip,
             self._context.settings.scheduler_lease,
-            settings=LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, wait_s=ttl_s / 10),
+            settings=lease_settings(self._context.settings.scheduler_lease_s),
             changed=self._changed,
         )
         self.run_in_background(self._keeper.run())

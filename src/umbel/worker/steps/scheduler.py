@@ -51,6 +51,11 @@ INBOX_MAX = 100
 RENEWALS_PER_TTL = 3
 
 
+def lease_settings(ttl_s: float) -> LeaseSettings:
+    """Of who sends a schedule."""
+    return LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, wait_s=ttl_s / 10)
+
+
 class Scheduler(Step):
     name = "scheduler"
     requires = ("control", "gossip")
@@ -73,8 +78,7 @@ class Scheduler(Step):
         if not capabilities.leases:
             log.warning("periodic tasks disabled: transport %s has no leases", capabilities.transport)
             return
-        ttl_s = self._context.settings.scheduler_lease_s
-        settings = LeaseSettings(ttl_s=ttl_s, renew_s=ttl_s / RENEWALS_PER_TTL, wait_s=ttl_s / 10)
+        settings = lease_settings(self._context.settings.scheduler_lease_s)
         self._keeper = announced_lease(
             self._context,
             self._events,
