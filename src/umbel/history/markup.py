@@ -15,9 +15,12 @@ VOID = frozenset({"meta", "br", "hr", "line", "rect", "circle", "path", "polylin
 
 
 class Markup(str):
-    """Text that is markup already."""
+    """Text that is markup already, for templates too (`__html__`)."""
 
     __slots__ = ()
+
+    def __html__(self) -> str:
+        return self
 
 
 Content: TypeAlias = "Markup | str | int | float | Sequence[Content] | None"
