@@ -27,7 +27,14 @@ def heat_map(
     wide = (WIDTH - LEFT) / max(len(columns), 1)
     every = max(1, -(-len(columns) // labels_max))
     below = [
-        tag("text", column, x=LEFT + wide * (place + 0.5), y=height - 5, text_anchor="middle", class_="soft-text")
+        tag(
+            "text",
+            column,
+            x=LEFT + wide * (place + 0.5),
+            y=height - 5,
+            text_anchor="middle",
+            class_="soft-text",
+        )
         for place, column in enumerate(columns)
         if place % every == 0
     ]

@@ -40,7 +40,14 @@ def ring(members: Sequence[Member], name: str = "") -> Markup:
     return tag(
         "svg",
         tag("title", title),
-        tag("ellipse", cx=CENTRE[0], cy=CENTRE[1], rx=_reach(shown)[0], ry=_reach(shown)[1], class_="ring-line"),
+        tag(
+            "ellipse",
+            cx=CENTRE[0],
+            cy=CENTRE[1],
+            rx=_reach(shown)[0],
+            ry=_reach(shown)[1],
+            class_="ring-line",
+        ),
         [_ray(shown, place) for place in range(len(shown))],
         _hub(states, len(members)),
         [_floret(shown, place) for place in range(len(shown))],
@@ -52,7 +59,7 @@ def ring(members: Sequence[Member], name: str = "") -> Markup:
 
 
 def _reach(members: Sequence[Member]) -> tuple[float, float]:
-    return (180.0, 128.0) if len(members) <= LABELLED_MAX else (250.0, 165.0)
+    return (186.0, 132.0) if len(members) <= LABELLED_MAX else (250.0, 165.0)
 
 
 def _place(members: Sequence[Member], place: int) -> tuple[float, float]:
@@ -76,9 +83,9 @@ def _hub(states: Counter[str], total: int) -> Markup:
     x, y = CENTRE
     return tag(
         "g",
-        tag("circle", cx=x, cy=y, r=44, class_="box"),
-        tag("text", f"{states['alive']} of {total}", x=x, y=y + 1, text_anchor="middle", font_size="17"),
-        tag("text", "alive", x=x, y=y + 18, text_anchor="middle", class_="soft-text"),
+        tag("circle", cx=x, cy=y, r=46, class_="box"),
+        tag("text", f"{states['alive']} of {total}", x=x, y=y + 1, text_anchor="middle", class_="big"),
+        tag("text", "alive", x=x, y=y + 20, text_anchor="middle", class_="soft-text"),
     )
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from umbel.history.markup import Markup, tag
 
-ROW, TOP, LANE, LEFT, WORDS = 40.0, 66.0, 84.0, 44.0, 380.0
-NAME_MAX = 13
+ROW, TOP, LANE, LEFT, WORDS = 40.0, 66.0, 76.0, 44.0, 380.0
+NAME_MAX = 12
 WORDS_MAX = 52
 ROWS_MAX = 200
 
@@ -22,6 +22,8 @@ ROWS_MAX = 200
 class Lane:
     kind: str  # client, broker, worker, child
     name: str
+    node: str = ""
+    """The worker whose lane it is, or whose child's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,11 @@ def _hop(dots: Sequence[Dot], hop: Hop) -> Markup:
 
 def _dot(place: int, dot: Dot) -> Markup:
     x, y = _x(dot.lane), _y(place)
-    clock = None if dot.clock is None else tag("text", str(dot.clock), x=x + 10, y=y - 6, class_="mono soft-text")
+    clock = (
+        None
+        if dot.clock is None
+        else tag("text", str(dot.clock), x=x + 10, y=y - 6, class_="mono soft-text halo-text")
+    )
     kind = dot.tone or ("again" if dot.run else "")
     return tag(
         "g",
@@ -144,7 +150,10 @@ def _words(place: int, dot: Dot, edge: float) -> Markup:
     y = _y(place)
     words = dot.words if len(dot.words) <= WORDS_MAX else f"{dot.words[: WORDS_MAX - 1]}…"
     under = " · ".join(filter(None, (dot.at,)))
-    lines = [tag("text", words, x=edge, y=y - 2), tag("text", under, x=edge, y=y + 14, class_="soft-text mono")]
+    lines = [
+        tag("text", words, x=edge, y=y - 2),
+        tag("text", under, x=edge, y=y + 14, class_="soft-text mono"),
+    ]
     if dot.cause:
-        lines.append(tag("text", dot.cause, x=edge + 110, y=y + 14, class_="cause"))
+        lines.append(tag("text", dot.cause, x=edge, y=y + 14, class_="cause"))
     return tag("g", tag("title", dot.words), lines)

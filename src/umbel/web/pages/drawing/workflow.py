@@ -1,11 +1,8 @@
-"""Workflow graph: the tasks that one call led to, from left to right, and the path that took the time.
-
-The critical path goes back from the task that ended last: of everything a task had to wait for, what
-ended last is what kept it. Everything else could have been slower without anybody noticing.
-"""
+"""Workflow graph: the tasks that one call led to, from left to right, and the path that took the time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from umbel.history.markup import Markup, tag
 from umbel.web.pages.drawing.icons import PATHS, look
@@ -23,7 +20,6 @@ class Step:
     name: str
     state: str
     after: tuple[str, ...] = ()
-    ended_at: float | None = None
     said: str = ""
     link: str = ""
 
@@ -34,28 +30,13 @@ class Layout:
     rows: dict[str, int] = field(default_factory=dict)
 
 
-def critical_path(steps: Sequence[Step]) -> list[str]:
-    """The ids from the first task to the one that ended last; empty while nothing has ended."""
-    known = {step.task_id: step for step in steps}
-    ended = [step for step in steps if step.ended_at is not None]
-    if not ended:
-        return []
-    at: Step | None = max(ended, key=lambda step: (step.ended_at or 0.0, step.task_id))
-    path: list[str] = []
-    while at is not None and at.task_id not in path:
-        path.append(at.task_id)
-        waited_for = [known[one] for one in at.after if one in known and known[one].ended_at is not None]
-        at = max(waited_for, key=lambda step: (step.ended_at or 0.0, step.task_id), default=None)
-    return path[::-1]
-
-
-def workflow(steps: Sequence[Step], here: str = "") -> Markup:
+def workflow(steps: Sequence[Step], path: Sequence[str] = (), here: str = "") -> Markup:
+    """`path`: the ids on the critical path, first to last; `here`: the one whose page it is."""
     shown = list(steps[:TASKS_MAX])
-    path = critical_path(shown)
     layout = _laid_out(shown)
     width = MARGIN * 2 + (max(layout.columns.values(), default=0) + 1) * (BOX + ACROSS) - ACROSS
     height = MARGIN * 2 + (max(layout.rows.values(), default=0) + 1) * (TALL + DOWN) - DOWN
-    on_path = set(zip(path, path[1:], strict=False))
+    on_path = set(pairwise(path))
     edges = [
         _edge(layout, before, step.task_id, critical=(before, step.task_id) in on_path)
         for step in shown
@@ -137,7 +118,13 @@ def _box(layout: Layout, step: Step, *, critical: bool, here: bool) -> Markup:
             transform=f"translate({x + 10:.1f} {y + 8:.1f}) scale(.9)",
         ),
         tag("text", name, x=x + 31, y=y + 20),
-        tag("text", f"{looks.word}{f' · {step.said}' if step.said else ''}", x=x + 31, y=y + 36, class_="soft-text"),
+        tag(
+            "text",
+            f"{looks.word}{f' · {step.said}' if step.said else ''}",
+            x=x + 31,
+            y=y + 36,
+            class_="soft-text",
+        ),
     ]
     return tag("a", parts, href=step.link, aria_label=told) if step.link else tag("g", parts)
 

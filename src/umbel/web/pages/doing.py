@@ -1,0 +1,187 @@
+"""Doing: a form becomes an action, and what came of it is shown.
+
+Two endpoints serve all pages. `/confirm` says in words what a form would do, with the number of tasks it
+concerns, and asks; `/do` does it. Both read the same fields: those of the action's record. A filter
+travels as its query string in `match`, with the count that was shown in `expected`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.datastructures import FormData, QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from umbel.errors import UmbelError
+from umbel.monitor.shapes import TaskFilter
+from umbel.web.actions import ActionResult, AnyAction, OnTasks
+from umbel.web.pages.drawing.icons import look
+from umbel.web.pages.frame import fragment
+from umbel.web.site import Site, site_of, visitor_of
+
+LISTS = frozenset({"nodes", "ids", "letters"})
+VERBS = {
+    "revoke": "Revoke",
+    "terminate": "Terminate",
+    "retry": "Retry",
+    "purge": "Purge the queue",
+    "requeue_dead": "Requeue",
+    "drop_dead": "Drop",
+    "restart_pool": "Restart the pool",
+    "stop": "Stop",
+    "start_election": "Start an election",
+}
+MEANINGS = {
+    "revoke": "Tasks that wait never start. Those that run are not touched.",
+    "terminate": "Tasks that run are ended with SIGTERM and end as revoked.",
+    "retry": "Each is sent again as a new message with the same arguments.",
+    "purge": "Every message that waits in it is removed. This cannot be undone.",
+    "requeue_dead": "They return to their queues with no starts counted.",
+    "drop_dead": "They are removed. This cannot be undone.",
+    "restart_pool": "Child processes are replaced as they become idle.",
+    "stop": "The node takes no new tasks, ends those that run, and leaves the cluster.",
+}
+DANGEROUS = frozenset({"purge", "drop_dead", "stop", "terminate"})
+
+
+async def confirm(request: Request) -> Response:
+    """The question before an action: what it does, to how many."""
+    fields = _fields(request.query_params)
+    try:
+        action = _action(fields)
+    except msgspec.ValidationError as error:
+        return _problem(request, str(error))
+    name = str(fields["action"])
+    count = _count(site_of(request), action)
+    if isinstance(action, OnTasks) and action.match is not None:
+        fields["expected"] = str(count)
+    sent = [
+        (key, one) for key, value in fields.items() for one in (value if isinstance(value, list) else [value])
+    ]
+    return fragment(
+        request,
+        "confirm.html",
+        question=_question(name, action, count),
+        meaning=MEANINGS.get(name, ""),
+        verb=VERBS.get(name, name),
+        danger=name in DANGEROUS,
+        fields=sent,
+        nothing=count == 0,
+    )
+
+
+async def do(request: Request) -> Response:
+    """Do it, and show the replies. The page is told to show what changed."""
+    try:
+        async with request.form(max_fields=20_000) as form:
+            action = _action(_fields(form))
+    except msgspec.ValidationError as error:
+        return _problem(request, str(error))
+    try:
+        result = await site_of(request).act(visitor_of(request), action)
+    except UmbelError as error:
+        return _problem(request, str(error))
+    name = str(type(action).__struct_config__.tag)
+    return fragment(
+        request,
+        "replies.html",
+        headers={"HX-Trigger": "acted"},
+        name=name,
+        result=result,
+        replies=_replies(result),
+        said=_said(name, result),
+    )
+
+
+def _problem(request: Request, problem: str) -> Response:
+    return fragment(request, "problem.html", problem=problem)
+
+
+def _fields(given: FormData | QueryParams) -> dict[str, Any]:
+    """What the form has, without what was left empty."""
+    names = dict.fromkeys(given.keys())
+    fields: dict[str, Any] = {}
+    for name in names:
+        values = [one for one in given.getlist(name) if isinstance(one, str) and one]
+        if values:
+            fields[name] = values if name in LISTS else values[-1]
+    return fields
+
+
+def _action(fields: Mapping[str, Any]) -> AnyAction:
+    given = dict(fields)
+    if "match" in given:
+        given["match"] = filter_of(dict(parse_qsl(given["match"])))
+    return msgspec.convert(given, AnyAction, strict=False)
+
+
+def filter_of(fields: Mapping[str, str]) -> TaskFilter:
+    """The filter that a query string names; what it does not know is passed over."""
+    known = {name: fields[name] for name in TaskFilter.__struct_fields__ if fields.get(name)}
+    return msgspec.convert(known, TaskFilter, strict=False)
+
+
+def _count(site: Site, action: AnyAction) -> int | None:
+    match action:
+        case OnTasks(match=TaskFilter() as wanted):
+            return site.count(wanted)
+        case OnTasks(ids=ids):
+            return len(ids)
+        case _:
+            letters = getattr(action, "letters", None)
+            return len(letters) if letters and not getattr(action, "every", False) else None
+
+
+def _question(name: str, action: AnyAction, count: int | None) -> str:
+    verb = VERBS.get(name, name)
+    target = getattr(action, "queue", "") or getattr(action, "name", "") or ", ".join(action.nodes)
+    if isinstance(action, OnTasks):
+        which = " that match the filter" if action.match is not None else ""
+        return f"{verb} {_numbered(count or 0, 'task')}{which}?"
+    if getattr(action, "every", False):
+        return f"{verb} all dead letters?"
+    if count is not None:
+        return f"{verb} {_numbered(count, 'dead letter')}?"
+    return f"{verb} {target}?" if target else f"{verb}?"
+
+
+def _numbered(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def _said(name: str, result: ActionResult) -> str:
+    """One sentence of what came of it."""
+    if result.problem:
+        return f"{name}: {result.problem}"
+    parts = [_numbered(result.count, "item")] if result.count else []
+    if result.replies:
+        parts.append(f"{_numbered(len(result.replies), 'node')} replied")
+    if result.silent:
+        parts.append(f"{_numbered(len(result.silent), 'node')} did not reply")
+    if result.refused:
+        parts.append(f"{len(result.refused):,} refused")
+    return f"{name.replace('_', ' ')}: {', '.join(parts) or ('done' if result.done else 'not done')}"
+
+
+def _replies(result: ActionResult) -> list[tuple[str, str, str]]:
+    """(who, tone, what) for each that said something or did not."""
+    replied = [
+        (node, "bad" if _is_error(one) else "good", _words(one)) for node, one in result.replies.items()
+    ]
+    silent = [(node, look("silent").tone, "no reply") for node in result.silent]
+    refused = [(one, "bad", why) for one, why in list(result.refused.items())[:20]]
+    return [*replied, *silent, *refused]
+
+
+def _is_error(reply: Any) -> bool:
+    return isinstance(reply, dict) and "error" in reply
+
+
+def _words(reply: Any) -> str:
+    if isinstance(reply, dict) and len(reply) == 1:
+        [(key, value)] = reply.items()
+        if key in {"ok", "error"}:
+            return str(value)
+    return reply if isinstance(reply, str) else msgspec.json.encode(reply).decode()
