@@ -15,10 +15,11 @@ import msgspec
 
 from umbel.cli import exits
 from umbel.cli.history.lake import history_options
-from umbel.cli.history.sql import cell, note_more, plain
+from umbel.cli.history.sql import cell, note_more
 from umbel.cli.options import json_option
 from umbel.cli.show.printing import print_json, print_table
 from umbel.events.tables import TABLES
+from umbel.history.export import plain
 from umbel.history.query import read, require_duckdb
 
 AGO = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}

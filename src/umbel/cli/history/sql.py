@@ -1,11 +1,6 @@
 """`umbel history sql` and `umbel history tables`: ask anything of the history, and what there is."""
 
-import csv
-import io
 import sys
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +12,8 @@ from umbel.cli.options import json_option
 from umbel.cli.show.printing import print_json, print_table
 from umbel.errors import nearest
 from umbel.events.tables import TABLES
+from umbel.history.export import as_csv as csv_of
+from umbel.history.export import plain
 from umbel.history.query import Answer, Tables, read, require_duckdb
 
 CELL_MAX = 120
@@ -61,7 +58,7 @@ def sql(query: str, lake: Path, limit: int, timeout_s: float, as_csv: bool, as_j
     if as_json:
         print_json([{name: plain(value) for name, value in row.items()} for row in answer.dicts()])
     elif as_csv:
-        click.echo(_csv(answer), nl=False)
+        click.echo(csv_of(answer), nl=False)
     else:
         print_table(answer.columns, [[cell(value) for value in row] for row in answer.rows])
     note_more(answer)
@@ -124,38 +121,3 @@ def cell(value: Any) -> str:
     text = f"{shown:.6g}" if isinstance(shown, float) else str(shown)
     text = " ".join(text.split())
     return text if len(text) <= CELL_MAX else text[: CELL_MAX - 1] + "…"
-
-
-def plain(value: Any) -> Any:
-    """A value of DuckDB as JSON has it."""
-
-    match value:
-        case datetime():
-            at = value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
-            return at.isoformat(timespec="auto").replace("+00:00", "Z")
-        case date():
-            return value.isoformat()
-        case timedelta():
-            return value.total_seconds()
-        case Decimal():
-            return float(value)
-        case float():
-            return value if isfinite(value) else str(value)
-        case bytes():
-            return value.hex()
-        case list() | tuple():
-            return [plain(one) for one in value]
-        case dict():
-            return {str(key): plain(one) for key, one in value.items()}
-        case None | bool() | int() | str():
-            return value
-        case _:
-            return str(value)
-
-
-def _csv(answer: "Answer") -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(answer.columns)
-    writer.writerows([["" if value is None else plain(value) for value in row] for row in answer.rows])
-    return text.getvalue()

@@ -6,6 +6,7 @@ from umbel.web.pages.cluster import cluster
 from umbel.web.pages.doing import confirm, do
 from umbel.web.pages.failures import failures
 from umbel.web.pages.frame import HERE
+from umbel.web.pages.history import history, history_download, history_rates
 from umbel.web.pages.overview import overview
 from umbel.web.pages.plain import audit, elections, login, schedule
 from umbel.web.pages.queues import queue, queues
@@ -28,6 +29,9 @@ def routes() -> list[BaseRoute]:
         Route("/failures", failures),
         Route("/schedule", schedule),
         Route("/elections", elections),
+        Route("/history", history),
+        Route("/history/rates", history_rates),
+        Route("/history/download", history_download),
         Route("/audit", audit),
         Route("/confirm", confirm),
         Route("/do", do, methods=["POST"]),

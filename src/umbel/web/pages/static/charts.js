@@ -6,12 +6,15 @@ let known = null;
 export function drawCharts() {
   if (!document.querySelector("[data-chart]") || !window.uPlot) return;
   fetchRates();
-  setInterval(() => { if (!document.hidden) fetchRates(); }, 10_000);
+  if (isLive()) setInterval(() => { if (!document.hidden) fetchRates(); }, 10_000);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { clear(); show(); });
   new ResizeObserver(fit).observe(document.getElementById("main"));
 }
 
+const isLive = () => !location.pathname.endsWith("/history");
+
 export function feedCharts(data) {
+  if (!isLive()) return;
   const now = JSON.parse(data);
   const last = { done: now.done_per_s, failed: now.failed_per_s, ready: now.ready };
   for (const key of ["wait_p50_s", "wait_p95_s", "run_p50_s", "run_p95_s"]) last[key] = now[key];
@@ -62,7 +65,7 @@ function make(place) {
     legend: { show: false }, padding: [10, 8, 0, 0],
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high || 0, one.unit === "duration" ? 0.001 : 1) * 1.08] } },
     axes: [
-      { ...axis, size: 28, space: 70, values: (_, marks) => marks.map((at) => new Date(at * 1e3).toISOString().slice(11, 16)) },
+      { ...axis, size: 28, space: 90, values: (plot, marks) => marks.map((at) => moment(at, plot.scales.x.max - plot.scales.x.min)) },
       { ...axis, size: 54, space: 34, values: (_, marks) => marks.map((value) => words(value, one.unit)) },
     ],
     series: [{}, ...parts.map(([key, number], place) => ({
@@ -73,6 +76,12 @@ function make(place) {
   };
   one.plot = new uPlot(options, columns(one), place);
   return one;
+}
+
+function moment(at, span) {
+  const text = new Date(at * 1e3).toISOString();
+  if (span < 600) return text.slice(11, 19);
+  return span < 2 * 86_400 ? text.slice(11, 16) : `${text.slice(5, 10)} ${text.slice(11, 16)}`;
 }
 
 function drawMarks(plot, colour) {

@@ -1,0 +1,139 @@
+"""History: what the lake's tables know beyond the last hour, with filters in the URL, and SQL.
+
+Queries run in threads, two at a time, and each has a limit of time and of rows: whoever looks back must
+not keep others from looking at now.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from umbel.errors import ConfigurationError, HistoryError
+from umbel.history.export import as_csv, as_parquet, plain
+from umbel.history.markup import Markup
+from umbel.history.query import Answer, Tables, read, require_duckdb
+from umbel.history.scales import count
+from umbel.web.pages.drawing.heat import heat_map
+from umbel.web.pages.frame import render
+from umbel.web.pages.past import GROUPS, Past, Wanted, past, rates
+from umbel.web.pages.times import parse_local
+from umbel.web.site import site_of
+
+ROWS_MAX = 1000
+DOWNLOAD_MAX = 100_000
+TIMEOUT_S = 10.0
+AT_ONCE = asyncio.Semaphore(2)
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+FORMATS: Mapping[str, tuple[str, Callable[[Answer], str | bytes]]] = {
+    "csv": ("text/csv; charset=utf-8", as_csv),
+    "parquet": ("application/vnd.apache.parquet", as_parquet),
+}
+EXAMPLE = "select name, count(*) as n, avg(run_s) as run_s\nfrom attempts group by name order by n desc"
+ResultT = TypeVar("ResultT")
+
+
+async def history(request: Request) -> Response:
+    given, problem = dict(request.query_params), ""
+    found: Past | None = None
+    answer: Answer | None = None
+    by = given.get("by", "name") if given.get("by") in GROUPS else "name"
+    mark = _time(given, "mark")
+    try:
+        wanted = _wanted(given)
+        found = await _ask(request, lambda tables: past(tables, wanted, by, mark))
+        if given.get("sql"):
+            answer = await _ask(request, lambda tables: _query(tables, given["sql"], ROWS_MAX))
+    except (HistoryError, ConfigurationError, ValueError) as error:
+        problem = str(error)
+    return render(
+        request,
+        "history.html",
+        past=found,
+        problem=problem,
+        given=given,
+        by=by,
+        groups=GROUPS,
+        week=_week(found),
+        answer=answer,
+        rows=[[plain(value) for value in row] for row in answer.rows] if answer else [],
+        example=EXAMPLE,
+        rows_max=ROWS_MAX,
+        timeout_s=TIMEOUT_S,
+        filters={key: given[key] for key in ("name", "queue", "worker", "since", "until") if given.get(key)},
+    )
+
+
+async def history_rates(request: Request) -> Response:
+    """The columns of the charts."""
+    try:
+        wanted = _wanted(dict(request.query_params))
+        found = await _ask(request, lambda tables: rates(tables, wanted))
+    except (HistoryError, ConfigurationError, ValueError) as error:
+        return Response(str(error), 404, media_type="text/plain")
+    return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+async def history_download(request: Request) -> Response:
+    """The rows of a query as a file."""
+    form = request.query_params.get("as", "csv")
+    if form not in FORMATS:
+        return Response(f"unknown format {form!r}; use csv or parquet", 400, media_type="text/plain")
+    media_type, written = FORMATS[form]
+    sql = request.query_params.get("sql", "")
+    try:
+        body = await _ask(request, lambda tables: written(_query(tables, sql, DOWNLOAD_MAX)))
+    except (HistoryError, ConfigurationError) as error:
+        return Response(str(error), 400, media_type="text/plain; charset=utf-8")
+    headers = {"Content-Disposition": f'attachment; filename="umbel-history.{form}"'}
+    return Response(body, media_type=media_type, headers=headers)
+
+
+def lake_of(request: Request) -> Path | None:
+    """Where the history is; None where nobody said."""
+    lake: Path | None = getattr(site_of(request), "lake", None)
+    return lake
+
+
+async def _ask(request: Request, work: Callable[[Tables], ResultT]) -> ResultT:
+    lake = lake_of(request)
+    if lake is None:
+        raise HistoryError("no lake is named; start the dashboard with --lake DIR")
+    require_duckdb()
+    async with AT_ONCE:
+        return await asyncio.to_thread(read, lake, work)
+
+
+def _query(tables: Tables, sql: str, limit: int) -> Answer:
+    return tables.ask(sql, limit=limit, timeout_s=TIMEOUT_S)
+
+
+def _wanted(given: Mapping[str, str]) -> Wanted:
+    return Wanted(
+        given.get("name", ""),
+        given.get("queue", ""),
+        given.get("worker", ""),
+        _time(given, "since"),
+        _time(given, "until"),
+    )
+
+
+def _time(given: Mapping[str, Any], name: str) -> float | None:
+    return parse_local(given[name]) if given.get(name) else None
+
+
+def _week(found: Past | None) -> Markup | None:
+    if found is None or not any(map(any, found.week)):
+        return None
+    hours = [f"{hour:02}h" for hour in range(24)]
+    return heat_map(
+        "Attempts that ended, by day and hour (UTC)",
+        list(zip(DAYS, found.week, strict=True)),
+        hours,
+        count,
+        12,
+    )
