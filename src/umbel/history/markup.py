@@ -29,7 +29,7 @@ Content: TypeAlias = "Markup | str | int | float | Sequence[Content] | None"
 def tag(name: str, /, *content: Content, **attributes: str | float | None) -> Markup:
     """One element. An attribute that is None is left out; `class_` and `stroke_width` as in HTML."""
     spelled = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value), quote=True)}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(one_line(_number(value)), quote=True)}"'
         for key, value in attributes.items()
         if value is not None
     )

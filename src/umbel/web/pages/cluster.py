@@ -72,7 +72,7 @@ def nodes_at(nodes: Sequence[Node], happened: Sequence[Happening], at: float) ->
             states[node.node] = node.state
         elif (known := then[node.node]) is not None:
             states[node.node] = known
-        elif changed[node.node].kind not in {"joined"}:
+        elif changed[node.node].kind != "joined":
             states[node.node] = "alive"  # it changed later for the first time, so it was there before
     return [_with(node, states[node.node]) for node in nodes if node.node in states]
 

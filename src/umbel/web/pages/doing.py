@@ -114,7 +114,8 @@ def _action(fields: Mapping[str, Any]) -> AnyAction:
     given = dict(fields)
     if "match" in given:
         given["match"] = filter_of(dict(parse_qsl(given["match"])))
-    return msgspec.convert(given, AnyAction, strict=False)
+    action: AnyAction = msgspec.convert(given, AnyAction, strict=False)
+    return action
 
 
 def filter_of(fields: Mapping[str, str]) -> TaskFilter:

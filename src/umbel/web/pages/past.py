@@ -102,7 +102,7 @@ def rates(tables: Tables, wanted: Wanted) -> Rates:
         return _columns(1, [], {})
     step = max(1, int(time_step(max(span["last"] - span["first"], 1.0), STEPS_MAX)))
     rows = tables.rows(
-        f"select cast(epoch(ended_at) // {step} * {step} as bigint) as at, {_FIGURES}"
+        f"select cast(floor(epoch(ended_at) / {step}) * {step} as bigint) as at, {_FIGURES}"
         f" from attempts where {where} group by 1 order by 1",
         values,
     )

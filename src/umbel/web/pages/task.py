@@ -64,4 +64,5 @@ def _as_curl(request: Request, task_id: str) -> str:
     """The same action by the API; the token is the reader's own."""
     address = f"{request.url.scheme}://{request.url.netloc}{path_to(request, '/api/v1/actions')}"
     body = f'{{"action": "retry", "ids": ["{quote(task_id, safe="-")}"]}}'
-    return f"curl -X POST {address} -H 'Authorization: Bearer TOKEN' -H 'Content-Type: application/json' -d '{body}'"
+    headers = "-H 'Authorization: Bearer TOKEN' -H 'Content-Type: application/json'"
+    return f"curl -X POST {address} {headers} -d '{body}'"

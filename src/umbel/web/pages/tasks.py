@@ -1,5 +1,6 @@
 """Tasks: the list, with its filters in the URL, so that a view can be kept, sent and come back to."""
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,7 +16,7 @@ from umbel.web.pages.times import parse_local
 from umbel.web.site import site_of
 
 PAGE = 50
-VIEWS = (
+VIEWS: Sequence[tuple[str, dict[str, str]]] = (
     ("All", {}),
     ("Running", {"state": "STARTED"}),
     ("Waiting", {"state": "PENDING,RECEIVED"}),
@@ -67,4 +68,4 @@ def _set(wanted: TaskFilter) -> dict[str, Any]:
 
 
 def _is_current(view: dict[str, str], fields: dict[str, Any]) -> bool:
-    return fields.get("state", "") == view.get("state", "")
+    return bool(fields.get("state", "") == view.get("state", ""))

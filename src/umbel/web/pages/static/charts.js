@@ -63,7 +63,7 @@ function make(place) {
     tzDate: (at) => uPlot.tzDate(new Date(at * 1e3), "Etc/UTC"),
     cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
     legend: { show: false }, padding: [10, 8, 0, 0],
-    scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high || 0, one.unit === "duration" ? 0.001 : 1) * 1.08] } },
+    scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high || 0, { duration: 0.001, rate: 0.1 }[one.unit] || 1) * 1.08] } },
     axes: [
       { ...axis, size: 28, space: 90, values: (plot, marks) => marks.map((at) => moment(at, plot.scales.x.max - plot.scales.x.min)) },
       { ...axis, size: 54, space: 34, values: (_, marks) => marks.map((value) => words(value, one.unit)) },
