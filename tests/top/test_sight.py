@@ -73,8 +73,11 @@ def test_rates_count_whole_seconds() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    model = seeing(*(told("task-progress", f"t{n}", clock=n) for n in range(STORIES_MAX + 10)))
-    assert model.story("t0") == [] and model.story(f"t{STORIES_MAX + 9}")
+    twice = [told("task-progress", "t0", clock=n) for n in range(2)]
+    model = seeing(*twice, *(told("task-progress", f"t{n}", clock=n) for n in range(1, STORIES_MAX)))
+    assert len(model.story("t0")) == 2
+    model.take(encode_events([told("task-progress", f"t{STORIES_MAX}", clock=9)]), NOW)
+    assert len(model.story("t0")) == 1 and model.story(f"t{STORIES_MAX}")  # the newest of each type is left
     model = seeing(*(told("task-progress", clock=n) for n in range(STORY_MAX + 50)))
     assert len(model.story("t1")) == STORY_MAX
 

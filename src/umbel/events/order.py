@@ -76,8 +76,18 @@ class OrderIndex:
             yield from filter(self._is_alive, block)
 
     def __reversed__(self) -> Iterator[Key]:
-        for block in reversed(self._blocks):
-            yield from filter(self._is_alive, reversed(block))
+        return self.descending(None)
+
+    def descending(self, below: Key | None) -> Iterator[Key]:
+        """From the highest down, or from the highest that is below a key."""
+        at = (
+            len(self._blocks) if below is None else min(bisect_left(self._tops, below) + 1, len(self._blocks))
+        )
+        for block in reversed(self._blocks[:at]):
+            end = len(block) if below is None else bisect_left(block, below)
+            for index in range(end - 1, -1, -1):
+                if self._is_alive(block[index]):
+                    yield block[index]
 
     def __len__(self) -> int:
         """The keys that take up memory, dead ones included."""

@@ -134,16 +134,29 @@ class ClusterState:
         finished: bool | None = None,
         newest_first: bool = True,
         limit: int | None = None,
+        below: Key | None = None,
         admits: Callable[[Tracked], bool] | None = None,
     ) -> list[TaskRecord]:
         """The tasks in their order; of one name, on one worker, finished or not.
 
-        `admits` is asked of each before its record is made, which is what costs.
+        `admits` is asked of each before its record is made, which is what costs. `below`: where the newest
+        first are listed, only those before this place (`place`).
         """
-        ids = self._ordered(name, worker, finished, newest_first)
+        ids = self._ordered(name, worker, finished, newest_first, below)
         if admits is not None:
             ids = (uuid for uuid in ids if admits(self._tasks[uuid]))
         return [record for uuid in islice(ids, limit) if (record := self.task(uuid)) is not None]
+
+    def place(self, uuid: str) -> Key | None:
+        """Where a task stands in the order; it changes with the task's state."""
+        self._bring_up_to_date()
+        task = self._tasks.get(uuid)
+        return None if task is None else task.key
+
+    def tracked(self) -> Iterable[Tracked]:
+        """All that is in memory, in no order; not to be changed."""
+        self._bring_up_to_date()
+        return self._tasks.values()
 
     def names(self) -> list[str]:
         self._bring_up_to_date()
@@ -278,7 +291,12 @@ class ClusterState:
         self.evicted += len(gone)
 
     def _ordered(
-        self, name: str | None, worker: str | None, finished: bool | None, newest_first: bool
+        self,
+        name: str | None,
+        worker: str | None,
+        finished: bool | None,
+        newest_first: bool,
+        below: Key | None = None,
     ) -> Iterable[str]:
         self._bring_up_to_date()
         indices = (
@@ -290,7 +308,7 @@ class ClusterState:
             indices = [self._by_worker[worker]] if worker in self._by_worker else []
         elif name is not None:
             indices = [self._by_name[name]] if name in self._by_name else []
-        in_order = [reversed(index) if newest_first else iter(index) for index in indices]
+        in_order = [index.descending(below) if newest_first else iter(index) for index in indices]
         for *_, uuid in merged(*in_order, reverse=newest_first):
             task = self._tasks[uuid]
             if (name is None or task.name == name) and (finished is None or task.finished == finished):

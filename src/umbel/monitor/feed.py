@@ -1,63 +1,106 @@
-"""Feed: keeps a ClusterModel up to date from the broker, and carries out what the user asks for."""
+"""Feed: keeps a ClusterModel up to date from the broker, and carries out what the user asks for.
+
+Events are heard; queues, leases and what nodes think of one another are asked for now and then. A broker that
+goes away is waited for: `problem` says what is the matter meanwhile.
+"""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import time
 from typing import Any, Protocol
 
-from umbel.brokers.interface import ClusterRecord, Depth, FanOut, Queues
+from umbel.brokers.interface import BrokerConnection, ClusterRecord, Depth, FanOut, Queues
 from umbel.control.client import Asker
+from umbel.coordination.driver import fairly
 from umbel.errors import BrokerError
 from umbel.events.stamp import EVENT_EXCHANGE
+from umbel.monitor.membership import MembershipWatch, known_members
 from umbel.monitor.model import ClusterModel
-from umbel.protocol.pidbox import Answers
+from umbel.monitor.shapes import Happening
+from umbel.monitor.waiting import oldest_waiting
+from umbel.protocol.membership.events import Member
+from umbel.protocol.pidbox import EVERY_UMBEL_NODE, Answers
 from umbel.wire.revoke import Revoke
 
 QUEUES_EVERY_S = 2.0
+LEASES_EVERY_S = 5.0
+VIEWS_EVERY_S = 15.0
 ENABLE_EVERY_S = 30.0  # workers that came meanwhile are asked too
 RECONNECT_S = 1.0
 ASK_S = 2.0
-TURN_S = 0.02  # the screen gets its turn at least so often, however many events come
 REVOKE_S = 86_400.0
 
 
-class FeedBroker(FanOut, ClusterRecord, Queues, Protocol):
+class FeedBroker(FanOut, ClusterRecord, Queues, BrokerConnection, Protocol):
     """What a monitor hears, reads and changes."""
 
 
 class Feed:
-    """`problem` says what keeps the monitor from hearing anything; empty when it hears."""
+    """`problem` says what keeps the monitor from hearing anything; empty when it hears.
 
-    def __init__(self, broker: FeedBroker, *, enable: bool) -> None:
-        self.model = ClusterModel()
+    `heard` is called with each message of events, before it is taken: for who writes them down.
+    """
+
+    def __init__(self, broker: FeedBroker, *, enable: bool, model: ClusterModel | None = None) -> None:
+        self.model = ClusterModel() if model is None else model
         self.queues: Mapping[str, Depth] = {}
-        self.problem = "connecting"
+        self.oldest: Mapping[str, float] = {}  # when the oldest known task was sent that waits, by queue
+        self.consumers: Mapping[str, Sequence[str]] = {}  # the queues of each node that answered
+        self.views: Mapping[str, Mapping[str, str]] = {}  # by who looks: the state of each node
+        self.heard: Callable[[bytes, float], None] = lambda _body, _now: None
+        self._problems: dict[str, str] = {"events": "connecting"}
         self._broker = broker
         self._asker = Asker(broker)
         self._enable = enable
+        self.membership = MembershipWatch(broker, self._asker, self._member_changed)
+
+    @property
+    def problem(self) -> str:
+        return next(iter(self._problems.values()), "")
 
     async def run(self) -> None:
         """Until cancelled; a broker that goes away is waited for."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.membership.run())
             group.create_task(self._listen_on())
             group.create_task(self._every(QUEUES_EVERY_S, self._look_at_queues))
+            group.create_task(self._every(VIEWS_EVERY_S, self._look_at_views))
+            if self._broker.capabilities.leases:
+                group.create_task(self._every(LEASES_EVERY_S, self._look_at_leases))
             if self._enable:
                 group.create_task(self._every(ENABLE_EVERY_S, self._enable_events))
 
-    async def ask(self, command: str, arguments: Mapping[str, Any], node: str | None = None) -> Answers:
-        destination = None if node is None else [node]
-        return await self._asker.ask(command, arguments, destination=destination, timeout_s=ASK_S)
+    async def ask(
+        self,
+        command: str,
+        arguments: Mapping[str, Any],
+        node: str | None = None,
+        *,
+        nodes: Sequence[str] = (),
+        timeout_s: float = ASK_S,
+    ) -> Answers:
+        destination = [node] if node is not None else list(nodes) or None
+        return await self._asker.ask(command, arguments, destination=destination, timeout_s=timeout_s)
 
-    async def tell(self, command: str, arguments: Mapping[str, Any], node: str | None = None) -> None:
-        await self._asker.tell(command, arguments, destination=None if node is None else [node])
+    async def tell(
+        self,
+        command: str,
+        arguments: Mapping[str, Any],
+        node: str | None = None,
+        *,
+        nodes: Sequence[str] = (),
+    ) -> None:
+        destination = [node] if node is not None else list(nodes) or None
+        await self._asker.tell(command, arguments, destination=destination)
 
-    async def revoke(self, uuid: str, *, terminate: bool) -> Answers:
-        """The task never starts, and with `terminate` ends if it runs."""
+    async def revoke(self, uuid: str | Sequence[str], *, terminate: bool, signal: str = "SIGTERM") -> Answers:
+        """The tasks never start, and with `terminate` end if they run."""
         now = time()
-        await self._broker.revoke([Revoke(uuid, now, now + REVOKE_S)])
-        arguments: dict[str, Any] = {"task_id": [uuid], "recorded": True}
+        ids = [uuid] if isinstance(uuid, str) else list(uuid)
+        await self._broker.revoke([Revoke(one, now, now + REVOKE_S) for one in ids])
+        arguments: dict[str, Any] = {"task_id": ids, "recorded": True}
         if terminate:
-            arguments |= {"terminate": True, "signal": "SIGTERM"}
+            arguments |= {"terminate": True, "signal": signal}
         return await self.ask("revoke", arguments)
 
     async def _listen_on(self) -> None:
@@ -67,30 +110,94 @@ class Feed:
                 self.model.receiver.clock.adjust(mark)
                 await self._listen()
             except BrokerError as error:
-                self.problem = str(error)
+                self._problems["events"] = str(error)
+                self.model.changes.note("health", "")
             await asyncio.sleep(RECONNECT_S)
 
     async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        turn_ends = loop.time() + TURN_S
         async with self._broker.subscribe(EVENT_EXCHANGE, ["#"]) as heard:
-            self.problem = ""
-            async for broadcast in heard:
-                self.model.take(broadcast.body, time())
-                if loop.time() > turn_ends:
-                    await asyncio.sleep(0)
-                    turn_ends = loop.time() + TURN_S
+            self._problems.pop("events", None)
+            self.model.changes.note("health", "")
+            async for broadcast in fairly(heard):
+                now = time()
+                self.heard(broadcast.body, now)
+                for event in self.model.take(broadcast.body, now):
+                    await self.membership.take(event)
+
+    def _member_changed(self, what: str, member: Member, by: str) -> None:
+        said = f"found by {by}" if by else ""
+        happening = Happening(
+            at=time(),
+            kind=what,  # type: ignore[arg-type]  # the watch names its changes so
+            subject=member.node,
+            text=member.reason or said,
+            node=member.node,
+        )
+        self.model.happened(happening)
+        self.model.changes.note("nodes", member.node)
+        self.model.changes.note("health", "")
 
     async def _look_at_queues(self) -> None:
-        self.queues = await self._broker.queues()
+        before, self.queues = self.queues, await self._broker.queues()
+        now = time()
+        self.oldest = oldest_waiting(self.model.state, now)
+        for name in self.queues.keys() | before.keys():
+            if self.queues.get(name) != before.get(name):
+                self.model.changes.note("queues", name)
+        self.model.book.looked(
+            now,
+            ready={name: depth.ready for name, depth in self.queues.items()},
+            oldest_s=max(0.0, now - min(self.oldest.values())) if self.oldest else None,
+            alive=sum(one.state == "alive" for one in self.membership.members),
+        )
+
+    async def _look_at_views(self) -> None:
+        """Who consumes which queue, and what each node thinks of the others."""
+        asked = (
+            self._asker.ask("active_queues", timeout_s=ASK_S),
+            self._asker.ask("members", destination=[EVERY_UMBEL_NODE], timeout_s=ASK_S),
+            known_members(self._asker, ASK_S),
+        )
+        queues, views, members = await asyncio.gather(*asked)
+        self.consumers = {node: _names(reply) for node, reply in queues.replies.items()}
+        self.views = {node: _states(reply) for node, reply in views.replies.items()}
+        await self.membership.introduce(members)
+
+    async def _look_at_leases(self) -> None:
+        answers = await self._asker.ask("leases", destination=[EVERY_UMBEL_NODE], timeout_s=ASK_S, limit=1)
+        now = time()
+        for reply in answers.replies.values():
+            if isinstance(reply, list):
+                rows = [row for row in reply if isinstance(row, dict)]
+                for lease in self.model.leases.answered(rows, now):
+                    self.model.lease_changed(lease.name, lease.holder, lease.term, now)
 
     async def _enable_events(self) -> None:
         await self._asker.tell("enable_events")
 
-    async def _every(self, seconds: float, work: Any) -> None:
+    async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        name = work.__name__
         while True:
             try:
                 await work()
+                self._problems.pop(name, None)
             except BrokerError as error:
-                self.problem = str(error)
+                self._problems[name] = str(error)
+                await self._reconnect()
             await asyncio.sleep(seconds)
+
+    async def _reconnect(self) -> None:
+        try:
+            await self._broker.reconnect()
+        except BrokerError:
+            return  # the next question says what is wrong
+
+
+def _names(reply: Any) -> list[str]:
+    found = reply if isinstance(reply, list) else []
+    return sorted(str(one["name"]) for one in found if isinstance(one, dict) and "name" in one)
+
+
+def _states(reply: Any) -> dict[str, str]:
+    rows = reply if isinstance(reply, list) else []
+    return {str(row.get("node")): str(row.get("state")) for row in rows if isinstance(row, dict)}

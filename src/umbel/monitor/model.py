@@ -1,27 +1,37 @@
-"""ClusterModel: what the monitor shows, from the events it hears; no screen and no broker.
+"""ClusterModel: what a monitor shows, from the events it hears; no screen and no broker.
 
 Tasks and workers come from the cluster's state, which is the same on every monitor that heard the
-same. Beside it are kept the events of the tasks that were last heard of, for their timelines, and how
-many came in each of the last seconds. All of it is bounded.
+same. Beside it are kept the events of the tasks that were last heard of, for their timelines; how much
+happened in each step of the last hour; elections, leases, and who came and went. All of it is bounded:
+`tasks_max` tasks, the events of STORIES_MAX of them, an hour of steps, HAPPENINGS_MAX changes.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from umbel.events.receiver import EventReceiver
 from umbel.events.state import ClusterState, Tracked
 from umbel.events.timeline import timeline
-from umbel.events.types import TaskEvent
+from umbel.events.types import Event, TaskEvent, TaskSent, TaskStarted, WorkerBeat
 from umbel.events.view import TaskRecord
+from umbel.monitor.changes import Changes
+from umbel.monitor.elections import ElectionBook, LeaseBook
+from umbel.monitor.flow import QueueFlow
+from umbel.monitor.rates import SECONDS_MAX, RateBook
+from umbel.monitor.shapes import Happening, Mark
 from umbel.protocol.clock import LamportClock
 from umbel.wire.event import decode_events
 
-SECONDS_KEPT = 60
+TASKS_MAX = 20_000
 STORIES_MAX = 5_000
 STORY_MAX = 200  # events of one task
-STARTED, SUCCEEDED, FAILED = "task-started", "task-succeeded", "task-failed"
+HAPPENINGS_MAX = 5_000
+MARKS_MAX = 200
+MARK = "control-mark"
+_ENDED = ("succeeded", "failed", "revoked")
+Events = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +59,53 @@ class MemberRow:
     silent_s: float
 
 
-class Second:
-    """What came in one second."""
-
-    __slots__ = ("at", "events", "failed", "succeeded")
-
-    def __init__(self, at: int) -> None:
-        self.at, self.events, self.succeeded, self.failed = at, 0, 0, 0
-
-
 class ClusterModel:
-    def __init__(self, *, tasks_max: int = 20_000, clock: int = 0) -> None:
+    def __init__(self, *, tasks_max: int = TASKS_MAX, stories_max: int = STORIES_MAX, clock: int = 0) -> None:
         self.state = ClusterState(tasks_max=tasks_max)
         self.receiver = EventReceiver(LamportClock(clock), decode_events)
+        self.book = RateBook()
+        self.flow = QueueFlow()
+        self.elections = ElectionBook()
+        self.leases = LeaseBook()
+        self.changes = Changes()
+        self.happenings: deque[Happening] = deque(maxlen=HAPPENINGS_MAX)
+        self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
+        self._stories_max = stories_max
         self._stories: OrderedDict[str, list[TaskEvent]] = OrderedDict()
-        self._seconds: deque[Second] = deque(maxlen=SECONDS_KEPT)
+        self._versions: dict[str, str] = {}
 
-    def take(self, body: bytes, now: float) -> None:
-        """One message of the fan-out: an event, or a list of them."""
-        second = self._second(int(now))
+    def take(self, body: bytes, now: float) -> Events:
+        """One message of the fan-out: an event, or a list of them. Returns those about nodes."""
+        of_nodes: Events = []
         for heard in self.receiver.receive(body):
             event = heard.event
-            second.events += 1
-            second.succeeded += event["type"] == SUCCEEDED
-            second.failed += event["type"] == FAILED
+            self.book.count(event["type"], now)
             record = self.state.apply_one(event, now)
             if isinstance(record, TaskEvent):
                 self._keep(record)
+                self._measure(record, now)
+                self.changes.note("tasks", record.uuid)
+            elif record is not None:
+                self._take_other(record, now)
+                of_nodes.append(event)
+        return of_nodes
+
+    def replay(self, bodies: Iterable[bytes], heard_at: float) -> None:
+        """What was heard and written down before. It is joined with what is known, and counted by nobody."""
+        for body in bodies:
+            for heard in self.receiver.receive(body):
+                record = self.state.apply_one(heard.event, heard_at)
+                if isinstance(record, TaskEvent):
+                    self._keep(record)
+                elif record is not None:
+                    self.elections.take(record)
+
+    def happened(self, happening: Happening) -> None:
+        self.happenings.append(happening)
+
+    def mark(self, mark: Mark) -> None:
+        self.marks.append(mark)
+        self.changes.note("rates", "mark")
 
     def members(self, now: float) -> list[MemberRow]:
         """The nodes that were heard twice: any one event may have a name that was made up."""
@@ -87,7 +117,7 @@ class ClusterModel:
                 clock=worker.newest.clock,
                 active=worker.newest.active or 0,
                 processed=worker.newest.processed or 0,
-                load=_load(worker.newest.loadavg),
+                load="" if (load := load_of(worker.newest)) is None else f"{load:.2f}",
                 silent_s=max(0.0, now - (worker.heard_at or now)),
             )
             for worker in self.state.workers
@@ -99,40 +129,97 @@ class ClusterModel:
         return self.state.tasks(worker=wanted.worker or None, limit=limit, admits=wanted.admits)
 
     def story(self, uuid: str) -> list[TaskEvent]:
-        """What was heard of a task, in its causal order."""
-        return timeline(self._stories.get(uuid, ()))
+        """What was heard of a task, in its causal order; of an older task the newest event of each type."""
+        kept = self._stories.get(uuid)
+        if kept is None:
+            known = self.state.registers(uuid)
+            kept = [] if known is None else known.events()
+        return timeline(kept)
 
     def rates(self, now: float, *, over: int = 5) -> tuple[float, float, float]:
         """Events, successes and failures a second, over the last whole seconds."""
-        end = int(now)
-        recent = [one for one in self._seconds if end - over <= one.at < end]
-        events, succeeded, failed = (
+        recent = self.book.recent(now, over)
+        events, done, failed = (
             sum(one.events for one in recent),
-            sum(one.succeeded for one in recent),
+            sum(one.done for one in recent),
             sum(one.failed for one in recent),
         )
-        return events / over, succeeded / over, failed / over
+        return events / over, done / over, failed / over
 
     def history(self, now: float) -> Sequence[int]:
         """Tasks that ended in each of the last seconds, oldest first."""
-        ended = {one.at: one.succeeded + one.failed for one in self._seconds}
-        return [ended.get(at, 0) for at in range(int(now) - SECONDS_KEPT, int(now))]
+        ended = {one.at: one.done + one.failed for one in self.book.seconds}
+        return [ended.get(at, 0) for at in range(int(now) - SECONDS_MAX, int(now))]
 
-    def _second(self, at: int) -> Second:
-        if not self._seconds or self._seconds[-1].at < at:
-            self._seconds.append(Second(at))
-        return self._seconds[-1]
+    def _take_other(self, record: Event, now: float) -> None:
+        election = self.elections.take(record)
+        if election:
+            self.changes.note("elections", election)
+        lease = self.leases.take(record)
+        if lease is not None:
+            self.lease_changed(lease.name, lease.holder, lease.term, now)
+        if isinstance(record, WorkerBeat):
+            self._note_version(record, now)
+            self.changes.note("nodes", record.hostname)
+        elif record.type_name == MARK and record.extra:
+            self.mark(Mark(at=record.timestamp, text=str(record.extra.get("text", ""))[:200]))
+
+    def lease_changed(self, name: str, holder: str, term: int, now: float) -> None:
+        text = f"{name} is held by {holder}" if holder else f"{name} is free"
+        self.happened(Happening(at=now, kind="lease", subject=name, text=text, node=holder, term=term))
+        self.changes.note("elections", name)
+
+    def _note_version(self, beat: WorkerBeat, now: float) -> None:
+        """A node that comes back with another version is a deploy."""
+        version = beat.sw_ver
+        if not version:
+            return
+        known = self._versions.get(beat.hostname)
+        if known == version:
+            return
+        if len(self._versions) >= HAPPENINGS_MAX:
+            self._versions.clear()
+        self._versions[beat.hostname] = version
+        if known is not None:
+            text = f"{beat.hostname}: {known} → {version}"
+            self.happened(
+                Happening(at=now, kind="version", subject=beat.hostname, text=text, node=beat.hostname)
+            )
+            self.mark(Mark(at=now, text=text, kind="version"))
 
     def _keep(self, record: TaskEvent) -> None:
         story = self._stories.get(record.uuid)
         if story is None:
             story = self._stories[record.uuid] = []
-            if len(self._stories) > STORIES_MAX:
+            if len(self._stories) > self._stories_max:
                 self._stories.popitem(last=False)
         elif len(story) >= STORY_MAX:
             return
         story.append(record)
 
+    def _measure(self, record: TaskEvent, now: float) -> None:
+        """How long it waited and ran, and through which queue it went."""
+        if isinstance(record, TaskSent):
+            self.flow.came(record.queue, now)
+            return
+        known = self.state.registers(record.uuid)
+        if known is None:
+            return
+        if isinstance(record, TaskStarted):
+            queued = known.sent or known.received
+            if known.sent is not None:
+                self.flow.went(known.sent.queue, now)
+            if queued is not None and queued.eta is None:
+                self.book.waited(record.timestamp - queued.timestamp, now)
+        elif record.slot in _ENDED:
+            runtime = getattr(record, "runtime", None)
+            if runtime is None and known.started is not None:
+                runtime = record.timestamp - known.started.timestamp
+            if runtime is not None:
+                self.book.ran(runtime, now)
 
-def _load(loadavg: list[Any] | None) -> str:
-    return f"{loadavg[0]:.2f}" if loadavg and isinstance(loadavg[0], int | float) else ""
+
+def load_of(beat: WorkerBeat) -> float | None:
+    """The load of its machine over the last minute."""
+    loadavg = beat.loadavg
+    return float(loadavg[0]) if loadavg and isinstance(loadavg[0], int | float) else None

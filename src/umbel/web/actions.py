@@ -23,7 +23,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", forb
     nodes: list[Text] = []
 
 
-class OnTasks(Action):
+class OnTasks(Action, frozen=True, kw_only=True):
     """Tasks by their ids, or all that match a filter.
 
     `expected`: how many the user was told would match. Where more match now, nothing is done.
@@ -34,95 +34,95 @@ class OnTasks(Action):
     expected: int | None = None
 
 
-class Revoke(OnTasks, tag="revoke"):
+class Revoke(OnTasks, frozen=True, kw_only=True, tag="revoke"):
     pass
 
 
-class Terminate(OnTasks, tag="terminate"):
+class Terminate(OnTasks, frozen=True, kw_only=True, tag="terminate"):
     signal: Literal["SIGTERM", "SIGKILL", "SIGQUIT", "SIGINT", "SIGUSR1"] = "SIGTERM"
 
 
-class Retry(OnTasks, tag="retry"):
+class Retry(OnTasks, frozen=True, kw_only=True, tag="retry"):
     """Send again what ended, as a new message with the same arguments."""
 
 
-class Purge(Action, tag="purge"):
+class Purge(Action, frozen=True, kw_only=True, tag="purge"):
     queue: Text
 
 
-class RequeueDead(Action, tag="requeue_dead"):
+class RequeueDead(Action, frozen=True, kw_only=True, tag="requeue_dead"):
     """Dead letters by their ids; `every`: all of them."""
 
     letters: list[Text] = []
     every: bool = False
 
 
-class DropDead(Action, tag="drop_dead"):
+class DropDead(Action, frozen=True, kw_only=True, tag="drop_dead"):
     letters: list[Text] = []
     every: bool = False
 
 
-class Grow(Action, tag="grow"):
+class Grow(Action, frozen=True, kw_only=True, tag="grow"):
     n: Count = 1
 
 
-class Shrink(Action, tag="shrink"):
+class Shrink(Action, frozen=True, kw_only=True, tag="shrink"):
     n: Count = 1
 
 
-class Autoscale(Action, tag="autoscale"):
+class Autoscale(Action, frozen=True, kw_only=True, tag="autoscale"):
     max: Count
     min: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
 
 
-class AddQueue(Action, tag="add_queue"):
+class AddQueue(Action, frozen=True, kw_only=True, tag="add_queue"):
     queue: Text
 
 
-class CancelQueue(Action, tag="cancel_queue"):
+class CancelQueue(Action, frozen=True, kw_only=True, tag="cancel_queue"):
     queue: Text
 
 
-class RateLimit(Action, tag="rate_limit"):
+class RateLimit(Action, frozen=True, kw_only=True, tag="rate_limit"):
     """`rate`: as in `100/m`; 0 for none."""
 
     task: Text
     rate: Text
 
 
-class TimeLimit(Action, tag="time_limit"):
+class TimeLimit(Action, frozen=True, kw_only=True, tag="time_limit"):
     task: Text
     soft: Annotated[float, msgspec.Meta(gt=0)] | None = None
     hard: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
-class RestartPool(Action, tag="restart_pool"):
+class RestartPool(Action, frozen=True, kw_only=True, tag="restart_pool"):
     """Replace the child processes as they become idle."""
 
 
-class Stop(Action, tag="stop"):
+class Stop(Action, frozen=True, kw_only=True, tag="stop"):
     """Warm shutdown of `nodes`, which must be named: running tasks end first."""
 
 
-class RunPeriodic(Action, tag="run_periodic"):
+class RunPeriodic(Action, frozen=True, kw_only=True, tag="run_periodic"):
     name: Text
 
 
-class PausePeriodic(Action, tag="pause_periodic"):
+class PausePeriodic(Action, frozen=True, kw_only=True, tag="pause_periodic"):
     name: Text
 
 
-class ResumePeriodic(Action, tag="resume_periodic"):
+class ResumePeriodic(Action, frozen=True, kw_only=True, tag="resume_periodic"):
     name: Text
 
 
-class MarkMoment(Action, tag="mark"):
+class MarkMoment(Action, frozen=True, kw_only=True, tag="mark"):
     """A mark on the charts: a deploy, an incident."""
 
     text: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
-class StartElection(Action, tag="start_election"):
+class StartElection(Action, frozen=True, kw_only=True, tag="start_election"):
     id: Text
     topic: Text
     argument: Any = None

@@ -1,0 +1,324 @@
+"""KnownCluster: the questions that people ask about a cluster, answered from what is known of it.
+
+All answers are made from memory when they are asked for; the broker is asked by Feed, in its own time.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from heapq import nlargest
+from time import time
+from typing import Any
+
+from umbel.events.state import Tracked
+from umbel.events.view import TaskRecord
+from umbel.monitor.cursors import read_key, read_time, shown_key, shown_time
+from umbel.monitor.feed import Feed
+from umbel.monitor.filters import Redact, admits_of, root_of
+from umbel.monitor.health import health_of
+from umbel.monitor.model import ClusterModel, load_of
+from umbel.monitor.rates import STEP_S, Step, added, grouped, percentile
+from umbel.monitor.shapes import (
+    Election,
+    Failing,
+    Figures,
+    Happening,
+    Health,
+    Lease,
+    Mark,
+    Node,
+    NodeState,
+    Overview,
+    Queue,
+    Rates,
+    TaskFilter,
+    TaskPage,
+    Workflow,
+)
+from umbel.monitor.workflow import workflow_of
+from umbel.protocol.membership.events import Member
+
+FIGURES_S = 5
+RECENT_S = 300
+FAILING_MAX = 10
+POINTS = 360
+WORKFLOW_MAX = 1000
+HOUR_S = 3600.0
+
+
+class KnownCluster:
+    def __init__(self, feed: Feed, redact: Redact) -> None:
+        self.feed = feed
+        self._redact = redact
+
+    @property
+    def model(self) -> ClusterModel:
+        return self.feed.model
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def nodes(self) -> list[Node]:
+        now = time()
+        return sorted(
+            (self._node(member, now) for member in self.feed.membership.members), key=lambda one: one.node
+        )
+
+    def node(self, name: str) -> Node | None:
+        found = (one for one in self.feed.membership.members if one.node == name)
+        member = next(found, None)
+        return None if member is None else self._node(member, time())
+
+    def _node(self, member: Member, now: float) -> Node:
+        worker = self.model.state.workers.get(member.node)
+        beat = None if worker is None else worker.newest
+        opinions = {who: view[member.node] for who, view in self.feed.views.items() if member.node in view}
+        state: NodeState = member.state.value
+        return Node(
+            node=member.node,
+            state=state,
+            software=member.software or "unknown",
+            version="" if beat is None else beat.sw_ver or "",
+            pid=member.pid,
+            incarnation=member.inc,
+            clock=member.clock if beat is None else max(member.clock, beat.clock),
+            freq_s=member.freq_s,
+            silent_s=round(max(0.0, now - member.last_heard), 1),
+            since_s=round(max(0.0, now - member.since), 1),
+            reason=member.reason,
+            active=0 if beat is None else beat.active or 0,
+            processed=0 if beat is None else beat.processed or 0,
+            load=None if beat is None else load_of(beat),
+            messages_per_s=round(1.0 / member.freq_s, 3) if member.freq_s and state == "alive" else 0.0,
+            queues=list(self.feed.consumers.get(member.node, ())),
+            leads=self.model.leases.held_by(member.node),
+            seen_by=sum(opinion == "alive" for opinion in opinions.values()),
+            differs={who: opinion for who, opinion in sorted(opinions.items()) if opinion != state},
+        )
+
+    # -- the whole -------------------------------------------------------------------------------
+
+    def health(self) -> Health:
+        recent = self.model.book.since(time() - RECENT_S)
+        return health_of(
+            self.nodes(),
+            self.feed.problem,
+            waiting=sum(depth.ready for depth in self.feed.queues.values()),
+            done=sum(one.done for one in recent),
+            failed=sum(one.failed for one in recent),
+        )
+
+    def overview(self) -> Overview:
+        model, state = self.model, self.model.state
+        states = Counter(member.state.value for member in self.feed.membership.members)
+        return Overview(
+            health=self.health(),
+            now=self.figures(),
+            nodes=dict(states),
+            tasks=state.counts,
+            leader=self._leader(),
+            failing=self.failing(),
+            clock=model.receiver.clock.value,
+            tasks_known=len(state),
+            tasks_max=state.tasks_max,
+            heard=state.heard,
+            unreadable=state.unreadable + model.receiver.undecodable,
+            problem=self.feed.problem,
+        )
+
+    def figures(self) -> Figures:
+        now = time()
+        recent = self.model.book.recent(now, FIGURES_S)
+        steps = self.model.book.since(now - 60)
+        wait, run = added(one.wait for one in steps), added(one.run for one in steps)
+        depths = self.feed.queues.values()
+        oldest = self.feed.oldest
+        return Figures(
+            events_per_s=sum(one.events for one in recent) / FIGURES_S,
+            sent_per_s=sum(one.sent for one in recent) / FIGURES_S,
+            done_per_s=sum(one.done for one in recent) / FIGURES_S,
+            failed_per_s=sum(one.failed for one in recent) / FIGURES_S,
+            retried_per_s=sum(one.retried for one in recent) / FIGURES_S,
+            wait_p50_s=percentile(wait, 0.5),
+            wait_p95_s=percentile(wait, 0.95),
+            run_p50_s=percentile(run, 0.5),
+            run_p95_s=percentile(run, 0.95),
+            ready=sum(depth.ready for depth in depths),
+            delayed=sum(depth.delayed for depth in depths),
+            claimed=sum(depth.claimed for depth in depths),
+            oldest_s=max(0.0, now - min(oldest.values())) if oldest else None,
+        )
+
+    def failing(self) -> list[Failing]:
+        """The names that failed most in the last hour, among the tasks in memory."""
+        since_us = (time() - HOUR_S) * 1_000_000
+        failed: Counter[str] = Counter()
+        ended: Counter[str] = Counter()
+        newest: dict[str, Tracked] = {}
+        for task in self.model.state.tracked():
+            if not task.finished or task.best is None or task.best.at_us < since_us:
+                continue
+            name = task.name or "?"
+            ended[name] += 1
+            if task.counted == "FAILURE":
+                failed[name] += 1
+                if name not in newest or task.key > newest[name].key:
+                    newest[name] = task
+        return [
+            Failing(name, count, ended[name], self._error(newest[name]), newest[name].uuid)
+            for name, count in failed.most_common(FAILING_MAX)
+        ]
+
+    def _error(self, task: Tracked) -> str:
+        said = "" if task.failed is None else task.failed.exception or ""
+        return self._redact(said)
+
+    def _leader(self) -> str:
+        leases = [one for one in self.model.leases.all() if one.holder]
+        named = next((one.holder for one in leases if one.name == "scheduler"), "")
+        return named or next((one.holder for one in leases), "")
+
+    def happenings(self, *, since: float = 0.0) -> list[Happening]:
+        since = max(since, time() - HOUR_S)
+        return [one for one in self.model.happenings if one.at >= since]
+
+    def elections(self) -> list[Election]:
+        return self.model.elections.all()
+
+    def leases(self) -> list[Lease]:
+        return self.model.leases.all()
+
+    # -- tasks -----------------------------------------------------------------------------------
+
+    def tasks(self, wanted: TaskFilter, *, limit: int, cursor: str = "", order: str = "clock") -> TaskPage:
+        found = self._by_time if order == "time" else self._by_clock
+        tasks, more = found(wanted, limit, cursor)
+        return TaskPage(
+            tasks=tasks, total=self.count(wanted), next=more, partial=self.model.state.evicted > 0
+        )
+
+    def _by_clock(self, wanted: TaskFilter, limit: int, cursor: str) -> tuple[list[TaskRecord], str]:
+        state = self.model.state
+        tasks = state.tasks(
+            name=wanted.name or None,
+            worker=wanted.worker or None,
+            limit=limit + 1,
+            below=read_key(cursor) if cursor else None,
+            admits=admits_of(wanted, self._redact),
+        )
+        last = state.place(tasks[limit - 1].uuid) if len(tasks) > limit else None
+        return tasks[:limit], "" if last is None else shown_key(last)
+
+    def _by_time(self, wanted: TaskFilter, limit: int, cursor: str) -> tuple[list[TaskRecord], str]:
+        below = read_time(cursor) if cursor else None
+        found = (_when(task) for task in self._matching(wanted))
+        places = nlargest(limit + 1, (one for one in found if below is None or one < below))
+        records = [self.model.state.task(uuid) for _, uuid in places[:limit]]
+        more = shown_time(*places[limit - 1]) if len(places) > limit else ""
+        return [one for one in records if one is not None], more
+
+    def count(self, wanted: TaskFilter) -> int:
+        if wanted == TaskFilter():
+            return len(self.model.state)
+        return sum(1 for _ in self._matching(wanted))
+
+    def ids(self, wanted: TaskFilter, limit: int) -> list[str]:
+        """Those that match, up to one more than the limit."""
+        found: list[str] = []
+        for task in self._matching(wanted):
+            found.append(task.uuid)
+            if len(found) > limit:
+                break
+        return found
+
+    def _matching(self, wanted: TaskFilter) -> list[Tracked]:
+        admits = admits_of(wanted, self._redact)
+        return [
+            task
+            for task in self.model.state.tracked()
+            if (not wanted.name or task.name == wanted.name)
+            and (not wanted.worker or task.worker == wanted.worker)
+            and (admits is None or admits(task))
+        ]
+
+    def workflow(self, task_id: str) -> Workflow | None:
+        task = self.model.state.task(task_id)
+        if task is None:
+            return None
+        root = task.root_id or task_id
+        ids = [one.uuid for one in self.model.state.tracked() if one.uuid == root or root_of(one) == root]
+        records = [self.model.state.task(one) for one in ids[:WORKFLOW_MAX]]
+        known = [one for one in records if one is not None]
+        return workflow_of(root, known, more=max(0, len(ids) - WORKFLOW_MAX))
+
+    # -- queues and charts -----------------------------------------------------------------------
+
+    def queues(self) -> list[Queue]:
+        now = time()
+        consumers: dict[str, list[str]] = {}
+        for node, names in self.feed.consumers.items():
+            for name in names:
+                consumers.setdefault(name, []).append(node)
+        return [
+            self._queue(name, sorted(consumers.get(name, ())), now)
+            for name in sorted(self.feed.queues.keys() | consumers.keys())
+        ]
+
+    def _queue(self, name: str, consumers: list[str], now: float) -> Queue:
+        depth = self.feed.queues.get(name)
+        came, went = self.model.flow.rates(name, now)
+        oldest = self.feed.oldest.get(name)
+        return Queue(
+            queue=name,
+            ready=0 if depth is None else depth.ready,
+            delayed=0 if depth is None else depth.delayed,
+            claimed=0 if depth is None else depth.claimed,
+            in_per_s=round(came, 3),
+            out_per_s=round(went, 3),
+            oldest_s=None if oldest is None else round(max(0.0, now - oldest), 1),
+            consumers=consumers,
+        )
+
+    def rates(self, *, last_s: float = HOUR_S, step_s: int = 0) -> Rates:
+        now = time()
+        last_s = min(max(last_s, STEP_S), HOUR_S)
+        step_s = max(STEP_S, (step_s or round(last_s / POINTS)) // STEP_S * STEP_S)
+        first = int(now - last_s) // step_s * step_s
+        groups = grouped(self.model.book.since(first), step_s)
+        at = list(range(first, int(now) + 1, step_s))
+        rows = [groups.get(one) for one in at]
+        marks = [mark for mark in self.model.marks if mark.at >= first]
+        return _columns(step_s, [float(one) for one in at], rows, marks)
+
+
+def _when(task: Tracked) -> tuple[int, str]:
+    return (0 if task.best is None else task.best.at_us, task.uuid)
+
+
+def _columns(step_s: int, at: list[float], rows: Sequence[list[Step] | None], marks: list[Mark]) -> Rates:
+    def counted(name: str) -> list[int | None]:
+        return [None if row is None else sum(getattr(one, name) for one in row) for row in rows]
+
+    def last(name: str) -> list[Any]:
+        return [None if row is None else getattr(row[-1], name) for row in rows]
+
+    def shares(name: str, share: float) -> list[float | None]:
+        merged = (None if row is None else added(getattr(one, name) for one in row) for row in rows)
+        return [None if one is None else percentile(one, share) for one in merged]
+
+    names = sorted({name for row in rows if row for name in row[-1].queues})
+    return Rates(
+        step_s=step_s,
+        at=at,
+        sent=counted("sent"),
+        done=counted("done"),
+        failed=counted("failed"),
+        retried=counted("retried"),
+        wait_p50_s=shares("wait", 0.5),
+        wait_p95_s=shares("wait", 0.95),
+        run_p50_s=shares("run", 0.5),
+        run_p95_s=shares("run", 0.95),
+        ready=last("ready"),
+        oldest_s=last("oldest_s"),
+        alive=last("alive"),
+        queues={name: [None if row is None else row[-1].queues.get(name) for row in rows] for name in names},
+        marks=marks,
+    )

@@ -1,0 +1,67 @@
+"""Filters: which tasks are wanted, judged on what is kept of each before a record is made of it."""
+
+from collections.abc import Callable
+
+from umbel.events.state import Tracked
+from umbel.events.view import seconds
+from umbel.monitor.shapes import TaskFilter
+
+Admits = Callable[[Tracked], bool]
+Redact = Callable[[str], str]
+
+
+def admits_of(wanted: TaskFilter, redact: Redact) -> Admits | None:
+    """What is to be asked of each task; None: all are wanted. Name and worker have indices of their own.
+
+    What `redact` takes out of a text is not found either.
+    """
+    checks = [check for check in (_state(wanted), _queue(wanted), _root(wanted), _time(wanted)) if check]
+    if wanted.text:
+        checks.append(_text(wanted.text, redact))
+    if not checks:
+        return None
+    return checks[0] if len(checks) == 1 else lambda task: all(check(task) for check in checks)
+
+
+def _state(wanted: TaskFilter) -> Admits | None:
+    states = frozenset(one.strip().upper() for one in wanted.state.split(",") if one.strip())
+    return (lambda task: task.counted in states) if states else None
+
+
+def _queue(wanted: TaskFilter) -> Admits | None:
+    queue = wanted.queue
+    return (lambda task: task.sent is not None and task.sent.queue == queue) if queue else None
+
+
+def _root(wanted: TaskFilter) -> Admits | None:
+    root = wanted.root
+    return (lambda task: task.uuid == root or root_of(task) == root) if root else None
+
+
+def _time(wanted: TaskFilter) -> Admits | None:
+    since, until = wanted.since, wanted.until
+    if since is None and until is None:
+        return None
+    low, high = since if since is not None else float("-inf"), until if until is not None else float("inf")
+    return lambda task: task.best is not None and low <= seconds(task.best.at_us) <= high
+
+
+def _text(text: str, redact: Redact) -> Admits:
+    part = text.casefold()
+
+    def is_in(task: Tracked) -> bool:
+        if task.uuid.startswith(text) or part in (task.name or "").casefold():
+            return True
+        described, failed = task.received or task.sent, task.failed
+        shown = [] if described is None else [described.args, described.kwargs]
+        shown += [] if failed is None else [failed.exception]
+        return any(part in one.casefold() and part in redact(one).casefold() for one in shown if one)
+
+    return is_in
+
+
+def root_of(task: Tracked) -> str | None:
+    for described in (task.received, task.sent):
+        if described is not None and described.root_id is not None:
+            return described.root_id
+    return None

@@ -1,0 +1,144 @@
+"""Who is there: the membership machine of the workers, run by one who only listens.
+
+It hears what the nodes hear and judges as they do, so a monitor needs no running Umbel worker, and Celery's
+nodes are judged too. Unlike a worker it announces nothing. `known_members` asks the workers instead.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from random import uniform
+from typing import Any, Protocol
+
+from umbel.brokers.interface import ClusterRecord, FanOut
+from umbel.control.client import Asker
+from umbel.coordination.driver import drive
+from umbel.errors import BrokerError
+from umbel.protocol.membership.events import (
+    Answered,
+    Cleared,
+    Effect,
+    Event,
+    Introduced,
+    Joined,
+    Left,
+    Lost,
+    Member,
+    Probe,
+    Probed,
+    Suspected,
+)
+from umbel.protocol.membership.gossip import Membership
+from umbel.protocol.membership.opinions import HEARTBEAT_S, Opinion, is_better
+from umbel.wire.gossip import read_worker_event
+
+INBOX_MAX = 10_000
+ASKING_MAX = 100
+Rows = list[dict[str, Any]]
+
+
+class ClusterBroker(FanOut, ClusterRecord, Protocol):
+    """What is asked about the cluster: its nodes, and the store that they share."""
+
+
+class MembershipWatch:
+    """`changed(what, member, by)` is called for each change: joined, returned, suspect, alive, left, lost."""
+
+    def __init__(
+        self, broker: ClusterBroker, asker: Asker, changed: Callable[[str, Member, str], None]
+    ) -> None:
+        self._broker = broker
+        self._asker = asker
+        self._changed = changed
+        pid = os.getpid()
+        self._machine = Membership(f"gen{pid}@{socket.gethostname()}", 1, pid, uniform)
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue(maxsize=INBOX_MAX)
+        self._group = asyncio.TaskGroup()
+        self._asking: set[asyncio.Task[None]] = set()
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self._machine.members()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with self._group:
+            await drive(self._machine, self._inbox, self._perform)
+
+    async def introduce(self, rows: Rows) -> None:
+        """The nodes that were there before we listened, as `known_members` found them."""
+        for row in rows:
+            if row["state"] in ("alive", "suspect") and row.get("pid"):
+                run = (row["incarnation"], row["pid"])
+                await self._inbox.put(
+                    Introduced(row["node"], *run, row["clock"], row["freq_s"], row["software"])
+                )
+
+    async def take(self, event: Mapping[str, Any]) -> None:
+        for told in read_worker_event(event):
+            await self._inbox.put(told)
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Joined(member, returned):
+                self._changed("returned" if returned else "joined", member, "")
+            case Suspected(member):
+                self._changed("suspect", member, "")
+            case Cleared(member):
+                self._changed("alive", member, "")
+            case Left(member):
+                self._changed("left", member, "")
+            case Lost(member, by):
+                self._changed("lost", member, by)
+            case Probe(member, ping):
+                self._beside(self._probe(member))
+                if ping:
+                    self._beside(self._ping(member))
+
+    def _beside(self, asking: Coroutine[Any, Any, None]) -> None:
+        if len(self._asking) >= ASKING_MAX:
+            asking.close()
+            return
+        task = self._group.create_task(_kept_quiet(asking))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _probe(self, member: Member) -> None:
+        evidence = await self._broker.probe(member.node, member.inc)
+        await self._inbox.put(Probed(member.node, member.inc, member.pid, evidence.value))
+
+    async def _ping(self, member: Member) -> None:
+        answers = await self._asker.ask("ping", destination=[member.node], timeout_s=max(1.0, member.freq_s))
+        if member.node in answers.replies:
+            await self._inbox.put(Answered(member.node))
+
+
+async def known_members(asker: Asker, timeout_s: float) -> Rows:
+    """What the workers know of one another, and other nodes that answer; by name."""
+    told, pinged = await asyncio.gather(
+        asker.ask("members", destination=["@v2"], timeout_s=timeout_s),
+        asker.ask("ping", timeout_s=timeout_s),
+    )
+    rows: dict[str, dict[str, Any]] = {}
+    for view in told.replies.values():
+        for row in view if isinstance(view, list) else ():
+            known = rows.get(row["node"])
+            if known is None or is_better(_opinion(row), _opinion(known)):
+                rows[row["node"]] = row
+    for node in pinged.replies:  # whatever others think of it
+        row = rows.setdefault(node, {"node": node, "software": "unknown"})
+        rows[node] = row | {"state": "alive", "silent_s": 0.0, "reason": ""}
+    return [rows[node] for node in sorted(rows)]
+
+
+def _opinion(row: dict[str, Any]) -> Opinion:
+    return Opinion(row["state"], row["silent_s"], row.get("incarnation", 0), row.get("freq_s", HEARTBEAT_S))
+
+
+async def _kept_quiet(asking: Coroutine[Any, Any, None]) -> None:
+    """A question that the broker does not take now is asked again soon."""
+    try:
+        await asking
+    except BrokerError:
+        return
