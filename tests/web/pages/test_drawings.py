@@ -82,11 +82,12 @@ def test_a_redelivered_task_shows_both_runs_and_the_cause() -> None:
             event("task-sent", "web", 0),
             event("task-received", "w1", 10, delivery=1),
             event("task-started", "w1", 11, delivery=1),
-            event("task-received", "w2", 30, delivery=2, repeat="redelivered: w1 was lost"),
-            event("task-started", "w2", 31, delivery=2),
-            event("task-succeeded", "w2", 40, delivery=2),
+            event("task-received", "w2", 30, delivery=2, repeat="redelivered"),
+            event("task-started", "w2", 31, delivery=2, repeat="redelivered"),
+            event("task-succeeded", "w2", 40, delivery=2, repeat="redelivered"),
         ],
         "default",
+        {"w1": "lost", "w2": "alive"},
     )
     kinds = [(lane.kind, lane.name) for lane in story.lanes]
     assert kinds == [

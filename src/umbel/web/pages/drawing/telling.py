@@ -6,7 +6,7 @@ its neighbours: between a sending and a receipt it held the message, and before 
 the first it delivered it again. Those dots have no clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from umbel.history.scales import duration
 from umbel.monitor.shapes import StoryEvent
@@ -15,6 +15,7 @@ from umbel.web.pages.times import clock_time
 
 ENDINGS = {"task-succeeded": "good", "task-failed": "bad", "task-retried": "", "task-revoked": "idle"}
 IN_CHILD = "task-started"
+REDELIVERED = "redelivered"
 BROKER = Lane("broker", "queue")
 _KINDS = {"client": 0, "broker": 1, "worker": 2, "child": 2}
 WORDS = {
@@ -29,17 +30,21 @@ WORDS = {
 }
 
 
-def story_of(events: Sequence[StoryEvent], queue: str = "") -> Story:
-    """Lanes in the order client, broker, then each worker with its children beside it."""
-    told = _Telling(Lane("broker", queue) if queue else BROKER)
+def story_of(events: Sequence[StoryEvent], queue: str = "", nodes: Mapping[str, str] | None = None) -> Story:
+    """Lanes in the order client, broker, then each worker with its children beside it.
+
+    `nodes`: the states of nodes now, which say why one of them did not finish what it had.
+    """
+    told = _Telling(Lane("broker", queue) if queue else BROKER, nodes or {})
     for event in events:
         told.take(event)
     return told.story()
 
 
 class _Telling:
-    def __init__(self, broker: Lane) -> None:
+    def __init__(self, broker: Lane, nodes: Mapping[str, str]) -> None:
         self._broker = broker
+        self._nodes = nodes
         self._lanes: dict[Lane, None] = {}
         self._dots: list[tuple[Lane, Dot]] = []
         self._hops: list[Hop] = []
@@ -91,11 +96,10 @@ class _Telling:
 
     def _was_received(self, event: StoryEvent) -> None:
         before = self._kept
-        if event.delivery > 1 and event.repeat:
-            last = max(self._received.values(), default=None) if self._received else None
-            before = self._add_plain("delivered again", cause=event.repeat)
-            if last is not None:
-                self._hops.append(Hop(last, before, again=True))
+        if event.repeat == REDELIVERED and self._received:
+            last = max(self._received, key=lambda node: self._received[node])
+            before = self._add_plain("delivered again", cause=self._cause(last))
+            self._hops.append(Hop(self._received[last], before, again=True))
             self._interrupt(before)
         self._pids.setdefault(event.node, event.pid)
         place = self._add(_worker(event.node), event)
@@ -103,6 +107,10 @@ class _Telling:
             before, place = self._held_before(event, place)
         self._hops.append(Hop(before, place, again=bool(event.repeat)))
         self._received[event.node] = place
+
+    def _cause(self, node: str) -> str:
+        ends = {"lost": "was lost", "left": "left", "suspect": "is silent"}
+        return f"redelivered: {node} {ends.get(self._nodes.get(node, ''), 'did not finish it')}"
 
     def _interrupt(self, place: int) -> None:
         """Nobody hears of a run any more whose message was delivered again."""
