@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.datastructures import FormData, QueryParams
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,6 +21,7 @@ from umbel.web.pages.drawing.icons import look
 from umbel.web.pages.frame import fragment
 from umbel.web.site import Site, site_of, visitor_of
 
+BODY_MAX = 1_000_000
 LISTS = frozenset({"nodes", "ids", "letters"})
 VERBS = {
     "revoke": "Revoke",
@@ -75,9 +76,8 @@ async def confirm(request: Request) -> Response:
 async def do(request: Request) -> Response:
     """Do it, and show the replies. The page is told to show what changed."""
     try:
-        async with request.form(max_fields=20_000) as form:
-            action = _action(_fields(form))
-    except msgspec.ValidationError as error:
+        action = _action(_fields(await _form(request)))
+    except (msgspec.ValidationError, ValueError) as error:
         return _problem(request, str(error))
     try:
         result = await site_of(request).act(visitor_of(request), action)
@@ -95,16 +95,26 @@ async def do(request: Request) -> Response:
     )
 
 
+async def _form(request: Request) -> QueryParams:
+    """What a form sent, as browsers encode it; nothing that is longer than any form of ours."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_MAX:
+            raise ValueError(f"the form has more than {BODY_MAX:,} bytes; select fewer")
+    return QueryParams(bytes(body).decode("utf-8", "replace"))
+
+
 def _problem(request: Request, problem: str) -> Response:
     return fragment(request, "problem.html", problem=problem)
 
 
-def _fields(given: FormData | QueryParams) -> dict[str, Any]:
+def _fields(given: QueryParams) -> dict[str, Any]:
     """What the form has, without what was left empty."""
     names = dict.fromkeys(given.keys())
     fields: dict[str, Any] = {}
     for name in names:
-        values = [one for one in given.getlist(name) if isinstance(one, str) and one]
+        values = [one for one in given.getlist(name) if one]
         if values:
             fields[name] = values if name in LISTS else values[-1]
     return fields

@@ -132,6 +132,9 @@ def _environment() -> jinja2.Environment:
         short=_short,
     )
     made.globals.update(icon=icon, look=look, state=state, navigation=NAVIGATION)
+    # A part is rendered without the lines above its block, so every template has the macros anyway.
+    macros = made.get_template("macros.html").module
+    made.globals.update({name: getattr(macros, name) for name in ("act", "chart", "empty", "when")})
     return made
 
 
