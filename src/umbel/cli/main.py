@@ -38,6 +38,7 @@ COMMANDS = {
     "task": Lazy("tasks.task", "Show all events of a task, in causal order."),
     "history": Lazy("history.group", "Build tables from recorded events and query them: rows, SQL, report."),
     "top": Lazy("cluster.top", "Watch the cluster in the terminal: members, queues, tasks."),
+    "web": Lazy("run.web", "Watch and steer the cluster in the browser."),
     "health": Lazy("run.health", "Check whether the workers on this machine are healthy."),
     "doctor": Lazy("run.doctor", "Check this machine and the app's settings."),
     "simulate": Lazy("run.simulate", "Simulate elections under faults, and check every guarantee."),

@@ -18,7 +18,7 @@ def shown_key(key: Key) -> str:
 
 
 def read_key(cursor: str) -> Key:
-    return _read(cursor, Key)
+    return _read(cursor, tuple[int, int, str, int, str])
 
 
 def shown_time(at_us: int, uuid: str) -> str:

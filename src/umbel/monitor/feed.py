@@ -6,6 +6,7 @@ goes away is waited for: `problem` says what is the matter meanwhile.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from time import time
 from typing import Any, Protocol
 
@@ -52,11 +53,20 @@ class Feed:
         self._broker = broker
         self._asker = Asker(broker)
         self._enable = enable
+        self._newcomers = asyncio.Event()
         self.membership = MembershipWatch(broker, self._asker, self._member_changed)
 
     @property
     def problem(self) -> str:
         return next(iter(self._problems.values()), "")
+
+    def report(self, name: str, problem: str) -> None:
+        """What is wrong with a part of it; "": nothing any more."""
+        if problem:
+            self._problems[name] = problem
+        else:
+            self._problems.pop(name, None)
+        self.model.changes.note("health", "")
 
     async def run(self) -> None:
         """Until cancelled; a broker that goes away is waited for."""
@@ -68,7 +78,7 @@ class Feed:
             if self._broker.capabilities.leases:
                 group.create_task(self._every(LEASES_EVERY_S, self._look_at_leases))
             if self._enable:
-                group.create_task(self._every(ENABLE_EVERY_S, self._enable_events))
+                group.create_task(self._every(0.0, self._enable_events))
 
     async def ask(
         self,
@@ -110,14 +120,12 @@ class Feed:
                 self.model.receiver.clock.adjust(mark)
                 await self._listen()
             except BrokerError as error:
-                self._problems["events"] = str(error)
-                self.model.changes.note("health", "")
+                self.report("events", str(error))
             await asyncio.sleep(RECONNECT_S)
 
     async def _listen(self) -> None:
         async with self._broker.subscribe(EVENT_EXCHANGE, ["#"]) as heard:
-            self._problems.pop("events", None)
-            self.model.changes.note("health", "")
+            self.report("events", "")
             async for broadcast in fairly(heard):
                 now = time()
                 self.heard(broadcast.body, now)
@@ -134,13 +142,18 @@ class Feed:
             node=member.node,
         )
         self.model.happened(happening)
+        if what in ("joined", "returned"):
+            self._newcomers.set()
         self.model.changes.note("nodes", member.node)
         self.model.changes.note("health", "")
 
     async def _look_at_queues(self) -> None:
         before, self.queues = self.queues, await self._broker.queues()
         now = time()
-        self.oldest = oldest_waiting(self.model.state, now)
+        waiting = oldest_waiting(self.model.state, now)
+        self.oldest = {
+            name: at for name, at in waiting.items() if name in self.queues and self.queues[name].ready
+        }
         for name in self.queues.keys() | before.keys():
             if self.queues.get(name) != before.get(name):
                 self.model.changes.note("queues", name)
@@ -173,18 +186,25 @@ class Feed:
                     self.model.lease_changed(lease.name, lease.holder, lease.term, now)
 
     async def _enable_events(self) -> None:
+        """Now, soon after a node has come, and every ENABLE_EVERY_S."""
+        self._newcomers.clear()
         await self._asker.tell("enable_events")
+        await asyncio.sleep(RECONNECT_S)  # nodes that come together are asked together
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ENABLE_EVERY_S):
+                await self._newcomers.wait()
 
     async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         name = work.__name__
         while True:
             try:
                 await work()
-                self._problems.pop(name, None)
+                if name in self._problems:
+                    self.report(name, "")
             except BrokerError as error:
-                self._problems[name] = str(error)
+                self.report(name, str(error))
                 await self._reconnect()
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(max(seconds, 0.1))
 
     async def _reconnect(self) -> None:
         try:

@@ -70,6 +70,7 @@ class ClusterModel:
         self.changes = Changes()
         self.happenings: deque[Happening] = deque(maxlen=HAPPENINGS_MAX)
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
+        self.unsaved: deque[Happening | Mark] = deque(maxlen=HAPPENINGS_MAX)  # for who writes them down
         self._stories_max = stories_max
         self._stories: OrderedDict[str, list[TaskEvent]] = OrderedDict()
         self._versions: dict[str, str] = {}
@@ -102,9 +103,11 @@ class ClusterModel:
 
     def happened(self, happening: Happening) -> None:
         self.happenings.append(happening)
+        self.unsaved.append(happening)
 
     def mark(self, mark: Mark) -> None:
         self.marks.append(mark)
+        self.unsaved.append(mark)
         self.changes.note("rates", "mark")
 
     def members(self, now: float) -> list[MemberRow]:

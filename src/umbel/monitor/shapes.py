@@ -213,7 +213,7 @@ class WaitingMessage(msgspec.Struct, frozen=True, kw_only=True):
 class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
     """As `umbel dlq ls --json` shows it; `buried` is ISO 8601."""
 
-    id: str
+    id: int | str
     buried: str
     queue: str
     task: str

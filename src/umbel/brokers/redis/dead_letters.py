@@ -16,6 +16,7 @@ from umbel.wire.message import Outgoing, outgoing_of_letter
 from umbel.wire.signing import Keyring
 
 _BURY, _REQUEUE = script("bury"), script("requeue")
+DROPPED_AT_ONCE = 1000
 
 
 async def read(link: Link, keys: Keys, limit: int) -> list[DeadLetter]:
@@ -64,6 +65,14 @@ async def requeue(
         raise BrokerRefused(
             f"{count} requeued, {len(problems)} refused: {next(iter(problems.values()))}", places=[*problems]
         )
+    return count
+
+
+async def drop(link: Link, keys: Keys, letter_ids: Sequence[int | str]) -> int:
+    """Remove letters; how many there were."""
+    count = 0
+    for start in range(0, len(letter_ids), DROPPED_AT_ONCE):
+        count += int(await link.call("XDEL", keys.dead, *letter_ids[start : start + DROPPED_AT_ONCE]))
     return count
 
 

@@ -87,6 +87,14 @@ def requeue(
     return len(batch), messages.insert(db, batch, now_s)
 
 
+def drop(db: sqlite3.Connection, letter_ids: Sequence[int | str]) -> int:
+    """Remove letters; how many there were."""
+    packed = rows.pack(map(int, letter_ids))
+    return db.execute(
+        "DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))", (packed,)
+    ).rowcount
+
+
 def _make_room(db: sqlite3.Connection) -> None:
     # Letters are requeued from the middle too, so the span of ids is only the most there can be.
     # Each is asked for by itself: for both in one question SQLite reads the whole table.

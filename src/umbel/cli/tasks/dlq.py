@@ -1,16 +1,14 @@
 """`umbel dlq`: list the dead letters with their reasons, and requeue them."""
 
-from datetime import UTC, datetime
-
 import click
+from msgspec.structs import asdict
 
-from umbel.brokers.interface import DeadLetter, Queues
+from umbel.brokers.interface import Queues
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, json_option
 from umbel.cli.show.printing import print_json, print_table
-from umbel.errors import WireError
-from umbel.wire.task import TaskHeaders, read_headers, to_v2
+from umbel.monitor.messages import letter_row
 
 LIST_MAX = 100_000
 
@@ -27,7 +25,7 @@ def command() -> None:
 def ls(app_name: str | None, limit: int, as_json: bool) -> int:
     """List the dead letters, newest first, with the reason for each."""
     letters = ask_broker(app_name, lambda broker: broker.dead_letters(limit))
-    rows = [_row(letter) for letter in letters]
+    rows = [asdict(letter_row(letter)) for letter in letters]
     if as_json:
         print_json(rows)
     else:
@@ -48,7 +46,9 @@ def requeue(app_name: str | None, letters: tuple[str, ...], every: bool, as_json
 
     async def give_back(broker: Queues) -> tuple[int, list[str]]:
         known = await broker.dead_letters(LIST_MAX)
-        chosen = {name: letter for letter in known for name in (str(letter.letter_id), _task_id(letter))}
+        chosen = {
+            name: letter for letter in known for name in (str(letter.letter_id), letter_row(letter).task_id)
+        }
         missing = [name for name in letters if name not in chosen]
         ids = [letter.letter_id for letter in known] if every else []
         ids += [chosen[name].letter_id for name in letters if name in chosen]
@@ -64,33 +64,3 @@ def requeue(app_name: str | None, letters: tuple[str, ...], every: bool, as_json
     if missing:
         return exits.PARTIAL if returned else exits.NOT_FOUND
     return exits.OK
-
-
-def _row(letter: DeadLetter) -> dict[str, object]:
-    return {
-        "id": letter.letter_id,
-        "buried": datetime.fromtimestamp(letter.buried_at, UTC).isoformat(timespec="seconds"),
-        "queue": letter.queue,
-        "task": _task_name(letter),
-        "task_id": _task_id(letter),
-        "starts": letter.starts,
-        "reason": letter.reason,
-    }
-
-
-def _task_name(letter: DeadLetter) -> str:
-    headers = _headers(letter)
-    return str(headers.task) if headers else "?"
-
-
-def _task_id(letter: DeadLetter) -> str:
-    headers = _headers(letter)
-    return str(headers.id) if headers else letter.message.correlation_id
-
-
-def _headers(letter: DeadLetter) -> "TaskHeaders | None":
-
-    try:
-        return read_headers(to_v2(letter.message))
-    except WireError:
-        return None

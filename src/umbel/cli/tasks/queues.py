@@ -1,14 +1,14 @@
 """`umbel queues`: what waits, and emptying it."""
 
 import click
+from msgspec.structs import asdict
 
-from umbel.brokers.interface import Delivery, Queues
+from umbel.brokers.interface import Queues
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, json_option
 from umbel.cli.show.printing import print_json, print_table
-from umbel.errors import WireError
-from umbel.wire.task import read_headers, to_v2
+from umbel.monitor.messages import waiting_row
 
 PEEK_MAX = 1000
 
@@ -40,7 +40,7 @@ def ls(app_name: str | None, as_json: bool) -> int:
 def peek(app_name: str | None, queue: str, limit: int, as_json: bool) -> int:
     """Show the next messages of QUEUE without taking them."""
     deliveries = ask_broker(app_name, lambda broker: broker.peek(queue, limit))
-    rows = [_row(delivery) for delivery in deliveries]
+    rows = [asdict(waiting_row(delivery)) for delivery in deliveries]
     if as_json:
         print_json(rows)
     else:
@@ -72,19 +72,3 @@ def purge(app_name: str | None, queue: str, yes: bool, as_json: bool) -> int:
     else:
         click.echo(f"{removed} messages removed from {queue}")
     return exits.OK
-
-
-def _row(delivery: Delivery) -> dict[str, object]:
-
-    row: dict[str, object] = {"priority": delivery.message.priority, "starts": delivery.starts}
-    try:
-        headers = read_headers(to_v2(delivery.message))
-    except WireError as error:
-        return {"task_id": "?", "task": f"unreadable: {error}", "args": "", "kwargs": "", "retries": 0} | row
-    return row | {
-        "task_id": headers.id,
-        "task": headers.task,
-        "args": headers.argsrepr,
-        "kwargs": headers.kwargsrepr,
-        "retries": headers.retries,
-    }

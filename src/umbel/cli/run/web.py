@@ -1,0 +1,221 @@
+"""`umbel web`: the dashboard in the browser, and the tokens with which people log in."""
+
+import asyncio
+import sys
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from umbel.app.app import App
+from umbel.cli import exits
+from umbel.cli.options import app_option, broker_option, json_option
+from umbel.cli.show.printing import print_json, print_table
+from umbel.launch.loading import find_app
+
+if TYPE_CHECKING:
+    from umbel.web.journal import Journal
+    from umbel.web.server import Server
+
+PORT = 5555
+STATE_FILE = "umbel-web.db"
+DAY_S = 86_400.0
+DAYS_MAX = 3650
+
+
+def state_option(function: Any) -> Any:
+    option = click.option(
+        "--state",
+        "state_file",
+        metavar="FILE",
+        envvar="UMBEL_WEB_STATE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        default=STATE_FILE,
+        show_default=True,
+        help="The dashboard's own file: tokens, the audit, the last hour.",
+    )
+    return option(function)
+
+
+@click.group("web", invoke_without_command=True)
+@app_option
+@broker_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0: any free one."
+)
+@state_option
+@click.option("--badge", default="", metavar="TEXT", help="Name of the environment, shown on every page.")
+@click.option("--no-login", is_flag=True, help="Let everyone in; on a loopback address only.")
+@click.option(
+    "--trusted-proxy",
+    "proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Believe the user name that this address or network sends.",
+)
+@click.option("--proxy-header", default="X-Forwarded-User", show_default=True, help="Where it sends it.")
+@click.option(
+    "--proxy-role",
+    type=click.Choice(["viewer", "operator", "admin"]),
+    default="viewer",
+    show_default=True,
+    help="Role of users that a trusted proxy names.",
+)
+@click.option("--no-enable", is_flag=True, help="Do not ask workers to send task events.")
+@click.pass_context
+def command(ctx: click.Context, app_name: str | None, url: str | None, **options: Any) -> int:
+    """Show the cluster in the browser; press Ctrl-C to stop.
+
+    Listens on this machine only, unless --host says otherwise. Prints an address with a token that
+    works once; `umbel web token add NAME` makes others.
+    """
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = ctx.obj or app_name
+        return exits.OK
+    app = App("umbel", broker=url) if url else find_app(app_name).app
+    return serve(app, **options)
+
+
+def serve(
+    app: App,
+    *,
+    host: str,
+    port: int,
+    state_file: Path,
+    badge: str,
+    no_login: bool,
+    proxies: tuple[str, ...],
+    proxy_header: str,
+    proxy_role: str,
+    no_enable: bool,
+) -> int:
+    require_web()
+    from umbel.web.roles import Role
+    from umbel.web.server import Server
+    from umbel.web.settings import WebSettings
+
+    settings = WebSettings(
+        host=host,
+        port=port,
+        state_file=state_file,
+        badge=badge,
+        login=not no_login,
+        proxies=proxies,
+        proxy_header=proxy_header.lower(),
+        proxy_role=Role(proxy_role),
+        enable_events=not no_enable,
+    )
+    return asyncio.run(_serve(Server(app, settings)))
+
+
+async def _serve(server: "Server") -> int:
+    serving = asyncio.create_task(server.serve())
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.02)
+    if server.started:
+        click.echo(f"umbel web: {server.first_url}", err=True)
+        sys.stderr.flush()
+    await serving
+    return exits.OK if server.started else exits.FAILED
+
+
+@command.group("token")
+def token() -> None:
+    """Tokens with which people and programs log in."""
+
+
+@token.command("add")
+@click.argument("name")
+@state_option
+@click.option(
+    "--role",
+    type=click.Choice(["viewer", "operator", "admin"]),
+    default="viewer",
+    show_default=True,
+    help="What its holder may do.",
+)
+@click.option(
+    "--days", type=click.IntRange(1, DAYS_MAX), default=90, show_default=True, help="Until it ends."
+)
+@json_option
+def add(name: str, state_file: Path, role: str, days: int, as_json: bool) -> int:
+    """Make a token NAME and print it, once: only its hash is stored."""
+    from umbel.web.roles import Role
+    from umbel.web.tokens import Token, digest_of, make_token
+
+    made, now = make_token(), time()
+    with closing(_journal(state_file)) as journal:
+        journal.add_token(
+            Token(
+                name=name,
+                digest=digest_of(made),
+                role=Role(role),
+                created_at=now,
+                expires_at=now + days * DAY_S,
+            )
+        )
+    if as_json:
+        print_json({"name": name, "role": role, "token": made})
+    else:
+        click.echo(made)
+    return exits.OK
+
+
+@token.command("ls")
+@state_option
+@json_option
+def ls(state_file: Path, as_json: bool) -> int:
+    """List the tokens: names, roles, ends."""
+    with closing(_journal(state_file)) as journal:
+        rows = [
+            {
+                "name": one.name,
+                "role": str(one.role),
+                "made": _day(one.created_at),
+                "ends": _day(one.expires_at),
+            }
+            for one in journal.tokens()
+        ]
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ("name", "role", "made", "ends")
+        print_table(columns, [[row[column] for column in columns] for row in rows])
+    return exits.OK
+
+
+@token.command("rm")
+@click.argument("name")
+@state_option
+def rm(name: str, state_file: Path) -> int:
+    """Remove the token NAME; it is refused from then on."""
+    with closing(_journal(state_file)) as journal:
+        removed = journal.remove_token(name)
+    if not removed:
+        click.echo(f"umbel: unknown token {name!r}; `umbel web token ls` lists them", err=True)
+    return exits.OK if removed else exits.NOT_FOUND
+
+
+def require_web() -> None:
+    try:
+        import starlette
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise click.ClickException("umbel web needs a web server: pip install 'umbel[web]'") from None
+    del starlette
+
+
+def _journal(state_file: Path) -> "Journal":
+    from umbel.web.journal import Journal
+
+    return Journal(state_file)
+
+
+def _day(at: float | None) -> str:
+    return "never" if at is None else datetime.fromtimestamp(at, UTC).date().isoformat()

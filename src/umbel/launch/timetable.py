@@ -1,0 +1,100 @@
+"""Timetable: the app's periodic tasks as they stand: when each was sent, is due, and whether it is paused.
+
+The marks are what the leader left in its lease; pauses have a lease of their own.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import time
+from typing import Any
+
+from umbel.app.app import App
+from umbel.app.cluster.periodic import Periodic
+from umbel.app.sending.ids import new_id
+from umbel.brokers.interface import ClusterRecord
+from umbel.protocol.leadership.coordination import LeaseReply
+from umbel.wire.schedule import decode_marks, decode_pauses, encode_pauses
+from umbel.worker.steps.scheduler import PAUSES_LEASE, SCHEDULER_LEASE
+
+CHANGE_TTL_S = 5.0
+CHANGE_TRIES = 50
+TRY_AGAIN_S = 0.1
+MISSED_MAX = 1000
+LATE_US = 5_000_000  # a slot that is so late was missed
+Names = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A periodic task as the app has it, with its mark as the leader left it."""
+
+    periodic: "Periodic"
+    mark: int | None
+    paused: bool
+    now_us: int
+
+    @property
+    def last_us(self) -> int | None:
+        # The mark of a task that is new is the moment it was first seen, which is no slot.
+        is_slot = self.mark is not None and self.periodic.entry.rule.until(self.mark) == self.mark
+        return self.mark if is_slot else None
+
+    @property
+    def next_us(self) -> int:
+        return self.periodic.entry.rule.after(max(self.now_us, self.mark or 0))
+
+    @property
+    def missed(self) -> int:
+        """Slots since the last settled one that are past; counted up to MISSED_MAX."""
+        if self.mark is None or self.paused:
+            return 0
+        slot, count = self.mark, 0
+        while count < MISSED_MAX and (slot := self.periodic.entry.rule.after(slot)) < self.now_us - LATE_US:
+            count += 1
+        return count
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "name": self.periodic.name,
+            "task": self.periodic.signature.task,
+            "rule": self.periodic.said,
+            "catch_up": str(self.periodic.entry.catch_up),
+            "last": None if self.last_us is None else _iso(self.last_us),
+            "next": None if self.paused else _iso(self.next_us),
+            "paused": "yes" if self.paused else "",
+        }
+
+
+async def read_timetable(app: App, broker: ClusterRecord) -> tuple[LeaseReply, list[Found]]:
+    """The leader's lease, and every periodic task of the app."""
+    store = broker.coordination
+    lease, pauses = await store.read_lease(SCHEDULER_LEASE), await store.read_lease(PAUSES_LEASE)
+    marks, paused = decode_marks(lease.data), decode_pauses(pauses.data)
+    now_us = int(time() * 1_000_000)
+    found = [Found(one, marks.get(one.name), one.name in paused, now_us) for one in app.periodic_tasks]
+    return lease, found
+
+
+def leader_of(lease: LeaseReply) -> str:
+    return lease.holder.rsplit(".", 2)[0]  # without process and incarnation
+
+
+async def change_pauses(broker: ClusterRecord, edit: Callable[[Names], Names]) -> bool:
+    """Under the lease that holds them, so that of two who change them at once none is lost."""
+
+    store, holder = broker.coordination, f"cli.{new_id()}"
+    for _ in range(CHANGE_TRIES):
+        taken = await store.acquire_lease(PAUSES_LEASE, holder, ttl_s=CHANGE_TTL_S)
+        if taken.granted:
+            wanted = encode_pauses(edit(decode_pauses(taken.data)))
+            changed = await store.update_lease(PAUSES_LEASE, holder, taken.term, wanted)
+            await store.release_lease(PAUSES_LEASE, holder, taken.term)
+            return changed
+        await asyncio.sleep(TRY_AGAIN_S)
+    return False
+
+
+def _iso(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us / 1_000_000, UTC).isoformat(timespec="seconds")

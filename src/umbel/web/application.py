@@ -1,0 +1,86 @@
+"""asgi(): the dashboard as an ASGI application, for a server of its own or mounted in another application.
+
+    app.mount("/umbel", umbel.web.asgi(tasks.app))                           # FastAPI, Starlette
+    umbel.web.asgi(tasks.app, authenticate=lambda scope: ("ann", "operator"))   # who asks is known already
+
+Who may look is asked here too when it is mounted: by tokens, by a trusted proxy, or by `authenticate`.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from umbel.app.app import App
+from umbel.errors import ConfigurationError
+from umbel.web import api, pages
+from umbel.web.dashboard import Dashboard
+from umbel.web.gate import Gate
+from umbel.web.problems import Problem, answer
+from umbel.web.settings import WebSettings, check
+from umbel.web.visitors import address_of, end_cookie, set_cookie
+
+
+def asgi(app: App, **options: Any) -> ASGIApp:
+    """The dashboard of the app's cluster. The options are the fields of `WebSettings`."""
+    try:
+        settings = msgspec.structs.replace(WebSettings(), **options)
+    except TypeError:
+        known = ", ".join(WebSettings.__struct_fields__)
+        raise ConfigurationError(f"unknown option among {', '.join(options)}; known: {known}") from None
+    return application(Dashboard(app, settings))
+
+
+def application(dashboard: Dashboard) -> ASGIApp:
+    check(dashboard.settings, named_tokens=len(dashboard.journal.tokens()))
+
+    @asynccontextmanager
+    async def life(_app: Starlette) -> AsyncIterator[None]:
+        await dashboard.start()
+        yield
+        await dashboard.stop()
+
+    found: list[BaseRoute] = [
+        *api.routes(dashboard.hub),
+        *_sessions(dashboard),
+        Route("/healthcheck", _healthcheck, methods=["GET"]),
+        *pages.routes(),
+    ]
+    served = Starlette(routes=found, lifespan=life, exception_handlers={HTTPException: _as_problem})
+    served.state.site = dashboard
+    return Gate(served, dashboard)
+
+
+def _sessions(dashboard: Dashboard) -> list[BaseRoute]:
+    async def begin(request: Request) -> Response:
+        given = request.query_params if request.method == "GET" else await request.form()
+        number, _ = dashboard.visitors.log_in(str(given.get("token", "")), address_of(request.scope))
+        home = f"{request.scope.get('root_path', '')}/"
+        return RedirectResponse(home, 303, headers={"Set-Cookie": set_cookie(number, request.scope)})
+
+    async def end(request: Request) -> Response:
+        dashboard.visitors.log_out(request.scope)
+        home = f"{request.scope.get('root_path', '')}/login"
+        return RedirectResponse(home, 303, headers={"Set-Cookie": end_cookie(request.scope)})
+
+    return [
+        Route("/session", begin, methods=["GET", "POST"]),
+        Route("/session/end", end, methods=["POST"]),
+    ]
+
+
+async def _healthcheck(_request: Request) -> Response:
+    return PlainTextResponse("OK")
+
+
+async def _as_problem(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    problem = Problem(title=error.detail, status=error.status_code)
+    return answer(problem, dict(error.headers or {}))

@@ -1,0 +1,357 @@
+"""Dashboard: the site that pages and the API ask, and the life of what feeds it.
+
+It starts with the first request or with the server, whichever comes first: a framework that mounts the
+application may not tell it of its start. Everything it hands out is redacted.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from sqlite3 import Error as FileError
+from time import time
+from typing import Any
+
+import msgspec
+
+from umbel.app.app import App
+from umbel.brokers.registry import open_broker
+from umbel.errors import BrokerError
+from umbel.launch.timetable import leader_of, read_timetable
+from umbel.monitor.cluster import KnownCluster
+from umbel.monitor.feed import Feed
+from umbel.monitor.messages import letter_row, waiting_row
+from umbel.monitor.model import ClusterModel
+from umbel.monitor.shapes import (
+    DeadLetterRow,
+    Election,
+    Happening,
+    Lease,
+    Mark,
+    Node,
+    Overview,
+    PeriodicTask,
+    Queue,
+    Rates,
+    Schedule,
+    TaskDetail,
+    TaskFilter,
+    TaskPage,
+    WaitingMessage,
+    Worker,
+    Workflow,
+)
+from umbel.monitor.story import story_of
+from umbel.urls import without_password
+from umbel.web.actions import ROLES, ActionResult, AnyAction, AuditEntry
+from umbel.web.hub import Hub
+from umbel.web.inspecting import look_at_worker
+from umbel.web.journal import HOUR_S, Journal
+from umbel.web.performing import Performer
+from umbel.web.problems import Forbidden, Refused
+from umbel.web.redaction import DETAIL_MAX, LIST_MAX, changed_fields, redact, redact_data, redact_task, shown
+from umbel.web.resending import as_command, call_of
+from umbel.web.settings import WebSettings
+from umbel.web.site import PAGE_MAX, Visitor
+from umbel.web.telling import ACTION, Teller
+from umbel.web.visitors import Visitors
+
+log = logging.getLogger("umbel.web")
+OPEN_AGAIN_S = 2.0
+WRITE_EVERY_S = 1.0
+UNWRITTEN_MAX = 50_000  # messages of events; beyond that they are heard, but not written down
+STORIES_MAX = 20_000
+STEPS_WRITTEN = 3  # the newest, which may still change
+REPLIES_MAX = 2000
+
+
+class Dashboard:
+    """Implements `umbel.web.site.Site`."""
+
+    def __init__(self, app: App, settings: WebSettings) -> None:
+        self.app, self.settings = app, settings
+        self.journal = Journal(settings.state_file)
+        self.visitors = Visitors(settings, self.journal.tokens)
+        model = ClusterModel(tasks_max=settings.tasks_max, stories_max=min(STORIES_MAX, settings.tasks_max))
+        self._broker = open_broker(app.settings.for_broker())
+        self.feed = Feed(self._broker, enable=settings.enable_events, model=model)
+        self.feed.heard = self._note_heard
+        self.cluster = KnownCluster(self.feed, redact)
+        self.hub = Hub(self.cluster, clients_max=settings.clients_max)
+        self._teller = Teller(self._broker, model.receiver.clock)
+        self._performer = Performer(app, self._broker, self.cluster, self._teller)
+        self._unwritten: deque[tuple[float, bytes]] = deque(maxlen=UNWRITTEN_MAX)
+        self._running: asyncio.Task[None] | None = None
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run(), name="umbel-web")
+            self._running.add_done_callback(self._note_end)
+
+    async def stop(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await asyncio.wait([running])
+        self.journal.close()
+        self.app.close()
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._restore())
+                group.create_task(self.hub.run())
+                group.create_task(self._write_on())
+                await self._open()
+                group.create_task(self.feed.run())
+        finally:
+            await self._broker.close()
+
+    async def _open(self) -> None:
+        while True:
+            try:
+                await self._broker.open()
+            except BrokerError as error:
+                self.feed.report("broker", str(error))
+                await asyncio.sleep(OPEN_AGAIN_S)
+            else:
+                self.feed.report("broker", "")
+                return
+
+    def _note_end(self, running: asyncio.Task[None]) -> None:
+        if not running.cancelled() and running.exception() is not None:
+            log.error(
+                "dashboard stopped listening; the next request starts it again", exc_info=running.exception()
+            )
+
+    # -- the last hour ---------------------------------------------------------------------------
+
+    def _note_heard(self, body: bytes, now: float) -> None:
+        self._unwritten.append((now, body))
+
+    async def _write_on(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_EVERY_S)
+            await self._write()
+
+    async def _write(self) -> None:
+        model = self.cluster.model
+        heard = [self._unwritten.popleft() for _ in range(len(self._unwritten))]
+        happened = [model.unsaved.popleft() for _ in range(len(model.unsaved))]
+        steps = list(model.book.steps)[-STEPS_WRITTEN:]
+        packed = [msgspec.convert(msgspec.to_builtins(step), type(step), strict=False) for step in steps]
+        try:
+            await asyncio.to_thread(self.journal.write_hour, heard, packed, happened, time())
+        except FileError as error:
+            log.warning("cannot write the last hour; retrying with the next", extra={"why": str(error)})
+
+    async def _restore(self) -> None:
+        """Show the last hour again. Events are joined with what is heard meanwhile: order does not matter."""
+        model, since = self.cluster.model, time() - HOUR_S
+        model.book.restore(await asyncio.to_thread(self.journal.steps, since))
+        for one in await asyncio.to_thread(self.journal.happened, since):
+            if isinstance(one, Mark):
+                model.marks.append(one)
+            else:
+                model.happenings.append(one)
+        parts = self.journal.heard(since)
+        while (part := await asyncio.to_thread(next, parts, None)) is not None:
+            at, bodies = part
+            model.replay(bodies, at)
+            await asyncio.sleep(0)
+
+    # -- what pages ask --------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        return self.app.name
+
+    @property
+    def badge(self) -> str:
+        return self.settings.badge
+
+    @property
+    def broker(self) -> str:
+        return without_password(self._broker.url)
+
+    @property
+    def problem(self) -> str:
+        return self.feed.problem
+
+    @property
+    def task_names(self) -> Sequence[str]:
+        return sorted({*self.app.tasks, *self.cluster.model.state.names()})
+
+    def overview(self) -> Overview:
+        return self.cluster.overview()
+
+    def nodes(self) -> list[Node]:
+        return self.cluster.nodes()
+
+    def node(self, name: str) -> Node | None:
+        return self.cluster.node(name)
+
+    async def worker(self, name: str) -> Worker | None:
+        node = self.cluster.node(name)
+        if node is None:
+            return None
+        wanted = TaskFilter(worker=name, state="FAILURE")
+        failures = self.tasks(wanted, limit=20).tasks
+        return await look_at_worker(self.feed, node, failures)
+
+    def happenings(self, *, since: float = 0.0) -> list[Happening]:
+        return self.cluster.happenings(since=since)
+
+    def tasks(
+        self, wanted: TaskFilter, *, limit: int = 50, cursor: str = "", order: str = "clock"
+    ) -> TaskPage:
+        page = self.cluster.tasks(wanted, limit=max(1, min(limit, PAGE_MAX)), cursor=cursor, order=order)
+        return msgspec.structs.replace(page, tasks=[redact_task(one, LIST_MAX) for one in page.tasks])
+
+    def count(self, wanted: TaskFilter) -> int:
+        return self.cluster.count(wanted)
+
+    def task(self, task_id: str) -> TaskDetail | None:
+        found = self.cluster.model.state.task(task_id)
+        if found is None:
+            return None
+        clean = redact_task(found, DETAIL_MAX)
+        events, edges, attempts = story_of(self.cluster.model.story(task_id))
+        call = call_of(found)
+        is_whole = not isinstance(call, str) and (clean.args, clean.kwargs) == (found.args, found.kwargs)
+        return TaskDetail(
+            task=clean,
+            events=[msgspec.structs.replace(one, detail=shown(one.detail, LIST_MAX)) for one in events],
+            edges=edges,
+            attempts=[msgspec.structs.replace(one, error=shown(one.error, LIST_MAX)) for one in attempts],
+            progress=self._progress(task_id),
+            can_retry=not isinstance(call, str),
+            why_not=call if isinstance(call, str) else "",
+            as_call=as_command(call) if is_whole and not isinstance(call, str) else "",
+            truncated=changed_fields(found, clean),
+        )
+
+    def _progress(self, task_id: str) -> dict[str, Any] | None:
+        known = self.cluster.model.state.registers(task_id)
+        custom = None if known is None else known.custom
+        if custom is None or not custom.extra:
+            return None
+        clean: dict[str, Any] = redact_data({"state": custom.subject.upper(), **custom.extra}, LIST_MAX)
+        return clean
+
+    def workflow(self, task_id: str) -> Workflow | None:
+        return self.cluster.workflow(task_id)
+
+    def queues(self) -> list[Queue]:
+        return self.cluster.queues()
+
+    async def peek(self, queue: str, limit: int = 20) -> list[WaitingMessage]:
+        rows = [waiting_row(one) for one in await self._broker.peek(queue, max(1, min(limit, PAGE_MAX)))]
+        return [
+            msgspec.structs.replace(one, args=shown(one.args, LIST_MAX), kwargs=shown(one.kwargs, LIST_MAX))
+            for one in rows
+        ]
+
+    async def dead_letters(self, limit: int = 100) -> list[DeadLetterRow]:
+        letters = await self._broker.dead_letters(max(1, min(limit, PAGE_MAX)))
+        rows = [letter_row(one) for one in letters]
+        return [msgspec.structs.replace(one, reason=shown(one.reason, LIST_MAX)) for one in rows]
+
+    async def schedule(self) -> Schedule:
+        if not self._broker.capabilities.leases:
+            return Schedule(leader=None, term=0, tasks=[], note="this broker has no leases, so no schedule")
+        lease, found = await read_timetable(self.app, self._broker)
+        tasks = [PeriodicTask(**(one.as_data() | {"paused": one.paused}), missed=one.missed) for one in found]
+        note = "" if tasks else "this app has no periodic tasks; define one with @app.periodic(every=60)"
+        return Schedule(leader=leader_of(lease) or None, term=lease.term, tasks=tasks, note=note)
+
+    def elections(self) -> list[Election]:
+        return self.cluster.elections()
+
+    def leases(self) -> list[Lease]:
+        return self.cluster.leases()
+
+    def rates(self, *, last_s: float = HOUR_S, step_s: int = 0) -> Rates:
+        return self.cluster.rates(last_s=last_s, step_s=step_s)
+
+    def audit(self, *, limit: int = 100, before: int = 0) -> list[AuditEntry]:
+        return self.journal.audit(limit=max(1, min(limit, PAGE_MAX)), before=before)
+
+    # -- what pages change -----------------------------------------------------------------------
+
+    async def act(self, visitor: Visitor, action: AnyAction) -> ActionResult:
+        """Write it to the audit, do it, write what came of it. Raises `Forbidden` for a role that may not."""
+        needed = ROLES[type(action)]
+        if not visitor.role.may(needed):
+            await self._written(_entry(visitor, action, "refused"))
+            raise Forbidden(f"{_name(action)} needs the role {needed}; {visitor.name} is {visitor.role}")
+        action = self._performer.check(action)
+        entry = await self._written(_entry(visitor, action, "sent"))
+        outcome: dict[str, Any] = {"problem": "it was interrupted"}
+        try:
+            outcome = await self._performer.perform(action)
+        except BrokerError as error:
+            outcome = {"problem": str(error)}
+        finally:
+            result = _result(entry.id, outcome)
+            await self._finish(entry, result)
+        return result
+
+    async def _written(self, entry: AuditEntry) -> AuditEntry:
+        try:
+            number = await asyncio.to_thread(self.journal.begin, entry)
+        except FileError as error:
+            raise Refused(
+                503, "Audit unavailable", f"nothing is done that cannot be audited: {error}"
+            ) from None
+        self.cluster.model.changes.note("audit", str(number))
+        return msgspec.structs.replace(entry, id=number)
+
+    async def _finish(self, entry: AuditEntry, result: ActionResult) -> None:
+        kept = redact_data(msgspec.to_builtins(result, enc_hook=str), REPLIES_MAX)
+        ended = msgspec.structs.replace(entry, status="done" if result.done else "failed", result=kept)
+        await asyncio.to_thread(self.journal.finish, ended)
+        self.cluster.model.changes.note("audit", str(entry.id))
+        fields = ("who", "role", "address", "action", "target", "status")
+        told = {name: getattr(ended, name) for name in fields} | {"replies": kept.get("replies", {})}
+        try:
+            await self._teller.tell(ACTION, told)
+        except BrokerError as error:
+            log.warning("action done, but its event was not sent", extra={"why": str(error)})
+
+
+def _entry(visitor: Visitor, action: AnyAction, status: Any) -> AuditEntry:
+    arguments = msgspec.to_builtins(action)
+    return AuditEntry(
+        id=0,
+        at=time(),
+        who=visitor.name,
+        role=visitor.role.value,
+        address=visitor.address,
+        action=_name(action),
+        target=_target(arguments),
+        arguments=redact_data(arguments, REPLIES_MAX),
+        status=status,
+    )
+
+
+def _name(action: AnyAction) -> str:
+    return str(type(action).__struct_config__.tag)
+
+
+def _target(arguments: dict[str, Any]) -> str:
+    for name in ("ids", "letters", "queue", "name", "task", "id", "text"):
+        found = arguments.get(name)
+        if found:
+            many = found if isinstance(found, list) else [found]
+            more = f" and {len(many) - 1} more" if len(many) > 1 else ""
+            return f"{many[0]}{more}"[:200]
+    return ", ".join(arguments.get("nodes", ())) or "all nodes"
+
+
+def _result(audit_id: int, outcome: dict[str, Any]) -> ActionResult:
+    fine = not (outcome.get("problem") or outcome.get("silent") or outcome.get("refused"))
+    clean = outcome | {"replies": redact_data(outcome.get("replies", {}), REPLIES_MAX)}
+    return ActionResult(audit_id=audit_id, done=fine, **clean)

@@ -1,0 +1,241 @@
+"""Endpoints: the API as a table: each with its path, its parameters, its answer, and what it asks the site.
+
+Routes and the OpenAPI document are both made from `ENDPOINTS`, so neither knows what the other does not.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from umbel.monitor.shapes import (
+    DeadLetterRow,
+    Election,
+    Happening,
+    Lease,
+    Node,
+    Overview,
+    Queue,
+    Rates,
+    Schedule,
+    TaskDetail,
+    TaskFilter,
+    TaskPage,
+    WaitingMessage,
+    Worker,
+    Workflow,
+)
+from umbel.web.actions import ActionResult, AnyAction, AuditEntry
+from umbel.web.problems import Refused
+from umbel.web.site import PAGE_MAX, Site, Visitor
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One request: who asks, and what for. `query` and `body` have the types of the endpoint."""
+
+    site: Site
+    visitor: Visitor
+    path: dict[str, str]
+    query: Any
+    body: Any
+
+
+class NoQuery(msgspec.Struct, frozen=True):
+    pass
+
+
+class TaskQuery(TaskFilter, frozen=True, kw_only=True):
+    limit: Limit = 50
+    cursor: Annotated[str, msgspec.Meta(max_length=2000)] = ""
+    order: Literal["clock", "time"] = "clock"
+
+
+class LimitQuery(msgspec.Struct, frozen=True):
+    limit: Limit = 100
+
+
+class PeekQuery(msgspec.Struct, frozen=True):
+    limit: Limit = 20
+
+
+class AuditQuery(msgspec.Struct, frozen=True):
+    limit: Limit = 100
+    before: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+
+
+class RatesQuery(msgspec.Struct, frozen=True):
+    last_s: Annotated[float, msgspec.Meta(ge=5, le=3600)] = 3600.0
+    step_s: Annotated[int, msgspec.Meta(ge=0, le=3600)] = 0
+
+
+class SinceQuery(msgspec.Struct, frozen=True):
+    since: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class Counted(msgspec.Struct, frozen=True):
+    count: int
+
+
+class Me(msgspec.Struct, frozen=True):
+    name: str
+    role: str
+    csrf: str
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    method: Literal["GET", "POST"] = "GET"
+    path: str  # as Starlette writes it
+    summary: str
+    answer: Any
+    ask: Callable[[Call], Awaitable[Any]]
+    query: type[msgspec.Struct] = NoQuery
+    body: Any = None
+
+
+async def _overview(call: Call) -> Overview:
+    return call.site.overview()
+
+
+async def _nodes(call: Call) -> list[Node]:
+    return call.site.nodes()
+
+
+async def _worker(call: Call) -> Worker:
+    return _found(await call.site.worker(call.path["node"]), "node", call.path["node"])
+
+
+async def _happenings(call: Call) -> list[Happening]:
+    return call.site.happenings(since=call.query.since)
+
+
+async def _tasks(call: Call) -> TaskPage:
+    query = call.query
+    return call.site.tasks(_filter(query), limit=query.limit, cursor=query.cursor, order=query.order)
+
+
+async def _count(call: Call) -> Counted:
+    return Counted(call.site.count(call.query))
+
+
+async def _task(call: Call) -> TaskDetail:
+    return _found(call.site.task(call.path["task_id"]), "task", call.path["task_id"])
+
+
+async def _workflow(call: Call) -> Workflow:
+    return _found(call.site.workflow(call.path["task_id"]), "task", call.path["task_id"])
+
+
+async def _queues(call: Call) -> list[Queue]:
+    return call.site.queues()
+
+
+async def _peek(call: Call) -> list[WaitingMessage]:
+    return await call.site.peek(call.path["queue"], call.query.limit)
+
+
+async def _letters(call: Call) -> list[DeadLetterRow]:
+    return await call.site.dead_letters(call.query.limit)
+
+
+async def _schedule(call: Call) -> Schedule:
+    return await call.site.schedule()
+
+
+async def _elections(call: Call) -> list[Election]:
+    return call.site.elections()
+
+
+async def _leases(call: Call) -> list[Lease]:
+    return call.site.leases()
+
+
+async def _rates(call: Call) -> Rates:
+    return call.site.rates(last_s=call.query.last_s, step_s=call.query.step_s)
+
+
+async def _audit(call: Call) -> list[AuditEntry]:
+    return call.site.audit(limit=call.query.limit, before=call.query.before)
+
+
+async def _me(call: Call) -> Me:
+    return Me(call.visitor.name, call.visitor.role.value, call.visitor.csrf)
+
+
+async def _act(call: Call) -> ActionResult:
+    return await call.site.act(call.visitor, call.body)
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(path="/overview", summary="The cluster at a glance.", answer=Overview, ask=_overview),
+    Endpoint(path="/nodes", summary="The nodes of the cluster.", answer=list[Node], ask=_nodes),
+    Endpoint(path="/nodes/{node}", summary="One worker, asked just now.", answer=Worker, ask=_worker),
+    Endpoint(
+        path="/happenings",
+        summary="Who came and went, and who leads since, in the last hour.",
+        answer=list[Happening],
+        ask=_happenings,
+        query=SinceQuery,
+    ),
+    Endpoint(path="/tasks", summary="Tasks, newest first.", answer=TaskPage, ask=_tasks, query=TaskQuery),
+    Endpoint(
+        path="/tasks/count", summary="How many tasks match.", answer=Counted, ask=_count, query=TaskFilter
+    ),
+    Endpoint(path="/tasks/{task_id}", summary="One task.", answer=TaskDetail, ask=_task),
+    Endpoint(path="/tasks/{task_id}/timeline", summary="The events of a task.", answer=TaskDetail, ask=_task),
+    Endpoint(
+        path="/tasks/{task_id}/workflow",
+        summary="The tasks of its workflow, and the critical path.",
+        answer=Workflow,
+        ask=_workflow,
+    ),
+    Endpoint(path="/queues", summary="The queues.", answer=list[Queue], ask=_queues),
+    Endpoint(
+        path="/queues/{queue:path}/messages",
+        summary="The next messages of a queue.",
+        answer=list[WaitingMessage],
+        ask=_peek,
+        query=PeekQuery,
+    ),
+    Endpoint(
+        path="/dead-letters",
+        summary="The dead letters, newest first.",
+        answer=list[DeadLetterRow],
+        ask=_letters,
+        query=LimitQuery,
+    ),
+    Endpoint(path="/schedule", summary="The periodic tasks.", answer=Schedule, ask=_schedule),
+    Endpoint(
+        path="/elections", summary="The elections, newest first.", answer=list[Election], ask=_elections
+    ),
+    Endpoint(path="/leases", summary="Who holds which lease.", answer=list[Lease], ask=_leases),
+    Endpoint(path="/rates", summary="The last hour in steps.", answer=Rates, ask=_rates, query=RatesQuery),
+    Endpoint(
+        path="/audit",
+        summary="Who did what, newest first.",
+        answer=list[AuditEntry],
+        ask=_audit,
+        query=AuditQuery,
+    ),
+    Endpoint(path="/me", summary="Who asks, in which role.", answer=Me, ask=_me),
+    Endpoint(
+        method="POST",
+        path="/actions",
+        summary="Change something; audited.",
+        answer=ActionResult,
+        ask=_act,
+        body=AnyAction,
+    ),
+)
+
+
+def _found(value: Any, kind: str, name: str) -> Any:
+    if value is None:
+        raise Refused(404, "Not Found", f"there is no {kind} {name[:200]!r}, or it was dropped from memory")
+    return value
+
+
+def _filter(query: TaskQuery) -> TaskFilter:
+    fields = TaskFilter.__struct_fields__
+    return TaskFilter(**{name: getattr(query, name) for name in fields})

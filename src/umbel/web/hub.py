@@ -1,0 +1,170 @@
+"""Hub: what changes, pushed to browsers.
+
+Changes are collected ten times a second into numbered pushes, of which the last PUSHES_MAX are kept. A client
+that comes back says which number it saw last, and gets what came since, merged into one; who missed more
+than is kept is told to reload. So a client costs no memory of its own, and one that reads slowly gets fewer
+and larger pushes. Who does not take a push for SLOW_S is dropped, and beyond `clients_max` nobody is let in.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from time import time
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from umbel.monitor.changes import Change
+from umbel.monitor.cluster import KnownCluster
+
+PUSH_S = 0.1
+FIGURES_S = 1.0
+KEEP_ALIVE_S = 15.0
+SLOW_S = 10.0
+PUSHES_MAX = 300
+TOPICS = ("nodes", "tasks", "queues", "elections", "rates", "audit", "health")
+Topics = Mapping[str, Change]
+
+
+class Push(msgspec.Struct, frozen=True):
+    number: int
+    topics: Topics
+
+
+class Hub:
+    """Numbers begin with the time, so that a client of an earlier run is told to reload."""
+
+    def __init__(self, cluster: KnownCluster, *, clients_max: int) -> None:
+        self.clients = 0
+        self.dropped = 0
+        self._clients_max = clients_max
+        self._cluster = cluster
+        self._number = int(time() * 1000)
+        self._pushes: deque[Push] = deque(maxlen=PUSHES_MAX)
+        self._forgotten = self._number  # what is up to here is not kept any more
+        self._new = asyncio.Event()
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    @property
+    def is_full(self) -> bool:
+        return self.clients >= self._clients_max
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        figures_at = loop.time()
+        while True:
+            await asyncio.sleep(PUSH_S)
+            changes = self._cluster.model.changes
+            if self.clients and loop.time() >= figures_at:
+                changes.note("rates", "")
+                figures_at = loop.time() + FIGURES_S
+            found = changes.drain()
+            if found:
+                self._add(found)
+
+    def _add(self, topics: Topics) -> None:
+        if len(self._pushes) == PUSHES_MAX:
+            self._forgotten = self._pushes[0].number
+        self._number += 1
+        self._pushes.append(Push(self._number, topics))
+        self._new.set()
+        self._new = asyncio.Event()
+
+    def since(self, number: int) -> Topics | None:
+        """What changed after that push; None if that is not known any more."""
+        if number < self._forgotten or number > self._number:
+            return None
+        merged: dict[str, Change] = {}
+        for push in reversed(self._pushes):
+            if push.number <= number:
+                break
+            for topic, change in push.topics.items():
+                later = merged.get(topic)
+                merged[topic] = change if later is None else change.joined(later)
+        return merged
+
+    async def follow(self, last: int | None, topics: Collection[str]) -> AsyncIterator[bytes]:
+        """Pushes as they are written to a client, forever; an empty comment keeps the line open."""
+        seen = self._number if last is None else last
+        yield b"retry: 2000\nid: %d\n\n" % (self._number if last is None else seen)
+        while True:
+            new = self._new
+            found = self.since(seen)
+            now = self._number
+            if found is None:
+                yield _event("reset", now, b"{}")
+            else:
+                yield b"".join(self._written(found, topics, now))
+            seen = now
+            await asyncio.sleep(PUSH_S)
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_S):
+                    await new.wait()
+            except TimeoutError:
+                yield b": still here\n\n"
+
+    def _written(self, found: Topics, topics: Collection[str], number: int) -> list[bytes]:
+        return [
+            _event(topic, number, self._data(topic, found[topic]))
+            for topic in TOPICS
+            if topic in found and (not topics or topic in topics)
+        ]
+
+    def _data(self, topic: str, change: Change) -> bytes:
+        made: dict[str, Callable[[], object]] = {
+            "tasks": lambda: {"count": change.count, "ids": change.names},
+            "audit": lambda: {"ids": change.names},
+            "rates": self._cluster.figures,
+            "health": self._cluster.health,
+        }
+        return msgspec.json.encode(made.get(topic, lambda: {"names": change.names})())
+
+
+class EventStream:
+    """The response: an ASGI application of its own, as it watches how fast the client reads."""
+
+    def __init__(self, hub: Hub, last: int | None, topics: Collection[str]) -> None:
+        self._hub, self._last, self._topics = hub, last, topics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._hub.clients += 1
+        try:
+            writing = asyncio.create_task(self._write(send))
+            leaving = asyncio.create_task(_gone(receive))
+            await asyncio.wait([writing, leaving], return_when=asyncio.FIRST_COMPLETED)
+            for task in (writing, leaving):
+                task.cancel()
+            await asyncio.wait([writing, leaving])
+            if not writing.cancelled():
+                writing.exception()
+        finally:
+            self._hub.clients -= 1
+
+    async def _write(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for part in self._hub.follow(self._last, self._topics):
+            if part:
+                try:
+                    async with asyncio.timeout(SLOW_S):
+                        await send({"type": "http.response.body", "body": part, "more_body": True})
+                except TimeoutError:
+                    self._hub.dropped += 1
+                    return
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(name: str, number: int, data: bytes) -> bytes:
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (name.encode(), number, data)

@@ -1,0 +1,171 @@
+"""Journal: the dashboard's own file: the audit, the last hour, and tokens; bounded.
+
+An action is in the audit, on disk, before it is sent. What was heard in the last hour is kept as it came: a
+restart joins it with what is heard then and shows the same; charts and changes of membership are kept as
+they were drawn. Limits: an hour and HEARD_BYTES_MAX of events (beyond that the oldest go), an hour of steps,
+AUDIT_MAX entries of the audit.
+"""
+
+import sqlite3
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from umbel.errors import ConfigurationError
+from umbel.monitor.rates import Step
+from umbel.monitor.shapes import Happening, Mark
+from umbel.web.actions import AuditEntry
+from umbel.web.tokens import Token
+
+HOUR_S = 3600.0
+HEARD_BYTES_MAX = 256 * 1024 * 1024
+HEARD_AT_ONCE = 200  # messages in a row
+AUDIT_MAX = 100_000
+TOKENS_MAX = 1000
+BUSY_MS = 5000
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS audit (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS steps (at INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS happened (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS heard (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, body BLOB NOT NULL);
+"""
+
+
+class Journal:
+    """Used from several threads; one at a time is in the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._one_at_a_time = threading.Lock()
+        try:
+            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._file.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA synchronous=FULL")  # the audit outlives a power cut
+            self._file.executescript(SCHEMA)
+        except sqlite3.Error as error:
+            raise ConfigurationError(
+                f"the dashboard cannot use its file {path}: {error}; name another with --state"
+            ) from None
+        path.chmod(0o600)  # it has the audit, and hashes of tokens
+
+    def close(self) -> None:
+        with self._one_at_a_time:
+            self._file.close()
+
+    # -- audit -----------------------------------------------------------------------------------
+
+    def begin(self, entry: AuditEntry) -> int:
+        """Write the entry of an action that is about to be sent; its number."""
+        with self._one_at_a_time, self._file:
+            row = self._file.execute("INSERT INTO audit (at, body) VALUES (?, ?)", (entry.at, _packed(entry)))
+            number = int(row.lastrowid or 0)
+            self._file.execute("DELETE FROM audit WHERE id <= ?", (number - AUDIT_MAX,))
+        return number
+
+    def finish(self, entry: AuditEntry) -> None:
+        with self._one_at_a_time, self._file:
+            self._file.execute("UPDATE audit SET body = ? WHERE id = ?", (_packed(entry), entry.id))
+
+    def audit(self, *, limit: int, before: int = 0) -> list[AuditEntry]:
+        rows = self._rows(
+            "SELECT id, body FROM audit WHERE id < ? ORDER BY id DESC LIMIT ?", (before or 2**62, limit)
+        )
+        return [msgspec.structs.replace(_read(body, AuditEntry), id=number) for number, body in rows]
+
+    # -- the last hour ---------------------------------------------------------------------------
+
+    def write_hour(
+        self,
+        heard: Sequence[tuple[float, bytes]],
+        steps: Sequence[Step],
+        happened: Sequence[Happening | Mark],
+        now: float,
+    ) -> None:
+        """What came since the last time; and drop what is too old, or too much."""
+        with self._one_at_a_time, self._file:
+            self._file.execute("BEGIN")
+            for start in range(0, len(heard), HEARD_AT_ONCE):
+                part = heard[start : start + HEARD_AT_ONCE]
+                body = zlib.compress(msgspec.msgpack.encode([one for _, one in part]), 1)
+                self._file.execute(
+                    "INSERT INTO heard (at, size, body) VALUES (?, ?, ?)", (part[-1][0], len(body), body)
+                )
+            self._file.executemany(
+                "INSERT OR REPLACE INTO steps (at, body) VALUES (?, ?)",
+                [(step.at, _packed(step)) for step in steps],
+            )
+            self._file.executemany(
+                "INSERT INTO happened (at, kind, body) VALUES (?, ?, ?)",
+                [(one.at, type(one).__name__, _packed(one)) for one in happened],
+            )
+            for table in ("steps", "happened", "heard"):
+                self._file.execute(f"DELETE FROM {table} WHERE at < ?", (now - HOUR_S,))
+            self._drop_beyond_limit()
+
+    def _drop_beyond_limit(self) -> None:
+        (size,) = self._file.execute("SELECT COALESCE(SUM(size), 0) FROM heard").fetchone()
+        while size > HEARD_BYTES_MAX:
+            number, dropped = self._file.execute("SELECT id, size FROM heard ORDER BY id LIMIT 1").fetchone()
+            self._file.execute("DELETE FROM heard WHERE id = ?", (number,))
+            size -= dropped
+
+    def steps(self, since: float) -> list[Step]:
+        rows = self._rows("SELECT at, body FROM steps WHERE at >= ? ORDER BY at", (since,))
+        return [_read(body, Step) for _, body in rows]
+
+    def happened(self, since: float) -> list[Happening | Mark]:
+        rows = self._rows("SELECT kind, body FROM happened WHERE at >= ? ORDER BY id", (since,))
+        return [_read(body, Mark if kind == "Mark" else Happening) for kind, body in rows]
+
+    def heard(self, since: float) -> Iterator[tuple[float, list[bytes]]]:
+        """Newest first, a part at a time."""
+        last = 2**62
+        while True:
+            rows = self._rows(
+                "SELECT id, at, body FROM heard WHERE at >= ? AND id < ? ORDER BY id DESC LIMIT 1",
+                (since, last),
+            )
+            if not rows:
+                return
+            ((last, at, body),) = rows
+            yield at, msgspec.msgpack.decode(zlib.decompress(body), type=list[bytes])
+
+    # -- tokens ----------------------------------------------------------------------------------
+
+    def add_token(self, token: Token) -> None:
+        if len(self.tokens()) >= TOKENS_MAX:
+            raise ConfigurationError(f"there are {TOKENS_MAX} tokens already; remove some first")
+        try:
+            with self._one_at_a_time, self._file:
+                self._file.execute("INSERT INTO tokens VALUES (?, ?)", (token.name, _packed(token)))
+        except sqlite3.IntegrityError:
+            raise ConfigurationError(
+                f"there is a token {token.name!r} already; remove it first, or choose another name"
+            ) from None
+
+    def remove_token(self, name: str) -> bool:
+        with self._one_at_a_time, self._file:
+            return self._file.execute("DELETE FROM tokens WHERE name = ?", (name,)).rowcount > 0
+
+    def tokens(self) -> list[Token]:
+        return [_read(body, Token) for (body,) in self._rows("SELECT body FROM tokens ORDER BY name", ())]
+
+    def _rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        with self._one_at_a_time:
+            return self._file.execute(query, values).fetchall()
+
+
+def _packed(value: object) -> bytes:
+    return msgspec.json.encode(value, enc_hook=str)
+
+
+def _read(body: bytes, kind: Any) -> Any:
+    return msgspec.json.decode(body, type=kind)

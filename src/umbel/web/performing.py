@@ -1,0 +1,223 @@
+"""Performing: an action is carried out: by the workers, by the broker, or by sending a task.
+
+Nothing here asks who may; `Dashboard.act` has done so and written it down. What the workers do not allow
+(`control_allow`) they refuse, and their refusal is in the replies.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from umbel.app.app import App
+from umbel.brokers.interface import Broker
+from umbel.errors import TaskError, UmbelError
+from umbel.launch.timetable import change_pauses
+from umbel.monitor.cluster import KnownCluster
+from umbel.monitor.messages import letter_row
+from umbel.monitor.shapes import TaskFilter
+from umbel.protocol.pidbox import Answers
+from umbel.web.actions import (
+    IDS_MAX,
+    AddQueue,
+    AnyAction,
+    Autoscale,
+    CancelQueue,
+    DropDead,
+    Grow,
+    MarkMoment,
+    OnTasks,
+    PausePeriodic,
+    Purge,
+    RateLimit,
+    RequeueDead,
+    RestartPool,
+    ResumePeriodic,
+    Retry,
+    Revoke,
+    RunPeriodic,
+    Shrink,
+    StartElection,
+    Stop,
+    Terminate,
+    TimeLimit,
+)
+from umbel.web.problems import Refused
+from umbel.web.resending import call_of
+from umbel.web.telling import MARK, Teller
+
+LETTERS_MAX = 100_000
+ASK_S = 3.0
+SEND_AT_ONCE = 50
+Outcome = dict[str, Any]  # fields of ActionResult
+
+
+class Performer:
+    def __init__(self, app: App, broker: Broker, cluster: KnownCluster, teller: Teller) -> None:
+        self._app, self._broker, self._cluster, self._teller = app, broker, cluster, teller
+
+    def check(self, action: AnyAction) -> AnyAction:
+        """The action with its tasks named one by one; Refused for one that cannot be carried out."""
+        if isinstance(action, OnTasks):
+            return self._named(action)
+        if isinstance(action, Stop) and not action.nodes:
+            raise Refused(422, "Unprocessable", "name the nodes to stop; all at once are stopped one by one")
+        if isinstance(action, RequeueDead | DropDead) and action.every == bool(action.letters):
+            raise Refused(422, "Unprocessable", "name the dead letters, or say `every`")
+        if isinstance(action, RunPeriodic | PausePeriodic | ResumePeriodic):
+            self._periodic(action.name)
+        return action
+
+    async def perform(self, action: AnyAction) -> Outcome:
+        match action:
+            case Revoke():
+                return _answered(
+                    await self._cluster.feed.revoke(action.ids, terminate=False), len(action.ids)
+                )
+            case Terminate():
+                told = self._cluster.feed.revoke(action.ids, terminate=True, signal=action.signal)
+                return _answered(await told, len(action.ids))
+            case Retry():
+                return await self._retry(action.ids)
+            case Purge():
+                return {"count": await self._broker.purge(action.queue)}
+            case RequeueDead() | DropDead():
+                return await self._letters(action)
+            case Stop():
+                await self._cluster.feed.tell("shutdown", {}, nodes=action.nodes)
+                return {"count": len(action.nodes)}
+            case RunPeriodic():
+                return await self._run_now(action.name)
+            case PausePeriodic():
+                return await self._change_pauses(lambda paused: paused | {action.name})
+            case ResumePeriodic():
+                return await self._change_pauses(lambda paused: paused - {action.name})
+            case MarkMoment():
+                await self._teller.tell(MARK, {"text": action.text})
+                return {"count": 1}
+            case StartElection():
+                return await self._elect(action)
+            case _:
+                command, arguments = _command(action)
+                asked = self._cluster.feed.ask(command, arguments, nodes=action.nodes, timeout_s=ASK_S)
+                return _answered(await asked)
+
+    # -- tasks -----------------------------------------------------------------------------------
+
+    def _named(self, action: OnTasks) -> Any:
+        if bool(action.ids) == (action.match is not None):
+            raise Refused(422, "Unprocessable", "name tasks by `ids`, or all that `match` a filter")
+        if action.match is None:
+            return action
+        if action.match == TaskFilter():
+            raise Refused(422, "Unprocessable", "an empty filter matches every task; narrow it")
+        found = self._cluster.ids(action.match, IDS_MAX)
+        if len(found) > IDS_MAX:
+            raise Refused(422, "Unprocessable", f"more than {IDS_MAX:,} tasks match; narrow the filter")
+        if action.expected is not None and len(found) > action.expected:
+            detail = f"{len(found)} tasks match now, not {action.expected}; look again"
+            raise Refused(409, "Conflict", detail)
+        return msgspec.structs.replace(action, ids=found, match=None, expected=None)
+
+    async def _retry(self, ids: Sequence[str]) -> Outcome:
+        refused: dict[str, str] = {}
+        sent: list[str] = []
+        for start in range(0, len(ids), SEND_AT_ONCE):
+            part = ids[start : start + SEND_AT_ONCE]
+            await asyncio.to_thread(self._resend, part, sent, refused)
+        return {"count": len(sent), "sent": sent, "refused": refused}
+
+    def _resend(self, ids: Sequence[str], sent: list[str], refused: dict[str, str]) -> None:
+        for one in ids:
+            task = self._cluster.model.state.task(one)
+            call = "it is not known any more" if task is None else call_of(task)
+            if isinstance(call, str) or task is None:
+                refused[one] = str(call)
+                continue
+            options: Any = {"queue": call.queue} if call.queue else {}
+            if task.root_id and task.root_id != one:
+                options |= {"root_id": task.root_id, "parent_id": one}
+            try:
+                sent.append(self._app.send(call.name, call.args, call.kwargs, options).id)
+            except (UmbelError, TypeError, ValueError) as error:
+                refused[one] = str(error)
+
+    # -- messages --------------------------------------------------------------------------------
+
+    async def _letters(self, action: RequeueDead | DropDead) -> Outcome:
+        known = await self._broker.dead_letters(LETTERS_MAX)
+        chosen = {
+            name: one.letter_id for one in known for name in (str(one.letter_id), letter_row(one).task_id)
+        }
+        missing = {name: "there is no such dead letter" for name in action.letters if name not in chosen}
+        ids = [one.letter_id for one in known] if action.every else []
+        ids += [chosen[name] for name in action.letters if name in chosen]
+        ids = list(dict.fromkeys(ids))
+        if isinstance(action, DropDead):
+            return {"count": await self._broker.drop_dead(ids), "refused": missing}
+        return {"count": await self._broker.requeue_dead(ids), "refused": missing}
+
+    # -- the schedule and elections --------------------------------------------------------------
+
+    def _periodic(self, name: str) -> Any:
+        found = next((one for one in self._app.periodic_tasks if one.name == name), None)
+        if found is None:
+            raise Refused(404, "Not Found", f"this app has no periodic task {name!r}")
+        return found
+
+    async def _run_now(self, name: str) -> Outcome:
+        signature = self._periodic(name).signature.clone()
+        result = await asyncio.to_thread(signature.apply_async)
+        return {"count": 1, "sent": [result.id]}
+
+    async def _change_pauses(self, edit: Callable[[frozenset[str]], frozenset[str]]) -> Outcome:
+        if await change_pauses(self._broker, edit):
+            return {"count": 1}
+        return {"problem": "another process is changing which periodic tasks are paused; try again"}
+
+    async def _elect(self, action: StartElection) -> Outcome:
+        elect = partial(self._app.control.election, action.id, action.topic, action.argument, timeout=0)
+        try:
+            outcome = await asyncio.to_thread(elect)
+        except (TaskError, ValueError) as error:
+            return {"problem": str(error)}
+        return {"count": 1, "replies": {"election": {"state": outcome.state, "winner": outcome.winner}}}
+
+
+def _command(action: AnyAction) -> tuple[str, Mapping[str, Any]]:
+    """The control command that an action is."""
+    match action:
+        case Grow():
+            return "pool_grow", {"n": action.n}
+        case Shrink():
+            return "pool_shrink", {"n": action.n}
+        case Autoscale():
+            return "autoscale", {"max": action.max, "min": action.min}
+        case AddQueue():
+            return "add_consumer", {"queue": action.queue}
+        case CancelQueue():
+            return "cancel_consumer", {"queue": action.queue}
+        case RateLimit():
+            return "rate_limit", {"task_name": action.task, "rate_limit": action.rate}
+        case TimeLimit():
+            return "time_limit", {"task_name": action.task, "soft": action.soft, "hard": action.hard}
+        case RestartPool():
+            return "pool_restart", {"reload": False}
+        case _:
+            raise AssertionError(f"{type(action).__name__} is no command")
+
+
+def _answered(answers: Answers, count: int = 0) -> Outcome:
+    refused = {
+        node: str(reply["error"])
+        for node, reply in answers.replies.items()
+        if isinstance(reply, dict) and "error" in reply
+    }
+    return {
+        "replies": dict(answers.replies),
+        "silent": [one.node for one in answers.silent],
+        "refused": refused,
+        "count": count or len(answers.replies),
+    }
