@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from sqlite3 import Error as FileError
 from time import time
 from typing import Any
@@ -179,6 +180,10 @@ class Dashboard:
     @property
     def problem(self) -> str:
         return self.feed.problem
+
+    @property
+    def lake(self) -> Path:
+        return Path(self.app.settings.history_lake)
 
     @property
     def task_names(self) -> Sequence[str]:

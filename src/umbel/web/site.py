@@ -26,6 +26,7 @@ What is promised to pages:
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -77,6 +78,8 @@ class Site(Protocol):
     def broker(self) -> str: ...  # its address, without the password
     @property
     def problem(self) -> str: ...  # what keeps it from hearing the cluster; ""
+    @property
+    def lake(self) -> Path: ...  # where the history is recorded, if it is
     @property
     def task_names(self) -> Sequence[str]: ...  # of the app and of what was heard, for suggestions
 

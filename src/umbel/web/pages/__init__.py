@@ -5,7 +5,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from umbel.web.pages.cluster import cluster
 from umbel.web.pages.doing import confirm, do
 from umbel.web.pages.failures import failures
-from umbel.web.pages.frame import HERE
+from umbel.web.pages.frame import HERE, shown
 from umbel.web.pages.history import history, history_download, history_rates
 from umbel.web.pages.overview import overview
 from umbel.web.pages.plain import audit, elections, login, schedule
@@ -18,21 +18,24 @@ from umbel.web.pages.worker import worker
 
 def routes() -> list[BaseRoute]:
     """All pages, with the paths below which they are served."""
+    pages = {
+        "/": overview,
+        "/cluster": cluster,
+        "/workers/{node:path}": worker,
+        "/tasks": tasks,
+        "/tasks/{task_id:path}": task,
+        "/queues": queues,
+        "/queues/{queue:path}": queue,
+        "/failures": failures,
+        "/schedule": schedule,
+        "/elections": elections,
+        "/history": history,
+        "/audit": audit,
+    }
     return [
-        Route("/", overview),
-        Route("/cluster", cluster),
-        Route("/workers/{node:path}", worker),
-        Route("/tasks", tasks),
-        Route("/tasks/{task_id:path}", task),
-        Route("/queues", queues),
-        Route("/queues/{queue:path}", queue),
-        Route("/failures", failures),
-        Route("/schedule", schedule),
-        Route("/elections", elections),
-        Route("/history", history),
+        *(Route(path, shown(page)) for path, page in pages.items()),
         Route("/history/rates", history_rates),
         Route("/history/download", history_download),
-        Route("/audit", audit),
         Route("/confirm", confirm),
         Route("/do", do, methods=["POST"]),
         Route("/login", login),

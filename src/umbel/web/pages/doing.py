@@ -19,6 +19,7 @@ from umbel.monitor.shapes import TaskFilter
 from umbel.web.actions import ActionResult, AnyAction, OnTasks
 from umbel.web.pages.drawing.icons import look
 from umbel.web.pages.frame import fragment
+from umbel.web.problems import Refused
 from umbel.web.site import Site, site_of, visitor_of
 
 BODY_MAX = 1_000_000
@@ -81,7 +82,7 @@ async def do(request: Request) -> Response:
         return _problem(request, str(error))
     try:
         result = await site_of(request).act(visitor_of(request), action)
-    except UmbelError as error:
+    except (UmbelError, Refused) as error:
         return _problem(request, str(error))
     name = str(type(action).__struct_config__.tag)
     return fragment(

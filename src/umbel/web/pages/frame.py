@@ -5,7 +5,7 @@ written as one line of printable text. A request with `?part=NAME` gets that blo
 this is how live parts are replaced.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -15,12 +15,14 @@ import markupsafe
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from umbel.errors import BrokerError
 from umbel.history.scales import count, duration, percent, rate
 from umbel.text import lines, one_line
 from umbel.version import VERSION
 from umbel.web.actions import ROLES
 from umbel.web.pages.drawing.icons import icon, look, state
 from umbel.web.pages.times import ago, clock_time, instant, iso, local
+from umbel.web.problems import Refused
 from umbel.web.site import path_to, site_of, visitor_of
 
 HERE = Path(__file__).parent
@@ -53,6 +55,28 @@ def render(request: Request, template: str, *, status: int = 200, **data: Any) -
     return HTMLResponse(
         "".join(found.root_render_func(context)), status_code=status, headers={"Cache-Control": "no-store"}
     )
+
+
+def missing(request: Request, title: str, why: str, status: int = 404) -> Response:
+    """A page that says what is not there, and why."""
+    return render(request, "missing.html", status=status, title=title, why=why)
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def shown(handler: Handler) -> Handler:
+    """The same page; what it cannot show is said on a page too, instead of as a document for programs."""
+
+    async def show(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except BrokerError as error:
+            return missing(request, "The broker does not answer", str(error), 503)
+        except Refused as refused:
+            return missing(request, refused.problem.title, refused.problem.detail, refused.problem.status)
+
+    return show
 
 
 def fragment(

@@ -6,7 +6,6 @@ not keep others from looking at now.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -93,16 +92,8 @@ async def history_download(request: Request) -> Response:
     return Response(body, media_type=media_type, headers=headers)
 
 
-def lake_of(request: Request) -> Path | None:
-    """Where the history is; None where nobody said."""
-    lake: Path | None = getattr(site_of(request), "lake", None)
-    return lake
-
-
 async def _ask(request: Request, work: Callable[[Tables], ResultT]) -> ResultT:
-    lake = lake_of(request)
-    if lake is None:
-        raise HistoryError("no lake is named; start the dashboard with --lake DIR")
+    lake = site_of(request).lake
     require_duckdb()
     async with AT_ONCE:
         return await asyncio.to_thread(read, lake, work)

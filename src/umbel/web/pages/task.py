@@ -11,7 +11,7 @@ from umbel.monitor.shapes import Workflow, WorkflowTask
 from umbel.web.pages.drawing import workflow as graph
 from umbel.web.pages.drawing.spacetime import spacetime
 from umbel.web.pages.drawing.telling import story_of
-from umbel.web.pages.frame import render
+from umbel.web.pages.frame import missing, render
 from umbel.web.site import path_to, site_of
 
 
@@ -19,7 +19,8 @@ async def task(request: Request) -> Response:
     site, task_id = site_of(request), request.path_params["task_id"]
     detail = site.task(task_id)
     if detail is None:
-        return render(request, "missing.html", status=404, task_id=task_id)
+        why = "It was never heard of, or was dropped from memory. The lake may have it: `umbel task show ID`."
+        return missing(request, f"No task {task_id} is known", why)
     flow = site.workflow(task_id)
     nodes: dict[str, str] = {node.node: node.state for node in site.nodes()}
     return render(

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from umbel.web.pages.frame import render
+from umbel.web.pages.frame import missing, render
 from umbel.web.site import site_of
 
 LISTED_MAX = 200
@@ -17,7 +16,7 @@ async def worker(request: Request) -> Response:
     name = request.path_params["node"]
     found = await site_of(request).worker(name)
     if found is None:
-        raise HTTPException(404, f"no node {name!r} has been heard in the last hour")
+        return missing(request, f"No node {name} is known", "It was not heard in the last hour.")
     return render(
         request,
         "worker.html",

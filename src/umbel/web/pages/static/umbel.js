@@ -23,7 +23,7 @@ function refresh(part) {
     due.delete(key);
     const still = document.getElementById(key);
     if (turn.again && still) refresh(still);
-  }, PAUSE_MS);
+  }, Number(part.dataset.pause) || PAUSE_MS);
 }
 
 function refreshAll(topic) {
