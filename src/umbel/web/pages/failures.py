@@ -1,5 +1,6 @@
 """Dead letters and failures: what no retry will bring back by itself, grouped by task and reason."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from umbel.web.site import Site, site_of
 LETTERS_MAX = 500
 FAILED_MAX = 1000
 REASON_MAX = 120
+_NUMBER = re.compile(r"(?<![A-Za-z])\d[\d.]*|\b[0-9a-f]{8}-[0-9a-f-]{27}\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ async def failures(request: Request) -> Response:
     shown = [
         one
         for one in letters
-        if (not wanted_task or one.task == wanted_task) and (not wanted_reason or one.reason == wanted_reason)
+        if (not wanted_task or one.task == wanted_task)
+        and (not wanted_reason or kind_of(one.reason) == wanted_reason)
     ]
     return render(
         request,
@@ -52,9 +55,16 @@ async def failures(request: Request) -> Response:
     )
 
 
+def kind_of(reason: str) -> str:
+    """What many errors have in common: the first line, whatever numbers it names."""
+    return _NUMBER.sub("#", reason.split("\n", 1)[0])[:REASON_MAX]
+
+
 def letter_groups(letters: Sequence[DeadLetterRow]) -> list[Group]:
-    counts = Counter((one.task, one.reason) for one in letters)
-    newest = {(one.task, one.reason): one.task_id for one in letters}
+    newest: dict[tuple[str, str], str] = {}
+    for one in letters:
+        newest.setdefault((one.task, kind_of(one.reason)), one.task_id)
+    counts = Counter((one.task, kind_of(one.reason)) for one in letters)
     return [Group(task, reason, many, newest[task, reason]) for (task, reason), many in counts.most_common()]
 
 
@@ -64,7 +74,7 @@ def failed_groups(site: Site) -> list[Group]:
     counts: Counter[tuple[str, str]] = Counter()
     newest: dict[tuple[str, str], str] = {}
     for one in page.tasks:
-        key = one.name or "?", (one.exception or "?").split("\n", 1)[0][:REASON_MAX]
+        key = one.name or "?", kind_of(one.exception or "?")
         counts[key] += 1
         newest.setdefault(key, one.uuid)
     return [

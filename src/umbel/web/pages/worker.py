@@ -10,6 +10,7 @@ from umbel.web.pages.frame import missing, render
 from umbel.web.site import site_of
 
 LISTED_MAX = 200
+FAILURES_MAX = 10
 
 
 async def worker(request: Request) -> Response:
@@ -21,6 +22,7 @@ async def worker(request: Request) -> Response:
         request,
         "worker.html",
         worker=found,
+        failures=found.failures[:FAILURES_MAX],
         node=found.node,
         pool=_pool(found.stats),
         settings=list(found.settings.items())[:LISTED_MAX],

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from umbel.history.markup import Markup, tag
 
-ROW, TOP, LANE, LEFT, WORDS = 40.0, 66.0, 76.0, 44.0, 380.0
-NAME_MAX = 12
+ROW, TOP, LANE, LEFT, WORDS = 40.0, 66.0, 84.0, 48.0, 380.0
+NAME_MAX = 13
 WORDS_MAX = 52
 ROWS_MAX = 200
 
@@ -62,6 +62,7 @@ def spacetime(story: Story) -> Markup:
     edge = LEFT + LANE * len(story.lanes)
     width, height = edge + WORDS, TOP + ROW * len(dots) + 6
     hops = [hop for hop in story.hops if max(hop.before, hop.after) < len(dots)]
+    from_right = {hop.after for hop in hops if dots[hop.before].lane > dots[hop.after].lane}
     said = "; ".join(
         f"{story.lanes[dot.lane].kind} {story.lanes[dot.lane].name}: {dot.words}" for dot in dots[:40]
     )
@@ -73,7 +74,7 @@ def spacetime(story: Story) -> Markup:
         [_lane(place, lane, height) for place, lane in enumerate(story.lanes)],
         [_run(dots, *run) for run in story.runs if run[2] < len(dots)],
         [_hop(dots, hop) for hop in hops],
-        [_dot(place, dot) for place, dot in enumerate(dots)],
+        [_dot(place, dot, from_right=place in from_right) for place, dot in enumerate(dots)],
         [_words(place, dot, edge) for place, dot in enumerate(dots)],
         viewBox=f"0 0 {width:g} {height:g}",
         width=width,
@@ -130,12 +131,20 @@ def _hop(dots: Sequence[Dot], hop: Hop) -> Markup:
     )
 
 
-def _dot(place: int, dot: Dot) -> Markup:
+def _dot(place: int, dot: Dot, *, from_right: bool) -> Markup:
+    """The clock stands on the side where no arrow comes in."""
     x, y = _x(dot.lane), _y(place)
     clock = (
         None
         if dot.clock is None
-        else tag("text", str(dot.clock), x=x + 10, y=y - 6, class_="mono soft-text halo-text")
+        else tag(
+            "text",
+            str(dot.clock),
+            x=x - 10 if from_right else x + 10,
+            y=y - 6,
+            text_anchor="end" if from_right else "start",
+            class_="mono soft-text halo-text",
+        )
     )
     kind = dot.tone or ("again" if dot.run else "")
     return tag(

@@ -16,6 +16,7 @@ from umbel.web.pages.times import clock_time
 ENDINGS = {"task-succeeded": "good", "task-failed": "bad", "task-retried": "", "task-revoked": "idle"}
 IN_CHILD = "task-started"
 REDELIVERED = "redelivered"
+WITHOUT_DETAIL = frozenset({"task-received", "task-started"})
 BROKER = Lane("broker", "queue")
 _KINDS = {"client": 0, "broker": 1, "worker": 2, "child": 2}
 WORDS = {
@@ -127,7 +128,7 @@ class _Telling:
 
     def _started(self, event: StoryEvent) -> None:
         known = self._pids.get(event.node)
-        name = f"of {event.node}" if known in {None, event.pid} else f"pid {event.pid}"
+        name = f"of {event.node.partition('@')[0]}" if known in {None, event.pid} else f"pid {event.pid}"
         lane = Lane("child", name, event.node)
         place = self._add(lane, event)
         if (before := self._received.get(event.node)) is not None:
@@ -164,10 +165,9 @@ class _Telling:
             self._first_at = event.at
         after = event.at - self._first_at
         at = clock_time(event.at) + (f" +{duration(after)}" if after > 0 else "")
-        words = WORDS.get(event.type, event.type.removeprefix("task-"))
         dot = Dot(
             0,
-            f"{words}: {event.detail}" if event.detail else words,
+            _words(event),
             event.clock or None,
             at,
             self._run,
@@ -175,6 +175,13 @@ class _Telling:
         )
         self._dots.append((lane, dot))
         return len(self._dots) - 1
+
+
+def _words(event: StoryEvent) -> str:
+    words = WORDS.get(event.type, event.type.removeprefix("task-"))
+    if not event.detail or event.type in WITHOUT_DETAIL:
+        return words
+    return f"{words} to {event.detail}" if event.type == "task-sent" else f"{words}: {event.detail}"
 
 
 def _worker(node: str) -> Lane:

@@ -49,7 +49,15 @@ function fit() {
 
 function columns(one) {
   const perSecond = one.unit === "rate" ? known.step_s : 1;
-  return [known.at, ...one.keys.map((key) => known[key].map((value) => value === null ? null : value / perSecond))];
+  const from = begin();
+  const shown = one.keys.map((key) => known[key].slice(from).map((value) => value === null ? null : value / perSecond));
+  return [known.at.slice(from), ...shown];
+}
+
+// A dashboard that has just started knows some minutes: those fill the chart, not an empty hour.
+function begin() {
+  const known_from = known.done.findIndex((value) => value !== null);
+  return Math.max(0, Math.min(known_from === -1 ? known.at.length : known_from, known.at.length - 30));
 }
 
 function make(place) {

@@ -130,6 +130,7 @@ document.addEventListener("keydown", (event) => {
   if (search) { event.preventDefault(); search.focus(); }
 });
 
+document.querySelector(".nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
 count();
 drawCharts();
 listen();
