@@ -19,6 +19,7 @@ from umbel.events.view import TaskRecord
 from umbel.monitor.changes import Changes
 from umbel.monitor.elections import ElectionBook, LeaseBook
 from umbel.monitor.flow import QueueFlow
+from umbel.monitor.meters import Meters
 from umbel.monitor.rates import SECONDS_MAX, RateBook
 from umbel.monitor.shapes import Happening, Mark
 from umbel.protocol.clock import LamportClock
@@ -65,6 +66,7 @@ class ClusterModel:
         self.receiver = EventReceiver(LamportClock(clock), decode_events)
         self.book = RateBook()
         self.flow = QueueFlow()
+        self.meters = Meters()
         self.elections = ElectionBook()
         self.leases = LeaseBook()
         self.changes = Changes()
@@ -202,24 +204,26 @@ class ClusterModel:
 
     def _measure(self, record: TaskEvent, now: float) -> None:
         """How long it waited and ran, and through which queue it went."""
-        if isinstance(record, TaskSent):
-            self.flow.came(record.queue, now)
-            return
         known = self.state.registers(record.uuid)
         if known is None:
             return
-        if isinstance(record, TaskStarted):
+        name = self.meters.take(record, known)
+        if isinstance(record, TaskSent):
+            self.flow.came(record.queue, now)
+        elif isinstance(record, TaskStarted):
             queued = known.sent or known.received
             if known.sent is not None:
                 self.flow.went(known.sent.queue, now)
             if queued is not None and queued.eta is None:
                 self.book.waited(record.timestamp - queued.timestamp, now)
+                self.meters.waited(name, record.timestamp - queued.timestamp)
         elif record.slot in _ENDED:
             runtime = getattr(record, "runtime", None)
             if runtime is None and known.started is not None:
                 runtime = record.timestamp - known.started.timestamp
             if runtime is not None:
                 self.book.ran(runtime, now)
+                self.meters.ran(name, runtime)
 
 
 def load_of(beat: WorkerBeat) -> float | None:

@@ -9,6 +9,7 @@ Who may look is asked here too when it is mounted: by tokens, by a trusted proxy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 from starlette.applications import Starlette
@@ -19,11 +20,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from umbel.app.app import App
-from umbel.errors import ConfigurationError
-from umbel.web import api, pages
+from umbel.errors import BrokerError, ConfigurationError
+from umbel.web import api, flower, metrics, pages
 from umbel.web.dashboard import Dashboard
 from umbel.web.gate import Gate
-from umbel.web.problems import Problem, answer
+from umbel.web.problems import Problem, Refused, answer
 from umbel.web.settings import WebSettings, check
 from umbel.web.visitors import address_of, end_cookie, set_cookie
 
@@ -49,19 +50,31 @@ def application(dashboard: Dashboard) -> ASGIApp:
 
     found: list[BaseRoute] = [
         *api.routes(dashboard.hub),
+        *flower.routes(dashboard),
+        *metrics.routes(dashboard),
         *_sessions(dashboard),
         Route("/healthcheck", _healthcheck, methods=["GET"]),
         *pages.routes(),
     ]
-    served = Starlette(routes=found, lifespan=life, exception_handlers={HTTPException: _as_problem})
+    handlers: dict[Any, Any] = {
+        HTTPException: _as_problem,
+        Refused: _refused,
+        BrokerError: _unavailable,
+        ConfigurationError: _bad_request,
+        Exception: _fault,
+    }
+    served = Starlette(routes=found, lifespan=life, exception_handlers=handlers)
     served.state.site = dashboard
     return Gate(served, dashboard)
 
 
 def _sessions(dashboard: Dashboard) -> list[BaseRoute]:
     async def begin(request: Request) -> Response:
-        given = request.query_params if request.method == "GET" else await request.form()
-        number, _ = dashboard.visitors.log_in(str(given.get("token", "")), address_of(request.scope))
+        text = (
+            request.url.query if request.method == "GET" else (await request.body()).decode(errors="replace")
+        )
+        (token,) = parse_qs(text).get("token", [""])[:1]
+        number, _ = dashboard.visitors.log_in(token, address_of(request.scope))
         home = f"{request.scope.get('root_path', '')}/"
         return RedirectResponse(home, 303, headers={"Set-Cookie": set_cookie(number, request.scope)})
 
@@ -80,7 +93,22 @@ async def _healthcheck(_request: Request) -> Response:
     return PlainTextResponse("OK")
 
 
-async def _as_problem(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    problem = Problem(title=error.detail, status=error.status_code)
-    return answer(problem, dict(error.headers or {}))
+async def _as_problem(_request: Request, error: HTTPException) -> Response:
+    return answer(Problem(title=error.detail, status=error.status_code), dict(error.headers or {}))
+
+
+async def _refused(_request: Request, error: Refused) -> Response:
+    return answer(error.problem, error.headers)
+
+
+async def _unavailable(_request: Request, error: BrokerError) -> Response:
+    return answer(Problem(title="Broker unavailable", status=503, detail=str(error)))
+
+
+async def _bad_request(_request: Request, error: ConfigurationError) -> Response:
+    return answer(Problem(title="Bad request", status=400, detail=str(error)))
+
+
+async def _fault(_request: Request, _error: Exception) -> Response:
+    """The server logs the error; who asks learns no more than that there was one."""
+    return answer(Problem(title="Internal error", status=500, detail="the dashboard's log says more"))

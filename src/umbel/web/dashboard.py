@@ -264,6 +264,18 @@ class Dashboard:
         rows = [letter_row(one) for one in letters]
         return [msgspec.structs.replace(one, reason=shown(one.reason, LIST_MAX)) for one in rows]
 
+    async def dead_letter_count(self, limit: int) -> int:
+        return len(await self._broker.dead_letters(limit))
+
+    async def log_lag(self) -> dict[str, int]:
+        """By recorder: how many events of the log it has not acknowledged."""
+        if not self._broker.capabilities.event_log:
+            return {}
+        log_state = await self._broker.event_log()
+        return {
+            name: max(0, log_state.last_offset - offset) for name, offset in log_state.acknowledged.items()
+        }
+
     async def schedule(self) -> Schedule:
         if not self._broker.capabilities.leases:
             return Schedule(leader=None, term=0, tasks=[], note="this broker has no leases, so no schedule")

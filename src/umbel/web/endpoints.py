@@ -4,7 +4,7 @@ Routes and the OpenAPI document are both made from `ENDPOINTS`, so neither knows
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from umbel.web.actions import ActionResult, AnyAction, AuditEntry
 from umbel.web.problems import Refused
 from umbel.web.site import PAGE_MAX, Site, Visitor
 
+T = TypeVar("T")
 Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
 
 
@@ -230,7 +231,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )
 
 
-def _found(value: Any, kind: str, name: str) -> Any:
+def _found(value: T | None, kind: str, name: str) -> T:
     if value is None:
         raise Refused(404, "Not Found", f"there is no {kind} {name[:200]!r}, or it was dropped from memory")
     return value

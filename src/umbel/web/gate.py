@@ -3,20 +3,17 @@
 It wraps the whole application, so no handler can forget it.
 """
 
-import logging
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from umbel.errors import BrokerError, ConfigurationError
 from umbel.web.problems import Problem, Refused, answer
 
 if TYPE_CHECKING:
     from umbel.web.dashboard import Dashboard
 
-log = logging.getLogger("umbel.web")
 BODY_MAX = 1_000_000
 PUBLIC = ("/login", "/session", "/healthcheck")
 PUBLIC_BELOW = "/static/"
@@ -61,10 +58,6 @@ class Gate:
             response = await self._admitted(scope, _limited(scope, receive), dressed)
         except Refused as refused:
             response = answer(refused.problem, refused.headers)
-        except BrokerError as error:
-            response = answer(Problem(title="Broker unavailable", status=503, detail=str(error)))
-        except ConfigurationError as error:
-            response = answer(Problem(title="Bad request", status=400, detail=str(error)))
         if response is not None and not started:
             await response(scope, receive, dressed)
 

@@ -61,7 +61,8 @@ class Performer:
     def check(self, action: AnyAction) -> AnyAction:
         """The action with its tasks named one by one; Refused for one that cannot be carried out."""
         if isinstance(action, OnTasks):
-            return self._named(action)
+            named: AnyAction = self._named(action)
+            return named
         if isinstance(action, Stop) and not action.nodes:
             raise Refused(422, "Unprocessable", "name the nodes to stop; all at once are stopped one by one")
         if isinstance(action, RequeueDead | DropDead) and action.every == bool(action.letters):

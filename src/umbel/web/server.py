@@ -1,5 +1,8 @@
 """Serving the dashboard by itself, with uvicorn."""
 
+from collections.abc import Callable
+from socket import socket
+
 import uvicorn
 
 from umbel.app.app import App
@@ -12,9 +15,10 @@ STOP_S = 3
 
 
 class Server(uvicorn.Server):
-    """Says where it can be opened once it can."""
+    """`opened` is called with the first URL once it can be opened."""
 
-    def __init__(self, app: App, settings: WebSettings) -> None:
+    def __init__(self, app: App, settings: WebSettings, opened: Callable[[str], None]) -> None:
+        self._opened = opened
         self.dashboard = Dashboard(app, settings)
         config = uvicorn.Config(
             application(self.dashboard),
@@ -29,6 +33,11 @@ class Server(uvicorn.Server):
             lifespan="on",
         )
         super().__init__(config)
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._opened(self.first_url)
 
     @property
     def address(self) -> str:

@@ -25,7 +25,7 @@ from umbel.wire.signing import Keyring, key_problem, keyring_of, shown_keys
 
 ENVIRONMENT_PREFIX = "UMBEL_"
 # Read by commands, not by the app: they say where to look, not how to behave.
-ENVIRONMENT_RESERVED = frozenset({"UMBEL_APP", "UMBEL_RUN_DIR", "UMBEL_SOAK"})
+ENVIRONMENT_RESERVED = frozenset({"UMBEL_APP", "UMBEL_RUN_DIR", "UMBEL_SOAK", "UMBEL_WEB_STATE"})
 EMBEDDED_FILE = "umbel.db"
 
 

@@ -1,7 +1,5 @@
 """`umbel web`: the dashboard in the browser, and the tokens with which people log in."""
 
-import asyncio
-import sys
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +16,6 @@ from umbel.launch.loading import find_app
 
 if TYPE_CHECKING:
     from umbel.web.journal import Journal
-    from umbel.web.server import Server
 
 PORT = 5555
 STATE_FILE = "umbel-web.db"
@@ -67,7 +64,7 @@ def state_option(function: Any) -> Any:
 )
 @click.option("--no-enable", is_flag=True, help="Do not ask workers to send task events.")
 @click.pass_context
-def command(ctx: click.Context, app_name: str | None, url: str | None, **options: Any) -> int:
+def command(ctx: click.Context, /, app_name: str | None, url: str | None, **options: Any) -> int:
     """Show the cluster in the browser; press Ctrl-C to stop.
 
     Listens on this machine only, unless --host says otherwise. Prints an address with a token that
@@ -109,18 +106,13 @@ def serve(
         proxy_role=Role(proxy_role),
         enable_events=not no_enable,
     )
-    return asyncio.run(_serve(Server(app, settings)))
-
-
-async def _serve(server: "Server") -> int:
-    serving = asyncio.create_task(server.serve())
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.02)
-    if server.started:
-        click.echo(f"umbel web: {server.first_url}", err=True)
-        sys.stderr.flush()
-    await serving
+    server = Server(app, settings, _say_where)
+    server.run()
     return exits.OK if server.started else exits.FAILED
+
+
+def _say_where(url: str) -> None:
+    click.echo(f"umbel web: {url}", err=True)
 
 
 @command.group("token")

@@ -1,0 +1,195 @@
+"""Who may do what (web.md 4 and 6): each way in that must stay shut, tried against a served dashboard."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import time
+
+import pytest
+
+from tests.waiting import wait_until
+from tests.web.serving import Served, serving
+from umbel.app.app import App
+from umbel.errors import ConfigurationError
+from umbel.web import hub
+from umbel.web.roles import Role
+from umbel.web.settings import WebSettings, check
+
+PURGE = {"action": "purge", "queue": "celery"}
+CLIENTS_MAX = 5
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("web")
+    app = App("guarded", broker=f"sqlite:///{home / 'queue.db'}")
+    with serving(app, home / "web.db", clients_max=CLIENTS_MAX) as found:
+        yield found
+
+
+def test_without_a_token_programs_are_refused_and_browsers_sent_to_log_in(served: Served) -> None:
+    with served.client() as client:
+        refused = client.get("/api/v1/nodes")
+        assert refused.status_code == 401
+        assert refused.headers["content-type"] == "application/problem+json"
+        sent = client.get("/tasks", headers={"accept": "text/html"})
+        assert (sent.status_code, sent.headers["location"]) == (303, "/login")
+        assert client.get("/metrics").status_code == 401
+        assert client.post("/api/v1/actions", json=PURGE).status_code == 401
+
+
+def test_a_wrong_or_ended_token_is_refused_and_guessing_is_slowed(served: Served) -> None:
+    ended = served.token(Role.ADMIN, expires_at=time() - 1)
+    with served.client(ended) as client:
+        assert client.get("/api/v1/me").status_code == 401
+    with served.client("umbel_wrong") as client:
+        answers = [client.get("/api/v1/me").status_code for _ in range(30)]
+    assert answers[0] == 401 and answers[-1] == 429
+    served.dashboard.visitors._guesses.clear()
+
+
+def test_a_removed_token_is_worth_nothing_at_once(served: Served) -> None:
+    with served.client(served.token(Role.VIEWER, name="gone")) as client:
+        assert client.get("/api/v1/me").json()["role"] == "viewer"
+        assert served.dashboard.journal.remove_token("gone")
+        assert client.get("/api/v1/me").status_code == 401
+    served.dashboard.visitors._guesses.clear()
+
+
+def test_the_one_time_url_logs_in_once(served: Served) -> None:
+    with served.client() as client:
+        first = client.get(served.first_url)
+        assert first.status_code == 303
+        cookie = first.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        assert client.get("/api/v1/me").json()["role"] == "admin"
+    with served.client() as other:
+        assert other.get(served.first_url).status_code == 401
+
+
+def test_a_viewers_change_is_refused_and_audited(served: Served) -> None:
+    with served.browser(Role.VIEWER) as viewer:
+        refused = viewer.post("/api/v1/actions", json=PURGE)
+        assert refused.status_code == 403 and "admin" in refused.json()["detail"]
+        (newest, *_) = viewer.get("/api/v1/audit", params={"limit": 1}).json()
+    assert (newest["action"], newest["status"], newest["role"]) == ("purge", "refused", "viewer")
+    with served.browser(Role.OPERATOR) as operator:
+        assert operator.post("/api/v1/actions", json=PURGE).status_code == 403
+
+
+def test_a_change_from_another_site_is_refused(served: Served) -> None:
+    with served.browser() as browser:
+        for origin in ("https://evil.example", "null", f"{served.url}.evil.example"):
+            refused = browser.post("/api/v1/actions", json=PURGE, headers={"origin": origin})
+            assert refused.status_code == 403, origin
+        del browser.headers["origin"]
+        assert browser.post("/api/v1/actions", json=PURGE).status_code == 403
+    with served.client(served.token(Role.ADMIN), origin="https://evil.example") as program:
+        assert program.post("/api/v1/actions", json=PURGE).status_code == 403
+
+
+def test_a_change_without_the_csrf_token_is_refused(served: Served) -> None:
+    with served.browser() as browser, served.browser() as other:
+        assert browser.post("/api/v1/actions", json=PURGE).status_code == 200
+        for wrong in ("", "x", other.headers["x-csrf-token"]):
+            refused = browser.post("/api/v1/actions", json=PURGE, headers={"x-csrf-token": wrong})
+            assert refused.status_code == 403, wrong
+
+
+def test_logging_out_ends_the_session(served: Served) -> None:
+    with served.browser() as browser:
+        kept = f"umbel_session={browser.cookies['umbel_session']}"
+        assert browser.post("/session/end").status_code == 303
+    with served.client(cookie=kept) as thief:
+        assert thief.get("/api/v1/me").status_code == 401
+
+
+def test_every_answer_forbids_scripts_of_others_framing_and_sharing(served: Served) -> None:
+    with served.client(origin="https://evil.example") as client:
+        for path in ("/healthcheck", "/api/v1/me", "/nothing", "/login"):
+            headers = client.get(path).headers
+            assert "default-src 'self'" in headers["content-security-policy"], path
+            assert "frame-ancestors 'none'" in headers["content-security-policy"]
+            assert headers["x-frame-options"] == "DENY" and headers["x-content-type-options"] == "nosniff"
+            assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../web.db", "/static/%2e%2e/%2e%2e/etc/passwd", "/static//etc/passwd", "/..%2fweb.db"]
+)
+def test_no_path_leads_out_of_the_static_files(served: Served, path: str) -> None:
+    with socket.create_connection(served.url.removeprefix("http://").split(":")) as raw:  # httpx tidies paths
+        raw.sendall(f"GET {path} HTTP/1.0\r\nHost: x\r\n\r\n".encode())
+        status = raw.recv(100).split()[1]
+    assert status in (b"401", b"404", b"303")
+
+
+def test_too_much_is_refused(served: Served) -> None:
+    with served.client(served.token(Role.ADMIN)) as client:
+        too_large = client.post("/api/v1/actions", content=b"x" * 1_100_000)
+        assert too_large.status_code == 413
+        assert client.post("/api/v1/actions", content=b"action=purge").status_code == 415
+        assert client.post("/api/v1/actions", json={"action": "purge"}).status_code == 400
+        assert client.post("/api/v1/actions", json={"action": "burn"}).status_code == 400
+
+
+def test_only_so_many_streams_are_open(served: Served) -> None:
+    token = served.token(Role.VIEWER)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(served.stream(token)) for _ in range(60)]
+        found = [raw.recv(12).split()[1] for raw in opened]
+    assert found.count(b"200") == CLIENTS_MAX and found.count(b"503") == 60 - CLIENTS_MAX
+    wait_until(lambda: served.dashboard.hub.clients == 0, what="streams to be closed")
+
+
+def test_a_client_that_does_not_read_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "SLOW_S", 0.2)
+    token, changes = served.token(Role.VIEWER), served.dashboard.cluster.model.changes
+    before = served.dashboard.hub.dropped
+    with served.stream(token, read_bytes=2048):
+
+        def is_dropped() -> bool:
+            for number in range(100):
+                changes.note("tasks", f"{number}".rjust(4000, "x"))
+            return served.dashboard.hub.dropped > before
+
+        wait_until(is_dropped, deadline_s=60.0, what="the client to be dropped")
+    wait_until(lambda: served.dashboard.hub.clients == 0, what="its place to be free")
+
+
+def test_a_proxys_header_is_read_from_listed_addresses_only(tmp_path: Path) -> None:
+    app = App("proxied", broker=f"sqlite:///{tmp_path / 'queue.db'}")
+    for proxies, status in ((("127.0.0.1",), 200), (("10.0.0.0/8",), 401)):
+        with (
+            serving(app, tmp_path / "web.db", proxies=proxies, proxy_role=Role.OPERATOR) as found,
+            found.client(x_forwarded_user="ann") as client,
+        ):
+            answer = client.get("/api/v1/me")
+            assert answer.status_code == status
+            if status == 200:
+                assert (answer.json()["name"], answer.json()["role"]) == ("ann", "operator")
+                change = client.post("/api/v1/actions", json={"action": "mark", "text": "v1"})
+                assert (
+                    change.status_code == 403
+                )  # any site can have a proxy's cookie sent: CSRF holds here too
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "dashboard.example"])
+def test_a_public_address_needs_a_way_to_log_in(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="token add"):
+        check(WebSettings(host=host), named_tokens=0)
+    with pytest.raises(ConfigurationError, match="loopback"):
+        check(WebSettings(host=host, login=False), named_tokens=5)
+    check(WebSettings(host=host), named_tokens=1)
+    check(WebSettings(host=host, proxies=("10.0.0.1",)), named_tokens=0)
+    with pytest.raises(ConfigurationError, match="neither an address nor a network"):
+        check(WebSettings(host=host, proxies=("proxy.example",)), named_tokens=0)
+
+
+def test_without_login_only_the_machines_own_names_are_answered(tmp_path: Path) -> None:
+    app = App("open", broker=f"sqlite:///{tmp_path / 'queue.db'}")
+    with serving(app, tmp_path / "web.db", login=False) as found, found.client() as client:
+        assert client.get("/api/v1/me").json()["role"] == "admin"
+        rebound = client.get("/api/v1/me", headers={"host": "evil.example"})
+        assert rebound.status_code == 403
