@@ -58,7 +58,7 @@ class Feed:
 
     @property
     def problem(self) -> str:
-        return next(iter(self._problems.values()), "")
+        return next(reversed(self._problems.values()), "")
 
     def report(self, name: str, problem: str) -> None:
         """What is wrong with a part of it; "": nothing any more."""
