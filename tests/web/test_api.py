@@ -334,15 +334,20 @@ def test_flowers_paths_answer_in_flowers_shape(cluster: Cluster, api: httpx.Clie
 
 def test_prometheus_reads_the_metrics(cluster: Cluster, api: httpx.Client) -> None:
     ended(api, cluster.app.tasks["web_tasks.add"].delay(5, 5).id)
-    read = {one.name: one for one in text_string_to_metric_families(api.get("/metrics").text)}
     samples = {
-        (one.name, *one.labels.values()): one.value for family in read.values() for one in family.samples
+        (one.name, tuple(sorted(one.labels.items()))): one.value
+        for family in text_string_to_metric_families(api.get("/metrics").text)
+        for one in family.samples
     }
-    assert samples["umbel_tasks_total", "web_tasks.add", "succeeded"] >= 1
-    assert samples["umbel_task_run_seconds_count", "web_tasks.add"] >= 1
-    assert samples["umbel_nodes", "alive"] == 1
+
+    def value(name: str, **labels: str) -> float:
+        return samples[name, tuple(sorted(labels.items()))]
+
+    assert value("umbel_tasks_total", task="web_tasks.add", end="succeeded") >= 1
+    assert value("umbel_task_run_seconds_count", task="web_tasks.add") >= 1
+    assert value("umbel_nodes", state="alive") == 1
     node = next(one["node"] for one in api.get("/api/v1/nodes").json() if one["state"] == "alive")
-    assert samples["umbel_leader", "scheduler", node] == 1
-    assert samples["umbel_node_children", node] >= 1 and samples["flower_worker_online", node] == 1
-    assert samples["flower_events_total", node, "task-succeeded", "web_tasks.add"] >= 1
-    assert samples["umbel_web_hears_cluster",] == 1
+    assert value("umbel_leader", lease="scheduler", node=node) == 1
+    assert value("umbel_node_children", node=node) >= 1 and value("flower_worker_online", worker=node) == 1
+    assert value("flower_events_total", worker=node, type="task-succeeded", task="web_tasks.add") >= 1
+    assert value("umbel_web_hears_cluster") == 1
