@@ -106,8 +106,8 @@ def known(*events: dict[str, Any]) -> ClusterState:
 
 def test_the_critical_path_of_a_chord_runs_through_its_slowest_part() -> None:
     def ran(uuid: str, parent: str | None, start: float, end: float) -> list[dict[str, Any]]:
-        shared = {"uuid": uuid, "retries": 0}
-        described = {"name": uuid, "root_id": "root", "parent_id": parent}
+        shared: dict[str, Any] = {"uuid": uuid, "retries": 0}
+        described: dict[str, Any] = {"name": uuid, "root_id": "root", "parent_id": parent}
         return [
             told("task-received", NOW + start, 1, **shared, **described),
             told("task-started", NOW + start, 2, **shared),
