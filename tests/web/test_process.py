@@ -51,5 +51,7 @@ def test_tokens_are_made_listed_and_removed(tmp_path: Path) -> None:
         assert (listed["name"], listed["role"]) == ("ci", "operator")
         assert cluster.umbel("web", "token", "rm", "ci").returncode == 0
         assert cluster.umbel("web", "token", "rm", "ci", check=False).returncode == 3
+        assert cluster.umbel("mark", "v1.4").returncode == 0
+        assert cluster.umbel("mark", "x" * 300, check=False).returncode == 2
         refused = cluster.umbel("web", "--host", "0.0.0.0", check=False)
         assert refused.returncode == 2 and "umbel web token add" in refused.stderr

@@ -2,12 +2,14 @@
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from time import time
 from typing import Any
 
 import pytest
 
+from tests.waiting import wait_until
 from umbel.app.app import App
 from umbel.errors import ConfigurationError
 from umbel.monitor.rates import Step
@@ -36,10 +38,8 @@ def told(type_name: str, uuid: str, **fields: Any) -> bytes:
     return encode_event({**envelope, "retries": 0, **fields})
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 (what is waited for is in a file)
-            await asyncio.sleep(0.02)
+async def until(condition: Callable[[], Any]) -> None:
+    await asyncio.to_thread(wait_until, lambda: condition() or None, deadline_s=30, what="what is shown")
 
 
 def test_the_last_hour_and_the_audit_are_shown_again_after_a_kill(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def state_option(function: Any) -> Any:
     show_default=True,
     help="Role of users that a trusted proxy names.",
 )
-@click.option(WITH_PARENT, is_flag=True, hidden=True, help="End when standard input closes.")
+@click.option(WITH_PARENT, is_flag=True, help="End when standard input closes, as it does with the parent.")
 @click.option("--no-enable", is_flag=True, help="Do not ask workers to send task events.")
 @click.pass_context
 def command(ctx: click.Context, /, app_name: str | None, url: str | None, **options: Any) -> int:
