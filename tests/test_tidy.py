@@ -28,6 +28,7 @@ MAY_SLEEP = {
     "tests/waiting.py",
     "tests/scenarios/green_tasks.py",
     "tests/scenarios/greenlet_tasks.py",
+    "tests/web/web_tasks.py",
 }
 
 NEW_IN_PYTHON = {"annotationlib"}  # standard library that an older Python does not name

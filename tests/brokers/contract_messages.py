@@ -76,6 +76,22 @@ class MessagesContract:
 
         run(scenario())
 
+    def test_dead_letters_are_dropped_by_their_ids(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                await broker.publish(outgoing("a", "b", "c"))
+                taken = await take_in_time(broker, 3, what="three messages")
+                await broker.settle([Bury(one.tag, "broken") for one in taken])
+                ids = {one.message.body: one.letter_id for one in await broker.dead_letters()}
+                assert await broker.drop_dead([ids[b"a"], ids[b"c"]]) == 2
+                (left,) = await broker.dead_letters()
+                assert left.message.body == b"b"
+                assert await broker.drop_dead([ids[b"a"]]) == 0
+                assert await broker.requeue_dead([left.letter_id]) == 1
+                assert texts(await take_in_time(broker, 1, what="the letter that was left")) == ["b"]
+
+        run(scenario())
+
     def test_a_message_that_is_sent_again_is_marked(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster import Cluster
 from tests.waiting import wait_until
@@ -14,6 +15,12 @@ from tests.web.serving import Served, serving
 from umbel.web.roles import Role
 
 TASKS_FILE = Path(__file__).parent / "web_tasks.py"
+FLOWERS_FIELDS = {  # of a task, as Flower 2.2 answers
+    *("uuid", "name", "state", "received", "sent", "started", "rejected", "succeeded", "failed", "retried"),
+    *("revoked", "args", "kwargs", "eta", "expires", "retries", "worker", "result", "exception", "timestamp"),
+    *("runtime", "traceback", "exchange", "routing_key", "clock", "client", "root", "root_id", "parent"),
+    *("parent_id", "children"),
+}
 READY = ("SUCCESS", "FAILURE", "REVOKED")
 
 
@@ -299,3 +306,48 @@ def test_a_node_that_is_stopped_has_left_and_the_sentence_says_so(
     kinds = [one["kind"] for one in api.get("/api/v1/happenings").json() if one["subject"] == name]
     assert kinds[0] == "joined" and kinds[-1] == "left"
     assert api.get("/api/v1/overview").json()["health"]["sentence"] == "The only worker answers."
+
+
+def test_flowers_paths_answer_in_flowers_shape(cluster: Cluster, api: httpx.Client) -> None:
+    sent = cluster.app.tasks["web_tasks.add"].delay(4, 4)
+    ended(api, sent.id)
+    workers = api.get("/api/workers").json()
+    node = next(one for one in workers if one.startswith("w1@"))
+    assert {"stats", "active_queues", "registered", "conf", "timestamp"} <= workers[node].keys()
+    assert api.get("/api/workers", params={"status": 1}).json()[node] is True
+    assert "active" in api.get("/api/workers", params={"workername": node}).json()[node]
+    assert api.get("/api/workers", params={"workername": "x"}).status_code == 404
+    listed = api.get(
+        "/api/tasks", params={"taskname": "web_tasks.add", "sort_by": "-received", "limit": 3}
+    ).json()
+    assert len(listed) == 3 and sent.id in listed
+    info = api.get(f"/api/task/info/{sent.id}").json()
+    assert info == listed[sent.id]
+    assert (info["uuid"], info["state"], info["result"], info["worker"]) == (sent.id, "SUCCESS", "8", node)
+    assert info.keys() >= FLOWERS_FIELDS
+    assert api.get("/api/task/info/unknown").status_code == 404
+    assert api.get("/api/tasks", params={"sort_by": "weight"}).status_code == 400
+    queues = api.get("/api/queues/length").json()["active_queues"]
+    assert {"name", "messages"} == queues[0].keys()
+    assert api.get("/healthcheck").text == "OK"
+
+
+def test_prometheus_reads_the_metrics(cluster: Cluster, api: httpx.Client) -> None:
+    ended(api, cluster.app.tasks["web_tasks.add"].delay(5, 5).id)
+    samples = {
+        (one.name, tuple(sorted(one.labels.items()))): one.value
+        for family in text_string_to_metric_families(api.get("/metrics").text)
+        for one in family.samples
+    }
+
+    def value(name: str, **labels: str) -> float:
+        return samples[name, tuple(sorted(labels.items()))]
+
+    assert value("umbel_tasks_total", task="web_tasks.add", end="succeeded") >= 1
+    assert value("umbel_task_run_seconds_count", task="web_tasks.add") >= 1
+    assert value("umbel_nodes", state="alive") == 1
+    node = next(one["node"] for one in api.get("/api/v1/nodes").json() if one["state"] == "alive")
+    assert value("umbel_leader", lease="scheduler", node=node) == 1
+    assert value("umbel_node_children", node=node) >= 1 and value("flower_worker_online", worker=node) == 1
+    assert value("flower_events_total", worker=node, type="task-succeeded", task="web_tasks.add") >= 1
+    assert value("umbel_web_hears_cluster") == 1

@@ -17,7 +17,7 @@ def pay(amount: int, password: str = "") -> None:
     raise ValueError(f"card refused, token={'s3cr3t' * 3} {amount}")
 
 
-@app.task(sensitive=["pin"])
+@app.task(sensitive=("pin",))
 def secret(pin: str) -> str:
     return "paid"
 

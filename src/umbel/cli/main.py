@@ -38,6 +38,7 @@ COMMANDS = {
     "task": Lazy("tasks.task", "Show all events of a task, in causal order."),
     "history": Lazy("history.group", "Build tables from recorded events and query them: rows, SQL, report."),
     "top": Lazy("cluster.top", "Watch the cluster in the terminal: members, queues, tasks."),
+    "mark": Lazy("cluster.mark", "Set a mark on the charts, as for a deploy."),
     "web": Lazy("run.web", "Watch and steer the cluster in the browser."),
     "health": Lazy("run.health", "Check whether the workers on this machine are healthy."),
     "doctor": Lazy("run.doctor", "Check this machine and the app's settings."),

@@ -58,7 +58,7 @@ class Feed:
 
     @property
     def problem(self) -> str:
-        return next(iter(self._problems.values()), "")
+        return next(reversed(self._problems.values()), "")
 
     def report(self, name: str, problem: str) -> None:
         """What is wrong with a part of it; "": nothing any more."""
@@ -103,7 +103,14 @@ class Feed:
         destination = [node] if node is not None else list(nodes) or None
         await self._asker.tell(command, arguments, destination=destination)
 
-    async def revoke(self, uuid: str | Sequence[str], *, terminate: bool, signal: str = "SIGTERM") -> Answers:
+    async def revoke(
+        self,
+        uuid: str | Sequence[str],
+        *,
+        terminate: bool,
+        signal: str = "SIGTERM",
+        timeout_s: float = ASK_S,
+    ) -> Answers:
         """The tasks never start, and with `terminate` end if they run."""
         now = time()
         ids = [uuid] if isinstance(uuid, str) else list(uuid)
@@ -111,7 +118,7 @@ class Feed:
         arguments: dict[str, Any] = {"task_id": ids, "recorded": True}
         if terminate:
             arguments |= {"terminate": True, "signal": signal}
-        return await self.ask("revoke", arguments)
+        return await self.ask("revoke", arguments, timeout_s=timeout_s)
 
     async def _listen_on(self) -> None:
         while True:

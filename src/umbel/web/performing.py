@@ -13,7 +13,7 @@ import msgspec
 
 from umbel.app.app import App
 from umbel.brokers.interface import Broker
-from umbel.errors import TaskError, UmbelError
+from umbel.errors import UmbelError
 from umbel.launch.timetable import change_pauses
 from umbel.monitor.cluster import KnownCluster
 from umbel.monitor.messages import letter_row
@@ -73,13 +73,8 @@ class Performer:
 
     async def perform(self, action: AnyAction) -> Outcome:
         match action:
-            case Revoke():
-                return _answered(
-                    await self._cluster.feed.revoke(action.ids, terminate=False), len(action.ids)
-                )
-            case Terminate():
-                told = self._cluster.feed.revoke(action.ids, terminate=True, signal=action.signal)
-                return _answered(await told, len(action.ids))
+            case Revoke() | Terminate():
+                return await self._revoke(action)
             case Retry():
                 return await self._retry(action.ids)
             case Purge():
@@ -121,6 +116,12 @@ class Performer:
             detail = f"{len(found)} tasks match now, not {action.expected}; look again"
             raise Refused(409, "Conflict", detail)
         return msgspec.structs.replace(action, ids=found, match=None, expected=None)
+
+    async def _revoke(self, action: Revoke | Terminate) -> Outcome:
+        ends = isinstance(action, Terminate)
+        signal = action.signal if isinstance(action, Terminate) else ""
+        told = self._cluster.feed.revoke(action.ids, terminate=ends, signal=signal, timeout_s=ASK_S)
+        return _answered(await told, len(action.ids))
 
     async def _retry(self, ids: Sequence[str]) -> Outcome:
         refused: dict[str, str] = {}
@@ -182,7 +183,7 @@ class Performer:
         elect = partial(self._app.control.election, action.id, action.topic, action.argument, timeout=0)
         try:
             outcome = await asyncio.to_thread(elect)
-        except (TaskError, ValueError) as error:
+        except (UmbelError, TypeError, ValueError) as error:
             return {"problem": str(error)}
         return {"count": 1, "replies": {"election": {"state": outcome.state, "winner": outcome.winner}}}
 

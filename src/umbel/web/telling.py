@@ -20,10 +20,10 @@ class TellingBroker(FanOut, EventLog, Protocol):
 class Teller:
     """Its events carry the clock of who listens, so they come after what it had heard."""
 
-    def __init__(self, broker: TellingBroker, clock: LamportClock) -> None:
+    def __init__(self, broker: TellingBroker, clock: LamportClock, name: str = "web") -> None:
         self._broker = broker
         self._stamper = EventStamper(
-            hostname=f"web@{socket.gethostname()}",
+            hostname=f"{name}@{socket.gethostname()}",
             pid=os.getpid(),
             incarnation=time_ns() // 1000,
             clock=clock,

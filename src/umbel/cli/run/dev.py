@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ import click
 from umbel.cli import exits
 from umbel.cli.history.lake import can_record
 from umbel.cli.options import app_option
+from umbel.cli.run.web_process import web_command
 
 LOOK_EVERY_S = 0.3
 FILES_MAX = 20_000
@@ -35,13 +37,24 @@ Files = Mapping[Path, int]
     "--record/--no-record", default=None, help="Record history; default: if umbel[history] is installed."
 )
 @click.option(
+    "--web/--no-web", default=None, help="Serve the dashboard; default: if umbel[web] is installed."
+)
+@click.option("--web-port", type=click.IntRange(0, 65_535), default=5555, show_default=True)
+@click.option(
     "--lake",
     metavar="DIR",
     envvar="UMBEL_HISTORY_LAKE",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of the history; default: the app's history_lake, else umbel-lake.",
 )
-def command(app_name: str | None, concurrency: int, record: bool | None, lake: Path | None) -> int:
+def command(
+    app_name: str | None,
+    concurrency: int,
+    record: bool | None,
+    web: bool | None,
+    web_port: int,
+    lake: Path | None,
+) -> int:
     """Develop tasks: the embedded broker, periodic tasks and a worker that restarts on change.
 
     Finds ./tasks.py or ./app.py by itself. Press Ctrl-C to stop.
@@ -54,7 +67,9 @@ def command(app_name: str | None, concurrency: int, record: bool | None, lake: P
         environment["UMBEL_HISTORY_LAKE"] = str(lake)
     _say(f"watching {Path.cwd()}")
     _say("send a task from another terminal: umbel call NAME; press Ctrl-C to stop")
-    dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags], environment)
+    is_shown = web if web is not None else find_spec("uvicorn") is not None
+    dashboard = web_command(app_name, "--port", str(web_port)) if is_shown else None
+    dev = Dev(Path.cwd(), [*(["-A", app_name] if app_name else []), *flags], environment, dashboard)
     # SIGTERM and a closed terminal end it as Ctrl-C does.
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.default_int_handler)
@@ -63,13 +78,23 @@ def command(app_name: str | None, concurrency: int, record: bool | None, lake: P
     except KeyboardInterrupt:
         _say("stopping")
     finally:
-        dev.stop()
+        dev.close()
     return exits.OK
 
 
 class Dev:
-    def __init__(self, folder: Path, arguments: list[str], environment: Mapping[str, str]) -> None:
+    """`dashboard`: the command that serves it. It is not restarted with the worker: people stay logged in."""
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        dashboard: list[str] | None = None,
+    ) -> None:
         self._folder, self._environment = folder, environment
+        self._dashboard = dashboard
+        self._web: subprocess.Popen[bytes] | None = None
         self._command = [sys.executable, "-m", "umbel.cli.main", "worker", *arguments]
         self._worker: subprocess.Popen[bytes] | None = None
 
@@ -102,7 +127,25 @@ class Dev:
                 continue
             return
 
+    def close(self) -> None:
+        """Stop the worker and the dashboard."""
+        self.stop()
+        if self._web is not None:
+            self._web.terminate()
+            try:
+                self._web.wait(timeout=STOP_S)
+            except subprocess.TimeoutExpired:
+                self._web.kill()
+
     def _start(self) -> None:
+        if self._dashboard is not None and (self._web is None or self._web.poll() is not None):
+            self._web = subprocess.Popen(
+                self._dashboard,
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.PIPE,  # it closes with us, and the dashboard ends
+                process_group=0,
+            )
         # A separate process group: Ctrl-C in the terminal reaches us, and we signal the worker, once.
         self._worker = subprocess.Popen(
             self._command,
@@ -113,6 +156,9 @@ class Dev:
         )
 
     def _look_after(self) -> None:
+        if self._web is not None and self._web.poll() is not None and self._web.returncode:
+            _say(f"the dashboard exited with code {self._web.returncode}; it restarts at the next change")
+            self._web = None
         if self._worker is not None and self._worker.poll() is not None:
             _say(f"the worker exited with code {self._worker.returncode}; it restarts at the next change")
             self._worker = None

@@ -11,6 +11,7 @@ import click
 from umbel.app.app import App
 from umbel.cli import exits
 from umbel.cli.options import app_option, broker_option, json_option
+from umbel.cli.run.web_process import WITH_PARENT, end_with_parent
 from umbel.cli.show.printing import print_json, print_table
 from umbel.launch.loading import find_app
 
@@ -62,6 +63,7 @@ def state_option(function: Any) -> Any:
     show_default=True,
     help="Role of users that a trusted proxy names.",
 )
+@click.option(WITH_PARENT, is_flag=True, help="End when standard input closes, as it does with the parent.")
 @click.option("--no-enable", is_flag=True, help="Do not ask workers to send task events.")
 @click.pass_context
 def command(ctx: click.Context, /, app_name: str | None, url: str | None, **options: Any) -> int:
@@ -89,8 +91,11 @@ def serve(
     proxy_header: str,
     proxy_role: str,
     no_enable: bool,
+    with_parent: bool,
 ) -> int:
     require_web()
+    if with_parent:
+        end_with_parent()
     from umbel.web.roles import Role
     from umbel.web.server import Server
     from umbel.web.settings import WebSettings

@@ -25,6 +25,8 @@ from umbel.cli.run.celery_options import (
     take_idle,
     without_queues,
 )
+from umbel.cli.run.web import require_web
+from umbel.cli.run.web_process import dashboard_beside, web_command
 from umbel.launch.loading import find_app
 from umbel.launch.native import NativeProject
 from umbel.launch.workers import make_worker, node_name
@@ -124,6 +126,13 @@ log = logging.getLogger("umbel.worker")
     metavar="SIZE",
     help="Replace a child process that uses more, after its task; in KiB, or with a unit: 200MB.",
 )
+@click.option(
+    "--web",
+    "web_port",
+    type=click.IntRange(0, 65_535),
+    metavar="PORT",
+    help="Serve the dashboard there too, on this machine, in a process beside the worker.",
+)
 @click.option("--record", metavar="DIR", help="Record the cluster's history there if no other recorder runs.")
 @click.option(
     "--autoscale",
@@ -142,6 +151,7 @@ def command(
     loglevel: str | None,
     logfile: str | None,
     record: str | None,
+    web_port: int | None,
     purge: bool,
     run_directory: Path | None,
     as_json: bool,
@@ -163,6 +173,11 @@ def command(
     project = found.project or NativeProject(found.app)
     settings = without_queues(override(project.settings(node), **flags, **recorded), exclude_queues)
 
+    dashboard = None
+    if web_port is not None:
+        require_web()
+        dashboard = web_command(app_name, "--port", str(web_port))
+
     async def run() -> None:
         for note in notes:
             log.info(note)
@@ -177,7 +192,8 @@ def command(
         )
         if purge:
             await _purge(project.for_broker(settings), settings)
-        await worker.run()
+        async with dashboard_beside(dashboard):
+            await worker.run()
 
     with (
         pid_file(pidfile),

@@ -1,0 +1,57 @@
+"""`umbel worker --web`: the dashboard is a process beside the worker, restarted and ended with it."""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.cluster import Cluster
+from tests.waiting import wait_until
+
+TASKS_FILE = Path(__file__).parent / "web_tasks.py"
+
+
+def test_the_dashboard_is_restarted_when_it_dies_and_ends_with_a_killed_worker(tmp_path: Path) -> None:
+    with Cluster(tmp_path, TASKS_FILE) as cluster:
+        worker = cluster.start_worker("w1", "-c", "1", "--web", "0")
+
+        def dashboard() -> psutil.Process | None:
+            found = [one for one in psutil.Process(worker.pid).children() if "web" in one.cmdline()]
+            return found[0] if found else None
+
+        def urls() -> list[str]:
+            return [
+                line.split()[-1] for line in cluster.log("w1").splitlines() if line.startswith("umbel web:")
+            ]
+
+        first = wait_until(dashboard, deadline_s=60, what="the dashboard's process")
+        (url,) = wait_until(urls, deadline_s=60, what="its address")
+        assert url.startswith("http://127.0.0.1:")
+        with httpx.Client() as client:
+            assert client.get(url).status_code == 303
+            assert client.get(f"{url.partition('/session')[0]}/api/v1/me").json()["role"] == "admin"
+        os.kill(first.pid, signal.SIGKILL)
+        wait_until(lambda: len(urls()) == 2, deadline_s=60, what="another dashboard")
+        second = dashboard()
+        assert second is not None and second.pid != first.pid
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_until(
+            lambda: not second.is_running() or second.status() == "zombie", deadline_s=30, what="its end"
+        )
+
+
+def test_tokens_are_made_listed_and_removed(tmp_path: Path) -> None:
+    with Cluster(tmp_path, TASKS_FILE) as cluster:
+        made = cluster.umbel("web", "token", "add", "ci", "--role", "operator").stdout.strip()
+        assert made.startswith("umbel_")
+        assert made not in (tmp_path / "umbel-web.db").read_bytes().decode("latin-1")
+        (listed,) = cluster.umbel_json("web", "token", "ls")
+        assert (listed["name"], listed["role"]) == ("ci", "operator")
+        assert cluster.umbel("web", "token", "rm", "ci").returncode == 0
+        assert cluster.umbel("web", "token", "rm", "ci", check=False).returncode == 3
+        assert cluster.umbel("mark", "v1.4").returncode == 0
+        assert cluster.umbel("mark", "x" * 300, check=False).returncode == 2
+        refused = cluster.umbel("web", "--host", "0.0.0.0", check=False)
+        assert refused.returncode == 2 and "umbel web token add" in refused.stderr

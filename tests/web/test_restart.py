@@ -1,0 +1,163 @@
+"""A dashboard that is killed and started again: the audit, the last hour, and what was heard."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pytest
+
+from tests.waiting import wait_until
+from umbel.app.app import App
+from umbel.errors import ConfigurationError
+from umbel.monitor.rates import Step
+from umbel.monitor.shapes import Happening, Mark, TaskFilter
+from umbel.web import journal as journal_module
+from umbel.web.actions import AuditEntry, MarkMoment, Purge
+from umbel.web.dashboard import Dashboard
+from umbel.web.journal import Journal
+from umbel.web.problems import Refused
+from umbel.web.roles import Role
+from umbel.web.settings import WebSettings
+from umbel.web.site import Visitor
+from umbel.web.tokens import Token
+from umbel.wire.event import encode_event
+
+ANN = Visitor(name="ann", role=Role.ADMIN, csrf="", address="127.0.0.1")
+
+
+def dashboard_in(home: Path) -> Dashboard:
+    app = App("again", broker=f"sqlite:///{home / 'queue.db'}")
+    return Dashboard(app, WebSettings(state_file=home / "web.db"))
+
+
+def told(type_name: str, uuid: str, **fields: Any) -> bytes:
+    envelope = {"type": type_name, "uuid": uuid, "hostname": "w@h", "pid": 1, "clock": 3, "timestamp": time()}
+    return encode_event({**envelope, "retries": 0, **fields})
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    await asyncio.to_thread(wait_until, lambda: condition() or None, deadline_s=30, what="what is shown")
+
+
+def test_the_last_hour_and_the_audit_are_shown_again_after_a_kill(tmp_path: Path) -> None:
+    async def before() -> int:
+        site = dashboard_in(tmp_path)
+        await site.start()
+        await until(lambda: not site.problem)
+        site.feed.heard(body := told("task-failed", "t1", exception="ValueError()"), time())
+        site.cluster.model.take(body, time())
+        site.cluster.model.happened(Happening(at=time(), kind="lost", subject="w@h"))
+        await site.act(ANN, MarkMoment(text="v1.4"))
+        await until(lambda: site.cluster.model.marks)
+        result = await site.act(ANN, Purge(queue="celery"))
+        await site._write()
+        running, site._running = site._running, None
+        assert running is not None
+        running.cancel()  # nothing is closed in good order
+        await asyncio.wait([running])
+        return result.audit_id
+
+    async def after(audit_id: int) -> None:
+        site = dashboard_in(tmp_path)
+        await site.start()
+        await until(lambda: site.task("t1") is not None)
+        assert [one.uuid for one in site.tasks(TaskFilter(state="FAILURE")).tasks] == ["t1"]
+        assert sum(one or 0 for one in site.rates().failed) == 1  # joined, not counted again
+        assert [one.text for one in site.rates().marks] == ["v1.4"]
+        assert [one.kind for one in site.happenings()] == ["lost"]
+        newest, older = site.audit()
+        assert (newest.id, newest.action, newest.status, newest.who) == (audit_id, "purge", "done", "ann")
+        assert older.action == "mark"
+        await site.stop()
+
+    asyncio.run(after(asyncio.run(before())))
+
+
+def test_an_action_is_on_disk_before_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        site = dashboard_in(tmp_path)
+        await site.start()
+        await until(lambda: not site.problem)
+        seen: list[str] = []
+
+        async def killed(_action: object) -> dict[str, Any]:
+            other = sqlite3.connect(tmp_path / "web.db")
+            seen.extend(body.decode() for (body,) in other.execute("SELECT body FROM audit"))
+            other.close()
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(site._performer, "perform", killed)
+        with pytest.raises(asyncio.CancelledError):
+            await site.act(ANN, Purge(queue="celery"))
+        assert len(seen) == 1 and '"status":"sent"' in seen[0]
+        await site.stop()
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_done_that_cannot_be_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        site = dashboard_in(tmp_path)
+
+        def full(_entry: object) -> int:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        monkeypatch.setattr(site.journal, "begin", full)
+        with pytest.raises(Refused, match="cannot be audited"):
+            await site.act(ANN, Purge(queue="celery"))
+        await site.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_that_is_away_is_waited_for_and_said(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        app = App("away", broker="redis://127.0.0.1:1/0")
+        site = Dashboard(app, WebSettings(state_file=tmp_path / "web.db"))
+        await site.start()
+        await until(lambda: site.problem not in ("", "connecting"))
+        health = site.overview().health
+        assert health.level == "bad" and "does not hear the cluster" in health.sentence
+        result = await site.act(ANN, Purge(queue="celery"))
+        assert not result.done and result.problem
+        assert site.audit()[0].status == "failed"
+        await site.stop()
+
+    asyncio.run(scenario())
+
+
+def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "HEARD_BYTES_MAX", 2000)
+    monkeypatch.setattr(journal_module, "HEARD_AT_ONCE", 2)
+    monkeypatch.setattr(journal_module, "AUDIT_MAX", 10)
+    kept, now = Journal(tmp_path / "web.db"), time()
+    old = [(now - 4000, b"old"), (now - 4000, b"older")]
+    kept.write_hour(old, [Step(int(now) - 4000)], [Mark(at=now - 4000, text="old")], now)
+    assert not list(kept.heard(0)) and not kept.steps(0) and not kept.happened(0)
+    bodies = [bytes(f"{number} {hash(str(number))}" * 10, "ascii") for number in range(100)]
+    kept.write_hour([(now, one) for one in bodies], [Step(int(now), done=3)], [Mark(at=now, text="x")], now)
+    found = [body for _, part in kept.heard(0) for body in part]
+    assert 2 <= len(found) < 100 and set(found) <= set(bodies[-len(found) :])
+    entry = AuditEntry(
+        id=0, at=now, who="a", role="admin", address="", action="x", target="", arguments={}, status="done"
+    )
+    for _ in range(30):
+        kept.begin(entry)
+    assert [one.id for one in kept.audit(limit=100)] == list(range(30, 20, -1))
+    assert [one.id for one in kept.audit(limit=2, before=25)] == [24, 23]
+    kept.close()
+
+
+def test_tokens_are_hashed_and_have_one_name_each(tmp_path: Path) -> None:
+    kept = Journal(tmp_path / "web.db")
+    token = Token(name="ci", digest="d", role=Role.VIEWER, created_at=1.0)
+    kept.add_token(token)
+    with pytest.raises(ConfigurationError, match="already"):
+        kept.add_token(token)
+    assert kept.tokens() == [token] and kept.remove_token("ci") and not kept.remove_token("ci")
+    kept.close()
+    with pytest.raises(ConfigurationError, match="--state"):
+        Journal(tmp_path / "no" / "web.db")
