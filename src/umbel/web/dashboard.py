@@ -27,6 +27,7 @@ from umbel.monitor.shapes import (
     DeadLetterRow,
     Election,
     Happening,
+    Health,
     Lease,
     Mark,
     Node,
@@ -188,6 +189,9 @@ class Dashboard:
     @property
     def task_names(self) -> Sequence[str]:
         return sorted({*self.app.tasks, *self.cluster.model.state.names()})
+
+    def health(self) -> Health:
+        return self.cluster.health()
 
     def overview(self) -> Overview:
         return self.cluster.overview()

@@ -36,6 +36,7 @@ from umbel.monitor.shapes import (
     DeadLetterRow,
     Election,
     Happening,
+    Health,
     Lease,
     Node,
     Overview,
@@ -83,6 +84,7 @@ class Site(Protocol):
     @property
     def task_names(self) -> Sequence[str]: ...  # of the app and of what was heard, for suggestions
 
+    def health(self) -> Health: ...
     def overview(self) -> Overview: ...
     def nodes(self) -> list[Node]: ...
     def node(self, name: str) -> Node | None: ...

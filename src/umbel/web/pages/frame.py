@@ -7,7 +7,8 @@ this is how live parts are replaced.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import jinja2
@@ -20,13 +21,15 @@ from umbel.history.scales import count, duration, percent, rate
 from umbel.text import lines, one_line
 from umbel.version import VERSION
 from umbel.web.actions import ROLES
-from umbel.web.pages.drawing.icons import icon, look, state
+from umbel.web.pages.drawing import icons
 from umbel.web.pages.times import ago, clock_time, instant, iso, local
 from umbel.web.problems import Refused
 from umbel.web.site import path_to, site_of, visitor_of
 
 HERE = Path(__file__).parent
 CUT = 160
+RECENT_S = 1.0
+AnswerT = TypeVar("AnswerT")
 
 NAVIGATION: Sequence[tuple[str, str, str]] = (
     ("/", "Overview", "pulse"),
@@ -96,6 +99,20 @@ def render_login(request: Request, *, failed: bool) -> Response:
     return HTMLResponse(page, headers={"Cache-Control": "no-store"})
 
 
+def recent(request: Request, name: str, ask: Callable[[], AnswerT]) -> AnswerT:
+    """An answer that is at most a second old: fifty open pages ask for the same one."""
+    state = request.app.state
+    if not hasattr(state, "recent"):
+        state.recent = {}
+    kept: dict[str, tuple[float, Any]] = state.recent
+    at, known = kept.get(name, (0.0, None))
+    if name not in kept or monotonic() - at > RECENT_S:
+        known = ask()
+        kept[name] = monotonic(), known
+    answer: AnswerT = known
+    return answer
+
+
 def query(**fields: Any) -> str:
     """A query string of what is set, in its order."""
     given = {name: value for name, value in fields.items() if value not in {None, ""}}
@@ -108,7 +125,7 @@ def _frame(request: Request) -> dict[str, Any]:
         "request": request,
         "site": site,
         "visitor": visitor,
-        "health": site.overview().health,
+        "health": lambda: recent(request, "health", site.health),
         "to": lambda path, **fields: path_to(request, path) + query(**fields),
         "here": request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
         "may": lambda action: visitor.role.may(_ROLES[action]),
@@ -155,7 +172,7 @@ def _environment() -> jinja2.Environment:
         rate=rate,
         short=_short,
     )
-    made.globals.update(icon=icon, look=look, state=state, navigation=NAVIGATION)
+    made.globals.update(icon=icons.icon, look=icons.look, state=icons.state, navigation=NAVIGATION)
     # A part is rendered without the lines above its block, so every template has the macros anyway.
     macros = made.get_template("macros.html").module
     made.globals.update({name: getattr(macros, name) for name in ("act", "chart", "empty", "when")})
