@@ -71,15 +71,15 @@ class Shop:
         assert self.page.locator("#replies .reply[data-done=True]").count() == 1, self.replies()
         return question
 
-    def do(self, form: str, **fields: str) -> str:
-        """Fill the form of an action and send it."""
+    def do(self, form: str, *, done: bool = True, **fields: str) -> str:
+        """Fill the form of an action and send it; `done` is what is expected of it."""
         page = self.page
         for name, value in fields.items():
             page.locator(f"form[data-action={form}] [name={name}]").fill(value)
         page.locator("#replies").evaluate("one => one.replaceChildren()")
         page.locator(f"form[data-action={form}] button").first.click()
         page.locator("#replies .reply").wait_for()
-        assert page.locator("#replies .reply[data-done=True]").count() == 1, self.replies()
+        assert page.locator(f"#replies .reply[data-done={done}]").count() == 1, self.replies()
         return self.replies()
 
     def replies(self) -> str:

@@ -11,7 +11,9 @@ from umbel.brokers.interface import Depth
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    with open_shop(tmp_path_factory.mktemp("actions"), "apple", "birch", "cedar") as found:
+    with open_shop(
+        tmp_path_factory.mktemp("actions"), "apple", "birch", "cedar", worker_pool_restarts=True
+    ) as found:
         yield found
 
 
@@ -79,7 +81,7 @@ def test_a_pool_is_changed_and_each_change_has_its_replies(shop: Shop) -> None:
     )
     assert name in shop.do("rate_limit", task="shop.add", rate="10/s")
     assert name in shop.do("time_limit", task="shop.add", soft="20", hard="30")
-    shop.do("autoscale", min="1", max="3")
+    assert "Autoscale not enabled" in shop.do("autoscale", done=False, min="1", max="3")
     before = set(shop.cluster.children_of("apple"))
     assert shop.confirm(page.get_by_role("button", name="Restart pool")) == f"Restart the pool {name}?"
     wait_until(
@@ -87,8 +89,6 @@ def test_a_pool_is_changed_and_each_change_has_its_replies(shop: Shop) -> None:
         deadline_s=DEADLINE_S,
         what="new processes",
     )
-    registered = shop.served.dashboard.feed.ask
-    assert registered is not None
 
 
 def test_queues_are_added_left_looked_into_and_purged(shop: Shop) -> None:
@@ -118,8 +118,9 @@ def test_queues_are_added_left_looked_into_and_purged(shop: Shop) -> None:
 
 
 def test_dead_letters_are_grouped_requeued_and_dropped(shop: Shop) -> None:
-    shop.wait_for(*(shop.send("shop.refuse", f"order-{number}") for number in range(2)), state="REJECTED")
     page = shop.open("/failures")
+    for number in range(2):
+        shop.send("shop.refuse", f"order-{number}")
     rows = page.locator("tr[data-letter]")
     shop.until(rows, "the dead letters", count=2)
     before = {one.get_attribute("data-letter") for one in rows.all()}
@@ -148,7 +149,7 @@ def test_periodic_tasks_run_now_and_can_be_paused(shop: Shop) -> None:
     shop.wait_for(sent, state="SUCCESS")
     shop.do("pause_periodic")
     shop.until(page.locator("tr[data-periodic] .state:has-text('paused')"), "the pause to be shown")
-    [listed] = shop.cluster.umbel_json("schedule", "ls")
+    [listed] = shop.cluster.umbel_json("schedule", "ls")["tasks"]
     assert listed["paused"] is True
     shop.do("resume_periodic")
     shop.until(page.locator("tr[data-periodic] .state:has-text('on')"), "the end of the pause")
@@ -199,7 +200,7 @@ def test_a_killed_worker_is_seen_and_its_task_runs_again_for_a_reason(shop: Shop
     gate.touch()
     shop.until(page.locator("#badge .state:has-text('succeeded')"), "its second run to end")
     page = shop.open(f"/tasks/{held}")
-    assert page.locator("#story .cause").inner_text() == f"redelivered: {victim} was lost"
+    assert page.locator("#story .cause").text_content() == f"redelivered: {victim} was lost"
     assert page.locator(".lane-line.run").count() == 2 and page.locator(".lane-line.run.again").count() == 1
 
 

@@ -183,7 +183,7 @@ def _replies(result: ActionResult) -> list[tuple[str, str, str]]:
         (node, "bad" if _is_error(one) else "good", _words(one)) for node, one in result.replies.items()
     ]
     silent = [(node, look("silent").tone, "no reply") for node in result.silent]
-    refused = [(one, "bad", why) for one, why in list(result.refused.items())[:20]]
+    refused = [(one, "bad", why) for one, why in result.refused.items() if one not in result.replies][:20]
     return [*replied, *silent, *refused]
 
 

@@ -5,6 +5,7 @@ written as one line of printable text. A request with `?part=NAME` gets that blo
 this is how live parts are replaced.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
@@ -29,6 +30,7 @@ from umbel.web.site import path_to, site_of, visitor_of
 HERE = Path(__file__).parent
 CUT = 160
 RECENT_S = 1.0
+_IDENTITY = re.compile(r"(.+)\.\d+\.\d+")
 AnswerT = TypeVar("AnswerT")
 
 NAVIGATION: Sequence[tuple[str, str, str]] = (
@@ -149,6 +151,12 @@ def _short(text: Any, most: int = CUT) -> str:
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
+def _node(identity: str) -> str:
+    """The node of an identity that also names its process and incarnation, as elections have it."""
+    found = _IDENTITY.fullmatch(identity)
+    return identity if found is None else found[1]
+
+
 def _environment() -> jinja2.Environment:
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
@@ -167,6 +175,7 @@ def _environment() -> jinja2.Environment:
         iso=iso,
         lines=_lines,
         local=local,
+        node=_node,
         part=lambda text: quote(str(text), safe=""),
         percent=percent,
         rate=rate,

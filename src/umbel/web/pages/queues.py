@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from umbel.history.markup import Markup
 from umbel.history.scales import count
-from umbel.monitor.shapes import Rates
+from umbel.monitor.shapes import Queue, Rates
 from umbel.web.pages.drawing.heat import heat_map
 from umbel.web.pages.frame import render
 from umbel.web.pages.times import clock_time
@@ -30,7 +30,9 @@ async def queue(request: Request) -> Response:
         "queue.html",
         status=200 if found else 404,
         name=name,
-        queue=found[0] if found else None,
+        # One that was purged while its page is open may be gone: it is shown as empty.
+        queue=found[0] if found else Queue(queue=name, ready=0, delayed=0, claimed=0),
+        is_known=bool(found),
         waiting=await site.peek(name, PEEK) if found else [],
         peek_max=PEEK,
     )
