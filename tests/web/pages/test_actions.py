@@ -150,7 +150,7 @@ def test_periodic_tasks_run_now_and_can_be_paused(shop: Shop) -> None:
     shop.do("pause_periodic")
     shop.until(page.locator("tr[data-periodic] .state:has-text('paused')"), "the pause to be shown")
     [listed] = shop.cluster.umbel_json("schedule", "ls")["tasks"]
-    assert listed["paused"] is True
+    assert listed["paused"] == "yes"
     shop.do("resume_periodic")
     shop.until(page.locator("tr[data-periodic] .state:has-text('on')"), "the end of the pause")
 
@@ -201,7 +201,8 @@ def test_a_killed_worker_is_seen_and_its_task_runs_again_for_a_reason(shop: Shop
     shop.until(page.locator("#badge .state:has-text('succeeded')"), "its second run to end")
     page = shop.open(f"/tasks/{held}")
     assert page.locator("#story .cause").text_content() == f"redelivered: {victim} was lost"
-    assert page.locator(".lane-line.run").count() == 2 and page.locator(".lane-line.run.again").count() == 1
+    assert page.locator(".spacetime .lane-line.run").count() == 2
+    assert page.locator(".spacetime .lane-line.run.again").count() == 1
 
 
 def test_a_node_is_stopped_and_leaves(shop: Shop) -> None:
