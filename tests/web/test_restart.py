@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 from umbel.app.app import App
 from umbel.errors import ConfigurationError
@@ -127,6 +128,35 @@ def test_a_broker_that_is_away_is_waited_for_and_said(tmp_path: Path) -> None:
         await site.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_broker_that_restarts_is_said_and_survived(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    server.start()
+
+    async def scenario() -> None:
+        site = Dashboard(App("again", broker=server.url), WebSettings(state_file=tmp_path / "web.db"))
+        await site.start()
+        await until(lambda: not site.problem)
+        await asyncio.to_thread(server.stop)
+        await until(lambda: site.problem)
+        assert site.overview().health.level == "bad"
+        await asyncio.to_thread(server.start)
+        await until(lambda: not site.problem)
+
+        async def is_marked() -> bool:
+            await site.act(ANN, MarkMoment(text="back"))
+            return bool(site.cluster.model.marks)
+
+        async with asyncio.timeout(30):
+            while not await is_marked():  # what is told while it listens again
+                pass
+        await site.stop()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.stop()
 
 
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,16 +51,19 @@ def _text(text: str, redact: Redact) -> Admits:
     found = re.compile(re.escape(text), re.IGNORECASE).search
     named: dict[str | None, bool] = {None: False}  # names are few, and repeat
 
+    def has(shown: str | None) -> bool:
+        return bool(shown and found(shown) and found(redact(shown)))
+
     def is_in(task: Tracked) -> bool:
         name = task.name
         if name not in named:
             named[name] = found(name or "") is not None
         if named[name] or task.uuid.startswith(text):
             return True
-        described, failed = task.received or task.sent, task.failed
-        shown = [] if described is None else [described.args, described.kwargs]
-        shown += [] if failed is None else [failed.exception]
-        return any(one and found(one) and found(redact(one)) for one in shown)
+        described = task.received if task.received is not None else task.sent
+        if described is not None and (has(described.args) or has(described.kwargs)):
+            return True
+        return task.failed is not None and has(task.failed.exception)
 
     return is_in
 
