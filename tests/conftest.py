@@ -10,6 +10,7 @@ import pytest
 from hypothesis import Phase, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.dealing import LongestFirst
 from tests.servers.rabbitmq import end_shared_server
 from umbel.app.configuration.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
 
@@ -30,17 +31,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class OneSpark(LoadFileScheduling):  # type: ignore[misc]
-    """A file's tests stay in one process, and so do all that need Spark: a Java is slow at first."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return "tests/pipeline" if file.startswith("tests/pipeline/") else file
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    return OneSpark(config, log)
+    return LongestFirst(config, log)
 
 
 def pytest_sessionfinish() -> None:
