@@ -4,12 +4,15 @@ import asyncio.events
 import os
 import signal
 import sys
+from compileall import compile_dir
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
 from xdist.scheduler import LoadFileScheduling
 
+import umbel
 from tests.dealing import LongestFirst
 from tests.servers.rabbitmq import end_shared_server
 from umbel.app.configuration.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
@@ -29,6 +32,12 @@ settings.load_profile("umbel")
 # A shell has what it starts in the background ignore Ctrl-C, and children inherit that; tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hundreds of processes import Umbel: where Python is told to keep no bytecode, each would compile it."""
+    if not hasattr(config, "workerinput"):  # once for all that run a share of the tests
+        compile_dir(Path(umbel.__file__).parent, quiet=2)
 
 
 @pytest.hookimpl(optionalhook=True)
