@@ -79,13 +79,18 @@ class Cluster:
             )
         self.workers[name] = process
         if wait:
-            wait_until(
-                lambda: process.poll() is not None or self._is_up(name, process.pid),
-                deadline_s=120.0,
-                what=f"worker {name} to be ready",
-            )
-            assert process.poll() is None, f"worker {name} ended: {self.log(name)}"
+            self.wait_for(name)
         return process
+
+    def wait_for(self, name: str) -> None:
+        """Until a worker that was started takes tasks; workers that are started together start sooner."""
+        process = self.workers[name]
+        wait_until(
+            lambda: process.poll() is not None or self._is_up(name, process.pid),
+            deadline_s=120.0,
+            what=f"worker {name} to be ready",
+        )
+        assert process.poll() is None, f"worker {name} ended: {self.log(name)}"
 
     def umbel(
         self, *arguments: str, check: bool = True, prefix: Sequence[str] = ()

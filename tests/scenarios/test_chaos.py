@@ -32,7 +32,7 @@ def test_no_task_is_lost_while_children_workers_and_brokers_die(broker: str, tmp
     print(f"seed {seed}")
     chance = random.Random(seed)
     with (
-        place(broker, tmp_path) as where,
+        place(broker, tmp_path, restarts=True) as where,
         Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend, lease_s=2.0) as cluster,
     ):
         for name in ("w1", "w2"):

@@ -15,7 +15,6 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.scenarios.places import Place, place
-from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
 from tests.servers.way import Way
 from tests.waiting import wait_until
@@ -37,12 +36,7 @@ pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module", params=["sqlite", "redis", "amqp"])
 def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    home = tmp_path_factory.mktemp(request.param)
-    if request.param == "amqp":  # the node that other tests use, which takes long to start
-        server = shared_server()
-        yield Place(server.url(server.new_vhost()), f"sqlite:///{home / 'results.db'}")
-        return
-    with place(request.param, home) as made:
+    with place(request.param, tmp_path_factory.mktemp(request.param)) as made:
         yield made
 
 

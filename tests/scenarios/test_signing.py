@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from tests.cluster import Cluster
 from tests.scenarios.places import place
-from tests.servers.rabbitmq import amqp_url
 from tests.waiting import wait_until
 from umbel.app.configuration.settings import override
 from umbel.brokers.interface import Broadcast
@@ -26,8 +25,6 @@ from umbel.protocol.pidbox import Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.signing import HEADER, Keyring
-
-__all__ = ["amqp_url"]
 
 TASKS_FILE = Path(__file__).with_name("signed_tasks.py")
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
@@ -58,11 +55,6 @@ def old_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Clus
 @contextmanager
 def cluster_with(keys: str, request: pytest.FixtureRequest, home: Path) -> Iterator[Cluster]:
     settings = {"signing_keys": keys, "lease_s": 2}
-    if request.param == "amqp":
-        broker, backend = request.getfixturevalue("amqp_url"), f"sqlite:///{home / 'results.db'}"
-        with Cluster(home, TASKS_FILE, broker=broker, backend=backend, **settings) as made:
-            yield made
-        return
     with (
         place(request.param, home, durable=False) as at,
         Cluster(home, TASKS_FILE, broker=at.broker, backend=at.backend, **settings) as made,
