@@ -8,8 +8,39 @@ Long files come first: at the end, a process that has nothing left waits for the
 from xdist.scheduler import LoadFileScheduling
 
 TOGETHER = ("tests/pipeline", "tests/interop")
-# What takes more than some seconds, in order; the rest follows by number of tests. `--durations 0` tells.
-LONGEST = (*TOGETHER,)
+# What takes long, the longest first; all else follows by number of tests. `--durations 0` tells.
+LONGEST = (
+    "tests/pipeline",
+    "tests/interop",
+    "tests/scenarios/test_signing.py",
+    "tests/scenarios/test_demo.py",
+    "tests/scenarios/test_chaos.py",
+    "tests/scenarios/test_control.py",
+    "tests/scenarios/test_replaced_store.py",
+    "tests/scenarios/test_membership.py",
+    "tests/scenarios/test_recorder.py",
+    "tests/scenarios/test_periodic.py",
+    "tests/scenarios/test_elections.py",
+    "tests/scenarios/test_worker.py",
+    "tests/scenarios/test_commands.py",
+    "tests/scenarios/test_pool.py",
+    "tests/scenarios/test_refusals.py",
+    "tests/scenarios/test_rolling.py",
+    "tests/scenarios/test_ownership.py",
+    "tests/scenarios/test_outages.py",
+    "tests/celery_apps/test_cases.py",
+    "tests/celery_apps/test_kills.py",
+    "tests/brokers/test_amqp_healing.py",
+    "tests/benchmarks/test_pipeline.py",
+    "tests/scenarios/test_deadlines.py",
+    "tests/pools/test_gevent.py",
+    "tests/examples/test_examples.py",
+    "tests/docs/test_site.py",
+    "tests/scenarios/test_progress.py",
+    "tests/sim/test_mutants.py",
+    "tests/history/test_recorder.py",
+    "tests/docs/test_guide.py",
+)
 
 
 def unit_of(file: str) -> str:
