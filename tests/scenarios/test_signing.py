@@ -68,11 +68,12 @@ def runs(cluster: Cluster) -> list[str]:
 
 
 def stats_of(cluster: Cluster) -> list[dict[str, Any]]:
-    """What each worker says, once all that live have answered."""
+    """What each worker says, once all that live have answered; those that died are not waited for."""
+    workers = len(cluster.workers)
 
     def answers() -> list[dict[str, Any]]:
-        found = cluster.app.control.inspect(timeout=ANSWER_S).stats() or {}
-        return list(found.values()) if len(found) == len(cluster.workers) else []
+        found = cluster.app.control.inspect(timeout=ANSWER_S, limit=workers).stats() or {}
+        return list(found.values()) if len(found) == workers else []
 
     return wait_until(answers, deadline_s=ENOUGH_S, what="the answers of all workers")
 
@@ -185,8 +186,8 @@ def check_commands(cluster: Cluster) -> None:
     # Whoever only looks needs no key; and who has none is told why it is not obeyed.
     app.settings = override(app.settings, signing_keys=[])
     app.control.close()
-    assert app.control.ping(timeout=ANSWER_S)
-    refused = app.control.ask("pool_grow", {"n": 1}, timeout=ANSWER_S).replies
+    assert app.control.ping(timeout=ANSWER_S, limit=workers)
+    refused = app.control.ask("pool_grow", {"n": 1}, timeout=ANSWER_S, limit=workers).replies
     assert ["unsigned" in one["error"] for one in refused.values()] == [True] * workers
 
 
