@@ -10,11 +10,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+DEADLINE_S = 30.0  # far more than it takes where nobody else is at work
 POLL_S = 0.005
 POLL_MAX_S = 0.2
 
 
-def wait_until(condition: Callable[[], T | None], *, deadline_s: float = 10.0, what: str) -> T:
+def wait_until(condition: Callable[[], T | None], *, deadline_s: float = DEADLINE_S, what: str) -> T:
     """Return the condition's first true value; fail with `what` if there is none in time.
 
     The condition is asked at least once more after the deadline, so a machine that stood still
