@@ -21,6 +21,7 @@ from tests.scenarios.places import place
 from tests.waiting import wait_until
 from umbel.app.configuration.settings import override
 from umbel.brokers.interface import Broadcast
+from umbel.launch.workers import node_name
 from umbel.protocol.pidbox import Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
 from umbel.wire.message import Message, Outgoing
@@ -268,7 +269,8 @@ def test_unsigned_messages_are_taken_where_the_worker_says_so_and_nothing_shows_
     with Cluster(tmp_path, TASKS_FILE, signing_keys=f"{NEW},{OLD}") as cluster:
         cluster.start_worker("w", "-c", "1", "-Q", "celery,open", "-l", "DEBUG", accept_unsigned="open")
         note, home = cluster.app.tasks["signed_tasks.note"], str(tmp_path)
-        told = cluster.umbel("inspect", "conf").stdout + cluster.umbel("inspect", "report").stdout
+        patiently = ("-d", node_name("w"), "--timeout", "20")
+        told = "".join(cluster.umbel("inspect", one, *patiently).stdout for one in ("conf", "report"))
         doctor = cluster.umbel("doctor").stdout
         assert "new:***" in told
         assert "new, old" in doctor
