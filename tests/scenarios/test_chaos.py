@@ -16,10 +16,10 @@ from umbel.protocol.delivery.states import READY_STATES, SUCCESS
 from umbel.wire.message import Message, Outgoing
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
-TASKS = 50_000 if SOAK else 2_000
+TASKS = 50_000 if SOAK else 1_000
 BAD = TASKS // 50  # messages that no worker can read, between them
 WORKER_KILLS = 10 if SOAK else 2
-RESTARTS = 2
+RESTARTS = 2 if SOAK else 1
 CHILD_KILLS_BETWEEN = 5
 TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
 

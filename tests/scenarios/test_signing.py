@@ -238,7 +238,7 @@ def test_keys_are_rotated_under_load_and_nothing_is_lost(old_cluster: Cluster) -
 
     def load() -> None:
         number = 0
-        while not done.wait(0.01):
+        while not done.wait(0.05):
             number += 1
             then = app.tasks["signed_tasks.note"].si(home, f"load-{number}")
             sent.append((chain | then).delay())
