@@ -35,7 +35,9 @@ class Cut:
 
     def links(self, *command: str) -> dict[str, int]:
         """How often each link of our worker was restored, as a command shows it."""
-        replies = self.ours.umbel_json(*command, "-d", f"cut@{socket.gethostname()}")["replies"]
+        replies = self.ours.umbel_json(*command, "-d", f"cut@{socket.gethostname()}", "--timeout", "20")[
+            "replies"
+        ]
         (stats,) = replies.values()
         found: dict[str, int] = stats["umbel"]["links"]
         return found

@@ -32,7 +32,10 @@ pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
 def test_whatever_comes_the_worker_lives_and_no_neighbour_is_lost(broker: Broker, tmp_path: Path) -> None:
     with (
         place(broker, tmp_path, durable=False) as where,
-        Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend) as cluster,
+        # Files of many megabytes are written: others wait for their turn, long on a busy machine.
+        Cluster(
+            tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend, connect_timeout_s=30.0
+        ) as cluster,
     ):
         delivering = delivering_to(where.broker, where.backend)
         with Stranger(where.broker, delivering, corpus.of(broker, "reply")) as stranger:
