@@ -1,5 +1,6 @@
 """What stands on RabbitMQ: declarations as Celery has them, and queues that others made differently."""
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -279,6 +280,28 @@ def test_a_queue_deleted_by_somebody_is_made_again_and_the_message_kept(
                 return texts((await take(broker)).deliveries)
 
             assert await eventually(taken, what="the message after the deletion") == ["kept too"]
+
+    run(scenario())
+
+
+def test_a_message_that_comes_back_is_found_by_who_sent_it_and_not_by_who_publishes_beside(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    """What comes back names no batch: the events that a worker sends at the same time must not take it."""
+    event = Broadcast("celeryev", "task.sent", b"{}")
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("gone"))
+            for _ in range(20):
+                stranger.call(Method.QUEUE_DELETE, 0, QUEUE, False, False, False)
+                await asyncio.gather(
+                    broker.broadcast([event], ttl_s=5.0),
+                    broker.publish(outgoing("kept")),
+                    *(broker.broadcast([event], ttl_s=5.0) for _ in range(5)),
+                )
+                method, fields = topology.passive(QUEUE)
+                assert stranger.call(method, *fields).fields[1] == 1
 
     run(scenario())
 
