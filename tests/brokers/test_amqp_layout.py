@@ -72,8 +72,10 @@ def _table(arguments: dict[str, int | str]) -> Table:
 def test_exchanges_and_queues_are_declared_as_celery_declares_them(
     server: RabbitServer, vhost: str, under_test: BrokerUnderTest
 ) -> None:
-    def listed(what: str, *columns: str) -> set[str]:
-        lines = server.control(what, "-p", vhost, *columns, "--no-table-headers").splitlines()
+    async def listed(what: str, *columns: str) -> set[str]:
+        """Asked beside the loop: a connection that is silent for too long is closed, and its queues go."""
+        command = (what, "-p", vhost, *columns, "--no-table-headers")
+        lines = (await asyncio.to_thread(server.control, *command)).splitlines()
         return {line for line in lines if "umbel." not in line and "amq." not in line and line.strip()}
 
     async def scenario() -> None:
@@ -86,12 +88,14 @@ def test_exchanges_and_queues_are_declared_as_celery_declares_them(
             await broker.publish(outgoing("a"))
 
             async def of_all_queues() -> set[str]:  # one whose process is too busy to answer is left out
-                found = listed("list_queues", "name", "durable", "auto_delete", "exclusive", "arguments")
+                found = await listed(
+                    "list_queues", "name", "durable", "auto_delete", "exclusive", "arguments"
+                )
                 return found if len(found) >= 4 else set()
 
             queues = await eventually(of_all_queues, what="every queue to be listed", deadline_s=60)
-            exchanges = listed("list_exchanges", "name", "type", "durable", "auto_delete", "arguments")
-            bindings = listed("list_bindings", "source_name", "destination_name", "routing_key")
+            exchanges = await listed("list_exchanges", "name", "type", "durable", "auto_delete", "arguments")
+            bindings = await listed("list_bindings", "source_name", "destination_name", "routing_key")
         (of_events,) = {line.split("\t")[0] for line in queues if line.startswith("celeryev.")}
         mailbox = '[{"x-expires",10000},{"x-message-ttl",300000}]'
         assert queues == {
