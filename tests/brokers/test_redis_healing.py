@@ -215,10 +215,7 @@ def test_a_result_is_waited_for_across_a_restart(server: RedisServer, under_test
             lambda: server.ask("PUBSUB", "NUMSUB", "celery-task-meta-a") == [b"celery-task-meta-a", 2],
             what="two waiters",
         )
-        # It then loads for a second, and says so to who asks meanwhile.
-        exchange(server.port, [("SET", "other", "x")] * 10_000)
         server.stop(signal.SIGKILL)
-        server.options = server.options | {"key-load-delay": "100"}
         server.start()
         worker.store([result("a")])
         assert waiting.result(LONG_S) == on_loop.result(LONG_S) == {"a": result("a")}
