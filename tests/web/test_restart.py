@@ -181,6 +181,31 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     kept.close()
 
 
+def test_damaged_rows_are_passed_over_and_a_fault_is_started_again_from(tmp_path: Path) -> None:
+    kept, now = Journal(tmp_path / "web.db"), time()
+    kept.write_hour([(now, told("task-failed", "t1"))], [Step(int(now), failed=1)], [], now)
+    with kept._file:
+        kept._file.execute("INSERT INTO heard (at, size, body) VALUES (?, 3, X'6f6464')", (now,))
+        kept._file.execute("INSERT INTO steps VALUES (?, X'6f6464')", (int(now) + 5,))
+        kept._file.execute("INSERT INTO happened (at, kind, body) VALUES (?, 'Mark', X'7b7d')", (now,))
+    kept.close()
+
+    async def scenario() -> None:
+        site = dashboard_in(tmp_path)
+        await site.start()
+        await until(lambda: site.task("t1") is not None and not site.problem)
+        assert site._running is not None
+        site._running.cancel()
+        await asyncio.wait([site._running])
+        await site.start()  # as the next request does
+        await until(lambda: not site.problem)
+        await site.act(ANN, MarkMoment(text="again"))
+        await until(lambda: site.cluster.model.marks)
+        await site.stop()
+
+    asyncio.run(scenario())
+
+
 def test_tokens_are_hashed_and_have_one_name_each(tmp_path: Path) -> None:
     kept = Journal(tmp_path / "web.db")
     token = Token(name="ci", digest="d", role=Role.VIEWER, created_at=1.0)

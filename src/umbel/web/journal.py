@@ -119,11 +119,12 @@ class Journal:
 
     def steps(self, since: float) -> list[Step]:
         rows = self._rows("SELECT at, body FROM steps WHERE at >= ? ORDER BY at", (since,))
-        return [_read(body, Step) for _, body in rows]
+        return [step for _, body in rows if (step := _readable(body, Step)) is not None]
 
     def happened(self, since: float) -> list[Happening | Mark]:
         rows = self._rows("SELECT kind, body FROM happened WHERE at >= ? ORDER BY id", (since,))
-        return [_read(body, Mark if kind == "Mark" else Happening) for kind, body in rows]
+        found = [_readable(body, Mark if kind == "Mark" else Happening) for kind, body in rows]
+        return [one for one in found if one is not None]
 
     def heard(self, since: float) -> Iterator[tuple[float, list[bytes]]]:
         """Newest first, a part at a time."""
@@ -136,7 +137,10 @@ class Journal:
             if not rows:
                 return
             ((last, at, body),) = rows
-            yield at, msgspec.msgpack.decode(zlib.decompress(body), type=list[bytes])
+            try:
+                yield at, msgspec.msgpack.decode(zlib.decompress(body), type=list[bytes])
+            except (zlib.error, msgspec.MsgspecError):
+                continue  # written by another version, or damaged
 
     # -- tokens ----------------------------------------------------------------------------------
 
@@ -169,3 +173,11 @@ def _packed(value: object) -> bytes:
 
 def _read(body: bytes, kind: Any) -> Any:
     return msgspec.json.decode(body, type=kind)
+
+
+def _readable(body: bytes, kind: Any) -> Any:
+    """None for what another version wrote, or what is damaged: the last hour goes on without it."""
+    try:
+        return _read(body, kind)
+    except msgspec.MsgspecError:
+        return None
