@@ -106,8 +106,9 @@ class Journal:
                 "INSERT INTO happened (at, kind, body) VALUES (?, ?, ?)",
                 [(one.at, type(one).__name__, _packed(one)) for one in happened],
             )
-            for table in ("steps", "happened", "heard"):
-                self._file.execute(f"DELETE FROM {table} WHERE at < ?", (now - HOUR_S,))
+            self._file.execute("DELETE FROM steps WHERE at < ?", (now - HOUR_S,))
+            self._file.execute("DELETE FROM happened WHERE at < ?", (now - HOUR_S,))
+            self._file.execute("DELETE FROM heard WHERE at < ?", (now - HOUR_S,))
             self._drop_beyond_limit()
 
     def _drop_beyond_limit(self) -> None:
