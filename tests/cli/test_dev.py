@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 
@@ -58,7 +59,7 @@ def test_a_change_is_loaded_and_a_mistake_is_waited_for(tmp_path: Path) -> None:
 
     with log.open("wb") as output:
         dev = subprocess.Popen(
-            [sys.executable, "-m", "umbel.cli.main", "dev", "-c", "1", "--no-record"],
+            [sys.executable, "-m", "umbel.cli.main", "dev", "-c", "1", "--no-record", "--web-port", "0"],
             cwd=tmp_path,
             env=environment,
             stderr=output,
@@ -66,6 +67,10 @@ def test_a_change_is_loaded_and_a_mistake_is_waited_for(tmp_path: Path) -> None:
         )
     try:
         wait_until(lambda: answers("1"), deadline_s=60, what="the worker")
+        first = next(
+            line.split()[-1] for line in log.read_text().splitlines() if line.startswith("umbel web:")
+        )
+        assert urlopen(first.partition("/session")[0] + "/healthcheck", timeout=30).read() == b"OK"
         tasks.write_text("def broken(:\n")
         wait_until(lambda: "starts at the next change" in log.read_text(), deadline_s=30, what="the mistake")
         assert "SyntaxError" in log.read_text()

@@ -15,6 +15,8 @@ import pytest
 from tests.interop.conftest import ON_REDIS
 from tests.interop.mixed_cluster import MixedCluster, Process, program_of
 from tests.waiting import wait_until
+from tests.web.serving import serving
+from umbel.app.app import App
 from umbel.launch.workers import node_name
 
 ADD = "shared_tasks.add"
@@ -122,3 +124,45 @@ def test_flower_sees_tasks_through_their_states_and_revokes_them(
     flower.post(f"/api/task/revoke/{running}", terminate="true")
     wait_until(lambda: seen(running).get("state") == "REVOKED", what="it to be revoked")
     assert client("app.AsyncResult(task_id).state", task_id=running) == "REVOKED"
+
+
+def test_our_paths_answer_as_flowers_do(cluster: MixedCluster, flower: Flower, tmp_path: Path) -> None:
+    beside = App("beside", broker=cluster.broker)
+    with serving(beside, tmp_path / "web.db", login=False) as ours, ours.client() as client:
+        wait_until(lambda: client.get("/api/v1/nodes").json(), deadline_s=60, what="nodes to be known")
+        task_id = cluster.client("celery")("add.apply_async((2, 3), queue='on_celery').id")
+        path = f"/api/task/info/{task_id}"
+
+        def of_both() -> tuple[Any, Any] | None:
+            mine = client.get(path)
+            try:
+                theirs = flower.get(path)
+            except AssertionError:  # not heard of yet
+                return None
+            done = mine.status_code == 200 and mine.json()["state"] == theirs["state"] == "SUCCESS"
+            return (theirs, mine.json()) if done else None
+
+        theirs, mine = wait_until(of_both, deadline_s=60, what="both to know that the task ended")
+        assert theirs.keys() <= mine.keys()
+        same = (
+            "uuid",
+            "name",
+            "args",
+            "kwargs",
+            "result",
+            "worker",
+            "runtime",
+            "root_id",
+            "exception",
+            "traceback",
+        )
+        assert {name: theirs[name] for name in same} == {name: mine[name] for name in same}
+        for name in ("received", "started", "succeeded", "timestamp"):
+            assert abs(theirs[name] - mine[name]) < 1.0, name
+        listed, shown = flower.get("/api/tasks?limit=1000"), client.get("/api/tasks?limit=1000").json()
+        assert listed[task_id].keys() <= shown[task_id].keys()
+        node = mine["worker"]
+        workers = flower.get(f"/api/workers?refresh=1&workername={node}")[node]
+        assert workers.keys() <= client.get(f"/api/workers?workername={node}").json()[node].keys()
+        (queue, *_) = flower.get("/api/queues/length")["active_queues"]
+        assert queue.keys() <= client.get("/api/queues/length").json()["active_queues"][0].keys()

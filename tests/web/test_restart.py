@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 from umbel.app.app import App
 from umbel.errors import ConfigurationError
@@ -129,6 +130,35 @@ def test_a_broker_that_is_away_is_waited_for_and_said(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_broker_that_restarts_is_said_and_survived(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    server.start()
+
+    async def scenario() -> None:
+        site = Dashboard(App("again", broker=server.url), WebSettings(state_file=tmp_path / "web.db"))
+        await site.start()
+        await until(lambda: not site.problem)
+        await asyncio.to_thread(server.stop)
+        await until(lambda: site.problem)
+        assert site.overview().health.level == "bad"
+        await asyncio.to_thread(server.start)
+        await until(lambda: not site.problem)
+
+        async def is_marked() -> bool:
+            await site.act(ANN, MarkMoment(text="back"))
+            return bool(site.cluster.model.marks)
+
+        async with asyncio.timeout(30):
+            while not await is_marked():  # what is told while it listens again
+                pass
+        await site.stop()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.stop()
+
+
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "HEARD_BYTES_MAX", 2000)
     monkeypatch.setattr(journal_module, "HEARD_AT_ONCE", 2)
@@ -149,6 +179,31 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [one.id for one in kept.audit(limit=100)] == list(range(30, 20, -1))
     assert [one.id for one in kept.audit(limit=2, before=25)] == [24, 23]
     kept.close()
+
+
+def test_damaged_rows_are_passed_over_and_a_fault_is_started_again_from(tmp_path: Path) -> None:
+    kept, now = Journal(tmp_path / "web.db"), time()
+    kept.write_hour([(now, told("task-failed", "t1"))], [Step(int(now), failed=1)], [], now)
+    with kept._file:
+        kept._file.execute("INSERT INTO heard (at, size, body) VALUES (?, 3, X'6f6464')", (now,))
+        kept._file.execute("INSERT INTO steps VALUES (?, X'6f6464')", (int(now) + 5,))
+        kept._file.execute("INSERT INTO happened (at, kind, body) VALUES (?, 'Mark', X'7b7d')", (now,))
+    kept.close()
+
+    async def scenario() -> None:
+        site = dashboard_in(tmp_path)
+        await site.start()
+        await until(lambda: site.task("t1") is not None and not site.problem)
+        assert site._running is not None
+        site._running.cancel()
+        await asyncio.wait([site._running])
+        await site.start()  # as the next request does
+        await until(lambda: not site.problem)
+        await site.act(ANN, MarkMoment(text="again"))
+        await until(lambda: site.cluster.model.marks)
+        await site.stop()
+
+    asyncio.run(scenario())
 
 
 def test_tokens_are_hashed_and_have_one_name_each(tmp_path: Path) -> None:

@@ -78,6 +78,16 @@ def test_a_viewers_change_is_refused_and_audited(served: Served) -> None:
         assert operator.post("/api/v1/actions", json=PURGE).status_code == 403
 
 
+def test_the_login_form_is_taken_from_our_own_pages_only(served: Served) -> None:
+    with served.browser(Role.VIEWER) as browser:
+        form = {"token": served.token(Role.ADMIN)}
+        assert (
+            browser.post("/session", data=form, headers={"origin": "https://evil.example"}).status_code == 403
+        )
+        assert browser.post("/session", data=form, headers={"x-csrf-token": ""}).status_code == 303
+        assert browser.get("/api/v1/me").json()["role"] == "admin"
+
+
 def test_a_change_from_another_site_is_refused(served: Served) -> None:
     with served.browser() as browser:
         for origin in ("https://evil.example", "null", f"{served.url}.evil.example"):

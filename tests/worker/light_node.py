@@ -79,7 +79,14 @@ class LightNode:
             steps=dict,
         )
         state = WorkerState(parts)
-        self.control = Control(self.context, self.events.clock, state, parts.mailbox, members=tuple)
+        self.control = Control(
+            self.context,
+            self.events.clock,
+            state,
+            parts.mailbox,
+            self.mingle.look_around,
+            members=tuple,
+        )
         self._steps: list[Step] = [self.events, self.heart, self.control, self.mingle, self.gossip]
 
     async def start(self, group: asyncio.TaskGroup) -> "LightNode":

@@ -104,6 +104,10 @@ def nothing(message: Message, queue: str, error: Exception, status: str) -> Endi
     return Ending()
 
 
+async def nothing_before() -> None:
+    pass
+
+
 @dataclass
 class Cluster:
     url: str
@@ -140,6 +144,7 @@ class Cluster:
             state.clock,
             cast("ControlState", state),
             figures,
+            nothing_before,
             members=lambda: self.members.get(name, ()),
         )
         async with asyncio.TaskGroup() as group:

@@ -4,10 +4,10 @@ All answers are made from memory when they are asked for; the broker is asked by
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import nlargest
-from time import time
-from typing import Any
+from time import monotonic, time
+from typing import Any, TypeVar
 
 from umbel.events.state import Tracked
 from umbel.events.view import TaskRecord
@@ -43,12 +43,17 @@ FAILING_MAX = 10
 POINTS = 360
 WORKFLOW_MAX = 1000
 HOUR_S = 3600.0
+NODES_S, FAILING_S = 0.25, 5.0
+T = TypeVar("T")
 
 
 class KnownCluster:
+    """What is made from all tasks or all nodes is made once for everyone who asks within a moment."""
+
     def __init__(self, feed: Feed, redact: Redact) -> None:
         self.feed = feed
         self._redact = redact
+        self._made: dict[str, tuple[float, Any]] = {}
 
     @property
     def model(self) -> ClusterModel:
@@ -57,10 +62,22 @@ class KnownCluster:
     # -- nodes -----------------------------------------------------------------------------------
 
     def nodes(self) -> list[Node]:
+        return self._fresh("nodes", NODES_S, self._nodes)
+
+    def _nodes(self) -> list[Node]:
         now = time()
         return sorted(
             (self._node(member, now) for member in self.feed.membership.members), key=lambda one: one.node
         )
+
+    def _fresh(self, name: str, for_s: float, make: Callable[[], T]) -> T:
+        """What was made at most so long ago, else made now."""
+        made_at, made = self._made.get(name, (0.0, None))
+        if monotonic() - made_at > for_s or made is None:
+            made = make()
+            self._made[name] = (monotonic(), made)
+        found: T = made
+        return found
 
     def node(self, name: str) -> Node | None:
         found = (one for one in self.feed.membership.members if one.node == name)
@@ -97,6 +114,9 @@ class KnownCluster:
     # -- the whole -------------------------------------------------------------------------------
 
     def health(self) -> Health:
+        return self._fresh("health", NODES_S, self._health)
+
+    def _health(self) -> Health:
         recent = self.model.book.since(time() - RECENT_S)
         return health_of(
             self.nodes(),
@@ -125,6 +145,9 @@ class KnownCluster:
         )
 
     def figures(self) -> Figures:
+        return self._fresh("figures", NODES_S, self._figures)
+
+    def _figures(self) -> Figures:
         now = time()
         recent = self.model.book.recent(now, FIGURES_S)
         steps = self.model.book.since(now - 60)
@@ -149,6 +172,9 @@ class KnownCluster:
 
     def failing(self) -> list[Failing]:
         """The names that failed most in the last hour, among the tasks in memory."""
+        return self._fresh("failing", FAILING_S, self._failing)
+
+    def _failing(self) -> list[Failing]:
         since_us = (time() - HOUR_S) * 1_000_000
         failed: Counter[str] = Counter()
         ended: Counter[str] = Counter()

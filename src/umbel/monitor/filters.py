@@ -1,5 +1,6 @@
 """Filters: which tasks are wanted, judged on what is kept of each before a record is made of it."""
 
+import re
 from collections.abc import Callable
 
 from umbel.events.state import Tracked
@@ -47,15 +48,22 @@ def _time(wanted: TaskFilter) -> Admits | None:
 
 
 def _text(text: str, redact: Redact) -> Admits:
-    part = text.casefold()
+    found = re.compile(re.escape(text), re.IGNORECASE).search
+    named: dict[str | None, bool] = {None: False}  # names are few, and repeat
+
+    def has(shown: str | None) -> bool:
+        return bool(shown and found(shown) and found(redact(shown)))
 
     def is_in(task: Tracked) -> bool:
-        if task.uuid.startswith(text) or part in (task.name or "").casefold():
+        name = task.name
+        if name not in named:
+            named[name] = found(name or "") is not None
+        if named[name] or task.uuid.startswith(text):
             return True
-        described, failed = task.received or task.sent, task.failed
-        shown = [] if described is None else [described.args, described.kwargs]
-        shown += [] if failed is None else [failed.exception]
-        return any(part in one.casefold() and part in redact(one).casefold() for one in shown if one)
+        described = task.received if task.received is not None else task.sent
+        if described is not None and (has(described.args) or has(described.kwargs)):
+            return True
+        return task.failed is not None and has(task.failed.exception)
 
     return is_in
 

@@ -9,7 +9,9 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from random import uniform
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+import msgspec
 
 from umbel.brokers.interface import ClusterRecord, FanOut
 from umbel.control.client import Asker
@@ -71,9 +73,8 @@ class MembershipWatch:
         for row in rows:
             if row["state"] in ("alive", "suspect") and row.get("pid"):
                 run = (row["incarnation"], row["pid"])
-                await self._inbox.put(
-                    Introduced(row["node"], *run, row["clock"], row["freq_s"], row["software"])
-                )
+                told = Introduced(row["node"], *run, row["clock"], row["freq_s"], row["software"])
+                await self._inbox.put(told)
 
     async def take(self, event: Mapping[str, Any]) -> None:
         for told in read_worker_event(event):
@@ -122,7 +123,7 @@ async def known_members(asker: Asker, timeout_s: float) -> Rows:
     )
     rows: dict[str, dict[str, Any]] = {}
     for view in told.replies.values():
-        for row in view if isinstance(view, list) else ():
+        for row in filter(_is_row, view if isinstance(view, list) else ()):
             known = rows.get(row["node"])
             if known is None or is_better(_opinion(row), _opinion(known)):
                 rows[row["node"]] = row
@@ -130,6 +131,27 @@ async def known_members(asker: Asker, timeout_s: float) -> Rows:
         row = rows.setdefault(node, {"node": node, "software": "unknown"})
         rows[node] = row | {"state": "alive", "silent_s": 0.0, "reason": ""}
     return [rows[node] for node in sorted(rows)]
+
+
+class _Row(msgspec.Struct):
+    """What a node must say of another for it to be believed."""
+
+    node: str
+    state: Literal["alive", "suspect", "lost", "left"]
+    software: str
+    pid: int
+    incarnation: int
+    clock: int
+    freq_s: float
+    silent_s: float
+
+
+def _is_row(row: Any) -> bool:
+    try:
+        msgspec.convert(row, _Row)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _opinion(row: dict[str, Any]) -> Opinion:

@@ -74,21 +74,25 @@ class Dashboard:
         self.app, self.settings = app, settings
         self.journal = Journal(settings.state_file)
         self.visitors = Visitors(settings, self.journal.tokens)
-        model = ClusterModel(tasks_max=settings.tasks_max, stories_max=min(STORIES_MAX, settings.tasks_max))
         self._broker = open_broker(app.settings.for_broker())
-        self.feed = Feed(self._broker, enable=settings.enable_events, model=model)
-        self.feed.heard = self._note_heard
-        self.cluster = KnownCluster(self.feed, redact)
+        model = ClusterModel(tasks_max=settings.tasks_max, stories_max=min(STORIES_MAX, settings.tasks_max))
+        self.cluster = KnownCluster(self._make_feed(model), redact)
         self.hub = Hub(self.cluster, clients_max=settings.clients_max)
-        self._teller = Teller(self._broker, model.receiver.clock)
-        self._performer = Performer(app, self._broker, self.cluster, self._teller)
+        self._make_performer()
         self._unwritten: deque[tuple[float, bytes]] = deque(maxlen=UNWRITTEN_MAX)
         self._running: asyncio.Task[None] | None = None
+
+    @property
+    def feed(self) -> Feed:
+        return self.cluster.feed
 
     # -- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        if self._running is None or self._running.done():
+        if self._running is not None and self._running.done():
+            self._running = None
+            self._begin_again()
+        if self._running is None:
             self._running = asyncio.create_task(self._run(), name="umbel-web")
             self._running.add_done_callback(self._note_end)
 
@@ -99,6 +103,21 @@ class Dashboard:
             await asyncio.wait([running])
         self.journal.close()
         self.app.close()
+
+    def _begin_again(self) -> None:
+        """With another connection; what is known stays."""
+        self._broker = open_broker(self.app.settings.for_broker())
+        self.cluster.feed = self._make_feed(self.cluster.model)
+        self._make_performer()
+
+    def _make_feed(self, model: ClusterModel) -> Feed:
+        feed = Feed(self._broker, enable=self.settings.enable_events, model=model)
+        feed.heard = self._note_heard
+        return feed
+
+    def _make_performer(self) -> None:
+        self._teller = Teller(self._broker, self.cluster.model.receiver.clock)
+        self._performer = Performer(self.app, self._broker, self.cluster, self._teller)
 
     async def _run(self) -> None:
         try:

@@ -106,8 +106,9 @@ class Journal:
                 "INSERT INTO happened (at, kind, body) VALUES (?, ?, ?)",
                 [(one.at, type(one).__name__, _packed(one)) for one in happened],
             )
-            for table in ("steps", "happened", "heard"):
-                self._file.execute(f"DELETE FROM {table} WHERE at < ?", (now - HOUR_S,))
+            self._file.execute("DELETE FROM steps WHERE at < ?", (now - HOUR_S,))
+            self._file.execute("DELETE FROM happened WHERE at < ?", (now - HOUR_S,))
+            self._file.execute("DELETE FROM heard WHERE at < ?", (now - HOUR_S,))
             self._drop_beyond_limit()
 
     def _drop_beyond_limit(self) -> None:
@@ -119,11 +120,12 @@ class Journal:
 
     def steps(self, since: float) -> list[Step]:
         rows = self._rows("SELECT at, body FROM steps WHERE at >= ? ORDER BY at", (since,))
-        return [_read(body, Step) for _, body in rows]
+        return [step for _, body in rows if (step := _readable(body, Step)) is not None]
 
     def happened(self, since: float) -> list[Happening | Mark]:
         rows = self._rows("SELECT kind, body FROM happened WHERE at >= ? ORDER BY id", (since,))
-        return [_read(body, Mark if kind == "Mark" else Happening) for kind, body in rows]
+        found = [_readable(body, Mark if kind == "Mark" else Happening) for kind, body in rows]
+        return [one for one in found if one is not None]
 
     def heard(self, since: float) -> Iterator[tuple[float, list[bytes]]]:
         """Newest first, a part at a time."""
@@ -136,7 +138,10 @@ class Journal:
             if not rows:
                 return
             ((last, at, body),) = rows
-            yield at, msgspec.msgpack.decode(zlib.decompress(body), type=list[bytes])
+            try:
+                yield at, msgspec.msgpack.decode(zlib.decompress(body), type=list[bytes])
+            except (zlib.error, msgspec.MsgspecError):
+                continue  # written by another version, or damaged
 
     # -- tokens ----------------------------------------------------------------------------------
 
@@ -169,3 +174,11 @@ def _packed(value: object) -> bytes:
 
 def _read(body: bytes, kind: Any) -> Any:
     return msgspec.json.decode(body, type=kind)
+
+
+def _readable(body: bytes, kind: Any) -> Any:
+    """None for what another version wrote, or what is damaged: the last hour goes on without it."""
+    try:
+        return _read(body, kind)
+    except msgspec.MsgspecError:
+        return None

@@ -136,7 +136,7 @@ class ClusterCollector:
             if ours:
                 links, counters = _map(ours.get("links")), _map(ours.get("counters"))
                 found["reconnects"].append(((node,), float(sum(links.values()))))
-                found["restarts"].append(((node,), float(counters.get("children_lost", 0))))
+                found["restarts"].append(((node,), float(counters.get("children_died", 0))))
         yield _gauge("umbel_node_children", "Child processes.", ("node",), found["children"])
         yield _gauge(
             "umbel_node_memory_bytes", "Most memory its main process had.", ("node",), found["memory"]

@@ -99,7 +99,7 @@ class Worker:
             events,
             StateStore(context, events, saved),
             heart,
-            Control(context, events.clock, state, mailbox, members=state.known),
+            Control(context, events.clock, state, mailbox, mingle.look_around, members=state.known),
             mingle,
             gossip,
             elections,

@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -198,14 +199,9 @@ def rm(name: str, state_file: Path) -> int:
 
 
 def require_web() -> None:
-    try:
-        import starlette
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
-            raise
-        raise click.ClickException("umbel web needs a web server: pip install 'umbel[web]'") from None
-    del starlette
+    missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        raise click.ClickException(f"umbel web needs {missing[0]}: pip install 'umbel[web]'")
 
 
 def _journal(state_file: Path) -> "Journal":

@@ -1,0 +1,93 @@
+"""Pushes: numbered, kept for a while, merged for who comes late."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from umbel.app.app import App
+from umbel.monitor.changes import Change
+from umbel.web import hub as hub_module
+from umbel.web.dashboard import Dashboard
+from umbel.web.hub import PUSHES_MAX, Hub
+from umbel.web.redaction import redact, redact_data
+from umbel.web.settings import WebSettings
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Hub:
+    app = App("pushing", broker=f"sqlite:///{tmp_path / 'queue.db'}")
+    return Dashboard(app, WebSettings(state_file=tmp_path / "web.db")).hub
+
+
+def test_what_was_missed_comes_as_one_and_what_is_not_kept_as_a_reset(hub: Hub) -> None:
+    began = hub.number
+    assert hub.since(began) == {} and hub.since(began - 1) is None and hub.since(began + 1) is None
+    hub._add({"tasks": Change(2, ["b", "a"]), "nodes": Change(1, ["w"])})
+    hub._add({"tasks": Change(1, ["b"]), "queues": Change(1, ["q"])})
+    found = hub.since(began)
+    assert found == {"tasks": Change(3, ["b", "a"]), "nodes": Change(1, ["w"]), "queues": Change(1, ["q"])}
+    assert hub.since(began + 1) == {"tasks": Change(1, ["b"]), "queues": Change(1, ["q"])}
+    for _ in range(PUSHES_MAX):
+        hub._add({"tasks": Change(1, ["x"])})
+    assert hub.since(began) is None
+    last = hub.since(hub.number - PUSHES_MAX)
+    assert last == {"tasks": Change(PUSHES_MAX, ["x"])}
+
+
+def test_a_client_that_reads_slowly_gets_one_push_for_many(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        pauses: list[float] = []
+        real = asyncio.sleep
+
+        async def counted(seconds: float) -> None:
+            pauses.append(seconds)
+            await real(0)
+
+        monkeypatch.setattr(hub_module.asyncio, "sleep", counted)
+        following = hub.follow(hub.number, frozenset({"tasks"}))
+        assert b"retry" in await anext(following)
+        assert await anext(following) == b""  # nothing has changed
+        for number in range(50):
+            hub._add({"tasks": Change(1, [f"t{number}"]), "nodes": Change(1, ["w"])})
+        push = await anext(following)
+        assert push.count(b"event:") == 1 and b'"count":50' in push and b"event: tasks" in push
+        assert pauses == [hub_module.PUSH_S]  # before each push but the first: ten a second at most
+        await following.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("{'password': 'hunter2', 'user': 'ann'}", "{'password': ***, 'user': 'ann'}"),
+        ("(user_password='x\\'y', n=1)", "(user_password=***, n=1)"),
+        ('{"api_key": "k", "n": 1}', '{"api_key": ***, "n": 1}'),
+        ("Authorization: Bearer abc.def", "Authorization: ***"),
+        ("redis://user:pw@host/0", "redis://user:***@host/0"),
+        ("{'tokens': ['a', 'b'], 'n': 1}", "{'tokens': ***"),
+        ("{'secret': 'cut of", "{'secret': ***"),
+        ("b'token=abc'", "b'token=***"),
+        ("nothing to hide", "nothing to hide"),
+    ],
+)
+def test_what_reads_like_a_secret_is_taken_out(text: str, clean: str) -> None:
+    assert redact(text) == clean
+
+
+def test_data_is_redacted_by_key_and_cut() -> None:
+    given = {"password": "x", "empty_token": "", "list": [{"secret": 1}, "t" * 50], "n": 1, "none": None}
+    found = redact_data(given, 10)
+    assert found == {
+        "password": "***",
+        "empty_token": "",
+        "list": [{"secret": "***"}, "t" * 10 + "…"],
+        "n": 1,
+        "none": None,
+    }
+    deep: list[object] = []
+    for _ in range(100):
+        deep = [deep]
+    assert "***" in str(redact_data(deep))
+    assert len(redact("x" * 1_000_000)) == 65_536
