@@ -8,8 +8,7 @@ this is how live parts are replaced.
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import jinja2
@@ -29,9 +28,7 @@ from umbel.web.site import path_to, site_of, visitor_of
 
 HERE = Path(__file__).parent
 CUT = 160
-RECENT_S = 1.0
 _IDENTITY = re.compile(r"(.+)\.\d+\.\d+")
-AnswerT = TypeVar("AnswerT")
 
 NAVIGATION: Sequence[tuple[str, str, str]] = (
     ("/", "Overview", "pulse"),
@@ -101,20 +98,6 @@ def render_login(request: Request, *, failed: bool) -> Response:
     return HTMLResponse(page, headers={"Cache-Control": "no-store"})
 
 
-def recent(request: Request, name: str, ask: Callable[[], AnswerT]) -> AnswerT:
-    """An answer that is at most a second old: fifty open pages ask for the same one."""
-    state = request.app.state
-    if not hasattr(state, "recent"):
-        state.recent = {}
-    kept: dict[str, tuple[float, Any]] = state.recent
-    at, known = kept.get(name, (0.0, None))
-    if name not in kept or monotonic() - at > RECENT_S:
-        known = ask()
-        kept[name] = monotonic(), known
-    answer: AnswerT = known
-    return answer
-
-
 def query(**fields: Any) -> str:
     """A query string of what is set, in its order."""
     given = {name: value for name, value in fields.items() if value not in {None, ""}}
@@ -127,7 +110,7 @@ def _frame(request: Request) -> dict[str, Any]:
         "request": request,
         "site": site,
         "visitor": visitor,
-        "health": lambda: recent(request, "health", site.health),
+        "health": site.health,
         "to": lambda path, **fields: path_to(request, path) + query(**fields),
         "here": request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
         "may": lambda action: visitor.role.may(_ROLES[action]),
