@@ -167,6 +167,10 @@ def test_sql_is_read_only_and_can_be_downloaded(shop: Shop) -> None:
         page.get_by_role("link", name="CSV").click()
     written = list(csv.reader(io.StringIO(download.value.path().read_text())))
     assert written == [["name", "n"], *rows]
+    secret = "select 'password=hunter2' as told"
+    assert (
+        "hunter2" not in shop.open(f"/history?{urlencode({'sql': secret})}").locator("#answer").inner_text()
+    )
     page = shop.open(f"/history?{urlencode({'sql': 'drop table attempts'})}")
     assert "read-only" in page.locator("[role=alert]").inner_text()
 
@@ -176,6 +180,8 @@ def test_a_viewer_sees_no_actions_and_may_take_none(shop: Shop, ledger: Ledger) 
     for path in ("/", "/tasks", f"/tasks/{ledger.paid[0]}", "/failures", "/schedule", "/elections"):
         page.goto(shop.served.url + path)
         assert page.locator("form[data-action], [data-needs-picked]").count() == 0, path
+    asked = context.request.get(f"{shop.served.url}/history/download?sql=select+1&as=csv")
+    assert asked.status == 403 and "operator" in asked.text()
     csrf = page.evaluate("JSON.parse(document.body.getAttribute('hx-headers'))['X-CSRF-Token']")
     headers = {"X-CSRF-Token": csrf, "Origin": shop.served.url}
     form = {"action": "retry", "ids": ledger.paid[0]}

@@ -145,6 +145,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        auto_reload=False,
         finalize=_plain,
         trim_blocks=True,
         lstrip_blocks=True,

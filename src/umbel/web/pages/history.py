@@ -2,10 +2,14 @@
 
 Queries run in threads, two at a time, and each has a limit of time and of rows: whoever looks back must
 not keep others from looking at now.
+
+Texts are redacted like everywhere, but a query can take a text to pieces that no pattern knows. So
+free queries are for operators; a viewer sees the figures.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +25,9 @@ from umbel.web.pages.drawing.heat import heat_map
 from umbel.web.pages.frame import render
 from umbel.web.pages.past import GROUPS, Past, Wanted, past, rates
 from umbel.web.pages.times import parse_local
-from umbel.web.site import site_of
+from umbel.web.redaction import redact_data
+from umbel.web.roles import Role
+from umbel.web.site import site_of, visitor_of
 
 ROWS_MAX = 1000
 DOWNLOAD_MAX = 100_000
@@ -45,7 +51,7 @@ async def history(request: Request) -> Response:
     try:
         wanted = _wanted(given)
         found = await _ask(request, lambda tables: past(tables, wanted, by, mark))
-        if given.get("sql"):
+        if given.get("sql") and _may_ask(request):
             answer = await _ask(request, lambda tables: _query(tables, given["sql"], ROWS_MAX))
     except (HistoryError, ConfigurationError, ValueError) as error:
         problem = str(error)
@@ -60,6 +66,7 @@ async def history(request: Request) -> Response:
         week=_week(found),
         answer=answer,
         rows=[[plain(value) for value in row] for row in answer.rows] if answer else [],
+        may_ask=_may_ask(request),
         example=EXAMPLE,
         rows_max=ROWS_MAX,
         timeout_s=TIMEOUT_S,
@@ -82,6 +89,8 @@ async def history_download(request: Request) -> Response:
     form = request.query_params.get("as", "csv")
     if form not in FORMATS:
         return Response(f"unknown format {form!r}; use csv or parquet", 400, media_type="text/plain")
+    if not _may_ask(request):
+        return Response("queries need the role operator", 403, media_type="text/plain")
     media_type, written = FORMATS[form]
     sql = request.query_params.get("sql", "")
     try:
@@ -99,8 +108,17 @@ async def _ask(request: Request, work: Callable[[Tables], ResultT]) -> ResultT:
         return await asyncio.to_thread(read, lake, work)
 
 
+def _may_ask(request: Request) -> bool:
+    return visitor_of(request).role.may(Role.OPERATOR)
+
+
 def _query(tables: Tables, sql: str, limit: int) -> Answer:
-    return tables.ask(sql, limit=limit, timeout_s=TIMEOUT_S)
+    found = tables.ask(sql, limit=limit, timeout_s=TIMEOUT_S)
+    return replace(found, rows=[tuple(map(_redacted, row)) for row in found.rows])
+
+
+def _redacted(value: Any) -> Any:
+    return redact_data(value) if isinstance(value, str | list | dict) else value
 
 
 def _wanted(given: Mapping[str, str]) -> Wanted:

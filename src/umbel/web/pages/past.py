@@ -11,6 +11,7 @@ from typing import Any
 from umbel.history.query import Tables
 from umbel.history.scales import time_step
 from umbel.monitor.shapes import Rates
+from umbel.web.redaction import redact
 
 STEPS_MAX = 240
 GROUPS_MAX = 30
@@ -81,11 +82,7 @@ def past(tables: Tables, wanted: Wanted, by: str, mark: float | None) -> Past:
             f" order by n desc, what limit {GROUPS_MAX}",
             values,
         ),
-        errors=tables.rows(
-            f"select name, exception, count(*) as n, max(uuid) as uuid from attempts where {where}"
-            " and outcome = 'FAILURE' group by name, exception order by n desc, name limit 10",
-            values,
-        ),
+        errors=_errors(tables, where, values),
         week=_week(tables, where, values),
         halves=[] if mark is None else _halves(tables, where, values, mark),
     )
@@ -135,6 +132,15 @@ def _columns(step: int, times: list[int], rows: dict[int, Row]) -> Rates:
         queues={},
         marks=[],
     )
+
+
+def _errors(tables: Tables, where: str, values: Row) -> list[Row]:
+    rows = tables.rows(
+        f"select name, exception, count(*) as n from attempts where {where} and outcome = 'FAILURE'"
+        " group by name, exception order by n desc, name limit 10",
+        values,
+    )
+    return [row | {"exception": redact(row["exception"] or "")} for row in rows]
 
 
 def _week(tables: Tables, where: str, values: Row) -> list[list[int]]:
