@@ -165,3 +165,9 @@ def test_nodes_that_disagree_are_two_groups() -> None:
     assert most == ["a", "c"] and few == ["b"]
     assert agreed["c"] == "alive" and other["c"] == "lost"
     assert len(views([node("a"), node("b")])) == 1
+
+
+def test_nodes_that_agree_are_shown_as_the_dashboard_knows_them_by_now() -> None:
+    """The nodes were asked before the loss: their answer is old, and the same."""
+    [(_, seen)] = views([node("a"), node("b"), node("c", "lost", differs={"a": "alive", "b": "alive"})])
+    assert seen["c"] == "lost"

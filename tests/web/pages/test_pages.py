@@ -184,7 +184,7 @@ def test_a_viewer_sees_no_actions_and_may_take_none(shop: Shop, ledger: Ledger) 
     assert asked.status == 403 and "operator" in asked.text()
     csrf = page.evaluate("JSON.parse(document.body.getAttribute('hx-headers'))['X-CSRF-Token']")
     headers = {"X-CSRF-Token": csrf, "Origin": shop.served.url}
-    form = {"action": "retry", "ids": ledger.paid[0]}
+    form: dict[str, str | float | bool] = {"action": "retry", "ids": ledger.paid[0]}
     refused = context.request.post(f"{shop.served.url}/do", form=form, headers=headers)
     assert "Not done" in refused.text() and "operator" in refused.text()
     context.close()

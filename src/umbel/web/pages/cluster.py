@@ -78,16 +78,18 @@ def nodes_at(nodes: Sequence[Node], happened: Sequence[Happening], at: float) ->
 
 
 def views(nodes: Sequence[Node]) -> list[tuple[list[str], Mapping[str, str]]]:
-    """Groups of nodes that see the cluster alike: (who, state by node), the largest first."""
-    viewers = sorted({viewer for node in nodes for viewer in node.differs})
+    """Groups of nodes that see the cluster alike: (who, state by node), the largest first.
+
+    Where all of them agree it is one group, shown as the dashboard itself knows it: it hears of a change
+    before it has asked the nodes again.
+    """
+    alive = [node.node for node in nodes if node.state == "alive"]
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    agreed = {node.node: node.state for node in nodes}
-    everybody = [node.node for node in nodes if node.state == "alive"]
-    for viewer in [*viewers, *(one for one in everybody if one not in viewers)]:
+    for viewer in alive:
         seen = {node.node: node.differs.get(viewer, node.state) for node in nodes}
         groups.setdefault(tuple(seen.items()), []).append(viewer)
-    if not groups:
-        return [([], agreed)]
+    if len(groups) < 2:
+        return [(alive, {node.node: node.state for node in nodes})]
     return [(who, dict(seen)) for seen, who in sorted(groups.items(), key=lambda one: -len(one[1]))]
 
 

@@ -59,7 +59,7 @@ def ring(members: Sequence[Member], name: str = "") -> Markup:
 
 
 def _reach(members: Sequence[Member]) -> tuple[float, float]:
-    return (186.0, 132.0) if len(members) <= LABELLED_MAX else (250.0, 165.0)
+    return (176.0, 130.0) if len(members) <= LABELLED_MAX else (250.0, 165.0)
 
 
 def _place(members: Sequence[Member], place: int) -> tuple[float, float]:
@@ -126,7 +126,7 @@ def _label(members: Sequence[Member], place: int, x: float, y: float) -> Markup:
     name = one.node if len(one.node) <= NAME_MAX else f"{one.node[: NAME_MAX - 1]}…"
     if abs(side) < 60:
         below = y > CENTRE[1]
-        at, down, anchor = x, y + (size + 17 if below else -size - (16 if one.leads else 8)), "middle"
+        at, down, anchor = x, y + (size + 17 if below else -size - (20 if one.leads else 8)), "middle"
     else:
         at, down, anchor = x + (size + 7) * (1 if side > 0 else -1), y + 4, "start" if side > 0 else "end"
     return tag("text", name, x=at, y=down, text_anchor=anchor)

@@ -57,7 +57,7 @@ function columns(one) {
 // A dashboard that has just started knows some minutes: those fill the chart, not an empty hour.
 function begin() {
   const known_from = known.done.findIndex((value) => value !== null);
-  return Math.max(0, Math.min(known_from === -1 ? known.at.length : known_from, known.at.length - 30));
+  return Math.max(0, Math.min(known_from === -1 ? known.at.length : known_from, known.at.length - 12));
 }
 
 function make(place) {
@@ -73,7 +73,7 @@ function make(place) {
     legend: { show: false }, padding: [10, 8, 0, 0],
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high || 0, { duration: 0.001, rate: 0.1 }[one.unit] || 1) * 1.08] } },
     axes: [
-      { ...axis, size: 28, space: 90, values: (plot, marks) => marks.map((at) => moment(at, plot.scales.x.max - plot.scales.x.min)) },
+      { ...axis, size: 28, space: 60, values: (plot, marks) => marks.map((at) => moment(at, plot.scales.x.max - plot.scales.x.min)) },
       { ...axis, size: 54, space: 34, values: (_, marks) => marks.map((value) => words(value, one.unit)) },
     ],
     series: [{}, ...parts.map(([key, number], place) => ({
