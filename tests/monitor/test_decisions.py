@@ -104,16 +104,24 @@ def known(*events: dict[str, Any]) -> ClusterState:
     return state
 
 
-def test_the_critical_path_of_a_chord_runs_through_its_slowest_part() -> None:
-    def ran(uuid: str, parent: str | None, start: float, end: float) -> list[dict[str, Any]]:
-        shared: dict[str, Any] = {"uuid": uuid, "retries": 0}
-        described: dict[str, Any] = {"name": uuid, "root_id": "root", "parent_id": parent}
-        return [
-            told("task-received", NOW + start, 1, **shared, **described),
-            told("task-started", NOW + start, 2, **shared),
-            told("task-succeeded", NOW + end, 3, **shared),
-        ]
+def ran(uuid: str, parent: str | None, start: float, end: float) -> list[dict[str, Any]]:
+    shared: dict[str, Any] = {"uuid": uuid, "retries": 0}
+    described: dict[str, Any] = {"name": uuid, "root_id": "root", "parent_id": parent}
+    return [
+        told("task-received", NOW + start, 1, **shared, **described),
+        told("task-started", NOW + start, 2, **shared),
+        told("task-succeeded", NOW + end, 3, **shared),
+    ]
 
+
+def test_the_critical_path_ends_with_a_task_that_sent_no_other() -> None:
+    """A busy worker may tell of the slow part's ending after another worker told of the body's."""
+    state = known(*ran("slow", None, 0, 9.5), *ran("body", "slow", 8, 9))
+    records = [one for name in ("body", "slow") if (one := state.task(name)) is not None]
+    assert workflow_of("slow", records).critical == ["slow", "body"]
+
+
+def test_the_critical_path_of_a_chord_runs_through_its_slowest_part() -> None:
     state = known(
         *ran("root", None, 0, 1),
         *ran("fast", "root", 1, 2),

@@ -36,7 +36,13 @@ def ended_at(task: TaskRecord) -> float | None:
 
 
 def _critical(known: Mapping[str, TaskRecord]) -> list[str]:
-    ended = [(at, one.uuid) for one in known.values() if (at := ended_at(one)) is not None]
+    # A task that sent another one cannot be the end, even if its worker told of its ending later.
+    sent = {one.parent_id for one in known.values() if ended_at(one) is not None}
+    ended = [
+        (at, one.uuid)
+        for one in known.values()
+        if (at := ended_at(one)) is not None and one.uuid not in sent
+    ]
     if not ended:
         return []
     _, last = max(ended)
