@@ -95,7 +95,7 @@ def test_tasks_are_filtered_and_paged(cluster: Cluster, api: httpx.Client) -> No
     ids = [cluster.app.tasks["web_tasks.add"].delay(n, 70_000).id for n in range(5)]
     for one in ids:
         ended(api, one)
-    wanted = {"name": "web_tasks.add", "state": "success", "text": "70000", "limit": 2}
+    wanted: dict[str, Any] = {"name": "web_tasks.add", "state": "success", "text": "70000", "limit": 2}
     for order in ("clock", "time"):
         seen: list[str] = []
         cursor = ""
@@ -239,7 +239,12 @@ def test_every_action_is_in_the_audit_with_its_replies_and_is_an_event(
 ) -> None:
     heard: list[bytes] = []
     noted = served.dashboard.feed.heard
-    served.dashboard.feed.heard = lambda body, now: (heard.append(body), noted(body, now))[1]
+
+    def note(body: bytes, now: float) -> None:
+        heard.append(body)
+        noted(body, now)
+
+    served.dashboard.feed.heard = note
     node = api.get("/api/v1/nodes").json()[0]["node"]
     result = act(api, "rate_limit", task="web_tasks.add", rate="500/s", nodes=[node])
     (entry,) = api.get("/api/v1/audit", params={"limit": 1}).json()

@@ -42,7 +42,7 @@ def test_a_client_that_reads_slowly_gets_one_push_for_many(hub: Hub, monkeypatch
         async def counted(seconds: float) -> None:
             pauses.append(seconds)
 
-        monkeypatch.setattr(hub_module.asyncio, "sleep", counted)
+        monkeypatch.setattr(asyncio, "sleep", counted)
         following = hub.follow(hub.number, frozenset({"tasks"}))
         assert b"retry" in await anext(following)
         assert await anext(following) == b""  # nothing has changed
