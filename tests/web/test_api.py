@@ -123,7 +123,9 @@ def test_secrets_do_not_leave(cluster: Cluster, api: httpx.Client) -> None:
     for secret in ("hunter2222", "s3cr3t", "1234567"):
         assert secret not in whole, secret
     assert api.get("/api/v1/tasks/count", params={"text": "hunter2222"}).json()["count"] == 0
-    (failing, *_) = api.get("/api/v1/overview").json()["failing"]
+    (failing, *_) = wait_until(
+        lambda: api.get("/api/v1/overview").json()["failing"], what="the failing task in the overview"
+    )
     assert failing["name"] == "web_tasks.pay" and "s3cr3t" not in failing["exception"]
 
 

@@ -21,7 +21,7 @@ from umbel.app.app import App
 from umbel.web import performing
 from umbel.web.roles import Role
 
-EXAMPLES = 200 if os.environ.get("UMBEL_SOAK") else 2
+EXAMPLES = 200 if os.environ.get("UMBEL_SOAK") else 1
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
