@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from umbel.events.meters import NAMES_MAX as METERED_MAX
 from umbel.events.reading import EventReader
 from umbel.events.state import ClusterState
 from umbel.events.types import Event, TaskEvent
@@ -9,7 +10,6 @@ from umbel.monitor.changes import NAMES_MAX, Changes
 from umbel.monitor.elections import ELECTIONS_MAX, ElectionBook, LeaseBook, node_of
 from umbel.monitor.filters import admits_of
 from umbel.monitor.health import health_of
-from umbel.monitor.meters import NAMES_MAX as METERED_MAX
 from umbel.monitor.model import ClusterModel
 from umbel.monitor.rates import STEP_S, STEPS_MAX, RateBook, Step, added, bucket_of, percentile
 from umbel.monitor.shapes import Node, TaskFilter

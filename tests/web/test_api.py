@@ -95,7 +95,7 @@ def test_tasks_are_filtered_and_paged(cluster: Cluster, api: httpx.Client) -> No
     ids = [cluster.app.tasks["web_tasks.add"].delay(n, 70_000).id for n in range(5)]
     for one in ids:
         ended(api, one)
-    wanted = {"name": "web_tasks.add", "state": "success", "text": "70000", "limit": 2}
+    wanted: dict[str, Any] = {"name": "web_tasks.add", "state": "success", "text": "70000", "limit": 2}
     for order in ("clock", "time"):
         seen: list[str] = []
         cursor = ""
@@ -123,7 +123,9 @@ def test_secrets_do_not_leave(cluster: Cluster, api: httpx.Client) -> None:
     for secret in ("hunter2222", "s3cr3t", "1234567"):
         assert secret not in whole, secret
     assert api.get("/api/v1/tasks/count", params={"text": "hunter2222"}).json()["count"] == 0
-    (failing, *_) = api.get("/api/v1/overview").json()["failing"]
+    (failing, *_) = wait_until(
+        lambda: api.get("/api/v1/overview").json()["failing"], what="the failing task in the overview"
+    )
     assert failing["name"] == "web_tasks.pay" and "s3cr3t" not in failing["exception"]
 
 
@@ -239,7 +241,12 @@ def test_every_action_is_in_the_audit_with_its_replies_and_is_an_event(
 ) -> None:
     heard: list[bytes] = []
     noted = served.dashboard.feed.heard
-    served.dashboard.feed.heard = lambda body, now: (heard.append(body), noted(body, now))[1]
+
+    def note(body: bytes, now: float) -> None:
+        heard.append(body)
+        noted(body, now)
+
+    served.dashboard.feed.heard = note
     node = api.get("/api/v1/nodes").json()[0]["node"]
     result = act(api, "rate_limit", task="web_tasks.add", rate="500/s", nodes=[node])
     (entry,) = api.get("/api/v1/audit", params={"limit": 1}).json()

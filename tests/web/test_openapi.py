@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +21,7 @@ from umbel.app.app import App
 from umbel.web import performing
 from umbel.web.roles import Role
 
-EXAMPLES = 200 if os.environ.get("UMBEL_SOAK") else 2
+EXAMPLES = 200 if os.environ.get("UMBEL_SOAK") else 1
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -62,7 +63,7 @@ def test_what_is_asked_is_answered_as_the_document_says(
     del document["paths"]["/api/v1/stream"]  # it does not end
     schema = schemathesis.openapi.from_dict(document)
     for found in schema.get_all_operations():
-        operation = found.ok()
+        operation: Any = found.ok()  # type: ignore[union-attr]  # its own document is no invalid one
         if mode is GenerationMode.NEGATIVE and not (operation.query or operation.body):
             continue  # nothing can be wrong
 
@@ -74,7 +75,7 @@ def test_what_is_asked_is_answered_as_the_document_says(
             suppress_health_check=list(HealthCheck),
         )
         @given(case=operation.as_strategy(generation_mode=mode))
-        def ask(case: schemathesis.Case) -> None:
+        def ask(case: Any) -> None:
             case.call_and_validate(base_url=served.url, headers=headers, checks=CHECKS)
 
         ask()

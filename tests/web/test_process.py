@@ -6,9 +6,11 @@ from pathlib import Path
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster import Cluster
 from tests.waiting import wait_until
+from umbel.launch.workers import node_name
 
 TASKS_FILE = Path(__file__).parent / "web_tasks.py"
 
@@ -55,3 +57,33 @@ def test_tokens_are_made_listed_and_removed(tmp_path: Path) -> None:
         assert cluster.umbel("mark", "x" * 300, check=False).returncode == 2
         refused = cluster.umbel("web", "--host", "0.0.0.0", check=False)
         assert refused.returncode == 2 and "umbel web token add" in refused.stderr
+
+
+def test_a_worker_serves_what_it_counts_without_a_dashboard(tmp_path: Path) -> None:
+    with Cluster(tmp_path, TASKS_FILE) as cluster:
+        cluster.start_worker("w1", "-c", "1", "--metrics", "0")
+        (served, *_) = wait_until(
+            lambda: [line for line in cluster.log("w1").splitlines() if "metrics served" in line],
+            what="the metrics to be served",
+        )
+        url = f"http://{served.rpartition('address=')[2]}/metrics"
+        cluster.app.tasks["web_tasks.add"].delay(1, 2).get(timeout=60)
+        cluster.app.tasks["web_tasks.pay"].delay(1).get(timeout=60, propagate=False)
+
+        def counted() -> dict[tuple[str, tuple[str, ...]], float] | None:
+            text = httpx.get(url, timeout=30).text
+            found = {
+                (one.name, tuple(value for _, value in sorted(one.labels.items()))): one.value
+                for family in text_string_to_metric_families(text)
+                for one in family.samples
+            }
+            return found if ("umbel_tasks_total", ("failed", "web_tasks.pay")) in found else None
+
+        found = wait_until(counted, deadline_s=30, what="both tasks to be counted")
+        node = node_name("w1")
+        assert found["umbel_tasks_total", ("succeeded", "web_tasks.add")] == 1
+        assert found["umbel_task_run_seconds_count", ("web_tasks.add",)] == 1
+        assert found["umbel_task_wait_seconds_count", ("web_tasks.add",)] == 1
+        assert found["umbel_node_children", (node,)] == 1 and found["umbel_node_received_total", (node,)] == 2
+        refused = cluster.umbel("worker", "--metrics", "here", check=False)
+        assert refused.returncode == 2 and "HOST:PORT" in refused.stderr

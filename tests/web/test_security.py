@@ -14,6 +14,7 @@ from umbel.app.app import App
 from umbel.errors import ConfigurationError
 from umbel.web import hub
 from umbel.web.roles import Role
+from umbel.web.server import Server
 from umbel.web.settings import WebSettings, check
 
 PURGE = {"action": "purge", "queue": "celery"}
@@ -129,7 +130,8 @@ def test_every_answer_forbids_scripts_of_others_framing_and_sharing(served: Serv
     "path", ["/static/../web.db", "/static/%2e%2e/%2e%2e/etc/passwd", "/static//etc/passwd", "/..%2fweb.db"]
 )
 def test_no_path_leads_out_of_the_static_files(served: Served, path: str) -> None:
-    with socket.create_connection(served.url.removeprefix("http://").split(":")) as raw:  # httpx tidies paths
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as raw:  # httpx tidies paths
         raw.sendall(f"GET {path} HTTP/1.0\r\nHost: x\r\n\r\n".encode())
         status = raw.recv(100).split()[1]
     assert status in (b"401", b"404", b"303")
@@ -195,6 +197,14 @@ def test_a_public_address_needs_a_way_to_log_in(host: str) -> None:
     check(WebSettings(host=host, proxies=("10.0.0.1",)), named_tokens=0)
     with pytest.raises(ConfigurationError, match="neither an address nor a network"):
         check(WebSettings(host=host, proxies=("proxy.example",)), named_tokens=0)
+
+
+def test_an_address_that_is_taken_is_one_error_with_the_remedy(served: Served, tmp_path: Path) -> None:
+    taken = int(served.url.rpartition(":")[2])
+    app = App("second", broker=f"sqlite:///{tmp_path / 'queue.db'}")
+    server = Server(app, WebSettings(state_file=tmp_path / "web.db", port=taken), lambda _url: None)
+    with pytest.raises(ConfigurationError, match="choose another --port"):
+        server.run()
 
 
 def test_without_login_only_the_machines_own_names_are_answered(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 import socket
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.registry import open_broker
-from umbel.errors import BadSetting
+from umbel.errors import BadSetting, ConfigurationError
 from umbel.launch.loading import FoundApp
 from umbel.launch.native import NativeProject
 from umbel.launch.pool_choice import ChildLogs, choose_pool
@@ -19,6 +20,7 @@ from umbel.wire.limits import is_name
 from umbel.worker.settings import WorkerSettings
 from umbel.worker.worker import Worker
 
+PORT_MAX = 65_535
 MAILBOX = "umbel-mailbox"  # the connection of remote control, where it has its own
 
 
@@ -36,10 +38,9 @@ def make_worker(
     project, name = found.project or NativeProject(found.app), node_name(node)
     settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
-    tasks = project.task_rules(settings)
-    queues = settings.worker_queues or (settings.task_default_queue,)
-    logs, served = ChildLogs(loglevel, logfile, log_json), tasks_for(project, tasks, queues)
-    pool = choose_pool(settings, served, host=found.spec, node=name, logs=logs)
+    tasks, queues = project.task_rules(settings), settings.worker_queues or (settings.task_default_queue,)
+    logs = ChildLogs(loglevel, logfile, log_json)
+    pool = choose_pool(settings, tasks_for(project, tasks, queues), host=found.spec, node=name, logs=logs)
     worker_settings = WorkerSettings(
         node=name,
         queues=queues,
@@ -67,6 +68,7 @@ def make_worker(
         autoscale_cool_down_s=settings.worker_autoscale_cool_down_s,
         pool_restarts=settings.worker_pool_restarts,
         send_task_events=settings.task_send_events,
+        metrics_address=metrics_address(settings.worker_metrics),
         history_lake=Path(settings.history_lake) if settings.worker_record else None,
         history_lake_mode=settings.lake_mode_bits(),
         control_mailbox=settings.control_mailbox,
@@ -107,3 +109,17 @@ def tasks_for(
 ) -> dict[str, TaskRules]:
     """Those that are sent to one of the queues, unless a call names another one."""
     return {name: rules for name, rules in tasks.items() if project.queue_of(name) in queues}
+
+
+def metrics_address(given: str) -> tuple[str, int] | None:
+    """(host, port) from PORT or HOST:PORT; this machine only where no host is named."""
+    if not given:
+        return None
+    host, _, port = given.rpartition(":")
+    if not port.isdecimal() or int(port) > PORT_MAX:
+        raise BadSetting(
+            "worker_metrics", given, "it must be a port, or HOST:PORT", source="the worker's settings"
+        )
+    if find_spec("prometheus_client") is None:
+        raise ConfigurationError("metrics need prometheus_client: pip install 'umbel[metrics]'")
+    return host.strip("[]") or "127.0.0.1", int(port)

@@ -204,6 +204,7 @@ class Feed:
     async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         name = work.__name__
         while True:
+            wait_s = max(seconds, 0.1)
             try:
                 await work()
                 if name in self._problems:
@@ -211,7 +212,8 @@ class Feed:
             except BrokerError as error:
                 self.report(name, str(error))
                 await self._reconnect()
-            await asyncio.sleep(max(seconds, 0.1))
+                wait_s = RECONNECT_S
+            await asyncio.sleep(wait_s)
 
     async def _reconnect(self) -> None:
         try:

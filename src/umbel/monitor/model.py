@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from umbel.events.meters import Meters
 from umbel.events.receiver import EventReceiver
 from umbel.events.state import ClusterState, Tracked
 from umbel.events.timeline import timeline
@@ -19,7 +20,6 @@ from umbel.events.view import TaskRecord
 from umbel.monitor.changes import Changes
 from umbel.monitor.elections import ElectionBook, LeaseBook
 from umbel.monitor.flow import QueueFlow
-from umbel.monitor.meters import Meters
 from umbel.monitor.rates import SECONDS_MAX, RateBook
 from umbel.monitor.shapes import Happening, Mark
 from umbel.protocol.clock import LamportClock

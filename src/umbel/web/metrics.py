@@ -6,18 +6,18 @@ dashboards and alerts go on. Series of nodes that left go away with the node; ta
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from umbel.errors import BrokerError
-from umbel.monitor.meters import Histogram
+from umbel.exposition import CONTENT_TYPE, counter, gauge, of_tasks, text_of
 
 if TYPE_CHECKING:
     from umbel.web.dashboard import Dashboard
@@ -34,14 +34,12 @@ def routes(dashboard: "Dashboard") -> list[BaseRoute]:
 
     async def metrics(_request: Request) -> Response:
         await collector.look()
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(collector)
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(text_of(collector), media_type=CONTENT_TYPE)
 
     return [Route("/metrics", metrics, methods=["GET"])]
 
 
-class ClusterCollector:
+class ClusterCollector(Collector):
     """What must be asked for is asked at most every ASKED_EVERY_S, however many scrape."""
 
     def __init__(self, dashboard: "Dashboard") -> None:
@@ -70,26 +68,12 @@ class ClusterCollector:
         self._log = self._log if isinstance(lag, BaseException) else lag
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._of_tasks()
+        yield from of_tasks(self._dashboard.cluster.model.meters)
         yield from self._of_queues()
         yield from self._of_nodes()
         yield from self._of_stats()
         yield from self._of_the_dashboard()
         yield from self._as_flower()
-
-    def _of_tasks(self) -> Iterator[Metric]:
-        meters = self._dashboard.cluster.model.meters
-        yield _counter("umbel_tasks", "Tasks that ended, by end.", ("task", "end"), meters.ended.items())
-        yield _counter(
-            "umbel_task_repeats",
-            "Deliveries beyond the first.",
-            ("task",),
-            [((name,), one) for name, one in meters.repeats.items()],
-        )
-        retried = [((name,), one) for (name, end), one in meters.ended.items() if end == "retried"]
-        yield _counter("umbel_task_retries", "Attempts that asked for another.", ("task",), retried)
-        yield _histogram("umbel_task_wait_seconds", "From sending (else receipt) to start.", meters.wait)
-        yield _histogram("umbel_task_run_seconds", "How long tasks ran.", meters.run)
 
     def _of_queues(self) -> Iterator[Metric]:
         queues = self._dashboard.queues()
@@ -99,12 +83,10 @@ class ClusterCollector:
             ("claimed", "Messages with workers"),
         ):
             rows = [((one.queue,), float(getattr(one, name))) for one in queues]
-            yield _gauge(f"umbel_queue_{name}", f"{said}.", ("queue",), rows)
+            yield gauge(f"umbel_queue_{name}", f"{said}.", ("queue",), rows)
         oldest = [((one.queue,), one.oldest_s) for one in queues if one.oldest_s is not None]
-        yield _gauge(
-            "umbel_queue_oldest_seconds", "Age of the oldest known waiting task.", ("queue",), oldest
-        )
-        yield _gauge(
+        yield gauge("umbel_queue_oldest_seconds", "Age of the oldest known waiting task.", ("queue",), oldest)
+        yield gauge(
             "umbel_dead_letters", f"Dead letters, counted up to {LETTERS_MAX}.", (), [((), self._letters)]
         )
 
@@ -112,17 +94,17 @@ class ClusterCollector:
         nodes = self._dashboard.nodes()
         states = Counter(one.state for one in nodes)
         rows: list[Row] = [((state,), float(states[state])) for state in ("alive", "suspect", "lost", "left")]
-        yield _gauge("umbel_nodes", "Nodes by state.", ("state",), rows)
+        yield gauge("umbel_nodes", "Nodes by state.", ("state",), rows)
         present = [one for one in nodes if one.state in ("alive", "suspect")]
-        yield _gauge(
+        yield gauge(
             "umbel_node_active", "Tasks in flight.", ("node",), [((one.node,), one.active) for one in present]
         )
         leases = [one for one in self._dashboard.leases() if one.holder]
         held = [((one.name, one.holder), 1.0) for one in leases]
-        yield _gauge("umbel_leader", "Who holds which lease.", ("lease", "node"), held)
+        yield gauge("umbel_leader", "Who holds which lease.", ("lease", "node"), held)
         elections = Counter(one.phase for one in self._dashboard.elections())
         ended = [((phase,), float(one)) for phase, one in sorted(elections.items())]
-        yield _gauge("umbel_elections", "Elections in memory, by phase.", ("phase",), ended)
+        yield gauge("umbel_elections", "Elections in memory, by phase.", ("phase",), ended)
 
     def _of_stats(self) -> Iterator[Metric]:
         """What the nodes say when they are asked; Celery's say less."""
@@ -137,25 +119,25 @@ class ClusterCollector:
                 links, counters = _map(ours.get("links")), _map(ours.get("counters"))
                 found["reconnects"].append(((node,), float(sum(links.values()))))
                 found["restarts"].append(((node,), float(counters.get("children_died", 0))))
-        yield _gauge("umbel_node_children", "Child processes.", ("node",), found["children"])
-        yield _gauge(
+        yield gauge("umbel_node_children", "Child processes.", ("node",), found["children"])
+        yield gauge(
             "umbel_node_memory_bytes", "Most memory its main process had.", ("node",), found["memory"]
         )
-        yield _counter("umbel_node_reconnects", "Links that were restored.", ("node",), found["reconnects"])
-        yield _counter("umbel_node_children_lost", "Children that died.", ("node",), found["restarts"])
+        yield counter("umbel_node_reconnects", "Links that were restored.", ("node",), found["reconnects"])
+        yield counter("umbel_node_children_lost", "Children that died.", ("node",), found["restarts"])
         lag = [((name,), float(one)) for name, one in sorted(self._log.items())]
-        yield _gauge("umbel_recorder_lag_events", "Events not recorded yet.", ("recorder",), lag)
+        yield gauge("umbel_recorder_lag_events", "Events not recorded yet.", ("recorder",), lag)
 
     def _of_the_dashboard(self) -> Iterator[Metric]:
         model, hub = self._dashboard.cluster.model, self._dashboard.hub
         unreadable = model.state.unreadable + model.receiver.undecodable
-        yield _counter("umbel_events_heard", "Events heard.", (), [((), model.state.heard)])
-        yield _counter("umbel_events_unreadable", "Events that could not be read.", (), [((), unreadable)])
-        yield _gauge("umbel_web_tasks_known", "Tasks in memory.", (), [((), len(model.state))])
-        yield _gauge("umbel_web_streams", "Open streams.", (), [((), hub.clients)])
-        yield _counter("umbel_web_streams_dropped", "Streams dropped as too slow.", (), [((), hub.dropped)])
+        yield counter("umbel_events_heard", "Events heard.", (), [((), model.state.heard)])
+        yield counter("umbel_events_unreadable", "Events that could not be read.", (), [((), unreadable)])
+        yield gauge("umbel_web_tasks_known", "Tasks in memory.", (), [((), len(model.state))])
+        yield gauge("umbel_web_streams", "Open streams.", (), [((), hub.clients)])
+        yield counter("umbel_web_streams_dropped", "Streams dropped as too slow.", (), [((), hub.dropped)])
         is_hearing = 0.0 if self._dashboard.problem else 1.0
-        yield _gauge("umbel_web_hears_cluster", "Whether it hears the cluster.", (), [((), is_hearing)])
+        yield gauge("umbel_web_hears_cluster", "Whether it hears the cluster.", (), [((), is_hearing)])
 
     def _as_flower(self) -> Iterator[Metric]:
         nodes = self._dashboard.nodes()
@@ -163,40 +145,13 @@ class ClusterCollector:
         gone = [one.node for one in nodes if one.state in ("left", "lost") and one.since_s > GONE_S]
         meters.forget(gone)
         shown = [one for one in nodes if one.node not in gone]
-        yield _counter(
-            "flower_events", "Number of events", ("worker", "type", "task"), meters.by_node.items()
-        )
+        yield counter("flower_events", "Number of events", ("worker", "type", "task"), meters.by_node.items())
         online = [((one.node,), 1.0 if one.state == "alive" else 0.0) for one in shown]
-        yield _gauge("flower_worker_online", "Worker online status", ("worker",), online)
+        yield gauge("flower_worker_online", "Worker online status", ("worker",), online)
         active = [((one.node,), float(one.active)) for one in shown]
         name = "flower_worker_number_of_currently_executing_tasks"
-        yield _gauge(name, "Number of tasks currently executing at a worker", ("worker",), active)
+        yield gauge(name, "Number of tasks currently executing at a worker", ("worker",), active)
 
 
 def _map(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _counter(
-    name: str, said: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]]
-) -> Metric:
-    metric = CounterMetricFamily(name, said, labels=labels)
-    for values, number in rows:
-        metric.add_metric(list(values), number)
-    return metric
-
-
-def _gauge(
-    name: str, said: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]]
-) -> Metric:
-    metric = GaugeMetricFamily(name, said, labels=labels)
-    for values, number in rows:
-        metric.add_metric(list(values), number)
-    return metric
-
-
-def _histogram(name: str, said: str, found: dict[str, Histogram]) -> Metric:
-    metric = HistogramMetricFamily(name, said, labels=("task",))
-    for task, one in sorted(found.items()):
-        metric.add_metric([task], one.cumulative(), one.total_s)
-    return metric

@@ -6,6 +6,7 @@ from socket import socket
 import uvicorn
 
 from umbel.app.app import App
+from umbel.errors import ConfigurationError
 from umbel.web.application import application
 from umbel.web.dashboard import Dashboard
 from umbel.web.settings import WebSettings
@@ -35,7 +36,13 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # uvicorn's word for an address that it cannot have
+            place = f"{self.config.host}:{self.config.port}"
+            raise ConfigurationError(
+                f"the dashboard cannot listen at {place}: it is taken or not ours; choose another --port"
+            ) from None
         if self.started:
             self._opened(self.first_url)
 

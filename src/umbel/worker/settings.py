@@ -96,6 +96,7 @@ class WorkerSettings:
     grace_s: float = 30.0
     soft_grace_s: float = 5.0
     send_task_events: bool = False
+    metrics_address: tuple[str, int] | None = None  # where Prometheus finds what this node counts
     history_lake: Path | None = None  # where to record, when this worker is the one to do it
     history_lake_mode: int | None = None
     control_mailbox: str = "auto"

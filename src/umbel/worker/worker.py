@@ -15,6 +15,7 @@ from umbel.backends.interface import Backend
 from umbel.brokers.interface import Broker
 from umbel.control.client import Asker
 from umbel.errors import UmbelError
+from umbel.events.meters import Meters
 from umbel.pools.interface import Pool
 from umbel.protocol.shutdown import Shutdown
 from umbel.urls import without_password
@@ -40,6 +41,7 @@ from umbel.worker.steps.foreign_scheduler import ForeignSchedulerStep
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.health import Health
 from umbel.worker.steps.heart import Heart
+from umbel.worker.steps.metrics import Metrics
 from umbel.worker.steps.mingle import Mingle
 from umbel.worker.steps.pool import PoolStep
 from umbel.worker.steps.recorder import RecorderStep
@@ -62,7 +64,8 @@ class Worker:
         self._context = context = _context(settings, identity, broker, backend, pool)
         events = Events(context)
         heart = Heart(context, events)
-        tasks = Tasks(context, TaskEvents(events))
+        meters = None if settings.metrics_address is None else Meters()
+        tasks = Tasks(context, TaskEvents(events, meters))
         self._stopping = Stopping(context, tasks)
         asker = Asker(context.broker)
         gossip = Gossip(context, events, heart, asker)
@@ -107,6 +110,7 @@ class Worker:
             Scheduler(context, events, gossip),
             ForeignSchedulerStep(context, events, gossip),
             Health(context, connection, tasks),
+            Metrics(context, tasks, meters),
             Watchdog(context, tasks),
             autoscaler,
             *map(self._user_step, settings.steps),

@@ -103,6 +103,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     history_lake: str = "umbel-lake"  # a folder; relative to where the command runs
     lake_mode: str = "0700"  # octal: who else may read the lake
     worker_record: bool = False  # workers write the history, one at a time
+    worker_metrics: str = ""  # PORT or HOST:PORT, where Prometheus finds what a worker counts
     event_log_max: int = 1_000_000
     event_log_retention_s: float = 7 * 86_400.0
 

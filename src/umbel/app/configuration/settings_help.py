@@ -24,6 +24,7 @@ HELP: Mapping[str, str] = {
         "group read"
     ),
     "worker_record": "record the history if no other recorder runs, as with `--record`",
+    "worker_metrics": "serve metrics for Prometheus at this port or HOST:PORT, as with `--metrics`",
     "event_log_max": "most events that the broker keeps for recorders",
     "event_log_retention_s": "seconds that the broker keeps events for recorders",
     "task_default_queue": "queue for tasks that name none",

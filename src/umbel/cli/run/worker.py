@@ -133,6 +133,12 @@ log = logging.getLogger("umbel.worker")
     metavar="PORT",
     help="Serve the dashboard there too, on this machine, in a process beside the worker.",
 )
+@click.option(
+    "--metrics",
+    "worker_metrics",
+    metavar="[HOST:]PORT",
+    help="Serve what this worker counts for Prometheus; on this machine unless a host is named.",
+)
 @click.option("--record", metavar="DIR", help="Record the cluster's history there if no other recorder runs.")
 @click.option(
     "--autoscale",

@@ -26,6 +26,7 @@ class Claimed:
     arrival: Arrival
     run: Run | None = None
     told_started: bool = False
+    received_at: float = 0.0  # Unix time, where it is measured
     started_at: float | None = None  # Unix time, once it is known to run
     pid: int | None = None
     hides: Sensitive | None = None

@@ -4,10 +4,12 @@ Field names and forms are Celery's; `retries`, the attempt, is on every one of t
 attempts can be told apart.
 """
 
+from time import time
 from typing import Any
 
 import msgspec
 
+from umbel.events.meters import Meters
 from umbel.pools.interface import Outcome, Told
 from umbel.wire.task import TaskHeaders
 from umbel.worker.messages.claimed import Claimed
@@ -20,11 +22,21 @@ _ENDINGS = {
     "rejected": "task-rejected",
     "requeued": "task-rejected",
 }
+_ENDS = {
+    "success": "succeeded",
+    "failure": "failed",
+    "retry": "retried",
+    "rejected": "rejected",
+    "requeued": "rejected",
+}
 
 
 class TaskEvents:
-    def __init__(self, events: Events) -> None:
+    """`meters`: what is counted of every task, also when nobody wants its events; None: nothing."""
+
+    def __init__(self, events: Events, meters: Meters | None = None) -> None:
         self._events = events
+        self._meters = meters
 
     @property
     def wanted(self) -> bool:
@@ -34,6 +46,8 @@ class TaskEvents:
         await self._events.logged()
 
     def received(self, claimed: Claimed) -> None:
+        if self._meters is not None:
+            claimed.received_at = time()
         if not self.wanted:
             return
         headers = claimed.headers
@@ -65,6 +79,8 @@ class TaskEvents:
 
     def ended(self, claimed: Claimed, outcome: Outcome) -> None:
         event_type = _ENDINGS.get(outcome.kind)
+        if self._meters is not None:
+            self._measure(self._meters, claimed, outcome)
         if not self.wanted or event_type is None:
             return
         self.started(claimed, outcome.started_at)
@@ -77,6 +93,7 @@ class TaskEvents:
 
     def failed(self, claimed: Claimed, error: Exception) -> None:
         """For a task that ended without running to its end."""
+        self._count(claimed, "failed")
         if self.wanted:
             self._tell("task-failed", claimed, exception=repr(error), traceback="")
 
@@ -88,12 +105,14 @@ class TaskEvents:
             )
 
     def revoked(self, claimed: Claimed, *, expired: bool, signal: str = "") -> None:
+        self._count(claimed, "revoked")
         if self.wanted:
             self._tell(
                 "task-revoked", claimed, terminated=bool(signal), signum=signal or None, expired=expired
             )
 
     def rejected(self, claimed: Claimed, *, requeue: bool) -> None:
+        self._count(claimed, "rejected")
         if self.wanted:
             self._tell("task-rejected", claimed, requeue=requeue)
 
@@ -101,3 +120,17 @@ class TaskEvents:
         self._events.tell(
             event_type, at=at, uuid=claimed.headers.id, retries=claimed.headers.retries, **fields
         )
+
+    def _count(self, claimed: Claimed, end: str) -> None:
+        if self._meters is not None:
+            self._meters.note_end(self._meters.name(claimed.headers.task), end)
+
+    def _measure(self, meters: Meters, claimed: Claimed, outcome: Outcome) -> None:
+        name = meters.name(claimed.headers.task)
+        end = _ENDS.get(outcome.kind)
+        if end is not None:
+            meters.note_end(name, end)
+        if outcome.started_at and claimed.received_at:
+            meters.waited(name, outcome.started_at - claimed.received_at)
+        if outcome.runtime_s:
+            meters.ran(name, outcome.runtime_s)

@@ -59,16 +59,19 @@ class Meters:
 
     def take(self, event: TaskEvent, known: Registers) -> str:
         """Count one event; the name under which its task is counted."""
-        name = self._name(name_of(known) or "unknown")
+        name = self.name(name_of(known) or "unknown")
         end = ENDS.get(event.slot)
         if end is not None:
-            self.ended[name, end] = self.ended.get((name, end), 0) + 1
+            self.note_end(name, end)
         elif event.slot == "received" and count(known, "received") > 1:
             self.repeats[name] = self.repeats.get(name, 0) + 1
         key = (event.hostname, event.type_name, name)
         if key in self.by_node or len(self.by_node) < SERIES_MAX:
             self.by_node[key] = self.by_node.get(key, 0) + 1
         return name
+
+    def note_end(self, name: str, end: str) -> None:
+        self.ended[name, end] = self.ended.get((name, end), 0) + 1
 
     def waited(self, name: str, seconds: float) -> None:
         self.wait.setdefault(name, Histogram.empty()).add(max(0.0, seconds))
@@ -81,7 +84,8 @@ class Meters:
         for key in [key for key in self.by_node if key[0] in gone]:
             del self.by_node[key]
 
-    def _name(self, name: str) -> str:
+    def name(self, name: str) -> str:
+        """Under which a task is counted."""
         if name in self._names:
             return name
         if len(self._names) >= NAMES_MAX:
