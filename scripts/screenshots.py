@@ -4,7 +4,7 @@
 
 A cluster of four workers on the embedded broker serves the shop of the tests; one worker is killed while it
 runs a task, so that its redelivery can be seen. Each page is taken at 1280 and at 390 pixels, light
-and dark. With `--readme` only the three pictures of the README are made, cut to their height.
+and dark. With `--readme` only those of the documents are made, small (`docs/_static`).
 """
 
 import os
@@ -21,8 +21,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 SHOP = ROOT / "tests" / "web" / "pages" / "shop_tasks.py"
 SIZES = ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark"))
-README = ("overview", "cluster", "task")
-README_HEIGHT = 800
+README = ("cluster", "task")
+README_SIZE = (1040, 660)
+HEIGHT = 800
 DEADLINE_S = 60.0
 
 
@@ -159,8 +160,9 @@ def take(
     browser: Browser, base: str, cookies: list[object], pages: dict[str, str], folder: Path, cut: bool
 ) -> None:
     for width, colours in SIZES[: 2 if cut else 4]:
+        wide, tall = README_SIZE if cut else (width, HEIGHT)
         context = browser.new_context(
-            viewport={"width": width, "height": README_HEIGHT},
+            viewport={"width": wide, "height": tall},
             color_scheme=colours,  # type: ignore[arg-type]
         )
         context.add_cookies(cookies)  # type: ignore[arg-type]
@@ -170,7 +172,8 @@ def take(
             if page.locator("[data-chart]").count():
                 page.locator("[data-chart] canvas").first.wait_for()
             page.wait_for_function("document.getElementById('link')?.textContent === 'live'")
-            page.screenshot(path=folder / f"{name}-{width}-{colours}.png", full_page=not cut)
+            file = f"{name}-{colours}.png" if cut else f"{name}-{width}-{colours}.png"
+            page.screenshot(path=folder / file, full_page=not cut)
         context.close()
 
 
