@@ -1,6 +1,7 @@
 """A shop for the pages: real workers, the dashboard, and the real browser that looks at it."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,11 @@ class Shop:
         found = self.served.dashboard.task(task_id)
         assert found is not None
         return str(found.task.args)
+
+    def command(self, *arguments: str) -> Any:
+        """What a command answers as JSON; in a thread, because the browser has a loop in this one."""
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self.cluster.umbel_json, *arguments).result(DEADLINE_S)
 
     def confirm(self, button: Locator) -> str:
         """Click, read the question, say yes, and read what came of it."""

@@ -61,6 +61,7 @@ def test_a_task_that_runs_is_terminated_and_one_that_waits_is_revoked(shop: Shop
     assert shop.confirm(page.get_by_role("button", name="Terminate")) == "Terminate 1 task?"
     shop.until(page.locator("#badge .state:has-text('revoked')"), "the task to end")
     waiting = shop.send("shop.add", 1, 1, queue="nobody")
+    shop.wait_for(waiting, state="PENDING")
     page = shop.open(f"/tasks/{waiting}")
     shop.confirm(page.get_by_role("button", name="Revoke"))
     page = shop.open(f"/workers/{node(shop, 'birch')}")
@@ -137,7 +138,7 @@ def test_dead_letters_are_grouped_requeued_and_dropped(shop: Shop) -> None:
     wait_until(refused_again, deadline_s=DEADLINE_S, what="both to be refused again")
     assert shop.confirm(page.get_by_role("button", name="Drop all")) == "Drop all dead letters?"
     shop.until(page.locator("#letters:has-text('No dead letter')"), "an empty list")
-    assert shop.cluster.umbel_json("dlq", "ls") == []
+    assert shop.command("dlq", "ls") == []
 
 
 def test_periodic_tasks_run_now_and_can_be_paused(shop: Shop) -> None:
@@ -149,7 +150,7 @@ def test_periodic_tasks_run_now_and_can_be_paused(shop: Shop) -> None:
     shop.wait_for(sent, state="SUCCESS")
     shop.do("pause_periodic")
     shop.until(page.locator("tr[data-periodic] .state:has-text('paused')"), "the pause to be shown")
-    [listed] = shop.cluster.umbel_json("schedule", "ls")["tasks"]
+    [listed] = shop.command("schedule", "ls")["tasks"]
     assert listed["paused"] == "yes"
     shop.do("resume_periodic")
     shop.until(page.locator("tr[data-periodic] .state:has-text('on')"), "the end of the pause")
