@@ -62,6 +62,9 @@ class CeleryProject:
         load(self._app)  # its handlers of logging's signals are in its modules
         return in_main_process(self._app, LogSettings(level, logfile, as_json), node)
 
+    def children_may_be_copies(self) -> bool:
+        return bool(self._app.conf.worker_hijack_root_logger)  # else the log is what the project made of it
+
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
         app = load(self._app)
         capture.install(app)

@@ -41,6 +41,9 @@ class NativeProject:
     ) -> AbstractContextManager[None]:
         return nullcontext()  # the command has set it up
 
+    def children_may_be_copies(self) -> bool:
+        return True  # children set their log up anew
+
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
         return task_rules(self._app, settings)
 

@@ -31,6 +31,13 @@ class Project(Protocol):
         """Log the way the app wants, in the main process, until the worker has ended."""
         ...
 
+    def children_may_be_copies(self) -> bool:
+        """Whether a child may be a copy of the main process as it was when the app was imported.
+
+        There Umbel logs already, so what the app asked of an unused log has had no effect.
+        """
+        ...
+
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
         """What the worker's main process must know of each task; `settings` have the flags on top."""
         ...

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.registry import open_broker
@@ -19,6 +19,9 @@ from umbel.wire.limits import is_name
 from umbel.worker.settings import WorkerSettings
 from umbel.worker.worker import Worker
 
+if TYPE_CHECKING:
+    from umbel.pools.prefork.server_process import StartedServer
+
 MAILBOX = "umbel-mailbox"  # the connection of remote control, where it has its own
 
 
@@ -28,18 +31,20 @@ def make_worker(
     *,
     node: str | None = None,
     run_directory: Path,
-    loglevel: str = "WARNING",
-    logfile: str | None = None,
-    log_json: bool = False,
+    logs: ChildLogs = ChildLogs(),  # noqa: B008 (a tuple)
+    first_server: "StartedServer | None" = None,
 ) -> Worker:
-    """A worker for the app. Must be called on the event loop it will run on."""
+    """A worker for the app. Must be called on the event loop it will run on.
+
+    `first_server`: see `launch/first_server.py`.
+    """
     project, name = found.project or NativeProject(found.app), node_name(node)
     settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
     tasks = project.task_rules(settings)
     queues = settings.worker_queues or (settings.task_default_queue,)
-    logs, served = ChildLogs(loglevel, logfile, log_json), tasks_for(project, tasks, queues)
-    pool = choose_pool(settings, served, host=found.spec, node=name, logs=logs)
+    served = tasks_for(project, tasks, queues)
+    pool = choose_pool(settings, served, host=found.spec, node=name, logs=logs, first_server=first_server)
     worker_settings = WorkerSettings(
         node=name,
         queues=queues,

@@ -25,11 +25,15 @@ from umbel.cli.run.celery_options import (
     take_idle,
     without_queues,
 )
+from umbel.launch.first_server import started_early
 from umbel.launch.loading import find_app
 from umbel.launch.native import NativeProject
+from umbel.launch.pool_choice import ChildLogs
 from umbel.launch.workers import make_worker, node_name
 from umbel.logs import log_path, set_up_logging
 from umbel.pools.loops import loop_factory
+from umbel.pools.prefork.first_server import ForkPoint
+from umbel.pools.prefork.server_process import StartedServer
 from umbel.worker.process.daemon import become, detach, pid_file, refuse_if_running, refuse_unwritable
 from umbel.worker.process.run_directory import default_run_directory
 from umbel.worker.process.stack_dump import log_own_stacks_on_signal
@@ -155,6 +159,7 @@ def command(
 
     node, level = node_name(hostname), level_of(loglevel or "info")
     pidfile = become_the_process(flags, logfile, node)
+    fork_point = ForkPoint()
     set_up_logging(level, logfile=logfile, as_json=as_json, node=node)
     _listen_to_signals()
     found = find_app(app_name)
@@ -162,8 +167,10 @@ def command(
     recorded = {"history_lake": record, "worker_record": True} if record else {}
     project = found.project or NativeProject(found.app)
     settings = without_queues(override(project.settings(node), **flags, **recorded), exclude_queues)
+    child_level = "WARNING" if loglevel is None and found.project else level.upper()
+    logs = ChildLogs(child_level, logfile, as_json)
 
-    async def run() -> None:
+    async def run(first_server: StartedServer | None) -> None:
         for note in notes:
             log.info(note)
         worker = make_worker(
@@ -171,9 +178,8 @@ def command(
             settings,
             node=node,
             run_directory=run_directory or default_run_directory(),
-            loglevel="WARNING" if loglevel is None and found.project else level.upper(),
-            logfile=logfile,
-            log_json=as_json,
+            logs=logs,
+            first_server=first_server,
         )
         if purge:
             await _purge(project.for_broker(settings), settings)
@@ -181,10 +187,11 @@ def command(
 
     with (
         pid_file(pidfile),
+        started_early(fork_point, project, settings, found.spec, node, logs) as first_server,
         project.logging(level.upper(), logfile, node, as_json=as_json),
         asyncio.Runner(loop_factory=loop_factory(settings.worker_loop)) as runner,
     ):
-        runner.run(run())
+        runner.run(run(first_server))
     return exits.OK
 
 

@@ -64,11 +64,11 @@ class ForkServer:
         self._spawn = False
 
     def run(self) -> NoReturn:
-        _ignore_signals()
+        ignore_signals()
         setproctitle(f"umbel: {self._setup.node} fork server")
         kernel.adopt_orphans()
         self._load()
-        _ignore_signals()  # once more: the app may have had its own idea of them
+        ignore_signals()  # once more: the app may have had its own idea of them
         self._watch()
         while True:
             for key, _ in self._selector.select():
@@ -222,7 +222,7 @@ class ForkServer:
         os._exit(status)
 
 
-def _ignore_signals() -> None:
+def ignore_signals() -> None:
     """It ends when the main process ends, not before."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
