@@ -7,6 +7,8 @@ from celery import VERSION, Celery, signals
 from celery.app import backends
 from celery.app.utils import find_app
 
+from umbel.app.configuration.settings import Settings
+from umbel.celery.configuration import settings_of
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.errors import AppNotFound, ConfigurationError
 from umbel.pools.guard import Raised, call_guarded
@@ -49,6 +51,12 @@ def load(app: Any, node: str = "") -> Any:
         app.finalize()
         app.umbel_loaded = True
     return app
+
+
+def worker_settings(app: Any, node: str) -> Settings:
+    load(app, node)
+    app.umbel_app = None  # a handler may have changed what was read before
+    return settings_of(app)
 
 
 def note_task_modules(app: Any) -> None:

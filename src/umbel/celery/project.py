@@ -13,7 +13,6 @@ from umbel.backends.interface import Backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.celery import capture
 from umbel.celery.backend import ForeignBackend
-from umbel.celery.configuration import settings_of
 from umbel.celery.control import celery_panel
 from umbel.celery.endings import CeleryEndings
 from umbel.celery.loading import load, note_task_modules
@@ -41,11 +40,6 @@ class CeleryProject:
     def app(self) -> Any:
         return self._app
 
-    def settings(self, node: str) -> Settings:
-        load(self._app, node)
-        self._app.umbel_app = None  # a handler may have changed what was read before
-        return settings_of(self._app)
-
     def begin(self, settings: Settings, node: str) -> Settings:
         app = load(self._app)
         select_queues(app, settings.worker_queues)
@@ -61,9 +55,6 @@ class CeleryProject:
     ) -> AbstractContextManager[None]:
         load(self._app)  # its handlers of logging's signals are in its modules
         return in_main_process(self._app, LogSettings(level, logfile, as_json), node)
-
-    def children_may_be_copies(self) -> bool:
-        return bool(self._app.conf.worker_hijack_root_logger)  # else the log is what the project made of it
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
         app = load(self._app)

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from umbel.app.configuration.settings import Settings
+from umbel.launch.loading import FoundApp
 from umbel.launch.pool_choice import ChildLogs, pool_settings
-from umbel.launch.project import Project
 from umbel.logs import forget_logging
-from umbel.pools.interface import HostSpec
 from umbel.pools.prefork.first_server import ForkPoint
 from umbel.pools.prefork.messages import setup_of
 from umbel.pools.prefork.server_process import StartedServer
@@ -15,13 +14,11 @@ from umbel.pools.prefork.server_process import StartedServer
 
 @contextmanager
 def started_early(
-    point: ForkPoint, project: Project, settings: Settings, host: HostSpec, node: str, logs: ChildLogs
+    point: ForkPoint, found: FoundApp, settings: Settings, node: str, logs: ChildLogs
 ) -> Iterator[StartedServer | None]:
     """None where the pool has none, or has to start it as a new program."""
-    setup = setup_of(pool_settings(settings, host, node, logs))
-    may_fork = (
-        settings.worker_pool == "prefork" and project.children_may_be_copies() and point.can_fork(setup)
-    )
+    setup = setup_of(pool_settings(settings, found.spec, node, logs))
+    may_fork = settings.worker_pool == "prefork" and found.children_may_be_copies() and point.can_fork(setup)
     server = None
     if may_fork:
         with suppress(OSError):  # no memory or a limit on processes; the pool starts one, or says so

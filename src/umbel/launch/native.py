@@ -30,9 +30,6 @@ class NativeProject:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    def settings(self, node: str) -> Settings:
-        return self._app.settings
-
     def begin(self, settings: Settings, node: str) -> Settings:
         return settings
 
@@ -40,9 +37,6 @@ class NativeProject:
         self, level: str, logfile: str | None, node: str, *, as_json: bool
     ) -> AbstractContextManager[None]:
         return nullcontext()  # the command has set it up
-
-    def children_may_be_copies(self) -> bool:
-        return True  # children set their log up anew
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
         return task_rules(self._app, settings)

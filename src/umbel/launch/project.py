@@ -14,10 +14,6 @@ from umbel.worker.user_code.hooks import LifeHooks
 
 
 class Project(Protocol):
-    def settings(self, node: str) -> Settings:
-        """Those of a worker of this name, before a command's flags."""
-        ...
-
     def begin(self, settings: Settings, node: str) -> Settings:
         """Before anything else is asked: load the app, refuse what a worker cannot honour, log the rest.
 
@@ -29,13 +25,6 @@ class Project(Protocol):
         self, level: str, logfile: str | None, node: str, *, as_json: bool
     ) -> AbstractContextManager[None]:
         """Log the way the app wants, in the main process, until the worker has ended."""
-        ...
-
-    def children_may_be_copies(self) -> bool:
-        """Whether a child may be a copy of the main process as it was when the app was imported.
-
-        There Umbel logs already, so what the app asked of an unused log has had no effect.
-        """
         ...
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:

@@ -1,6 +1,5 @@
 """Workers: from an app and a command's flags to a worker that can run."""
 
-import socket
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.registry import open_broker
-from umbel.errors import BadSetting
 from umbel.launch.loading import FoundApp
 from umbel.launch.native import NativeProject
+from umbel.launch.node_names import node_name
 from umbel.launch.pool_choice import ChildLogs, choose_pool
 from umbel.launch.project import Project
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.membership.mode import GossipMode
-from umbel.wire.limits import is_name
 from umbel.worker.settings import WorkerSettings
 from umbel.worker.worker import Worker
 
@@ -93,18 +91,6 @@ def _sent_here(settings: Settings, written: Mapping[str, Any]) -> dict[str, Any]
     """Without the schedule, if this worker is to send none."""
     left_out = {"periodic", "scheduler"} if settings.without_schedule else set()
     return {name: value for name, value in written.items() if name not in left_out}
-
-
-def node_name(given: str | None) -> str:
-    """`name@host`; a bare name gets this host, nothing gives `umbel@host`."""
-    host = socket.gethostname()
-    name = (given or "umbel").replace("%h", host).replace("%n", host.partition(".")[0])
-    name = name.replace("%d", host.partition(".")[2])
-    whole = name if "@" in name else f"{name}@{host}"
-    before, _, after = whole.partition("@")
-    if not before or not after or " " in whole or not whole.isprintable() or not is_name(whole):
-        raise BadSetting("--hostname", given, "write it as name@host", source="the command line")
-    return whole
 
 
 def tasks_for(
