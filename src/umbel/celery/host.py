@@ -18,6 +18,7 @@ from kombu.serialization import prepare_accept_content
 from umbel.celery import logs
 from umbel.celery.capture import Capture, install
 from umbel.celery.configuration import settings_of
+from umbel.celery.loading import load_for_children
 from umbel.celery.logs import LogSettings
 from umbel.celery.messages import keeps_errors, request_of
 from umbel.celery.results import open_results
@@ -50,6 +51,7 @@ class CeleryHost:
     def before_children(self, node: str, *, forks: bool) -> None:
         """Everything that children can share: what is made here costs memory once."""
         app = self._app
+        load_for_children(app, node)
         app.set_current()
         app.set_default()
         app.finalize()

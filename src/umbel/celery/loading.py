@@ -72,13 +72,13 @@ def load_host(target: str) -> Host:
     app = find_celery(target)
     if app is None:
         raise AppNotFound(f"-A {target}: it contains no Celery app any more")
-    note_task_modules(load(app))
-    _import_what_tasks_need(app)
     return CeleryHost(app)
 
 
-def _import_what_tasks_need(app: Any) -> None:
-    """Before children are forked, so that they share one copy of it."""
+def load_for_children(app: Any, node: str) -> None:
+    """Load it where children are made; nothing is left to load where the main process has done so already."""
+    note_task_modules(load(app, node))
+    # What tasks need is imported before children are forked, so that they share one copy of it.
     call_guarded(lambda: backends.by_url(app.backend_cls or app.conf.result_backend, app.loader))
     call_guarded(lambda: app.connection_for_write().get_transport_cls())
     call_guarded(lambda: (app.log, app.events))
