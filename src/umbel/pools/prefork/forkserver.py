@@ -2,10 +2,10 @@
 
 It is a new program, or a fork of the main process at a moment when that had no thread, lock or
 connection (`first_server.py`). It runs no task and talks to nobody but the main process, over one
-control socket. When that socket ends, the main process has ended: every descendant is killed, grandchildren included, because as
-a subreaper it inherits them. Should it be killed itself, its guard inherits them and does the
-same (`child_guard.py`). It is the children's parent, so it alone signals them and learns
-how they ended.
+control socket. When that socket ends, the main process has ended: every descendant is killed,
+grandchildren included, because as a subreaper it inherits them. Should it be killed itself, its guard
+inherits them and does the same (`child_guard.py`). It is the children's parent, so it alone signals
+them and learns how they ended.
 
 If importing the app left a thread or a socket behind, a forked copy would hold locks whose owner
 is missing, or share a connection. Then children start afresh and import the app for themselves.
