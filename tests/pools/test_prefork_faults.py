@@ -190,7 +190,11 @@ def test_a_listener_withdraws_and_submits_in_the_middle_of_a_thousand_children(
 @pytest.mark.scenario
 def test_as_many_busy_processes_as_there_are_stop_and_give_back_what_has_not_started(tmp_path: Path) -> None:
     async def scenario() -> None:
-        quick = {"batch_patience_s": 1000.0, "batch_target_s": 1000.0, "start_timeout_s": 300.0}
+        quick: dict[str, Any] = {
+            "batch_patience_s": 1000.0,
+            "batch_target_s": 1000.0,
+            "start_timeout_s": 300.0,
+        }
         async with running("prefork", concurrency=CHILDREN, **quick) as (pool, recorder):
             pool.submit([make_job(-1)])
             await recorder.until_back(-1)
