@@ -26,10 +26,15 @@ HANDLED = (signal.SIGTERM, signal.SIGUSR1)
 
 
 @pytest.fixture
-def handlers() -> Iterator[None]:
-    """As `umbel worker` has them when it forks."""
+def as_a_main_process() -> Iterator[None]:
+    """With a standard input, and the handlers that `umbel worker` has when it forks."""
     before = {signum: signal.signal(signum, lambda *_: None) for signum in HANDLED}
+    stdin, (reading, writing) = os.dup(0), os.pipe()
+    os.dup2(reading, 0)
     yield
+    os.dup2(stdin, 0)
+    for descriptor in (stdin, reading, writing):
+        os.close(descriptor)
     for signum, handler in before.items():
         signal.signal(signum, handler)
 
@@ -38,7 +43,7 @@ def forked(**fields: object) -> StartedServer:
     return ForkPoint().fork(setup_of(settings(**fields)), lambda: None)  # type: ignore[arg-type]
 
 
-def test_children_are_copies_of_the_main_process_without_what_is_its_own(handlers: None) -> None:
+def test_children_are_copies_of_the_main_process_without_what_is_its_own(as_a_main_process: None) -> None:
     inherited, _ = os.pipe()
     os.set_inheritable(inherited, True)
     point = ForkPoint()
