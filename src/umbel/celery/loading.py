@@ -1,6 +1,5 @@
 """Find a Celery app by Celery's own rules, and load it the way Celery's worker does."""
 
-from importlib import import_module
 from typing import Any
 
 from celery import VERSION, Celery, signals
@@ -12,9 +11,8 @@ from umbel.celery.configuration import settings_of
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.errors import AppNotFound, ConfigurationError
 from umbel.pools.guard import Raised, call_guarded
-from umbel.pools.interface import Host
 
-LOADER = "umbel.celery.loading:load_host"
+LOADER = "umbel.celery.host:load_host"  # what a child needs, and the main process does not
 OLDEST = (5, 7)
 
 
@@ -63,16 +61,6 @@ def note_task_modules(app: Any) -> None:
     """In a worker `app.conf.include` names the modules of all tasks, for projects and for `inspect conf`."""
     modules = {type(task).__module__ for task in app.tasks.values()}
     app.conf.include = tuple({*app.conf.include, *modules})
-
-
-def load_host(target: str) -> Host:
-    from umbel.celery.host import CeleryHost  # what a child needs, and the main process does not
-
-    import_module(target.partition(":")[0])
-    app = find_celery(target)
-    if app is None:
-        raise AppNotFound(f"-A {target}: it contains no Celery app any more")
-    return CeleryHost(app)
 
 
 def load_for_children(app: Any, node: str) -> None:

@@ -32,10 +32,7 @@ def make_worker(
     logs: ChildLogs = ChildLogs(),  # noqa: B008 (a tuple)
     first_server: "StartedServer | None" = None,
 ) -> Worker:
-    """A worker for the app. Must be called on the event loop it will run on.
-
-    `first_server`: see `launch/first_server.py`.
-    """
+    """A worker for the app. Must be called on the event loop it will run on."""
     project, name = found.project or NativeProject(found.app), node_name(node)
     settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)

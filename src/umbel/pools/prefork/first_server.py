@@ -81,9 +81,9 @@ def _be_server(
         split_from_guard(setup.node, control)
         forget()
         ForkServer(setup, socket.socket(fileno=control)).run()
-    except BaseException:
-        traceback.print_exc()
     finally:
+        if (error := sys.exc_info()[1]) is not None:
+            traceback.print_exception(error)
         os._exit(_STATUS_BROKEN)  # never return into the stack of the main process
 
 
