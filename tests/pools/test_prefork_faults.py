@@ -34,6 +34,7 @@ from umbel.pools.prefork.messages import (
     ToServer,
 )
 from umbel.pools.prefork.parent import PreforkPool
+from umbel.pools.prefork.server_process import StartedServer
 from umbel.wire.frames import Armed, Cancel, FrameReader, Outcomes, Problem, Ready, SoftLimit, encode_frame
 
 SLOTS = 1000
@@ -78,7 +79,7 @@ class FakeLink:
 class FakeServers:
     pid = 4711
 
-    def __init__(self, _: object, listener: Any) -> None:
+    def __init__(self, _: object, listener: Any, first: StartedServer | None) -> None:
         self._listener = listener
         self._links: dict[int, FakeLink] = {}
 
