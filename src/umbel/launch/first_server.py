@@ -17,14 +17,13 @@ def started_early(
     point: ForkPoint, found: FoundApp, settings: Settings, node: str, logs: ChildLogs
 ) -> Iterator[StartedServer | None]:
     """None where the pool has none, or has to start it as a new program."""
-    setup = setup_of(pool_settings(settings, found.spec, node, logs))
-    may_fork = settings.worker_pool == "prefork" and found.children_may_be_copies() and point.can_fork(setup)
     server = None
-    if may_fork:
+    if settings.worker_pool == "prefork" and found.children_may_be_copies():
+        setup = setup_of(pool_settings(settings, found.spec, node, logs))
         with suppress(OSError):  # no memory or a limit on processes; the pool starts one, or says so
-            server = point.fork(setup, forget_logging)
+            server = point.fork(setup, forget_logging) if point.can_fork(setup) else None
     try:
         yield server
     finally:
         if server is not None:
-            server.discard()
+            server.control.close()  # it ends then, with every descendant, if it has not yet
