@@ -17,7 +17,7 @@ async def crawl(start: str) -> list[Page]:
     seen, level, pages = {start}, [start], list[Page]()
     while level:
         results = await asyncio.to_thread(app.send_many, map(fetch.s, level))
-        fetched = await asyncio.gather(*(result.get_async(timeout=PAGE_S) for result in results))
+        fetched = await asyncio.gather(*(result.aget(timeout=PAGE_S) for result in results))
         pages += fetched
         found = {link for page in fetched for link in page["links"] if urlsplit(link).netloc == site}
         level = sorted(found - seen)[: PAGES_MAX - len(seen)]
