@@ -258,7 +258,7 @@ class GroupResult(AwaitedGroup):
         parent: Any = None,
     ) -> None:
         self.id = group_id
-        self.results = list(results)
+        self.results: list[AsyncResult[Any] | GroupResult] = list(results)
         self.app: ResultApp = app
         self.parent = parent
 

@@ -112,6 +112,7 @@ class RedisBackend:
 
     def release_connection(self) -> None:
         self._listener().release()
+        self._pool.close()  # what the loop's threads have left idle; who blocks opens another one
 
     def forget(self, task_ids: Iterable[str]) -> None:
         keys = [self._keys.result(task_id) for task_id in task_ids]

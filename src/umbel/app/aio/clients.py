@@ -3,7 +3,8 @@
 A connection, a lock or a future belongs to the loop it was made on, so each loop has its own: opened when
 it is first needed, in whatever thread that loop runs. It is closed by `app.aclose()`, or when the loop ends:
 an async generator waits at its `yield` for that, because every runner (`asyncio.run`, uvloop, uvicorn,
-pytest's plugins) ends those of its loop. A loop that was closed without that is noticed when the next one comes.
+pytest's plugins) ends those of its loop. A loop that was closed without that is noticed when the next one
+comes.
 
 What has no async way (the embedded broker's chords, the files of certificates) runs in a few threads beside
 the loop. A call that nobody waits for any more keeps its thread until it ends, and counts until then.

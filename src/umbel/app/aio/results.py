@@ -44,7 +44,7 @@ class AwaitedResult(Generic[R]):
         ignored: bool
         _eager: Backend | None
         _final: ResultMap | None
-        app: AwaitedApp
+        app: Any  # an AwaitedApp, which to mypy would keep a result from being a group's
 
         def forget(self) -> None: ...
         def revoke(self, *, terminate: bool = False, signal: str | None = None) -> None: ...

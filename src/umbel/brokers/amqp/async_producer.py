@@ -44,7 +44,7 @@ class AmqpAsyncProducer:
 
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
         publisher = await self._ready()
-        posts = outbox.tasks(batch, self._queues, cluster_now())
+        posts = outbox.tasks(batch, self._queues, cluster_now(), once=True)
         news = await _announcements(publisher, posts)
         attempt.is_out = True
         refused = await publisher.try_send([*news, *posts])
