@@ -48,7 +48,7 @@ _OF_RABBITMQ = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-f
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
-    """What the broker remembers with a message: when it is due, that it may have run, that it may be there twice.
+    """What the broker remembers with a message: when it is due, and that it may have run.
 
     `once`: its sender may send it again under the same id, and it must run once.
     """

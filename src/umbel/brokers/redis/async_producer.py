@@ -52,6 +52,7 @@ class RedisAsyncProducer:
             return
         link = self._link()
         check_weight(batch)
+        await link.connect()
         if exchanges := self._bindings.exchanges(batch):
             batch = await self._routed(link, batch, exchanges)
         await self._declare(link, {one.queue for one in batch})
