@@ -1,8 +1,9 @@
 """Does a FastAPI site that sends a task for each request stay as responsive as one that sends nothing?
 
-Two sites under uvicorn, side by side under the same load: one awaits `aapply_async` on Redis for each request, the
-other only answers. Meanwhile Redis stands still for four seconds (SIGSTOP). Then: the longest time that each loop
-was away; whether every send that was acknowledged ran, and no id ran twice; how long the others took to raise.
+Two sites under uvicorn, side by side under the same load: one awaits `aapply_async` on Redis for each
+request, the other only answers. Meanwhile Redis stands still for four seconds (SIGSTOP). Then: the longest
+time that each loop was away; whether every send that was acknowledged ran, and no id ran twice; how long the
+others took to raise.
 
     .venv/bin/python benchmarks/fastapi_client.py [--json] [--rounds N] [--rate N] [--seconds N] [--freeze N]
 
@@ -24,12 +25,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.servers.redis import RedisServer, free_port
 from tests.waiting import wait_until
 
+ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 2.0  # of a send
 LONGER_MAX_S = 0.05  # that the loop may be away beyond the bare one's
 RUN_S = 120.0  # for what was sent to run

@@ -2,8 +2,8 @@
 
     python -m benchmarks._fastapi.load SUBJECT_PORT BARE_PORT RATE SECONDS
 
-Each request has a connection that no other one uses meanwhile; connections are kept. Writes what became of every
-request to stdout, as one JSON object.
+Each request has a connection that no other one uses meanwhile; connections are kept. Writes what became
+of every request to stdout, as one JSON object.
 """
 
 import asyncio

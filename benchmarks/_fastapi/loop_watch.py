@@ -1,8 +1,8 @@
-"""LoopWatch: how long an event loop was away, at most, and how much of that it was not kept waiting for a CPU.
+"""LoopWatch: how long an event loop was away at most, and how long without the time it waited for a CPU.
 
-A loop that should come back every few milliseconds and does not is blocked: by code that computes, by a call
-that waits, or by other processes that have the CPU. The kernel says how long a thread that could run had to wait
-for a CPU (the second number of `schedstat`), so the rest is the program's own.
+A loop that should come back every few milliseconds and does not is blocked: by code that computes, by a
+call that waits, or by other processes that have the CPU. The kernel says how long a thread that could run had
+to wait for a CPU (the second number of `schedstat`), so the rest is the program's own.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
     python -m benchmarks._fastapi.site subject|bare PORT
 
-The address of Redis, the folder of the ledger and the time-out come from the environment. `/figures` says how long
-the loop was away; it is asked once after the start, so that what happened before the load does not count.
+The address of Redis, the folder of the ledger and the time-out come from the environment. `/figures` says
+how long the loop was away since it was last asked.
 """
 
 import os
