@@ -100,9 +100,9 @@ def _under_load(
         redis.pause()
         time.sleep(freeze_s)
         redis.resume()
-        told, _ = loading.communicate(timeout=seconds + 120)
-        subject, bare = json.loads(told)
-        return _judged(subject, bare, home / "ledger")
+        told, _ = loading.communicate(timeout=5 * seconds + 120)
+        answers = json.loads(told)
+        return {"rate": answers["rate"], **_judged(*answers["sites"], home / "ledger")}
 
 
 def _judged(subject: dict[str, Any], bare: dict[str, Any], ledger: Path) -> dict[str, Any]:
@@ -142,7 +142,8 @@ def as_text(found: Mapping[str, Any]) -> str:
     raised = ", ".join(f"{count} {kind}" for kind, count in found["raised"].items()) or "none"
     ms = {name: round(value * 1000) for name, value in found.items() if name.endswith("_s")}
     lines = [
-        f"{found['requests']} requests, {found['acknowledged']} acknowledged, raised: {raised}",
+        f"{found['requests']} requests to each site, {found['rate']:.0f} a second",
+        f"{found['acknowledged']} acknowledged, raised: {raised}",
         f"acknowledged and did not run: {found['acknowledged_and_did_not_run']}",
         f"ran twice: {found['ran_twice']}; raised but ran: {found['raised_but_ran']}",
         f"no answer: {found['no_answer']}; median of all sends: {ms['send_median_s']} ms",

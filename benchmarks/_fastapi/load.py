@@ -14,6 +14,8 @@ from collections import deque
 from typing import Any
 from uuid import uuid4
 
+import uvloop
+
 ANSWER_S = 60.0
 CONNECTIONS_MAX = 8000
 
@@ -78,7 +80,7 @@ class Client:
         return int(head.split(" ", 2)[1]), json.loads(body)
 
 
-async def load(ports: list[int], rate: float, seconds: float) -> list[dict[str, Any]]:
+async def load(ports: list[int], rate: float, seconds: float) -> dict[str, Any]:
     clients = [Client(port) for port in ports]
     for client in clients:
         await client.figures()  # from here on it counts
@@ -88,10 +90,11 @@ async def load(ports: list[int], rate: float, seconds: float) -> list[dict[str, 
             await asyncio.sleep(max(0.0, began + number / rate - loop.time()))
             for client in clients:
                 group.create_task(client.send())
+        asked_s = loop.time() - began
     reports = [client.report() | await client.figures() for client in clients]
     for client in clients:
         client.close()
-    return reports
+    return {"rate": rate * seconds / asked_s, "sites": reports}
 
 
 if __name__ == "__main__":
@@ -99,4 +102,5 @@ if __name__ == "__main__":
         resource.RLIMIT_NOFILE, (CONNECTIONS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     )
     subject, bare, rate, seconds = sys.argv[1:]
-    json.dump(asyncio.run(load([int(subject), int(bare)], float(rate), float(seconds))), sys.stdout)
+    asking = load([int(subject), int(bare)], float(rate), float(seconds))
+    json.dump(uvloop.run(asking), sys.stdout)
