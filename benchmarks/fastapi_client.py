@@ -102,7 +102,8 @@ def _under_load(
         redis.resume()
         told, _ = loading.communicate(timeout=5 * seconds + 120)
         answers = json.loads(told)
-        return {"rate": answers["rate"], **_judged(*answers["sites"], home / "ledger")}
+        subject, bare = answers["sites"]
+        return {"rate": answers["rate"], **_judged(subject, bare, home / "ledger")}
 
 
 def _judged(subject: dict[str, Any], bare: dict[str, Any], ledger: Path) -> dict[str, Any]:

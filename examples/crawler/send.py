@@ -16,7 +16,7 @@ async def crawl(start: str) -> list[Page]:
     site = urlsplit(start).netloc
     seen, level, pages = {start}, [start], list[Page]()
     while level:
-        results = await asyncio.to_thread(app.send_many, map(fetch.s, level))
+        results = await app.asend_many(map(fetch.s, level))
         fetched = await asyncio.gather(*(result.aget(timeout=PAGE_S) for result in results))
         pages += fetched
         found = {link for page in fetched for link in page["links"] if urlsplit(link).netloc == site}

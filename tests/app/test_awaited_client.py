@@ -4,12 +4,13 @@ import asyncio
 import gc
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.brokers.under_test import eventually
 from tests.servers.redis import RedisServer
 from umbel import App, chain, chord, group
 from umbel.app.aio import loop_warning
@@ -22,6 +23,13 @@ from umbel.wire.message import Message, Outgoing
 
 def messages(count: int, size: int = 2) -> list[Outgoing]:
     return [Outgoing("celery", Message(b"", b"x" * size))] * count
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    async def ask() -> bool:
+        return bool(condition())
+
+    await eventually(ask, what=what)
 
 
 # -- back-pressure ---------------------------------------------------------------------------------
@@ -37,7 +45,7 @@ def test_who_finds_no_room_waits_for_a_turn_in_order() -> None:
                 await release.wait()
 
         sends = [asyncio.create_task(send(number, count)) for number, count in enumerate([1, 1, 2, 1])]
-        await asyncio.sleep(0)
+        await until(lambda: len(gate._waiting) == 2, "two to wait")
         assert order == [0, 1]
         sends[2].cancel()
         await asyncio.wait([sends[2]])
@@ -79,11 +87,11 @@ def test_a_turn_that_comes_in_the_moment_of_a_cancellation_is_passed_on() -> Non
 
         async def send() -> None:
             async with gate.room(messages(1)):
-                await asyncio.sleep(0)
+                return
 
         async with gate.room(messages(1)):
             waiting = asyncio.create_task(send())
-            await asyncio.sleep(0)
+            await until(lambda: gate._waiting, "it to wait")
         waiting.cancel()  # its turn has come, and it does not know yet
         await asyncio.wait([waiting])
         async with asyncio.timeout(10):
@@ -165,7 +173,7 @@ def test_eager_mode_holds_for_those_who_await(app: App) -> None:
 
     @app.task(name="total")
     async def total(numbers: list[int]) -> int:
-        await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.to_thread(gc.isenabled), 10)
         return sum(numbers)
 
     async def scenario() -> None:

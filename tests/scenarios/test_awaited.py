@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.brokers.under_test import eventually
 from tests.cluster import Cluster
 from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer, ask_redis
 from tests.servers.way import Way
-from tests.waiting import POLL_S, wait_until
+from tests.waiting import wait_until
 from umbel import App, chain, chord, group
 from umbel.errors import BrokerUnavailable, NotSupported, ResultTimeout, SendUnknown
 
@@ -83,11 +84,11 @@ def on_redis(everything: Callable[[str], Running]) -> Running:
     return everything("redis")
 
 
-async def until(condition: Callable[[], Any], what: str) -> None:
-    ends = asyncio.get_running_loop().time() + SOON_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < ends, f"waited in vain for {what}"
-        await asyncio.sleep(POLL_S)
+async def until(condition: Callable[[], object], what: str) -> None:
+    async def ask() -> bool:
+        return bool(condition())
+
+    await eventually(ask, what=what, deadline_s=SOON_S)
 
 
 def sockets() -> set[str]:
@@ -271,22 +272,22 @@ def test_one_connection_for_a_loop_closed_with_the_apps_context(on_redis: Runnin
 
 
 class Ticks:
-    """How often the loop came by."""
+    """How often the loop came by, hundredths of a second apart."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._loop = asyncio.get_running_loop()
 
-    async def __aenter__(self) -> "Ticks":
-        self._task = asyncio.create_task(self._tick())
+    def __enter__(self) -> "Ticks":
+        self._next = self._loop.call_later(0.01, self._tick)
         return self
 
-    async def __aexit__(self, *_error: object) -> None:
-        self._task.cancel()
+    def __exit__(self, *_error: object) -> None:
+        self._next.cancel()
 
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(0.01)
-            self.count += 1
+    def _tick(self) -> None:
+        self.count += 1
+        self._next = self._loop.call_later(0.01, self._tick)
 
 
 def test_a_frozen_redis_blocks_nobody_and_what_was_sent_runs_once(on_redis: Running, tmp_path: Path) -> None:
@@ -308,7 +309,7 @@ def test_a_frozen_redis_blocks_nobody_and_what_was_sent_runs_once(on_redis: Runn
             first = await app.asend_task("awaited_tasks.add", (1, 1))
             assert await first == 2
             names = [f"{tmp_path}-{number}" for number in range(50)]
-            async with Ticks() as ticks:
+            with Ticks() as ticks:
                 server.pause()
                 began = loop.time()
                 waiting = asyncio.create_task(app.AsyncResult("nobody").aget(timeout=timeout_s))
@@ -374,7 +375,9 @@ def test_who_is_cancelled_while_sending_or_waiting_leaves_the_rest_in_order(runn
         app = running.cluster.app
         waiting = asyncio.create_task(app.AsyncResult("never").aget())
         sending = asyncio.create_task(app.asend_task("awaited_tasks.add", (1, 1)))
-        await asyncio.sleep(0)
+        began = asyncio.Event()
+        asyncio.get_running_loop().call_soon(began.set)
+        await began.wait()
         for one in (waiting, sending):
             one.cancel()
             with pytest.raises(asyncio.CancelledError):
