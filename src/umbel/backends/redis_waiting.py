@@ -24,6 +24,8 @@ from umbel.wire.values import UNREADABLE
 
 LIVELY_S = 5.0  # a wait looks again so often, which also shows whether the server is still there
 
+LOOK_S = 0.25  # who waits for less than this gets one look
+
 
 class _Status(msgspec.Struct):
     status: str = PENDING
@@ -100,7 +102,7 @@ class Listener:
             self._bells.setdefault(key, set()).add(bell)
         answered = False
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(None if timeout_s is None else max(timeout_s, LOOK_S)):
                 while True:
                     bell.clear()
                     found = await self._look(task_ids, keys, deadline)
