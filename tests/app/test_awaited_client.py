@@ -16,6 +16,7 @@ from umbel import App, chain, chord, group
 from umbel.app.aio import loop_warning
 from umbel.app.aio.clients import THREADS_MAX
 from umbel.app.aio.gate import Gate
+from umbel.app.running.request import Request, Running
 from umbel.brokers.interface import BATCH_MAX
 from umbel.errors import BrokerUnavailable, BufferFull, SendUnknown, TooLarge
 from umbel.wire.message import Message, Outgoing
@@ -220,6 +221,25 @@ def test_signals_and_events_tell_of_awaited_sends(redis: RedisServer) -> None:
     stats = redis.ask("INFO", "commandstats")
     assert isinstance(stats, bytes)
     assert b"cmdstat_publish:" in stats
+
+
+def test_a_running_task_keeps_what_it_cannot_send(tmp_path: Path) -> None:
+    """As with `delay`: it goes out when the task ends, and only so much is kept."""
+    away = RedisServer(tmp_path).url
+    settings: dict[str, Any] = {"publish_timeout_s": 0.1, "publish_buffer_max": 2}
+    app = App("task", broker=away, backend=away, **settings)
+    request = Request(id="t", task="sends", called_directly=False)
+
+    async def scenario() -> None:
+        with Running(request):
+            sent = await asyncio.gather(*(app.asend_task("anything", (number,)) for number in range(2)))
+            assert {one.message.correlation_id for one in request.unsent} == {one.id for one in sent}
+            assert set(request.children) == {one.id for one in sent}
+            with pytest.raises(BufferFull, match="publish_buffer_max"):
+                await app.asend_task("anything")
+
+    with app:
+        asyncio.run(scenario())
 
 
 # -- what ends with a loop -------------------------------------------------------------------------
