@@ -20,6 +20,7 @@ from umbel.app.running.request import Request, Running
 from umbel.brokers.interface import BATCH_MAX
 from umbel.errors import BrokerUnavailable, BufferFull, SendUnknown, TooLarge
 from umbel.wire.message import Message, Outgoing
+from umbel.wire.result import encode_state
 
 
 def messages(count: int, size: int = 2) -> list[Outgoing]:
@@ -315,6 +316,35 @@ def test_a_sqlite_file_that_is_locked_is_an_error_in_time(tmp_path: Path) -> Non
     with app:
         asyncio.run(scenario())
         assert store_messages(app) == 2
+
+
+def test_a_result_in_a_file_is_not_read_on_the_loop(tmp_path: Path) -> None:
+    """Who has the file lets go of it when the loop says so, which it could not if it were blocked."""
+    app = App("read", broker=f"sqlite:///{tmp_path}/q.db", connect_timeout_s=5.0)
+    app.backend.store([encode_state("a", "SUCCESS", 7)])
+    store = app.backend._store  # type: ignore[attr-defined]
+    holds, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store.database.write():
+            holds.set()
+            release.wait(60)
+
+    async def scenario() -> None:
+        reading = [asyncio.create_task(app.AsyncResult("a").aget(timeout=30)) for _ in range(2)]
+        asking = asyncio.create_task(app.AsyncResult("a").astate())
+        asyncio.get_running_loop().call_later(0.05, release.set)
+        assert await asyncio.gather(*reading, asking) == [7, 7, "SUCCESS"]
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    holds.wait(60)
+    try:
+        with app:
+            asyncio.run(scenario())
+    finally:
+        release.set()
+        holder.join()
 
 
 def store_messages(app: App) -> int:
