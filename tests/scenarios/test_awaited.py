@@ -155,6 +155,7 @@ def test_a_failure_is_raised_where_it_is_awaited_and_a_result_can_be_forgotten(r
         with pytest.raises(KeyError, match="gone"):
             await failed
         assert await failed.aready()
+        assert repr(await app.AsyncResult(failed.id).ainfo()) == "KeyError('gone')"
         await failed.aforget()
         assert await app.AsyncResult(failed.id).astate() == "PENDING"
         with pytest.raises(ResultTimeout, match="PENDING"):

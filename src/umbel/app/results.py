@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from umbel.app.aio.loop_warning import warn_on_loop
 from umbel.app.aio.results import STATE_S, UNANSWERED, AwaitedApp, AwaitedGroup, AwaitedResult
 from umbel.app.joining import Callback, join
-from umbel.app.rebuilding import rebuild_exception
+from umbel.app.rebuilding import rebuild_exception, shown_result
 from umbel.app.running.request import current_request
 from umbel.backends.interface import Backend
 from umbel.errors import BadValue, BrokerError, JoinWouldBlock, ResultTimeout
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from umbel.app.configuration.settings import Settings
 
 R = TypeVar("R")
-_WITH_EXCEPTION = frozenset({"FAILURE", "RETRY", "REVOKED"})
 
 
 class StoringApp(Protocol):
@@ -102,10 +101,7 @@ class AsyncResult(AwaitedResult[R]):
     @property
     def result(self) -> Any:
         """The return value, or the exception, or what `update_state` stored; None while pending."""
-        found = self._read()
-        if found is None:
-            return None
-        return rebuild_exception(found.result) if found.status in _WITH_EXCEPTION else found.result
+        return shown_result(self._read())
 
     @property
     def info(self) -> Any:

@@ -28,6 +28,7 @@ from umbel.brokers.registry import open_async_producer
 P = ParamSpec("P")
 R = TypeVar("R")
 THREADS_MAX = 4
+TELL_EVERY_S = 1.0
 
 
 class ConnectedApp(Protocol):
@@ -56,6 +57,7 @@ class LoopClient:
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="umbel client")
         self._free = asyncio.Semaphore(THREADS_MAX)
         self._guard: AsyncGenerator[None, None] | None = None
+        self._tell_again_at = 0.0
         self.is_closed = False
 
     async def producer(self) -> AsyncProducer:
@@ -91,6 +93,14 @@ class LoopClient:
             raise
         future.add_done_callback(self._thread_is_free)
         return await asyncio.wrap_future(future)
+
+    def may_tell_of_outage(self) -> bool:
+        """Hundreds of sends may fail at once: one of them a second is logged."""
+        now = self.loop.time()
+        if now < self._tell_again_at:
+            return False
+        self._tell_again_at = now + TELL_EVERY_S
+        return True
 
     async def close(self) -> None:
         if self._guard is not None:
