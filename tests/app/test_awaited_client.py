@@ -5,6 +5,7 @@ import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.servers.redis import RedisServer
 from umbel import App, chain, chord, group
 from umbel.app.aio import loop_warning
 from umbel.app.aio.clients import THREADS_MAX
-from umbel.app.aio.gate import Gate
+from umbel.app.aio.gate import Gate, Turns
 from umbel.app.running.request import Request, Running
 from umbel.brokers.interface import BATCH_MAX
 from umbel.errors import BrokerUnavailable, BufferFull, SendUnknown, TooLarge
@@ -100,6 +101,31 @@ def test_a_turn_that_comes_in_the_moment_of_a_cancellation_is_passed_on() -> Non
             await send()
 
     asyncio.run(scenario())
+
+
+def test_a_thousand_sends_at_once_leave_the_loop_to_others_in_between() -> None:
+    async def scenario() -> list[int]:
+        turns, begun, seen = Turns(begin_max=10), 0, list[int]()
+
+        async def begin() -> None:
+            nonlocal begun
+            await turns.take()
+            begun += 1
+
+        def look() -> None:
+            seen.append(begun)
+            if begun < 34:
+                asyncio.get_running_loop().call_soon(look)
+
+        asyncio.get_running_loop().call_soon(look)
+        sends = [asyncio.create_task(begin()) for _ in range(35)]
+        sends[20].cancel()
+        await asyncio.gather(*sends, return_exceptions=True)
+        return seen
+
+    seen = asyncio.run(scenario())
+    assert seen[-1] == 34
+    assert max(later - before for before, later in pairwise(seen)) <= 10
 
 
 def test_a_batch_has_a_limit(app: App) -> None:

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import ParamSpec, Protocol, TypeVar
 
 from umbel.app.aio.event_feed import EventFeed
-from umbel.app.aio.gate import Gate
+from umbel.app.aio.gate import Gate, Turns
 from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend, Lasting
 from umbel.brokers.interface import AsyncProducer
@@ -47,6 +47,7 @@ class LoopClient:
         self.loop = asyncio.get_running_loop()
         self._on_end = on_end
         self.gate = Gate()
+        self.turns = Turns()
         self.events = EventFeed(app.settings.for_broker)
         self._app = app
         self._process = os.getpid()
