@@ -19,7 +19,7 @@ from umbel.app.aio.clients import THREADS_MAX
 from umbel.app.aio.gate import Gate, Turns
 from umbel.app.running.request import Request, Running
 from umbel.brokers.interface import BATCH_MAX
-from umbel.errors import BrokerUnavailable, BufferFull, SendUnknown, TooLarge
+from umbel.errors import BrokerError, BrokerUnavailable, BufferFull, SendUnknown, TooLarge
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.result import encode_state
 
@@ -267,6 +267,30 @@ def test_a_running_task_keeps_what_it_cannot_send(tmp_path: Path) -> None:
 
     with app:
         asyncio.run(scenario())
+
+
+def test_a_refused_subscription_gives_nobody_anothers_reply(redis: RedisServer) -> None:
+    """It is answered by an error where it has no answer when it is done, on a connection that all share."""
+    redis.ask("ACL", "SETUSER", "deaf", "on", ">pw", "~*", "+@all", "resetchannels")
+    url = redis.url.replace("redis://", "redis://deaf:pw@")
+    with App("hears", broker=redis.url, backend=redis.url) as hears:
+        hears.backend.store([encode_state("there", "SUCCESS", 7)])
+
+    async def scenario() -> None:
+        async with App("deaf", broker=url, backend=url) as app:
+            await app.asend_task("anything")
+            assert await app.AsyncResult("there").astate() == "SUCCESS"
+            for _ in range(3):
+                waiting = asyncio.create_task(app.AsyncResult("a").aget(timeout=5))
+                reading = [asyncio.create_task(app.AsyncResult("there").astate()) for _ in range(3)]
+                sending = [asyncio.create_task(app.asend_task("anything")) for _ in range(3)]
+                with pytest.raises(BrokerError, match=r"channel|permission"):
+                    await waiting
+                assert await asyncio.gather(*reading) == ["SUCCESS"] * 3
+                await asyncio.gather(*sending)
+
+    asyncio.run(scenario())
+    assert redis.ask("LLEN", "celery") == 10
 
 
 # -- what ends with a loop -------------------------------------------------------------------------
