@@ -2,7 +2,6 @@
 
 from contextlib import closing
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import click
 from umbel.app.app import App
 from umbel.cli import exits
 from umbel.cli.options import app_option, broker_option, json_option
+from umbel.cli.run.web_needs import require_web
 from umbel.cli.run.web_process import WITH_PARENT, end_with_parent
 from umbel.cli.show.printing import print_json, print_table
 from umbel.launch.loading import find_app
@@ -196,12 +196,6 @@ def rm(name: str, state_file: Path) -> int:
     if not removed:
         click.echo(f"umbel: unknown token {name!r}; `umbel web token ls` lists them", err=True)
     return exits.OK if removed else exits.NOT_FOUND
-
-
-def require_web() -> None:
-    missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
-    if missing:
-        raise click.ClickException(f"umbel web needs {missing[0]}: pip install 'umbel[web]'")
 
 
 def _journal(state_file: Path) -> "Journal":

@@ -1,0 +1,11 @@
+"""What the dashboard needs that may not be installed; asked before anything else is loaded."""
+
+from importlib.util import find_spec
+
+import click
+
+
+def require_web() -> None:
+    missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        raise click.ClickException(f"umbel web needs {missing[0]}: pip install 'umbel[web]'")
