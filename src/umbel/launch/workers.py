@@ -1,7 +1,7 @@
 """Workers: from an app and a command's flags to a worker that can run."""
 
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from umbel.launch.loading import FoundApp
 from umbel.launch.native import NativeProject
 from umbel.launch.pool_choice import ChildLogs, choose_pool
 from umbel.launch.project import Project
+from umbel.pools.interface import Pool
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.membership.mode import GossipMode
 from umbel.wire.limits import is_name
@@ -31,6 +32,7 @@ def make_worker(
     loglevel: str = "WARNING",
     logfile: str | None = None,
     log_json: bool = False,
+    choose: Callable[..., Pool] = choose_pool,
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
     project, name = found.project or NativeProject(found.app), node_name(node)
@@ -39,7 +41,7 @@ def make_worker(
     tasks = project.task_rules(settings)
     queues = settings.worker_queues or (settings.task_default_queue,)
     logs, served = ChildLogs(loglevel, logfile, log_json), tasks_for(project, tasks, queues)
-    pool = choose_pool(settings, served, host=found.spec, node=name, logs=logs)
+    pool = choose(settings, served, host=found.spec, node=name, logs=logs)
     worker_settings = WorkerSettings(
         node=name,
         queues=queues,

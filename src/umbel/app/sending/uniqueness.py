@@ -40,7 +40,9 @@ def send_unique(
         name, args, kwargs, cast(SendOptions, {**stated, "unique_token": key}), sender=current_request()
     )
     result: AsyncResult[Any] = AsyncResult(prepared.task_id, app=app, ignored=prepared.ignores_result)
-    if app.eager_backend is not None:  # it has ended before it could be sent again
+    if (in_place := app.eager_backend) is not None:
+        if (first := in_place.unique_holder(key)) is not None:
+            return AsyncResult(first, app=app, ignored=prepared.ignores_result)
         app.publish([prepared])
         return result
     producer, timeout_s = app.producer, app.settings.publish_timeout_s
