@@ -8,7 +8,6 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from time import time
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from umbel.app.canvas.builtin_tasks import builtin_functions
@@ -39,6 +38,7 @@ from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Producer
 from umbel.brokers.registry import open_producer
+from umbel.clock import cluster_now
 from umbel.control.panel import UsersPanel
 from umbel.logs import tell_left_out
 from umbel.pools.interface import ChildContext, Runner
@@ -261,10 +261,10 @@ class App:
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
         """Record that these tasks must not start; also works while no worker is running."""
-        now = time()
+        now = cluster_now()
         revokes = [Revoke(one, now, expires_at) for one in task_ids]
         if (runner := self.eager_mode.runner) is not None:
-            runner.revoke(one.task_id for one in revokes)
+            runner.revoke(revokes)
         patiently(lambda: self.producer.revoke(revokes), self.settings.publish_timeout_s)
 
     # -- who does it -----------------------------------------------------------------------------

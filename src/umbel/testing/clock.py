@@ -10,6 +10,7 @@ clocks of other processes.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from umbel.app.app import App
 from umbel.app.cluster.periodic import Periodic
 from umbel.app.sending.prepare import instant
 from umbel.clock import cluster_now, stand_still
+from umbel.wire.message import Outgoing
 
 MOMENTS_MAX = 10_000  # at which something may be due in one move
 
@@ -31,6 +33,14 @@ class Runs(Protocol):
     def catch_up(self) -> None:
         """Run everything that is due now."""
         ...
+
+
+@dataclass
+class _Slot:
+    """The next moment of a periodic task."""
+
+    periodic: Periodic
+    at_us: int
 
 
 class Clock:
@@ -76,18 +86,20 @@ class Clock:
     def _pass_to(self, until: float) -> None:
         began = cluster_now()
         self._catch_up()
+        slots = [_Slot(entry, entry.entry.rule.after(_us(began))) for entry in self._app.periodic_tasks]
         moments = 0
-        while (due := self._next_due()) is not None and due <= until:
+        while (due := self._next_due(slots)) is not None and due <= until:
             moments += 1
             if moments > MOMENTS_MAX:
                 raise RuntimeError(
                     f"more than {MOMENTS_MAX} moments at which something is due within {until - began:g} s; "
                     "move the clock in smaller steps"
                 )
-            slots = self._slots_at(due)
             stand_still(due)
-            for entry, at_us in slots:
-                self._send(entry, at_us)
+            for slot in slots:
+                if slot.at_us <= _us(due):
+                    self._send(slot.periodic.messages(slot.at_us))
+                    slot.at_us = slot.periodic.entry.rule.after(slot.at_us)
             self._catch_up()
         stand_still(until)
 
@@ -95,22 +107,15 @@ class Clock:
         if self._runs is not None:
             self._runs.catch_up()
 
-    def _next_due(self) -> float | None:
+    def _next_due(self, slots: "Sequence[_Slot]") -> float | None:
         """The next moment after this one. What is overdue was run or is not ours to run."""
         now = cluster_now()
         delayed = self._runs.next_due() if self._runs is not None else None
         moments = [delayed] if delayed is not None and delayed > now else []
-        moments += [entry.entry.rule.after(_us(now)) / 1e6 for entry in self._app.periodic_tasks]
-        return min(moments, default=None)
+        return min([*moments, *(slot.at_us / 1e6 for slot in slots)], default=None)
 
-    def _slots_at(self, moment: float) -> Sequence[tuple[Periodic, int]]:
-        now_us = _us(cluster_now())
-        slots = [(entry, entry.entry.rule.after(now_us)) for entry in self._app.periodic_tasks]
-        return [(entry, at_us) for entry, at_us in slots if at_us <= _us(moment)]
-
-    def _send(self, entry: Periodic, at_us: int) -> None:
-        """Under the id that the slot has in a cluster too."""
-        batch, runner = entry.messages(at_us), self._app.eager_mode.runner
+    def _send(self, batch: Sequence[Outgoing]) -> None:
+        runner = self._app.eager_mode.runner
         if runner is not None:
             runner.run(batch)
         else:

@@ -24,6 +24,7 @@ from umbel.protocol.delivery.delivery import Refusal
 from umbel.protocol.delivery.states import REVOKED
 from umbel.testing.calls import SentCall
 from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.revoke import Revoke
 
 CALLS_MAX = 100_000  # that one test may send
 RUNS_MAX = 10_000  # that one run may take: a task that sends itself would have no end
@@ -51,8 +52,12 @@ class Stage(EagerRunner):
         if self._at_once:
             self._work([call for call in sent if self.is_due(call)], self.is_due)
 
-    def revoke(self, task_ids: Iterable[str]) -> None:
-        self._revoked.update(task_ids)
+    def revoke(self, revokes: Iterable[Revoke]) -> None:
+        for one in revokes:
+            if one.expires_at > cluster_now():
+                self._revoked.add(one.task_id)
+            else:  # which takes it back
+                self._revoked.discard(one.task_id)
 
     # -- what a test asks for --------------------------------------------------------------------
 

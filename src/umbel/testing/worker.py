@@ -9,12 +9,11 @@ are sent by `umbel_clock`, not in the middle of a test that happens to run at th
 import asyncio
 import gc
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -25,7 +24,7 @@ from umbel.app.running.tracer import Tracer
 from umbel.brokers.registry import look_into
 from umbel.errors import UmbelError
 from umbel.launch.loading import FoundApp
-from umbel.launch.native import NativeProject
+from umbel.launch.native import NativeProject, task_rules
 from umbel.launch.workers import make_worker
 from umbel.pools.abilities import ABILITIES
 from umbel.pools.guard import Raised, call_guarded
@@ -41,21 +40,22 @@ _hosts: dict[str, "_Host"] = {}
 
 
 class EmbeddedWorker:
-    """Consumes every queue to which the app routes its tasks."""
+    """Consumes every queue to which the app routes its tasks or sends one while the worker runs.
+
+    Tasks that are defined meanwhile are known when they are sent.
+    """
 
     def __init__(self, app: App, directory: Path) -> None:
         self._app = app
         self._directory = directory
         self._settings = _settings(app)
+        self._queues = set(self._settings.worker_queues)
+        self._known = frozenset(app.all_tasks())
         self._worker: Worker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
-
-    @property
-    def queues(self) -> Collection[str]:
-        return self._settings.worker_queues
 
     def start(self) -> None:
         self._ready.clear()
@@ -66,12 +66,14 @@ class EmbeddedWorker:
             raise UmbelError(f"umbel_worker did not start within {START_S:g} s")
         if self._error is not None:
             raise UmbelError(f"umbel_worker did not start: {self._error}") from self._error
+        self._app.signals.before_task_publish.connect(self._prepare_for)
 
     def stop(self) -> None:
         """Let it finish what it runs, and end it."""
         thread, loop, worker = self._thread, self._loop, self._worker
         if thread is None:
             return
+        self._app.signals.before_task_publish.disconnect(self._prepare_for)
         if loop is not None and worker is not None and thread.is_alive():
             loop.call_soon_threadsafe(worker.request_stop)
         thread.join(STOP_S)
@@ -87,7 +89,7 @@ class EmbeddedWorker:
         ends, pause_s = monotonic() + timeout, FIRST_LOOK_S
         look = look_into(self._app.settings.for_broker())
         try:
-            while left := look.left(self.queues):
+            while left := look.left(self._queues):
                 if self._error is not None:
                     raise UmbelError(f"umbel_worker ended: {self._error}") from self._error
                 if monotonic() >= ends:
@@ -96,6 +98,15 @@ class EmbeddedWorker:
                 pause_s = min(2 * pause_s, LOOK_S)
         finally:
             look.close()
+
+    def _prepare_for(self, *, task: str, queue: str, **_context: object) -> None:
+        """In the thread of who sends, before the message can be taken."""
+        new = {task} & self._app.tasks.keys() - self._known
+        if self._worker is not None and (new or queue not in self._queues):
+            rules = task_rules(self._app, self._settings)
+            self._worker.learn({name: rules[name] for name in new}, [queue])
+            self._queues.add(queue)
+            self._known |= new
 
     # -- for the clock ---------------------------------------------------------------------------
 
@@ -160,7 +171,7 @@ class _Host:
 
 
 class _Project(NativeProject):
-    def __init__(self, app: App, on_ready: Any) -> None:
+    def __init__(self, app: App, on_ready: Callable[[], object]) -> None:
         super().__init__(app)
         self._on_ready = on_ready
 

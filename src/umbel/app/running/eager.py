@@ -18,6 +18,7 @@ from umbel.brokers.interface import Refused
 from umbel.pools.interface import Job, Outcome
 from umbel.protocol.delivery.states import READY_STATES, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.revoke import Revoke
 from umbel.wire.task import read_headers
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class EagerRunner:
         """Whether the task is to run again, as it asked; it has come back so often before."""
         return outcome.kind == "requeued" and returns + 1 < self._most_returns
 
-    def revoke(self, task_ids: Iterable[str]) -> None:
+    def revoke(self, revokes: Iterable[Revoke]) -> None:
         """Nothing to do: what was sent has ended."""
 
     def close(self) -> None:
