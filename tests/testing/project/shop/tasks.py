@@ -66,7 +66,7 @@ def rebuild(index: str) -> str:
     return index
 
 
-@app.task(sensitive=["card"])
+@app.task(sensitive=("card",))
 def pay(card: str, amount: int) -> int:
     return amount
 

@@ -109,7 +109,7 @@ def test_assertions_pass_by_position_by_name_and_by_default(umbel_inbox: Inbox) 
 
 
 def test_values_compare_as_they_travel(umbel_inbox: Inbox) -> None:
-    pack.delay((1, (2, 3)))  # type: ignore[arg-type]
+    pack.delay((1, (2, 3)))
     umbel_inbox.assert_sent(pack, (1, (2, 3)))
     umbel_inbox.assert_sent(pack, [1, [2, 3]])
 
