@@ -86,7 +86,7 @@ class App:
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
-        self.eager_mode = EagerMode(self, name)
+        self.eager_mode = self._eager = EagerMode(self, name)
         self._sent_events: SentEvents | None = None
         self._tracer: Tracer | None = None
         self._node = ""
@@ -236,7 +236,7 @@ class App:
 
     def publish(self, prepared: Sequence[Prepared]) -> None:
         outgoing = [one.outgoing for one in prepared]
-        runner = self.eager_mode.runner
+        runner = self._eager.runner
         request = CURRENT_REQUEST.get()
         if request is not None:
             request.sent(one.task_id for one in prepared)
@@ -263,7 +263,7 @@ class App:
         """Record that these tasks must not start; also works while no worker is running."""
         now = cluster_now()
         revokes = [Revoke(one, now, expires_at) for one in task_ids]
-        if (runner := self.eager_mode.runner) is not None:
+        if (runner := self._eager.runner) is not None:
             runner.revoke(revokes)
         patiently(lambda: self.producer.revoke(revokes), self.settings.publish_timeout_s)
 
@@ -355,17 +355,17 @@ class App:
                 if opened is not None:
                     opened.close()
             self._producer = self._backend = None
-        self.eager_mode.close()
+        self._eager.close()
 
     # -- eager mode ------------------------------------------------------------------------------
 
     def eager(self) -> AbstractContextManager[None]:
         """Inside this block tasks run in this process, at once, through the path a worker takes."""
-        return self.eager_mode.block()
+        return self._eager.block()
 
     @property
     def eager_backend(self) -> EagerBackend | None:
-        runner = self.eager_mode.runner
+        runner = self._eager.runner
         return runner.backend if runner else None
 
     # -- in a child of a pool (pools.interface.Host) ---------------------------------------------

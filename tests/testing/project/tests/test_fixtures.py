@@ -43,6 +43,19 @@ def test_afterwards_it_is_as_it_was() -> None:
     assert app.eager_backend is None
 
 
+def test_tasks_of_a_test_are_gone_after_it(tmp_path: Path) -> None:
+    with embedded(app, tmp_path):
+
+        @app.task(name="shop.mine")
+        def mine() -> None: ...
+
+        @app.task(bind=True)
+        def bound(self: object) -> None: ...
+
+        assert "shop.mine" in app.tasks
+    assert {task.name.rpartition(".")[0] for task in app.tasks.values()} == {"shop.tasks"}
+
+
 class TestSettings:
     @pytest.fixture
     def umbel_settings(self) -> dict[str, Any]:
@@ -135,7 +148,6 @@ def test_a_task_that_goes_on_is_named_by_its_number(umbel_worker: EmbeddedWorker
             umbel_worker.wait_idle(timeout=0.1)
     finally:
         ended.set()
-        del app.tasks["shop.waiting"]
     umbel_worker.wait_idle()
 
 

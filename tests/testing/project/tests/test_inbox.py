@@ -67,7 +67,6 @@ def test_a_chord_joins_when_all_parts_have_run(umbel_inbox: Inbox) -> None:
     assert not umbel_inbox.of(total)
     umbel_inbox.run()
     assert result.get() == 6
-    del app.tasks["shop.total"]
 
 
 def test_what_a_task_sends_is_run_too_but_not_by_run_next(umbel_inbox: Inbox) -> None:
@@ -232,4 +231,3 @@ def test_a_task_that_sends_itself_is_stopped(umbel_inbox: Inbox, monkeypatch: py
     again.delay()
     with pytest.raises(RuntimeError, match=r"20 calls ran.*shop\.again\(\): does it send itself"):
         umbel_inbox.run()
-    del app.tasks["shop.again"]

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shop.tasks import app
@@ -13,10 +14,10 @@ from umbel.testing.finding import app_under_test
 
 def test_umbel_comes_from_the_wheel(pytestconfig: pytest.Config) -> None:
     assert Path(umbel.__file__).is_relative_to(sys.prefix)
-    plugins = {
+    found: dict[str, Any] = {
         dist.metadata["name"]: plugin for plugin, dist in pytestconfig.pluginmanager.list_plugin_distinfo()
     }
-    assert Path(plugins["umbel"].__file__).is_relative_to(sys.prefix)
+    assert Path(found["umbel"].__file__).is_relative_to(sys.prefix)
 
 
 def test_nothing_is_loaded_before_a_test_asks_for_it(loaded_at_start: list[str]) -> None:
