@@ -39,6 +39,7 @@ class Stage(EagerRunner):
         self.keeps_time = False  # calls that are not due wait
         self.calls: list[SentCall] = []
         self._waiting: dict[int, SentCall] = {}
+        self._running: dict[int, SentCall] = {}
         self._app = app
         self._at_once = at_once
         self._revoked: set[str] = set()
@@ -69,6 +70,10 @@ class Stage(EagerRunner):
         """Sent and not run, in the order of sending."""
         return list(self._waiting.values())
 
+    @property
+    def unended(self) -> list[SentCall]:
+        return [*self._running.values(), *self._waiting.values()]
+
     def next_due(self) -> float | None:
         """Of the calls that this stage runs by itself when their time comes."""
         if not self._at_once or not self.keeps_time:
@@ -98,7 +103,9 @@ class Stage(EagerRunner):
         why = self._refusal(call)
         if why is not None:
             return self._end(call, why)
+        self._running[call.number] = call
         outcome = self.run_one(call.outgoing)
+        del self._running[call.number]
         call.ended = outcome.kind
         call.error = _told(outcome)
         left = [self._taken(follow_up) for follow_up in outcome.follow_ups]
@@ -159,7 +166,7 @@ class StagedResults(EagerBackend):
         self._stage = stage
 
     def unique_holder(self, key: str) -> str | None:
-        return next((call.id for call in self._stage.waiting if call.unique_key == key), None)
+        return next((call.id for call in self._stage.unended if call.unique_key == key), None)
 
     def wait(self, task_ids: Iterable[str], timeout_s: float | None) -> Mapping[str, StoredResult]:
         """Nobody else runs these tasks: to wait for one that waits itself would be in vain."""

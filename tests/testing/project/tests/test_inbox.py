@@ -207,6 +207,16 @@ def test_a_unique_task_waits_once(umbel_inbox: Inbox) -> None:
     assert rebuild.delay("books").id != first.id
 
 
+def test_a_unique_task_is_not_sent_while_it_runs(umbel_inbox: Inbox) -> None:
+    @app.task(name="shop.rebuild_again", unique_for=60)
+    def rebuild_again() -> str:
+        return rebuild_again.delay().id
+
+    result = rebuild_again.delay()
+    assert len(umbel_inbox.run()) == 1
+    assert result.get() == result.id
+
+
 def test_async_tasks_run_inside_and_outside_a_loop(umbel_inbox: Inbox) -> None:
     async def scenario() -> list[str]:
         one, two = greet.delay("a"), greet.delay("b")
