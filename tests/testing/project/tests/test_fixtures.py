@@ -89,7 +89,7 @@ def test_tasks_run_where_they_are_sent(umbel_eager: App) -> None:
 
 def test_eager_holds_in_every_thread_and_loop(umbel_eager: App) -> None:
     found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(add.delay(1, 2).get()))
+    thread = threading.Thread(target=lambda: found.append(add.delay(1, 2).get(timeout=30)))
     thread.start()
     thread.join()
 
