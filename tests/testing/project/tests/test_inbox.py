@@ -210,7 +210,7 @@ def test_a_unique_task_waits_once(umbel_inbox: Inbox) -> None:
 def test_a_unique_task_is_not_sent_while_it_runs(umbel_inbox: Inbox) -> None:
     @app.task(name="shop.rebuild_again", unique_for=60)
     def rebuild_again() -> str:
-        return rebuild_again.delay().id
+        return str(rebuild_again.delay().id)
 
     result = rebuild_again.delay()
     assert len(umbel_inbox.run()) == 1
