@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHOP = ROOT / "tests" / "web" / "pages" / "shop_tasks.py"
 SIZES = ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark"))
 README = ("cluster", "task")
-README_SIZE = (1040, 660)
+README_SIZE = (1280, 800)
 HEIGHT = 800
 DEADLINE_S = 60.0
 

@@ -39,9 +39,7 @@ def _critical(known: Mapping[str, TaskRecord]) -> list[str]:
     # A task that sent another one cannot be the end, even if its worker told of its ending later.
     sent = {one.parent_id for one in known.values() if ended_at(one) is not None}
     ended = [
-        (at, one.uuid)
-        for one in known.values()
-        if (at := ended_at(one)) is not None and one.uuid not in sent
+        (at, one.uuid) for one in known.values() if (at := ended_at(one)) is not None and one.uuid not in sent
     ]
     if not ended:
         return []
