@@ -1,10 +1,10 @@
 """A shop for the pages: real workers, the dashboard, and the real browser that looks at it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, sync_playwright
 
@@ -16,6 +16,7 @@ from umbel.web.roles import Role
 HERE = Path(__file__).parent
 CHROMIUM = "/usr/bin/chromium"
 DEADLINE_S = 60.0
+ResultT = TypeVar("ResultT")
 READY = {"SUCCESS", "FAILURE", "REVOKED"}
 
 
@@ -46,7 +47,7 @@ class Shop:
         return self.page
 
     def send(self, name: str, *arguments: Any, **options: Any) -> str:
-        return str(self.app.send_task(name, arguments, **options).id)
+        return str(self._aside(lambda: self.app.send_task(name, arguments, **options)).id)
 
     def wait_for(self, *ids: str, state: str = "") -> None:
         """Until the dashboard has heard that these ended, or are in that state."""
@@ -64,9 +65,8 @@ class Shop:
         return str(found.task.args)
 
     def command(self, *arguments: str) -> Any:
-        """What a command answers as JSON; in a thread, because the browser has a loop in this one."""
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(self.cluster.umbel_json, *arguments).result(DEADLINE_S)
+        """What a command answers as JSON."""
+        return self._aside(lambda: self.cluster.umbel_json(*arguments))
 
     def confirm(self, button: Locator) -> str:
         """Click, read the question, say yes, and read what came of it."""
@@ -94,6 +94,11 @@ class Shop:
     def until(self, locator: Locator, what: str, count: int = 1) -> None:
         """Until the open page shows it, without being loaded again."""
         wait_until(lambda: locator.count() >= count, deadline_s=DEADLINE_S, what=what)
+
+    def _aside(self, work: Callable[[], ResultT]) -> ResultT:
+        """In a thread of its own, because the browser's loop runs in this one."""
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(work).result(DEADLINE_S)
 
     def _note(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"}:
