@@ -119,7 +119,7 @@ def open_shop(home: Path, *workers: str, **settings: object) -> Iterator[Shop]:
         shop = Shop(cluster, served, browser)
 
         def all_alive() -> bool:
-            nodes = [one for one in served.dashboard.nodes() if one.state == "alive" and one.queues]
+            nodes = [one for one in served.dashboard.nodes() if one.state == "alive"]
             return len(nodes) == len(workers)
 
         wait_until(all_alive, deadline_s=120.0, what="the dashboard to see all workers")
