@@ -8,7 +8,6 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from time import time
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from umbel.app.aio.loop_warning import warn_on_loop
@@ -42,6 +41,7 @@ from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Producer
 from umbel.brokers.registry import open_producer
+from umbel.clock import cluster_now
 from umbel.control.panel import UsersPanel
 from umbel.logs import tell_left_out
 from umbel.pools.interface import ChildContext, Runner
@@ -89,7 +89,7 @@ class App(AsyncSending):
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
-        self._eager = EagerMode(self, name)
+        self.eager_mode = self._eager = EagerMode(self, name)
         self._sent_events: SentEvents | None = None
         self._tracer: Tracer | None = None
         self._node = ""
@@ -262,8 +262,10 @@ class App(AsyncSending):
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
         """Record that these tasks must not start; also works while no worker is running."""
-        now = time()
+        now = cluster_now()
         revokes = [Revoke(one, now, expires_at) for one in task_ids]
+        if (runner := self._eager.runner) is not None:
+            runner.revoke(revokes)
         patiently(lambda: self.producer.revoke(revokes), self.settings.publish_timeout_s)
 
     # -- who does it -----------------------------------------------------------------------------

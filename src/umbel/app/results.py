@@ -15,7 +15,7 @@ from umbel.app.aio.results import STATE_S, UNANSWERED, AwaitedApp, AwaitedGroup,
 from umbel.app.joining import Callback, join
 from umbel.app.rebuilding import rebuild_exception, shown_result
 from umbel.app.running.request import current_request
-from umbel.backends.interface import Backend
+from umbel.backends.interface import Backend, InPlaceBackend
 from umbel.errors import BadValue, BrokerError, JoinWouldBlock, ResultTimeout
 from umbel.protocol.delivery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 from umbel.wire.instant import parse_instant
@@ -42,7 +42,7 @@ class ResultApp(StoringApp, AwaitedApp, Protocol):
     @property
     def settings(self) -> "Settings": ...
     @property
-    def eager_backend(self) -> Backend | None: ...
+    def eager_backend(self) -> InPlaceBackend | None: ...
     @property
     def control(self) -> "Commands[Any, Any]": ...
 

@@ -77,10 +77,10 @@ class AsyncSending(AppBase):
     ) -> "AsyncResult[Any]":
         """Send it, unless it waits or runs already; the result of the one that does."""
         call = await self.aprepare(lambda: unique_call(self, name, args, kwargs, options))
-        if self.eager_backend is None:  # else it has ended before it could be sent again
-            holder = await self._hold(call)
-            if holder != call.prepared.task_id:
-                return call.result_of(holder)
+        in_place = self.eager_backend
+        holder = await self._hold(call) if in_place is None else in_place.unique_holder(call.key)
+        if holder not in (None, call.prepared.task_id):
+            return call.result_of(holder)
         try:
             await self.apublish([call.prepared])
         except SendUnknown:
