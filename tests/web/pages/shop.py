@@ -107,7 +107,8 @@ class Shop:
 
 @contextmanager
 def open_shop(home: Path, *workers: str, **settings: object) -> Iterator[Shop]:
-    tuned = {"task_send_sent_event": True, "heartbeat_interval_s": 0.5, "lease_s": 2.0, **settings}
+    events = {"task_send_events": True, "task_send_sent_event": True}  # from the first task on
+    tuned = {**events, "heartbeat_interval_s": 0.5, "lease_s": 2.0, **settings}
     with (
         Cluster(home, HERE / "shop_tasks.py", history_lake=home / "lake", **tuned) as cluster,
         serving(cluster.app, home / "web.db", badge="staging") as served,
