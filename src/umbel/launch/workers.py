@@ -32,10 +32,11 @@ def make_worker(
     run_directory: Path,
     logs: ChildLogs = ChildLogs(),  # noqa: B008 (a tuple)
     first_server: "StartedServer | None" = None,
+    project: Project | None = None,
     choose: Callable[..., Pool] = choose_pool,
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
-    project, name = found.project or NativeProject(found.app), node_name(node)
+    project, name = project or found.project or NativeProject(found.app), node_name(node)
     settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=True)
     tasks, queues = project.task_rules(settings), settings.worker_queues or (settings.task_default_queue,)
