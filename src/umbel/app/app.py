@@ -235,7 +235,7 @@ class App:
         return prepared
 
     def publish(self, prepared: Sequence[Prepared]) -> None:
-        outgoing = [one.outgoing for one in prepared]
+        outgoing, began = [one.outgoing for one in prepared], time()
         runner = self._eager.runner
         request = CURRENT_REQUEST.get()
         if request is not None:
@@ -243,21 +243,21 @@ class App:
         if runner is not None:
             runner.run(outgoing)
         elif publish(self.producer, outgoing, self.settings, request):
-            self._tell_sent(outgoing)
+            self._tell_sent(outgoing, began)
         if self.signals.after_task_publish.receivers:
             for one in prepared:
                 self.signals.after_task_publish.send(
                     task=one.task, task_id=one.task_id, queue=one.outgoing.queue
                 )
 
-    def _tell_sent(self, outgoing: Sequence[Outgoing]) -> None:
+    def _tell_sent(self, outgoing: Sequence[Outgoing], at: float) -> None:
         if not self.settings.task_send_sent_event:
             return
         with self._opening:
             if self._sent_events is None or self._sent_events.pid != os.getpid():
                 self._sent_events = SentEvents(origin())
             teller = self._sent_events
-        teller.tell(self.producer, outgoing)
+        teller.tell(self.producer, outgoing, at=at)
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
         """Record that these tasks must not start; also works while no worker is running."""
