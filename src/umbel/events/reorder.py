@@ -42,6 +42,7 @@ class ReorderWindow:
         self._heap: list[_Held] = []
         self._arrivals: deque[_Held] = deque()
         self._sent: dict[str, list[_Held]] = {}  # the held `task-sent` of each task
+        self._highest = 0
         self._last: Place | None = None
 
     @property
@@ -53,9 +54,11 @@ class ReorderWindow:
     def put(self, heard: Heard, now: float) -> list[Heard]:
         """Hold an event; what must go to make room for it comes back."""
         self._number += 1
+        heard = self._timed(heard)
         held = _Held(heard, _place(heard, self._number), now)
         if _is_sent(heard):
-            self._not_before_the_last(held)
+            if self._last is not None and held.place < self._last:
+                held.place = (*self._last[:3], self._number)
             self._sent.setdefault(_task(heard), []).append(held)
         heappush(self._heap, held)
         self._arrivals.append(held)
@@ -99,11 +102,17 @@ class ReorderWindow:
         attempt = _attempt(heard)
         return [one for one in self._sent.get(_task(heard), ()) if _attempt(one.heard) <= attempt]
 
-    def _not_before_the_last(self, held: _Held) -> None:
-        """The time it was given is just before ours: what has it was given out, if nothing happened since."""
-        if self._last is not None and held.place < self._last:
-            held.place = (*self._last[:3], self._number)
-            held.heard = Heard(held.heard.event, self._last[0])
+    def _timed(self, heard: Heard) -> Heard:
+        """A `task-sent` with a time between what was given out and the highest of the cluster's times.
+
+        The receiver's clock ticks with every one it hears. Its own time would soon be past what the nodes
+        tell next, and after a quiet while before what was given out last.
+        """
+        if not _is_sent(heard):
+            self._highest = max(self._highest, heard.clock)
+            return heard
+        lowest = self._last[0] if self._last else 0
+        return Heard(heard.event, max(lowest, min(heard.clock, self._highest)))
 
     def _take_out(self, held: _Held) -> None:
         held.is_out = True

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from umbel.brokers.interface import FanOut
-from umbel.cli import exits
+from umbel.cli import completion, exits
 from umbel.cli.broker import ask_in_time
 from umbel.cli.options import app_option, broker_option, json_option, timeout_option
 from umbel.cli.show.printing import print_json, print_table, say
@@ -22,6 +22,8 @@ from umbel.control.panel import Command, Panel
 from umbel.errors import AppNotFound
 from umbel.launch.loading import find_app
 from umbel.protocol.pidbox import Answers, Known
+
+START_ONE = "; start one with `umbel worker`, or name the broker of a running one with -b"
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,13 @@ def asks_workers(function: Callable[..., int]) -> Callable[..., int]:
         timeout_option,
         click.option("--regex", metavar="PATTERN", help="Only nodes that match this regular expression."),
         click.option("--glob", metavar="PATTERN", help="Only nodes that match, as in 'web*@host'."),
-        click.option("-d", "--destination", metavar="NODE[,NODE]", help="Only these nodes."),
+        click.option(
+            "-d",
+            "--destination",
+            metavar="NODE[,NODE]",
+            shell_complete=completion.nodes,
+            help="Only these nodes.",
+        ),
         broker_option,
         app_option,
     ):
@@ -141,7 +149,7 @@ def judge(answers: "Answers") -> int:
         say(f"umbel: {node} sent the first {shown:,} of {total:,} entries", err=True)
     if not answers.replies:
         named = ", ".join(one.node for one in answers.silent)
-        say(f"umbel: no worker answered{f': {named}' if named else ''}", err=True)
+        say(f"umbel: no worker answered{f': {named}' if named else START_ONE}", err=True)
         return exits.NOBODY_ANSWERED
     for one in answers.lost:
         say(f"umbel: {_silence(one)}", err=True)
