@@ -22,8 +22,7 @@ from umbel.control.panel import Command, Panel
 from umbel.errors import AppNotFound
 from umbel.launch.loading import find_app
 from umbel.protocol.pidbox import Answers, Known
-
-START_ONE = "; start one with `umbel worker`, or name the broker of a running one with -b"
+from umbel.urls import without_password
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,13 @@ class Question:
             print_json({**as_data(answers), **more})
         elif answers.replies:
             print_answers(answers)
-        return judge(answers)
+        return judge(answers, self._how_to_start())
+
+    def _how_to_start(self) -> str:
+        named = [f" -A {self.app_name}"] if self.app_name else []
+        named += [f" -b {without_password(self.url)}"] if self.url else []
+        elsewhere = "" if self.url else ", or name the broker of a running one with -b"
+        return f"; start one with `umbel worker{''.join(named)}`{elsewhere}"
 
 
 def asks_workers(function: Callable[..., int]) -> Callable[..., int]:
@@ -142,14 +147,17 @@ async def ask_on(
     )
 
 
-def judge(answers: "Answers") -> int:
-    """Print on stderr which workers are missing and what was cut; the exit code."""
+def judge(answers: "Answers", if_nobody: str = "") -> int:
+    """Print on stderr which workers are missing and what was cut; the exit code.
+
+    `if_nobody`: what to do where no worker is known at all.
+    """
     for node, total in sorted(answers.totals.items()):
         shown = len(answers.replies[node])
         say(f"umbel: {node} sent the first {shown:,} of {total:,} entries", err=True)
     if not answers.replies:
         named = ", ".join(one.node for one in answers.silent)
-        say(f"umbel: no worker answered{f': {named}' if named else START_ONE}", err=True)
+        say(f"umbel: no worker answered{f': {named}' if named else if_nobody}", err=True)
         return exits.NOBODY_ANSWERED
     for one in answers.lost:
         say(f"umbel: {_silence(one)}", err=True)
