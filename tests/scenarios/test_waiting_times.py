@@ -6,6 +6,8 @@ it had ended.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +29,7 @@ __all__ = ["amqp_url", "redis_server", "redis_url"]
 TASKS_FILE = Path(__file__).with_name("ledger_tasks.py")
 TASKS = 1_500 if os.environ.get("UMBEL_SOAK") else 60  # every third of them is sent by a task
 STEPS = ["task-sent", "task-received", "task-started", "task-succeeded"]
+LATE = 9  # of the first ones, some are told late
 WINDOW_S = "2"
 MICROSECOND = 1e-6  # the lake keeps no less
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
@@ -76,8 +79,24 @@ def test_live_order_and_waiting_times_are_those_of_the_ledger(
 
 def send_all(cluster: Cluster, home: Path) -> None:
     for number in range(0, TASKS, 3):
-        send(cluster.app, str(home), f"t{number}", f"t{number + 1}")
+        telling = told_late(cluster, home, f"t{number}") if number < LATE else nullcontext()
+        with telling:
+            send(cluster.app, str(home), f"t{number}", f"t{number + 1}")
         send(cluster.app, str(home), f"t{number + 2}")
+
+
+@contextmanager
+def told_late(cluster: Cluster, home: Path, task_id: str) -> Iterator[None]:
+    """The worker is quicker than the client, who tells of sending when the task has run."""
+
+    def late(*args: Any, **options: Any) -> None:
+        wait_until(lambda: task_id in read_ledger(home).ran, deadline_s=120, what="the task to run")
+        broadcast(*args, **options)
+
+    broadcast = cluster.app.producer.broadcast
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster.app.producer, "broadcast", late)
+        yield
 
 
 def ended(events: list[dict[str, Any]]) -> set[str]:
