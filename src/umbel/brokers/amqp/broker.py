@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
-from umbel.brokers.amqp import dead_letters, envelope, locks, outbox, signatures, topology, verdicts
+from umbel.brokers.amqp import dead_letters, locks, outbox, signatures, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.coordination import AmqpCoordination
@@ -43,6 +43,7 @@ from umbel.brokers.interface import (
     Verdict,
 )
 from umbel.brokers.links import unheard
+from umbel.brokers.refusals import unbound
 from umbel.clock import cluster_now
 from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
@@ -291,23 +292,23 @@ class AmqpBroker:
         if ttl_s <= 0:  # RabbitMQ would still deliver it to waiting consumers
             return None
         session = await self._sessions.get()
-        posts = [
-            Post(one.routing_key, envelope.encode_broadcast(one, ttl_s), one.body, exchange=one.exchange)
-            for one in batch
-        ]
+        posts = [outbox.broadcast(one, ttl_s, ask_who_hears=True) for one in batch]
         try:
-            await self._fan_out(session, posts)
+            return await self._fan_out(session, posts)
         except ChannelClosed as refused:
             if refused.code != ChannelClosed.NOT_FOUND:
                 raise
             session.publisher.exchanges.clear()  # deleted by somebody
-            await self._fan_out(session, posts)
-        return None
+            return await self._fan_out(session, posts)
 
-    async def _fan_out(self, session: Session, posts: Sequence[Post]) -> None:
+    async def _fan_out(self, session: Session, posts: Sequence[Post]) -> int | None:
         for name in {post.exchange for post in posts} - session.publisher.exchanges:
             await session.publisher.declare(topology.exchange(name))
-        await session.publisher.send(posts)
+        refused = await session.publisher.try_send(posts)
+        reached_nobody = [place for place, why in refused.items() if why == unbound(*posts[place].route)]
+        if len(reached_nobody) < len(refused):
+            raise outbox.refusal(refused, posts)
+        return 0 if posts and len(reached_nobody) == len(posts) else None
 
     @asynccontextmanager
     async def subscribe(

@@ -13,12 +13,21 @@ from msgspec.structs import replace
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.declared import TaskQueues
-from umbel.brokers.amqp.envelope import LETTER_HEADER, NO_MARK, TRANSIENT, Mark, encode
+from umbel.brokers.amqp.envelope import (
+    LETTER_HEADER,
+    NO_MARK,
+    TRANSIENT,
+    Mark,
+    encode,
+    encode_broadcast,
+)
 from umbel.brokers.amqp.frames import encode_publish
 from umbel.brokers.amqp.records import LogEntry, encode_record
 from umbel.brokers.amqp.table import Properties, encode_properties
 from umbel.brokers.amqp.topology import Exchange, Queue
+from umbel.brokers.interface import Broadcast
 from umbel.errors import BrokerRefused, WireError
+from umbel.wire.control import REQUEST_EXCHANGE
 from umbel.wire.message import Message, Outgoing, StoredResult
 
 REASON, QUEUE, STARTS, BURIED_AT = "umbel-reason", LETTER_HEADER, "umbel-starts", "umbel-buried"
@@ -47,6 +56,10 @@ class Post:
         return self.key if self.via is None else f"{self.exchange}/{self.key}"
 
     @property
+    def route(self) -> tuple[str, str]:
+        return self.exchange, self.key
+
+    @property
     def needs(self) -> str:
         """What must be there for it, by a name that queues and exchanges do not share."""
         return self.via.name if self.via is not None else f"queue {self.queue.name if self.queue else ''}"
@@ -56,6 +69,13 @@ class Post:
         return encode_publish(
             channel, self.exchange, self.key, self.properties, self.body, mandatory=mandatory
         )
+
+
+def broadcast(one: Broadcast, ttl_s: float, *, ask_who_hears: bool = False) -> Post:
+    """`ask_who_hears`: the server then says of a control request that nobody listens for any."""
+    via = topology.exchange(one.exchange) if ask_who_hears and one.exchange == REQUEST_EXCHANGE else None
+    properties = encode_broadcast(one, ttl_s)
+    return Post(one.routing_key, properties, one.body, exchange=one.exchange, via=via)
 
 
 def task(outgoing: Outgoing, queues: TaskQueues, now: float, *, ran: bool = False) -> Post:
