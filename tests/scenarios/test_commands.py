@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_completion import offered_after
 from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
 from tests.servers.rabbitmq import RabbitServer
@@ -113,6 +114,7 @@ def test_a_worker_logs_as_the_environment_says_and_works_for_the_broker_that_is_
         for task, text in (("talks", "text=said"), ("prints", "text=printed"), ("breaks", "")):
             words = filter(None, ("call", f"chaos_tasks.{task}", text, "-b", other, "--wait", "20"))
             cluster.umbel(*words, check=task != "breaks")
+        assert {name.partition("@")[0] for name in offered_after("ping", "-b", other, "-d", "w")} == {"w1"}
         cluster.stop_worker("w1")
         lines = [json.loads(line) for line in cluster.log("w1").splitlines()]
     told = {line["message"]: line for line in lines}
