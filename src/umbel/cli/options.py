@@ -43,27 +43,24 @@ def json_option(function: FunctionT) -> FunctionT:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
-def log_options(function: FunctionT) -> FunctionT:
+def log_options(default: str) -> Callable[[FunctionT], FunctionT]:
     """How a process logs: its level, in words that `level_of` reads, and whether lines are JSON."""
-    for option in (
-        click.option(
-            "--log-format",
-            type=click.Choice(("plain", "json"), case_sensitive=False),
-            envvar="UMBEL_LOG_FORMAT",
-            show_envvar=True,
-            help="How a line of the log is written.",
-        ),
-        click.option(
-            "-l",
-            "--loglevel",
-            type=click.Choice(LEVELS, case_sensitive=False),
-            envvar="UMBEL_LOG_LEVEL",
-            show_envvar=True,
-            help="Default: info; in child processes of a Celery project warning, as in Celery.",
-        ),
-    ):
-        function = option(function)
-    return function
+    level = click.option(
+        "-l",
+        "--loglevel",
+        type=click.Choice(LEVELS, case_sensitive=False),
+        envvar="UMBEL_LOG_LEVEL",
+        show_envvar=True,
+        help=f"Level of the log; default: {default}.",
+    )
+    form = click.option(
+        "--log-format",
+        type=click.Choice(("plain", "json"), case_sensitive=False),
+        envvar="UMBEL_LOG_FORMAT",
+        show_envvar=True,
+        help="How a line of the log is written; default: plain.",
+    )
+    return lambda function: level(form(function))
 
 
 def level_of(given: str) -> str:

@@ -78,7 +78,7 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Seconds of silence after which a standby recorder takes over.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not stand by while another recorder runs: exit with 75.")
-@log_options
+@log_options("info; on a terminal warning")
 @click.pass_context
 def command(
     ctx: click.Context,

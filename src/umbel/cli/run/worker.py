@@ -74,7 +74,7 @@ log = logging.getLogger("umbel.worker")
     callback=lambda _context, _parameter, value: _POOL_ALIASES.get(value, value),
     help="prefork (default), asyncio, gevent, threads or solo.",
 )
-@log_options
+@log_options("info; in child processes of a Celery project warning, as in Celery")
 @click.option(
     "-f",
     "--logfile",
