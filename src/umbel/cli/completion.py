@@ -97,7 +97,7 @@ def control_commands(context: click.Context) -> Iterable[str]:
 
 
 def _commands(context: click.Context, *, changes: bool) -> Iterable[str]:
-    from umbel.cli.cluster.asking import known_commands
+    from umbel.cli.cluster.panels import known_commands
 
     known = known_commands(_app_name(context))
     return [one.name for one in known if one.changes is changes and not one.is_hidden]

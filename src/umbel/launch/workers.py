@@ -36,8 +36,7 @@ def make_worker(
     project, name = found.project or NativeProject(found.app), node_name(node)
     settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
-    tasks = project.task_rules(settings)
-    queues = settings.worker_queues or (settings.task_default_queue,)
+    tasks, queues = project.task_rules(settings), settings.worker_queues or (settings.task_default_queue,)
     logs, served = ChildLogs(loglevel, logfile, log_json), tasks_for(project, tasks, queues)
     pool = choose_pool(settings, served, host=found.spec, node=name, logs=logs)
     worker_settings = WorkerSettings(

@@ -14,13 +14,11 @@ import click
 from umbel.brokers.interface import FanOut
 from umbel.cli import completion, exits
 from umbel.cli.broker import ask_in_time
+from umbel.cli.cluster.panels import known_commands
 from umbel.cli.options import app_option, broker_option, json_option, timeout_option
 from umbel.cli.show.printing import print_json, print_table, say
 from umbel.control.client import Asker
-from umbel.control.commands import builtin_panel
-from umbel.control.panel import Command, Panel
-from umbel.errors import AppNotFound
-from umbel.launch.loading import find_app
+from umbel.control.panel import Command
 from umbel.protocol.pidbox import Answers, Known
 from umbel.urls import without_password
 
@@ -200,19 +198,6 @@ def find_command(app_name: str | None, name: str, *, changes: bool) -> "Command"
     if command.changes is not changes:
         raise click.UsageError(f"{name!r} belongs to `umbel {other}`: use `umbel {other} {name}`")
     return command
-
-
-def known_commands(app_name: str | None) -> "Panel":
-
-    panel = builtin_panel()
-    try:
-        found = find_app(app_name)
-        users = found.project.control_commands() if found.project else found.app.panel
-        panel.include(users)
-    except AppNotFound:
-        if app_name is not None:
-            raise
-    return panel
 
 
 def list_commands(app_name: str | None, *, changes: bool) -> None:
