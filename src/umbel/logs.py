@@ -180,13 +180,13 @@ class PlainLines(logging.Formatter):
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        ours: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line = {**line, **_fields(record), **line}  # in this order; no field of a user's takes a name of ours
+        line = {**ours, **_fields(record), **ours}  # in this order; no field of a user's takes a name of ours
         if record.exc_info:
             line[TRACEBACK] = self.formatException(record.exc_info)
         try:

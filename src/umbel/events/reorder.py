@@ -135,7 +135,7 @@ def _place(heard: Heard, number: int) -> Place:
 
 
 def _is_sent(heard: Heard) -> bool:
-    return heard.event["type"] == TASK_SENT
+    return bool(heard.event["type"] == TASK_SENT)
 
 
 def _task(heard: Heard) -> str:
