@@ -43,7 +43,9 @@ def _offered(names: Callable[[click.Context], Iterable[str]]) -> Names:
 def tasks(context: click.Context) -> Iterable[str]:
     from umbel.launch.loading import find_app
 
-    return [name for name in find_app(_app_name(context)).app.tasks if not name.startswith("celery.")]
+    found = find_app(_app_name(context))
+    names = found.project.task_names() if found.project else found.app.tasks
+    return [name for name in names if not name.startswith("celery.")]
 
 
 @_offered

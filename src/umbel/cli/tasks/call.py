@@ -11,7 +11,7 @@ from umbel.cli import completion, exits
 from umbel.cli.options import app_option, json_option, other_broker_option, use_broker
 from umbel.cli.tasks.result import show
 from umbel.errors import NoApp, WireError, nearest
-from umbel.launch.loading import find_app
+from umbel.launch.loading import FoundApp, find_app
 from umbel.wire.instant import parse_instant
 
 
@@ -57,16 +57,18 @@ def command(
 
     NAME=VALUE is a keyword argument; a text that looks like one is written as JSON: '"a=b"'.
     """
-    app = _app(app_name, url)
-    if app is None:
-        app, unregistered = App("umbel"), True
-    if task not in app.tasks and not unregistered:
-        near = nearest(task, app.tasks)
-        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(app.tasks)) or 'none'}"
+    found = _find(app_name, url)
+    app, project = (found.app, found.project) if found else (App("umbel"), None)
+    known = project.task_names() if project else app.tasks
+    if task not in known and not unregistered and found:
+        near = nearest(task, known)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
         raise click.UsageError(f"no task named {task!r} in this app; {hint} (--unregistered sends it anyway)")
     positional, keywords = _json_list(json_args), _json_object(json_kwargs)
     _take(args, positional, keywords)
     given = {name: value for name, value in options.items() if value is not None}
+    if project and task in known:
+        given.setdefault("queue", project.queue_of(task))
     if task in app.tasks:
         try:
             app.tasks[task].check_arguments(positional, keywords)
@@ -83,11 +85,11 @@ def command(
     return show(app, result.id, wait=wait, as_json=as_json)
 
 
-def _app(app_name: str | None, url: str | None) -> App | None:
+def _find(app_name: str | None, url: str | None) -> FoundApp | None:
     """None: there is none here, and the broker is known without it."""
     use_broker(url)
     try:
-        return find_app(app_name).app
+        return find_app(app_name)
     except NoApp:
         if url is None:
             raise
