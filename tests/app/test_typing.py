@@ -86,6 +86,24 @@ async def use() -> None:
     assert_type(await later.delay("x"), str)
     assert_type(await bound_later.delay("x"), str)
     assert_type(await add.delay(1), int)
+    assert_type(await add.adelay(1, b=2), AsyncResult[int])
+    assert_type(await (await add.adelay(1)), int)
+    assert_type(await (await add.adelay(1)).aget(timeout=1.0), int)
+    assert_type(await (await add.adelay(1)).astate(), str)
+    assert_type(await add.aapply_async((1, 2), countdown=3.0, queue="fast"), AsyncResult[int])
+    assert_type(await fetch.adelay("http://example"), AsyncResult[bytes])
+    assert_type(await later.adelay("x"), AsyncResult[str])
+    assert_type(await bound_later.adelay("x"), AsyncResult[str])
+    assert_type(await add.s(1).adelay(2), AsyncResult[int])
+    assert_type(await group(add.s(1), add.s(2)).adelay(), GroupResult)
+    assert_type(await (await group(add.s(1)).adelay()).aget(timeout=1.0), list[Any])
+    assert_type(await chord([add.s(1)], total.s()).adelay(), AsyncResult[Any])
+    assert_type(await app.asend_many([add.s(1)]), list[AsyncResult[Any]])
+    assert_type(await app.asend_task("shop.add", (1, 2)), AsyncResult[Any])
+    async for event in await add.adelay(1):
+        assert_type(event, dict[str, Any])
+    async with app as opened:
+        assert_type(opened, App)
 """
 
 WRONG = """
@@ -124,6 +142,19 @@ text: str = add.delay(1).get()  # assignment
 add.apply_async((1,), cuontdown=3)  # call-arg
 add.apply_async((1,), queue=3)  # arg-type
 app.task(max_retrys=3)  # call-overload
+
+
+async def use() -> None:
+    await add.adelay("1")  # arg-type
+    await add.adelay()  # call-arg
+    await add.adelay(1, 2, 3)  # call-arg
+    await fetch.adelay(1)  # arg-type
+    await later.adelay(1)  # arg-type
+    await add.aapply_async((1,), cuontdown=3)  # call-arg
+    await add.aapply_async((1,), queue=3)  # arg-type
+    text: str = await (await add.adelay(1))  # assignment
+    wrong: str = await (await add.adelay(1)).aget()  # assignment
+    sent: int = add.adelay(1)  # assignment
 """
 
 

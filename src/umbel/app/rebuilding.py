@@ -5,9 +5,19 @@ from typing import Any
 
 from umbel.errors import RemoteError
 from umbel.pools.guard import Returned, call_guarded
-from umbel.wire.result import CELERY_ERRORS
+from umbel.wire.result import CELERY_ERRORS, ResultMap
 
 _OURS = {described: kind for kind, described in CELERY_ERRORS.items()}
+
+
+_WITH_EXCEPTION = frozenset({"FAILURE", "RETRY", "REVOKED"})
+
+
+def shown_result(found: ResultMap | None) -> Any:
+    """What a result holds: the return value, the exception, or what `update_state` stored."""
+    if found is None:
+        return None
+    return rebuild_exception(found.result) if found.status in _WITH_EXCEPTION else found.result
 
 
 def rebuild_exception(described: Any) -> Exception:

@@ -1,9 +1,13 @@
 """Registry: from an address to the broker behind it. A broker's libraries load when it is asked for."""
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from umbel.brokers.interface import Broker, BrokerSettings, Producer
+from umbel.brokers.interface import AsyncProducer, Broker, BrokerSettings, Producer
 from umbel.errors import BadURL
+
+if TYPE_CHECKING:
+    from umbel.brokers.sqlite.look import Look
 
 SCHEMES = (
     "sqlite",
@@ -49,6 +53,30 @@ def open_producer(settings: BrokerSettings) -> Producer:
     from umbel.brokers.sqlite.producer import SqliteProducer
 
     return SqliteProducer(settings)
+
+
+def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
+    """For the clients of one event loop."""
+    scheme = _scheme(settings.url)
+    if scheme in _REDIS:
+        need_hiredis(settings.url)
+        from umbel.brokers.redis.async_producer import RedisAsyncProducer
+
+        return RedisAsyncProducer(settings)
+    if scheme in _AMQP:
+        from umbel.brokers.amqp.async_producer import AmqpAsyncProducer
+
+        return AmqpAsyncProducer(settings)
+    from umbel.brokers.sqlite.async_producer import SqliteAsyncProducer
+
+    return SqliteAsyncProducer(settings)
+
+
+def look_into(settings: BrokerSettings) -> "Look":
+    """What the embedded broker's file holds, for who waits until its work is done."""
+    from umbel.brokers.sqlite.look import Look
+
+    return Look(settings)
 
 
 def need_hiredis(url: str) -> None:

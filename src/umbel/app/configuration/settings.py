@@ -214,8 +214,13 @@ def _current_directory() -> Path:
 
 def override(settings: Settings, **flags: Any) -> Settings:
     """The same settings with a command's flags on top; a flag that is None was not given."""
-    given = {name: value for name, value in flags.items() if value is not None}
-    return msgspec.structs.replace(settings, **_checked(given, source="the command line"))
+    return with_others(settings, flags, source="the command line")
+
+
+def with_others(settings: Settings, others: Mapping[str, Any], *, source: str) -> Settings:
+    """The same settings with others on top, from `source`; one that is None was not given."""
+    given = {name: value for name, value in others.items() if value is not None}
+    return msgspec.structs.replace(settings, **_checked(given, source=source))
 
 
 def _anchored(url: str, home: Path) -> str:

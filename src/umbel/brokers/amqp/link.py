@@ -353,7 +353,8 @@ async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, n
     """Connect and log in; raises BrokerUnavailable, with one line that says what to do."""
     loop = asyncio.get_running_loop()
     handshake = Handshake(location, heartbeat_s=heartbeat_s, name=name)
-    context = location.tls_context()
+    # It reads the files of certificates.
+    context = await asyncio.to_thread(location.tls_context) if location.tls else None
     link = Link(location, handshake)
     try:
         async with asyncio.timeout(timeout_s):
