@@ -69,6 +69,7 @@ def make_worker(
         autoscale_cool_down_s=settings.worker_autoscale_cool_down_s,
         pool_restarts=settings.worker_pool_restarts,
         send_task_events=settings.task_send_events,
+        log_successes=settings.worker_log_successes,
         history_lake=Path(settings.history_lake) if settings.worker_record else None,
         history_lake_mode=settings.lake_mode_bits(),
         control_mailbox=settings.control_mailbox,

@@ -184,6 +184,9 @@ class SqliteBroker:
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
         return await self._thread.call(self._store.requeue_dead, letter_ids)
 
+    async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
+        return await self._thread.call(self._store.drop_dead, letter_ids)
+
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
         await self._thread.call(self._cluster.broadcast, batch, ttl_s)
         return None
