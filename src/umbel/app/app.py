@@ -187,7 +187,7 @@ class App:
             return send_unique(self, name, args, kwargs, options)
         prepared = self.prepare(name, args, kwargs, options, sender=CURRENT_REQUEST.get())
         self.publish([prepared])
-        return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result)
+        return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result, types=prepared.types)
 
     def ignores_result(self, name: str, options: SendOptions) -> bool:
         """Whether no worker will store the result of this call."""
@@ -204,7 +204,8 @@ class App:
             if type(call) is Signature:  # one message, and no copy of the call is needed to make it
                 one = call.prepare_as(task_id, sender=sender)
                 prepared.append(one)
-                results.append(AsyncResult(one.task_id, app=call.app, ignored=one.ignores_result))
+                ignored = one.ignores_result
+                results.append(AsyncResult(one.task_id, app=call.app, ignored=ignored, types=one.types))
             else:
                 copy = call.clone()
                 copy.freeze()

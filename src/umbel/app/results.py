@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from umbel.app.joining import Callback, join, join_async
+from umbel.app.joining import Callback, join, join_async, refuse_join
 from umbel.app.rebuilding import rebuild_exception
-from umbel.app.running.request import current_request
+from umbel.app.types.call_types import CallTypes
 from umbel.backends.interface import Backend
-from umbel.errors import BadValue, BrokerError, JoinWouldBlock, ResultTimeout
+from umbel.errors import BadValue, BrokerError, ResultTimeout
 from umbel.protocol.delivery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 from umbel.wire.instant import parse_instant
 from umbel.wire.message import StoredResult
@@ -48,12 +48,19 @@ class ResultApp(StoringApp, Protocol):
 
 
 class AsyncResult(Generic[R]):
-    __slots__ = ("__weakref__", "_eager", "_final", "app", "id", "ignored", "parent")  # many are made at once
+    __slots__ = ("__weakref__", "_eager", "_final", "_types", "app", "id", "ignored", "parent")
 
     def __init__(
-        self, task_id: str, *, app: "ResultApp", parent: "Any | None" = None, ignored: bool = False
+        self,
+        task_id: str,
+        *,
+        app: "ResultApp",
+        parent: Any = None,
+        ignored: bool = False,
+        types: CallTypes | None = None,
     ) -> None:
         self.id = task_id
+        self._types = types  # of its task, where that is known: they say what the value is
         self.ignored = ignored  # no result will be stored: there is nothing to wait for
         self.app = app
         self.parent = parent
@@ -115,9 +122,9 @@ class AsyncResult(Generic[R]):
     def result(self) -> Any:
         """The return value, or the exception, or what `update_state` stored; None while pending."""
         found = self._read()
-        if found is None:
-            return None
-        return rebuild_exception(found.result) if found.status in _WITH_EXCEPTION else found.result
+        if found is not None and found.status in _WITH_EXCEPTION:
+            return rebuild_exception(found.result)
+        return found and (self._typed(found.result) if found.status == SUCCESS else found.result)
 
     @property
     def info(self) -> Any:
@@ -215,8 +222,7 @@ class AsyncResult(Generic[R]):
     def _value(self, *, propagate: bool) -> R:
         assert self._final is not None
         if self._final.status == SUCCESS:
-            value: R = self._final.result
-            return value
+            return self._typed(self._final.result)  # type: ignore[no-any-return]
         error = rebuild_exception(self._final.result)
         if not propagate:
             return error  # type: ignore[return-value]
@@ -224,16 +230,11 @@ class AsyncResult(Generic[R]):
             error.add_note(f"\nin the worker:\n{self._final.traceback}")
         raise error
 
+    def _typed(self, value: Any) -> Any:
+        return value if self._types is None else self._types.parse_result(value)
+
     def _refuse_join(self, allow_join: bool | None) -> None:
-        allowed = self.app.settings.task_allow_join if allow_join is None else allow_join
-        request = current_request()
-        if request is None or request.is_eager or allowed:
-            return
-        raise JoinWouldBlock(
-            f"task {request.task}[{request.id}] waits for the result of {self.id}. If every child waits, "
-            "none is left to run the awaited tasks. Link the tasks instead (chain, link), "
-            "or pass allow_join=True"
-        )
+        refuse_join(self.id, self.app.settings.task_allow_join if allow_join is None else allow_join)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AsyncResult) and other.id == self.id

@@ -20,13 +20,14 @@ Child = str | tuple[str, str | None]
 """A task sent while this one ran: its id, or its id and that of its parent."""
 
 
-# Our errors that Celery has too, as its clients catch them: described so, either kind of client gets
+# Our errors that Celery or Python has too, as clients catch them: described so, either kind of client gets
 # the class it knows.
 CELERY_ERRORS: Mapping[type[BaseException], tuple[str, str]] = {
     errors.NotRegistered: ("celery.exceptions", "NotRegistered"),
     errors.TaskRevoked: ("celery.exceptions", "TaskRevokedError"),
     errors.MaxRetriesExceeded: ("celery.exceptions", "MaxRetriesExceededError"),
     errors.ChordError: ("celery.exceptions", "ChordError"),
+    errors.WrongType: ("builtins", "TypeError"),
     errors.Retry: ("celery.exceptions", "Retry"),
     errors.WorkerLost: ("billiard.exceptions", "WorkerLostError"),
     errors.TimeLimitExceeded: ("billiard.exceptions", "TimeLimitExceeded"),

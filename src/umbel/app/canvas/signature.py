@@ -184,7 +184,14 @@ class Signature(Stamped, Generic[R]):
     def handle(self, parent: Any = None) -> Any:
         """The result of a signature that has its id."""
         ignored = self.app.ignores_result(self.task, self.options)
-        return AsyncResult(self.options["task_id"], app=self.app, parent=parent, ignored=ignored)
+        known = self.app.find_task(self.task)
+        return AsyncResult(
+            self.options["task_id"],
+            app=self.app,
+            parent=parent,
+            ignored=ignored,
+            types=known.options.types if known else None,
+        )
 
     def absorb(self, following: "Signature[Any]") -> "Signature[Any] | None":
         """The one signature that this and what follows it in a chain become, if they do."""
@@ -224,7 +231,10 @@ class Signature(Stamped, Generic[R]):
         task = self.app.find_task(call.task)
         if task is None:
             raise NotRegistered.named(call.task)
-        result: R = task(*call.args, **call.kwargs)
+        given, named = call.args, call.kwargs
+        if task.options.types is not None:  # they may have come in a message
+            given, named = task.options.types.parse(given, named)
+        result: R = task(*given, **named)
         return result
 
     def freeze(self, task_id: str | None = None) -> str:

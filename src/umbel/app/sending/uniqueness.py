@@ -39,7 +39,9 @@ def send_unique(
     prepared = app.prepare(
         name, args, kwargs, cast(SendOptions, {**stated, "unique_token": key}), sender=current_request()
     )
-    result: AsyncResult[Any] = AsyncResult(prepared.task_id, app=app, ignored=prepared.ignores_result)
+    result: AsyncResult[Any] = AsyncResult(
+        prepared.task_id, app=app, ignored=prepared.ignores_result, types=prepared.types
+    )
     if app.eager_backend is not None:  # it has ended before it could be sent again
         app.publish([prepared])
         return result
@@ -48,7 +50,7 @@ def send_unique(
         raise NotSupported(f"task {name!r} cannot be unique: {producer.capabilities.reasons['unique']}")
     holder = patiently(lambda: producer.hold_unique(key, result.id, ttl_s=ttl_s), timeout_s)
     if holder != result.id:
-        return AsyncResult(holder, app=app, ignored=prepared.ignores_result)
+        return AsyncResult(holder, app=app, ignored=prepared.ignores_result, types=prepared.types)
     try:
         app.publish([prepared])
     except BrokerError:
