@@ -8,7 +8,7 @@ Both ways are msgspec's compiled ones. Where it knows no way to write a value, `
 which says what every value looks like.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -17,6 +17,9 @@ import msgspec
 from umbel.wire.json_lowering import PYDANTIC_FORM, Lowering, Path
 from umbel.wire.limits import DEFAULT_LIMITS
 from umbel.wire.typed import TAGGED_TYPES, as_text
+
+Maker = Callable[[type[Any], Any], Any]
+"""Makes a value of a type that msgspec does not know; TypeError or ValueError: of this it cannot."""
 
 
 def to_tree(values: Mapping[str, Any], *, tags: bool = True) -> dict[str, Any]:
@@ -35,9 +38,9 @@ def to_tree(values: Mapping[str, Any], *, tags: bool = True) -> dict[str, Any]:
     return tree
 
 
-def from_tree(tree: Mapping[str, Any], kind: type[msgspec.Struct]) -> Any:
+def from_tree(tree: Mapping[str, Any], kind: type[msgspec.Struct], make: Maker) -> Any:
     """The Struct whose fields the tree holds; `msgspec.ValidationError` says what does not fit."""
-    return msgspec.convert(tree, kind, str_keys=True, builtin_types=_BYTES, dec_hook=_made)
+    return msgspec.convert(tree, kind, str_keys=True, builtin_types=_BYTES, dec_hook=make)
 
 
 class _Keeping(Lowering, frozen=True):
@@ -65,21 +68,3 @@ def _lowered(value: Any) -> Any:
     if (serializer := getattr(type(value), "__pydantic_serializer__", None)) is not None:
         return serializer.to_python(value, **PYDANTIC_FORM)
     raise TypeError("not a type that msgspec or this function knows")
-
-
-def _made(kind: type[Any], tree: Any) -> Any:
-    """A value of a type that msgspec does not know."""
-    if isinstance(tree, kind):
-        return tree
-    if issubclass(kind, PurePath):
-        return kind(tree)
-    if (validator := getattr(kind, "__pydantic_validator__", None)) is not None:
-        return validator.validate_json(pydantic_json(tree))
-    raise TypeError(f"no way is known to make a {kind} of JSON")
-
-
-def pydantic_json(tree: Any) -> bytes:
-    """The tree as JSON that pydantic reads, tagged values included."""
-    from pydantic_core import to_json  # it is there: the type is one of pydantic's
-
-    return to_json(tree)

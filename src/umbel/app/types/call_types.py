@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 import msgspec
 
 from umbel.app.types.annotations import convertible, is_plain, is_pydantic, resolved
-from umbel.app.types.pydantic_type import PydanticType
+from umbel.app.types.pydantic_type import PydanticType, make
 from umbel.errors import BadValue, ConfigurationError, WrongType
 from umbel.wire.show import brief
 from umbel.wire.trees import from_tree, to_tree
@@ -165,7 +165,7 @@ class _Values:
         if self._kind is None or len(made) == len(tree):
             return made
         try:
-            values = msgspec.structs.astuple(from_tree(tree, self._kind))
+            values = msgspec.structs.astuple(from_tree(tree, self._kind, make))
         except msgspec.ValidationError as error:
             name, problem = _placed(str(error))
             raise refused(name, tree.get(name), problem) from None

@@ -4,10 +4,10 @@ Its values travel as pydantic's own JSON, so that its rules for JSON hold on the
 included. The only place that imports pydantic: for tasks whose annotations name it.
 """
 
+from pathlib import PurePath
 from typing import Any
 
 from umbel.wire.json_lowering import PYDANTIC_FORM
-from umbel.wire.trees import pydantic_json
 
 
 class PydanticType:
@@ -28,9 +28,27 @@ class PydanticType:
     def parse(self, tree: Any) -> Any:
         """ValueError says what does not fit."""
         try:
-            return self._adapter.validate_json(pydantic_json(tree))
+            return self._adapter.validate_json(_as_json(tree))
         except ValueError as error:
             raise ValueError(_told(error)) from None
+
+
+def make(kind: type[Any], tree: Any) -> Any:
+    """A value of a type that msgspec does not know: a path, or one of pydantic's inside others."""
+    if isinstance(tree, kind):
+        return tree
+    if issubclass(kind, PurePath):
+        return kind(tree)
+    if (validator := getattr(kind, "__pydantic_validator__", None)) is not None:
+        return validator.validate_json(_as_json(tree))
+    raise TypeError(f"no way is known to make a {kind} of JSON")
+
+
+def _as_json(tree: Any) -> bytes:
+    """The tree as JSON that pydantic reads, tagged values included."""
+    from pydantic_core import to_json
+
+    return to_json(tree)
 
 
 def _told(error: Any) -> str:
