@@ -16,8 +16,8 @@ async def crawl(start: str) -> list[Page]:
     site = urlsplit(start).netloc
     seen, level, pages = {start}, [start], list[Page]()
     while level:
-        results = await asyncio.to_thread(app.send_many, map(fetch.s, level))
-        fetched = await asyncio.gather(*(result.get_async(timeout=PAGE_S) for result in results))
+        results = await app.asend_many(map(fetch.s, level))
+        fetched = await asyncio.gather(*(result.aget(timeout=PAGE_S) for result in results))
         pages += fetched
         found = {link for page in fetched for link in page["links"] if urlsplit(link).netloc == site}
         level = sorted(found - seen)[: PAGES_MAX - len(seen)]

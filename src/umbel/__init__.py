@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from umbel import errors
     from umbel.app.app import App
     from umbel.app.canvas.chain import chain
-    from umbel.app.canvas.group import chord, group
+    from umbel.app.canvas.group import group
+    from umbel.app.canvas.open_chord import chord
     from umbel.app.canvas.signature import Signature
     from umbel.app.canvas.stamping import StampingVisitor
     from umbel.app.results import AsyncResult, GroupResult
@@ -29,7 +30,7 @@ _HOMES = {
     "StampingVisitor": "umbel.app.canvas.stamping",
     "chain": "umbel.app.canvas.chain",
     "group": "umbel.app.canvas.group",
-    "chord": "umbel.app.canvas.group",
+    "chord": "umbel.app.canvas.open_chord",
     "AsyncResult": "umbel.app.results",
     "GroupResult": "umbel.app.results",
     "ElectionContext": "umbel.coordination.election_context",

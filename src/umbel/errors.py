@@ -18,7 +18,8 @@ UmbelError
 │   ├── BrokerUnavailable      cannot be reached or opened: wait, then retry
 │   │   ├── BrokerSilent       gives no answer at all: check the network
 │   │   ├── AccessRefused      wrong user, password, database or file: a retry does not help
-│   │   └── BufferFull         too many messages are buffered for an unavailable broker
+│   │   ├── BufferFull         too many messages are buffered for an unavailable broker
+│   │   └── SendUnknown        the broker was cut off while a task was sent: it may run, or not
 │   ├── StorageFull            no room left; nothing was changed
 │   ├── BrokerRefused          this message or result is refused for good; others are accepted
 │   ├── NotSupported           this broker declares that it cannot do this
@@ -140,6 +141,19 @@ class AccessRefused(BrokerUnavailable):
 
 class BufferFull(BrokerUnavailable):
     pass
+
+
+class SendUnknown(BrokerUnavailable):
+    """The broker did not say whether it has these messages. With the same ids they can be sent again:
+    each runs once."""
+
+    def __init__(self, task_ids: Sequence[str], why: str) -> None:
+        self.task_ids = tuple(task_ids)
+        more = f" and {len(self.task_ids) - 1} more" if len(self.task_ids) > 1 else ""
+        super().__init__(
+            f"it is not known whether task {self.task_ids[0]}{more} was sent: {why}. "
+            "Send again with the same task_id: it runs once, whether or not the first one arrived"
+        )
 
 
 class StorageFull(BrokerError):

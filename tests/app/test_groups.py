@@ -120,7 +120,7 @@ def test_the_results_of_a_group_outlive_eager_mode() -> None:
     with app.eager():
         result, other = (group(add.s(1, 1), add.s(2, 2)).delay() for _ in range(2))
     assert result.get(timeout=0) == [2, 4]
-    assert asyncio.run(other.get_async(timeout=0)) == [2, 4]
+    assert asyncio.run(other.aget(timeout=0)) == [2, 4]
 
 
 def test_a_member_whose_result_is_ignored_is_not_waited_for() -> None:

@@ -50,7 +50,7 @@ def test_the_call_may_allow_it(app: App) -> None:
         return app.AsyncResult("other").get(allow_join=True)
 
     async def wait_async() -> Any:
-        return await app.AsyncResult("other").get_async(allow_join=True)
+        return await app.AsyncResult("other").aget(allow_join=True)
 
     assert [run_as_worker(app, function).summary for function in (wait, wait_async)] == ["5", "5"]
 
@@ -102,7 +102,7 @@ def test_the_call_may_allow_waiting_for_a_group(app: App) -> None:
         return others.get(allow_join=True)
 
     async def wait_async() -> Any:
-        return await others.get_async(allow_join=True)
+        return await others.aget(allow_join=True)
 
     assert [run_as_worker(app, function).summary for function in (wait, wait_async)] == ["[5]", "[5]"]
 

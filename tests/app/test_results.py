@@ -192,7 +192,7 @@ def test_a_revoked_task_raises_what_revoked_it(app: App) -> None:
 
 def test_a_result_can_be_awaited(app: App) -> None:
     async def use() -> tuple[Any, Any]:
-        waiting = asyncio.create_task(app.AsyncResult("a").get_async(timeout=10))
+        waiting = asyncio.create_task(app.AsyncResult("a").aget(timeout=10))
         await asyncio.to_thread(app.backend.store, [encode_success("a", 5, done_at=time())])
         return await waiting, await app.AsyncResult("a")
 
@@ -201,7 +201,7 @@ def test_a_result_can_be_awaited(app: App) -> None:
 
 def test_awaiting_ends_with_a_time_out_too(app: App) -> None:
     async def use() -> None:
-        await app.AsyncResult("a").get_async(timeout=0.01)
+        await app.AsyncResult("a").aget(timeout=0.01)
 
     with pytest.raises(ResultTimeout, match="PENDING"):
         asyncio.run(use())

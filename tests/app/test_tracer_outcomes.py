@@ -15,9 +15,9 @@ import pytest
 
 from tests.app.test_tracer import job_of
 from umbel import App, Reject, Task, chord
-from umbel.app.app import make_tracer
 from umbel.app.running.async_tracer import AsyncTracer
 from umbel.app.running.child_logs import LoggedStream
+from umbel.app.running.child_tracer import make_tracer
 from umbel.app.running.progress import BURST
 from umbel.app.running.tracer import (
     EXCEPTION_ARGS_MAX,

@@ -87,17 +87,32 @@ class BackendContract:
 
     def test_a_cancelled_wait_leaves_no_thread_behind(self, stores: Stores) -> None:
         backend = stores()
-        before = threading.active_count()
 
         async def scenario() -> None:
+            await backend.wait_async(["a"], 0.0)  # the thread in which files are read stays
+            before = threading.active_count()
             waiting = asyncio.create_task(backend.wait_async(["a"], None))
             await asyncio.wait([waiting], timeout=0.05)
             waiting.cancel()
             await asyncio.wait([waiting])
             assert waiting.cancelled()
+            assert threading.active_count() == before
 
         run(scenario())
-        assert threading.active_count() == before
+
+    def test_reading_on_the_event_loop_finds_what_is_there(self, stores: Stores) -> None:
+        backend = stores()
+        backend.store([result("a"), result("b", "FAILURE")])
+
+        async def scenario() -> None:
+            found = await backend.read_async(["a", "b", "c", "a"])
+            assert {task_id: one.status for task_id, one in found.items()} == {
+                "a": "SUCCESS",
+                "b": "FAILURE",
+            }
+            assert await backend.read_async([]) == {}
+
+        run(scenario())
 
     def test_waiting_again_and_again_loses_no_wake_up(self, stores: Stores) -> None:
         waiter, worker = stores(), stores()

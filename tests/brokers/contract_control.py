@@ -61,13 +61,17 @@ class ControlContract:
     def test_who_asks_learns_how_many_heard_it_or_nothing(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
-                counts = broker.capabilities.transport == "redis"
-                assert await request(broker, b"anybody?") == (0 if counts else None)
+                transport = broker.capabilities.transport
+                counts = transport == "redis"
+                knows_of_none = transport in ("redis", "amqp")
+                assert await request(broker, b"anybody?") == (0 if knows_of_none else None)
                 async with (
                     broker.subscribe(REQUEST_EXCHANGE, ["a@x"]),
                     broker.subscribe(REQUEST_EXCHANGE, ["b@x"]),
                 ):
                     assert await request(broker, b"both?") == (2 if counts else None)
+                if transport == "amqp":  # where mailboxes go with their connections
+                    assert await request(broker, b"still?") == 0
 
         run(scenario())
 

@@ -1,5 +1,6 @@
 """What stands on RabbitMQ: declarations as Celery has them, and queues that others made differently."""
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -71,8 +72,10 @@ def _table(arguments: dict[str, int | str]) -> Table:
 def test_exchanges_and_queues_are_declared_as_celery_declares_them(
     server: RabbitServer, vhost: str, under_test: BrokerUnderTest
 ) -> None:
-    def listed(what: str, *columns: str) -> set[str]:
-        lines = server.control(what, "-p", vhost, *columns, "--no-table-headers").splitlines()
+    async def listed(what: str, *columns: str) -> set[str]:
+        """Asked beside the loop: a connection that is silent for too long is closed, and its queues go."""
+        command = (what, "-p", vhost, *columns, "--no-table-headers")
+        lines = (await asyncio.to_thread(server.control, *command)).splitlines()
         return {line for line in lines if "umbel." not in line and "amq." not in line and line.strip()}
 
     async def scenario() -> None:
@@ -85,12 +88,14 @@ def test_exchanges_and_queues_are_declared_as_celery_declares_them(
             await broker.publish(outgoing("a"))
 
             async def of_all_queues() -> set[str]:  # one whose process is too busy to answer is left out
-                found = listed("list_queues", "name", "durable", "auto_delete", "exclusive", "arguments")
+                found = await listed(
+                    "list_queues", "name", "durable", "auto_delete", "exclusive", "arguments"
+                )
                 return found if len(found) >= 4 else set()
 
             queues = await eventually(of_all_queues, what="every queue to be listed", deadline_s=60)
-            exchanges = listed("list_exchanges", "name", "type", "durable", "auto_delete", "arguments")
-            bindings = listed("list_bindings", "source_name", "destination_name", "routing_key")
+            exchanges = await listed("list_exchanges", "name", "type", "durable", "auto_delete", "arguments")
+            bindings = await listed("list_bindings", "source_name", "destination_name", "routing_key")
         (of_events,) = {line.split("\t")[0] for line in queues if line.startswith("celeryev.")}
         mailbox = '[{"x-expires",10000},{"x-message-ttl",300000}]'
         assert queues == {
@@ -279,6 +284,28 @@ def test_a_queue_deleted_by_somebody_is_made_again_and_the_message_kept(
                 return texts((await take(broker)).deliveries)
 
             assert await eventually(taken, what="the message after the deletion") == ["kept too"]
+
+    run(scenario())
+
+
+def test_a_message_that_comes_back_is_found_by_who_sent_it_and_not_by_who_publishes_beside(
+    under_test: BrokerUnderTest, stranger: BlockingLink
+) -> None:
+    """What comes back names no batch: the events that a worker sends at the same time must not take it."""
+    event = Broadcast("celeryev", "task.sent", b"{}")
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("gone"))
+            for _ in range(20):
+                stranger.call(Method.QUEUE_DELETE, 0, QUEUE, False, False, False)
+                await asyncio.gather(
+                    broker.broadcast([event], ttl_s=5.0),
+                    broker.publish(outgoing("kept")),
+                    *(broker.broadcast([event], ttl_s=5.0) for _ in range(5)),
+                )
+                method, fields = topology.passive(QUEUE)
+                assert stranger.call(method, *fields).fields[1] == 1
 
     run(scenario())
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.celery_apps.programs import END_S, PYTHON, ROOT, START_S, end
-from tests.servers.rabbitmq import shared_server
+from tests.servers.rabbitmq import RabbitServer
 from tests.servers.redis import RedisServer
 from tests.waiting import wait_until
 
@@ -25,7 +25,7 @@ COUNT = 1000 if SOAK else 40
 STEPS, PARTS, CHILDREN = 3, 4, 2
 CHILD_KILLS = 60 if SOAK else 6
 WORKER_KILLS = 10 if SOAK else 2
-RESTARTS = 3 if SOAK else 0  # of Redis, which then writes everything to its disk
+RESTARTS = 3 if SOAK else 0  # of each server; Redis then writes everything to its disk
 ENDS_S = 900.0 if SOAK else 180.0
 PROJECT = "tests.celery_apps.ledger"
 
@@ -113,10 +113,8 @@ def test_chains_and_chords_survive_kills(broker: str, tmp_path: Path) -> None:
     with ExitStack() as ends:
         redis.start()
         ends.callback(redis.stop)
-        messages = redis.url
-        if broker == "rabbitmq":
-            messages = shared_server().url(shared_server().new_vhost())
-        ledger = Ledger(tmp_path, messages, redis.url, ends)
+        rabbitmq = _rabbitmq(tmp_path, ends) if broker == "rabbitmq" else None
+        ledger = Ledger(tmp_path, rabbitmq.url() if rabbitmq else redis.url, redis.url, ends)
         for name in ("w1", "w2"):
             ledger.start_worker(name)
         client = subprocess.Popen(
@@ -132,22 +130,41 @@ def test_chains_and_chords_survive_kills(broker: str, tmp_path: Path) -> None:
         assert client.stdout.readline() == "sending\n"
         allowed = _kill_now_and_then(ledger, chance)
         assert client.stdout.readline() == "sent\n"
-        allowed += _restart(ledger, redis)
+        allowed += _restart(ledger, redis, rabbitmq)
         states = client.stdout.readline()
         client.wait(END_S)
     assert states == f'{{"SUCCESS": {2 * COUNT}}}\n'
     _judge(ledger.runs(), allowed)
 
 
-def _restart(ledger: Ledger, redis: RedisServer) -> int:
-    """Redis dies while the rest is done; a client that sends would not bear that."""
+def _rabbitmq(directory: Path, ends: ExitStack) -> RabbitServer:
+    """One of its own, since it is killed."""
+    home = directory / "rabbitmq"
+    home.mkdir()
+    server = RabbitServer(home, vhosts=0)
+    server.start()
+    ends.callback(server.stop)
+    return server
+
+
+def _restart(ledger: Ledger, redis: RedisServer, rabbitmq: RabbitServer | None) -> int:
+    """The servers die in turn while the rest is done; a client that sends would not bear that."""
     for _ in range(RESTARTS):
         done = len(ledger.runs())
         redis.stop(signal.SIGKILL)
         redis.start()
-        if done < COUNT * (STEPS + PARTS + 1):
-            _wait_for_runs(ledger, done + 1)
-    return RESTARTS * 2 * CHILDREN
+        _wait_for_more(ledger, done)
+        if rabbitmq is not None:
+            done = len(ledger.runs())
+            rabbitmq.kill()
+            rabbitmq.start()
+            _wait_for_more(ledger, done)
+    return RESTARTS * 2 * CHILDREN * (2 if rabbitmq else 1)
+
+
+def _wait_for_more(ledger: Ledger, done: int) -> None:
+    if done < COUNT * (STEPS + PARTS + 1):
+        _wait_for_runs(ledger, done + 1)
 
 
 def _kill_now_and_then(ledger: Ledger, chance: random.Random) -> int:

@@ -68,7 +68,7 @@ ASKED: dict[str, Callable[[App, float], object]] = {
     "inspect": lambda app, timeout_s: app.control.inspect(timeout=timeout_s).stats(),
     "election": lambda app, timeout_s: app.control.election("e", "task", {}, timeout=timeout_s),
     "get": lambda app, timeout_s: app.AsyncResult("t").get(timeout=timeout_s),
-    "get_async": lambda app, timeout_s: asyncio.run(app.AsyncResult("t").get_async(timeout=timeout_s)),
+    "aget": lambda app, timeout_s: asyncio.run(app.AsyncResult("t").aget(timeout=timeout_s)),
 }
 
 

@@ -20,6 +20,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.servers.certificates import Certificates, make_certificates
@@ -105,6 +106,14 @@ class RabbitServer:
                 stderr=subprocess.DEVNULL,
                 check=False,
             )
+
+    def kill(self) -> None:
+        """As a machine's loss of power: the node itself, not only the script that waits for it."""
+        assert self._process is not None, "the server runs"
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            process.kill()
+        self._process.wait(START_S)
+        self._process = None
 
     def control(self, *command: str) -> str:
         """The output of rabbitmqctl."""

@@ -79,7 +79,14 @@ class LightNode:
             steps=dict,
         )
         state = WorkerState(parts)
-        self.control = Control(self.context, self.events.clock, state, parts.mailbox, members=tuple)
+        self.control = Control(
+            self.context,
+            self.events.clock,
+            state,
+            parts.mailbox,
+            members=tuple,
+            before_listening=self.mingle.look_around,
+        )
         self._steps: list[Step] = [self.events, self.heart, self.control, self.mingle, self.gossip]
 
     async def start(self, group: asyncio.TaskGroup) -> "LightNode":

@@ -104,6 +104,10 @@ def nothing(message: Message, queue: str, error: Exception, status: str) -> Endi
     return Ending()
 
 
+async def nothing_before() -> None:
+    pass
+
+
 @dataclass
 class Cluster:
     url: str
@@ -141,6 +145,7 @@ class Cluster:
             cast("ControlState", state),
             figures,
             members=lambda: self.members.get(name, ()),
+            before_listening=nothing_before,
         )
         async with asyncio.TaskGroup() as group:
             control.adopt(group)

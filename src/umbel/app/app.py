@@ -11,6 +11,8 @@ from threading import Lock
 from time import time
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from umbel.app.aio.loop_warning import warn_on_loop
+from umbel.app.aio.sending import AsyncSending
 from umbel.app.canvas.builtin_tasks import builtin_functions
 from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.cluster.topics import AT_MOST_ONCE, HandlerT, Topics
@@ -21,11 +23,12 @@ from umbel.app.naming import directory_of
 from umbel.app.options import TaskKeywords, TaskOptions
 from umbel.app.results import AsyncResult
 from umbel.app.running.child_logs import redirect_streams, set_up_child_logging
-from umbel.app.running.eager import EagerBackend, EagerMode
+from umbel.app.running.child_tracer import make_tracer
+from umbel.app.running.eager import EagerBackend, EagerMode, EagerRunner
 from umbel.app.running.request import CURRENT_REQUEST, Request
 from umbel.app.running.tracer import Tracer
 from umbel.app.saved_groups import SavedGroups
-from umbel.app.sending.ids import new_ids
+from umbel.app.sending.batches import prepare_many
 from umbel.app.sending.options import SendOptions, check_options
 from umbel.app.sending.prepare import Prepared, SendDefaults, is_unique, origin, prepare, queue_of
 from umbel.app.sending.publish import patiently, publish
@@ -55,7 +58,7 @@ R = TypeVar("R")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-class App:
+class App(AsyncSending):
     """A set of tasks and where their messages and results go.
 
     Without `broker` everything lives in one SQLite file, umbel.db, in the app's `directory`: without one,
@@ -187,6 +190,9 @@ class App:
             return send_unique(self, name, args, kwargs, options)
         prepared = self.prepare(name, args, kwargs, options, sender=CURRENT_REQUEST.get())
         self.publish([prepared])
+        return self.result_of(prepared)
+
+    def result_of(self, prepared: Prepared) -> AsyncResult[Any]:
         return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result, types=prepared.types)
 
     def ignores_result(self, name: str, options: SendOptions) -> bool:
@@ -197,20 +203,7 @@ class App:
 
     def send_many(self, signatures: Iterable[Signature[Any]]) -> list[AsyncResult[Any]]:
         """Send many calls in one step of the broker: all of them or none."""
-        calls, sender = list(signatures), CURRENT_REQUEST.get()
-        prepared: list[Prepared] = []
-        results: list[AsyncResult[Any]] = []
-        for call, task_id in zip(calls, new_ids(len(calls)), strict=True):
-            if type(call) is Signature:  # one message, and no copy of the call is needed to make it
-                one = call.prepare_as(task_id, sender=sender)
-                prepared.append(one)
-                ignored = one.ignores_result
-                results.append(AsyncResult(one.task_id, app=call.app, ignored=ignored, types=one.types))
-            else:
-                copy = call.clone()
-                copy.freeze()
-                prepared += copy.prepare(sender=sender)
-                results.append(copy.handle())
+        prepared, results = prepare_many(signatures)
         self.publish(prepared)
         return results
 
@@ -236,22 +229,29 @@ class App:
         return prepared
 
     def publish(self, prepared: Sequence[Prepared]) -> None:
-        outgoing = [one.outgoing for one in prepared]
-        runner = self._eager.runner
+        outgoing = self.begin_publishing(prepared)
+        if self.eager_runner is not None:
+            self.eager_runner.run(outgoing)
+        else:
+            warn_on_loop("sending a task", "await task.adelay(...), or aapply_async, asend_task, asend_many")
+            if publish(self.producer, outgoing, self.settings, CURRENT_REQUEST.get()):
+                self.tell_sent(outgoing)
+        self.end_publishing(prepared)
+
+    def begin_publishing(self, prepared: Sequence[Prepared]) -> list[Outgoing]:
         request = CURRENT_REQUEST.get()
         if request is not None:
             request.sent(one.task_id for one in prepared)
-        if runner is not None:
-            runner.run(outgoing)
-        elif publish(self.producer, outgoing, self.settings, request):
-            self._tell_sent(outgoing)
+        return [one.outgoing for one in prepared]
+
+    def end_publishing(self, prepared: Sequence[Prepared]) -> None:
         if self.signals.after_task_publish.receivers:
             for one in prepared:
                 self.signals.after_task_publish.send(
                     task=one.task, task_id=one.task_id, queue=one.outgoing.queue
                 )
 
-    def _tell_sent(self, outgoing: Sequence[Outgoing]) -> None:
+    def tell_sent(self, outgoing: Sequence[Outgoing]) -> None:
         if not self.settings.task_send_sent_event:
             return
         with self._opening:
@@ -349,6 +349,8 @@ class App:
         """Close the connections; the app opens them again when they are needed."""
         if "control" in vars(self):
             self.control.close()
+        if "clients" in vars(self):
+            self.clients.close()
         with self._opening:
             for opened in (self._producer, self._backend):
                 if opened is not None:
@@ -363,9 +365,12 @@ class App:
         return self._eager.block()
 
     @property
+    def eager_runner(self) -> EagerRunner | None:
+        return self._eager.runner
+
+    @property
     def eager_backend(self) -> EagerBackend | None:
-        runner = self._eager.runner
-        return runner.backend if runner else None
+        return self._eager.runner.backend if self._eager.runner else None
 
     # -- in a child of a pool (pools.interface.Host) ---------------------------------------------
 
@@ -389,11 +394,3 @@ class App:
 
     def __repr__(self) -> str:
         return f"<App {self.name} with {len(self.tasks)} tasks>"
-
-
-def make_tracer(app: App, context: ChildContext) -> Tracer:
-    if not context.on_loop:
-        return Tracer(app, hostname=context.node, tell=context.tell)
-    from umbel.app.running.async_tracer import AsyncTracer  # brings asyncio along, which few children need
-
-    return AsyncTracer(app, hostname=context.node, tell=context.tell)

@@ -4,9 +4,9 @@ The app imports all of its parts, so none of them can name it: each names the Pr
 it uses. What results need of their app is in `results.py`, what a message is made of in `sending/prepare.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 
 from umbel.app.options import TaskOptions
 from umbel.app.results import AsyncResult, ResultApp
@@ -16,6 +16,9 @@ from umbel.app.sending.options import SendOptions
 from umbel.app.sending.prepare import Prepared
 from umbel.app.signals import Signals
 from umbel.brokers.interface import Producer
+from umbel.wire.message import Outgoing
+
+T = TypeVar("T")
 
 
 class KnownTask(Protocol):
@@ -59,7 +62,20 @@ class PreparingApp(Protocol):
     ) -> Prepared: ...
 
 
-class SendingApp(ResultApp, PreparingApp, Protocol):
+class AwaitedApp(Protocol):
+    """Sends without blocking the event loop."""
+
+    async def asend(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    ) -> AsyncResult[Any]: ...
+    async def asend_unique(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    ) -> AsyncResult[Any]: ...
+    async def aprepare(self, make: Callable[[], T]) -> T: ...
+    async def apublish(self, prepared: Sequence[Prepared]) -> None: ...
+
+
+class SendingApp(ResultApp, PreparingApp, AwaitedApp, Protocol):
     """Knows tasks and sends calls of them: what signatures and tasks need."""
 
     @property
@@ -83,6 +99,24 @@ class SendingApp(ResultApp, PreparingApp, Protocol):
         **options: Unpack[SendOptions],
     ) -> AsyncResult[Any]: ...
     def AsyncResult(self, task_id: str) -> AsyncResult[Any]: ...  # noqa: N802 (the name users know)
+
+
+class Runner(Protocol):
+    """Runs messages where they are sent (eager mode)."""
+
+    def run(self, batch: Iterable[Outgoing]) -> None: ...
+
+
+class AppBase(SendingApp, Protocol):
+    """What the awaited client of an app shares with the blocking one."""
+
+    @property
+    def eager_runner(self) -> Runner | None: ...
+    def result_of(self, prepared: Prepared) -> AsyncResult[Any]: ...
+    def begin_publishing(self, prepared: Sequence[Prepared]) -> list[Outgoing]: ...
+    def end_publishing(self, prepared: Sequence[Prepared]) -> None: ...
+    def tell_sent(self, outgoing: Sequence[Outgoing]) -> None: ...
+    def close(self) -> None: ...
 
 
 class RunningApp(SendingApp, Protocol):

@@ -1,16 +1,18 @@
 """AsyncResult: a handle on a task that was sent, by its id; GroupResult: on several.
 
 Waiting goes through the result backend, which is notified when the result arrives; it does not poll.
-In async code a result can be awaited, which does not block the loop.
+In async code a result can be awaited, which does not block the loop (`aio/results.py`).
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from umbel.app.joining import Callback, join, join_async, refuse_join
+from umbel.app.aio.loop_warning import warn_on_loop
+from umbel.app.aio.results import STATE_S, UNANSWERED, AwaitedApp, AwaitedGroup, AwaitedResult
+from umbel.app.joining import Callback, join, refuse_join
 from umbel.app.rebuilding import rebuild_exception
 from umbel.app.types.call_types import CallTypes
 from umbel.backends.interface import Backend
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _WITH_EXCEPTION = frozenset({"FAILURE", "RETRY", "REVOKED"})
-STATE_S = 0.1
 
 
 class StoringApp(Protocol):
@@ -36,7 +37,7 @@ class StoringApp(Protocol):
     def backend(self) -> Backend: ...
 
 
-class ResultApp(StoringApp, Protocol):
+class ResultApp(StoringApp, AwaitedApp, Protocol):
     """What a result needs of its app."""
 
     @property
@@ -47,7 +48,7 @@ class ResultApp(StoringApp, Protocol):
     def control(self) -> "Commands[Any, Any]": ...
 
 
-class AsyncResult(Generic[R]):
+class AsyncResult(AwaitedResult[R]):
     __slots__ = ("__weakref__", "_eager", "_final", "_types", "app", "id", "ignored", "parent")
 
     def __init__(
@@ -62,7 +63,7 @@ class AsyncResult(Generic[R]):
         self.id = task_id
         self._types = types  # of its task, where that is known: they say what the value is
         self.ignored = ignored  # no result will be stored: there is nothing to wait for
-        self.app = app
+        self.app: ResultApp = app
         self.parent = parent
         self._eager = app.eager_backend
         self._final: ResultMap | None = None
@@ -90,25 +91,12 @@ class AsyncResult(Generic[R]):
             return None  # type: ignore[return-value]
         self._refuse_join(allow_join if disable_sync_subtasks else True)
         if self._final is None:
+            self._warn("waiting for a result", "`await result`, or await result.aget(timeout=...)")
             self._keep(self._backend.wait([self.id], timeout), timeout)
         value = self._value(propagate=propagate)
         if callback is not None:
             callback(self.id, value)
         return value
-
-    def __await__(self) -> Generator[Any, None, R]:
-        return self.get_async().__await__()
-
-    async def get_async(
-        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
-    ) -> R:
-        """The same as `get` for async code: the event loop is not blocked."""
-        if self.ignored:
-            return None  # type: ignore[return-value]
-        self._refuse_join(allow_join)
-        if self._final is None:
-            self._keep(await self._backend.wait_async([self.id], timeout), timeout)
-        return self._value(propagate=propagate)
 
     @property
     def state(self) -> str:
@@ -195,7 +183,10 @@ class AsyncResult(Generic[R]):
     def _read(self) -> ResultMap | None:
         if self._final is not None:
             return self._final
-        stored = self._backend.read([self.id]).get(self.id)
+        self._warn("reading the state of a result", "await result.astate()")
+        return self._noted(self._backend.read([self.id]).get(self.id))
+
+    def _noted(self, stored: StoredResult | None) -> ResultMap | None:
         if stored is None:
             return None
         found = decode_result(stored.payload)
@@ -205,18 +196,25 @@ class AsyncResult(Generic[R]):
 
     def _keep(self, found: Mapping[str, StoredResult], timeout: float | None) -> None:
         if self.id not in found:
-            raise ResultTimeout(
-                f"no result of task {self.id} within {timeout} s (its state is {self._last_state()}); "
-                "is a worker consuming its queue?"
-            )
+            raise self._missing(timeout, self._last_state())
         self._final = decode_result(found[self.id].payload)
+
+    def _missing(self, timeout: float | None, state: str) -> ResultTimeout:
+        return ResultTimeout(
+            f"no result of task {self.id} within {timeout} s (its state is {state}); "
+            "is a worker consuming its queue?"
+        )
+
+    def _warn(self, what: str, remedy: str) -> None:
+        if self._eager is None:
+            warn_on_loop(what, remedy)
 
     def _last_state(self) -> str:
         """The state for an error message; the result backend gets a moment to answer."""
         try:
             found = self._backend.read([self.id], timeout_s=STATE_S).get(self.id)
         except BrokerError:
-            return "unknown: the result backend does not answer"
+            return UNANSWERED
         return found.status if found else PENDING
 
     def _value(self, *, propagate: bool) -> R:
@@ -246,7 +244,7 @@ class AsyncResult(Generic[R]):
         return f"<AsyncResult {self.id}>"
 
 
-class GroupResult:
+class GroupResult(AwaitedGroup):
     """The results of tasks that were sent together, in their order.
 
     A member that ends in a group has the results of that group in its place.
@@ -261,8 +259,8 @@ class GroupResult:
         parent: Any = None,
     ) -> None:
         self.id = group_id
-        self.results = list(results)
-        self.app = app
+        self.results: list[AsyncResult[Any] | GroupResult] = list(results)
+        self.app: ResultApp = app
         self.parent = parent
 
     def get(
@@ -289,24 +287,17 @@ class GroupResult:
 
     join = join_native = get
 
-    def __await__(self) -> Generator[Any, None, list[Any]]:
-        return self.get_async().__await__()
-
-    async def get_async(
-        self, timeout: float | None = None, *, propagate: bool = True, allow_join: bool | None = None
-    ) -> list[Any]:
-        """The same as `get` for async code: the event loop is not blocked."""
-        values = await join_async(self._flat(), timeout, propagate=propagate, allow_join=allow_join)
-        return self._nested(values)
-
     @property
     def children(self) -> "list[AsyncResult[Any] | GroupResult]":
         return self.results
 
     def save(self) -> "GroupResult":
         """Keep which results belong to the group, so that `restore` finds them by its id."""
-        self.app.backend.save_group(self.id, encode_json({"result": self.as_tuple()}))
+        self.save_in(self.app.backend)
         return self
+
+    def save_in(self, backend: Backend) -> None:
+        backend.save_group(self.id, encode_json({"result": self.as_tuple()}))
 
     @classmethod
     def restore(cls, group_id: str, *, app: ResultApp) -> "GroupResult | None":

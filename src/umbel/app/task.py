@@ -90,6 +90,20 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         self.check_arguments(args, kwargs or {})
         return self.app.send(self.name, args, kwargs or {}, options)
 
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+        """Send the call to a worker, without blocking the event loop."""
+        return await self.aapply_async(args, kwargs)
+
+    async def aapply_async(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncResult[R]:
+        """The same as `apply_async`, without blocking the event loop."""
+        self.check_arguments(args, kwargs or {})
+        return await self.app.asend(self.name, args, kwargs or {}, options)
+
     def apply(
         self,
         args: Sequence[Any] = (),

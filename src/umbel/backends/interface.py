@@ -36,6 +36,17 @@ class Addressed(Protocol):
     def reply_to(self) -> str: ...
 
 
+@runtime_checkable
+class Lasting(Protocol):
+    """A backend that can keep its connection for an event loop between two awaited calls."""
+
+    def hold_connection(self) -> None:
+        """From now on in the running loop, which must let go of it before it ends."""
+        ...
+
+    def release_connection(self) -> None: ...
+
+
 class Backend(Protocol):
     @property
     def url(self) -> str: ...
@@ -56,6 +67,11 @@ class Backend(Protocol):
     async def wait_async(
         self, task_ids: Iterable[str], timeout_s: float | None
     ) -> Mapping[str, StoredResult]: ...
+    async def read_async(
+        self, task_ids: Iterable[str], timeout_s: float | None = None
+    ) -> Mapping[str, StoredResult]:
+        """The same as `read`. Neither of the two blocks the event loop."""
+        ...
 
     def forget(self, task_ids: Iterable[str]) -> None: ...
 

@@ -99,10 +99,20 @@ class RedisBackend:
         wanted = list(dict.fromkeys(task_ids))
         if not wanted:
             return {}
-        loop = asyncio.get_running_loop()
-        if loop not in self._listeners:
-            self._listeners[loop] = Listener(self._addresses, self._keys, timeout_s=self._timeout_s)
-        return await self._listeners[loop].wait(wanted, timeout_s)
+        return await self._listener().wait(wanted, timeout_s)
+
+    async def read_async(
+        self, task_ids: Iterable[str], timeout_s: float | None = None
+    ) -> Mapping[str, StoredResult]:
+        wanted = list(dict.fromkeys(task_ids))
+        return await self._listener().read(wanted, timeout_s) if wanted else {}
+
+    def hold_connection(self) -> None:
+        self._listener().hold()
+
+    def release_connection(self) -> None:
+        self._listener().release()
+        self._pool.close()  # what the loop's threads have left idle; who blocks opens another one
 
     def forget(self, task_ids: Iterable[str]) -> None:
         keys = [self._keys.result(task_id) for task_id in task_ids]
@@ -140,6 +150,12 @@ class RedisBackend:
     def close(self) -> None:
         self._pool.close()
         self._listening.close()
+
+    def _listener(self) -> Listener:
+        loop = asyncio.get_running_loop()
+        if loop not in self._listeners:
+            self._listeners[loop] = Listener(self._addresses, self._keys, timeout_s=self._timeout_s)
+        return self._listeners[loop]
 
     def _read(self, connection: SocketConnection, task_ids: Sequence[str]) -> dict[str, StoredResult]:
         found: dict[str, StoredResult] = {}

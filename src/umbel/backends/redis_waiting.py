@@ -1,9 +1,11 @@
-"""Waiting for results on an event loop: one connection for all waiters, while there are any."""
+"""Waiting for results on an event loop: one connection for all waiters, while there are any.
+
+It is the loop's connection (`loop_links.py`), which those who send on this loop use as well.
+"""
 
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from random import random
 from typing import Any
@@ -13,6 +15,7 @@ import msgspec
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.loop_links import LoopLink, hold, release
 from umbel.errors import AccessRefused, BrokerSilent, BrokerUnavailable
 from umbel.protocol.delivery.states import PENDING, READY_STATES
 from umbel.protocol.retry import reconnect_wait_s
@@ -20,6 +23,8 @@ from umbel.wire.message import StoredResult
 from umbel.wire.values import UNREADABLE
 
 LIVELY_S = 5.0  # a wait looks again so often, which also shows whether the server is still there
+
+LOOK_S = 0.25  # who waits for less than this gets one look
 
 
 class _Status(msgspec.Struct):
@@ -44,28 +49,60 @@ def decode_results(task_ids: Sequence[str], payloads: Sequence[bytes | None]) ->
 
 class Listener:
     def __init__(self, addresses: Sequence[Address], keys: Keys, *, timeout_s: float) -> None:
+        self._addresses = addresses
         self._keys = keys
         self._timeout_s = timeout_s
-        self._bells: dict[asyncio.Event, frozenset[str]] = {}
-        self._wanted = Counter[str]()
-        self._link = Link(
-            addresses,
-            connect_timeout_s=timeout_s,
-            reply_timeout_s=timeout_s,
-            resp3=True,
-            on_push=self._heard,
-            on_lost=self._ring_all,
-        )
+        self._bells: dict[str, set[asyncio.Event]] = {}  # of those who wait for it, by the result's key
+        self._held: LoopLink | None = None
+        self._holders = 0
+
+    def hold(self) -> None:
+        """Keep the connection until `release`, with or without waiters."""
+        if self._held is None:
+            self._held = hold(self._addresses, timeout_s=self._timeout_s)
+            self._held.on_push.append(self._heard)
+            self._held.on_lost.append(self._ring_all)
+        self._holders += 1
+
+    def release(self) -> None:
+        self._holders -= 1
+        if self._held is not None and not self._holders:
+            held, self._held = self._held, None
+            held.on_push.remove(self._heard)
+            held.on_lost.remove(self._ring_all)
+            release(held)
+
+    async def read(self, task_ids: Sequence[str], timeout_s: float | None) -> dict[str, StoredResult]:
+        """Those that are there, whatever their state."""
+        keys = [self._keys.result(task_id) for task_id in task_ids]
+        self.hold()
+        try:
+            async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
+                return decode_results(task_ids, await self._link.call("MGET", *keys))
+        except TimeoutError:
+            raise self._unanswered(timeout_s) from None
+        finally:
+            self.release()
+
+    @property
+    def _link(self) -> Link:
+        assert self._held is not None, "it is held"
+        return self._held.link
+
+    def _unanswered(self, timeout_s: float | None) -> BrokerUnavailable:
+        waited_s = self._timeout_s if timeout_s is None else timeout_s
+        return BrokerUnavailable(f"Redis at {self._link.address.shown} did not answer within {waited_s:g} s")
 
     async def wait(self, task_ids: Sequence[str], timeout_s: float | None) -> dict[str, StoredResult]:
         keys = [self._keys.result(task_id) for task_id in task_ids]
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         bell = asyncio.Event()
-        self._bells[bell] = frozenset(keys)
-        self._wanted.update(keys)
+        self.hold()
+        for key in keys:
+            self._bells.setdefault(key, set()).add(bell)
         answered = False
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(None if timeout_s is None else max(timeout_s, LOOK_S)):
                 while True:
                     bell.clear()
                     found = await self._look(task_ids, keys, deadline)
@@ -76,13 +113,11 @@ class Listener:
                     await _ring(bell, min(left_s, LIVELY_S))
         except TimeoutError:
             if not answered:
-                raise BrokerUnavailable(
-                    f"Redis at {self._link.address.shown} did not answer within {timeout_s:g} s"
-                ) from None
+                raise self._unanswered(timeout_s) from None
             return {}
         finally:
-            del self._bells[bell]
-            self._leave(keys)
+            self._leave(bell, keys)
+            self.release()
 
     async def _look(
         self, task_ids: Sequence[str], keys: Sequence[str], deadline: float
@@ -109,26 +144,24 @@ class Listener:
                 found = decode_results(task_ids, payloads)
                 return {task_id: one for task_id, one in found.items() if one.status in READY_STATES}
 
-    def _leave(self, keys: Sequence[str]) -> None:
-        self._wanted.subtract(keys)
-        unwanted = [key for key in keys if not self._wanted[key]]
+    def _leave(self, bell: asyncio.Event, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._bells[key].discard(bell)
+        unwanted = [key for key in keys if not self._bells[key]]
         for key in unwanted:
-            del self._wanted[key]
-        if not self._bells:
-            self._link.close()
-        elif unwanted and self._link.is_connected:
+            del self._bells[key]
+        if unwanted and self._link.is_connected:
             self._link.send_after([("UNSUBSCRIBE", *unwanted)], ("PING",))
 
     def _heard(self, pushed: list[Any]) -> None:
         if pushed[0] == b"message":
-            key = pushed[1].decode()
-            for bell, keys in self._bells.items():
-                if key in keys:
-                    bell.set()
+            for bell in self._bells.get(pushed[1].decode(), ()):
+                bell.set()
 
     def _ring_all(self) -> None:
-        for bell in self._bells:
-            bell.set()
+        for bells in self._bells.values():
+            for bell in bells:
+                bell.set()
 
 
 async def _ring(bell: asyncio.Event, timeout_s: float) -> None:

@@ -4,22 +4,28 @@ A waiter registers its socket for the task ids, looks, and sleeps until it is po
 that is settled by a worker pokes in the same step, so `get()` returns as soon as it can.
 """
 
+import asyncio
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import Lock
 
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.chords import ChordStore, Part
 from umbel.brokers.sqlite.location import path_from_url
 from umbel.brokers.sqlite.store import Store
+from umbel.brokers.sqlite.thread import StoreThread
 from umbel.brokers.sqlite.wakeup import AsyncBell, Bell
-from umbel.errors import BadURL
+from umbel.errors import BadURL, BrokerUnavailable
 from umbel.protocol.delivery.states import READY_STATES
 from umbel.wire.message import Outgoing, StoredResult
 
 GROUP = "GROUP"  # the state of a row that says which results belong to a group
+
+LOOK_S = 0.25  # who waits for less than this gets one look at the file
 
 
 class SqliteBackend:
@@ -27,6 +33,9 @@ class SqliteBackend:
         self._url = url
         self._store = Store(replace(settings, url=url))
         self._chords = ChordStore(self._store)
+        self._starting = Lock()
+        self._thread: StoreThread | None = None
+        self._thread_of = 0  # process
 
     @property
     def url(self) -> str:
@@ -63,22 +72,53 @@ class SqliteBackend:
     async def wait_async(
         self, task_ids: Iterable[str], timeout_s: float | None
     ) -> Mapping[str, StoredResult]:
-        """As `wait`, on the event loop. Reads are short, so they need no thread."""
+        """As `wait`. The file is read in a thread; the loop waits for the poke alone."""
         wanted = list(task_ids)
-        found = self._final(wanted)
-        if found or not wanted:
-            return found
-        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        bell = AsyncBell()
+        if not wanted:
+            return {}
         try:
-            with self._watched(wanted, bell.address):
-                while True:
-                    rings = bell.rings
-                    if (found := self._final(wanted)) or time.monotonic() >= deadline:
-                        return found
-                    await bell.wait(rings, deadline - time.monotonic())
+            async with asyncio.timeout(None if timeout_s is None else max(timeout_s, LOOK_S)):
+                found = await self._beside().call(self._final, wanted)
+                return found or await self._wait_for_poke(wanted, timeout_s)
+        except TimeoutError:
+            return {}
+
+    async def read_async(
+        self, task_ids: Iterable[str], timeout_s: float | None = None
+    ) -> Mapping[str, StoredResult]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._beside().call(self.read, list(task_ids))
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"{self._store.database.path} did not answer within {timeout_s:g} s"
+            ) from None
+
+    async def _wait_for_poke(self, wanted: Sequence[str], timeout_s: float | None) -> dict[str, StoredResult]:
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        thread, bell = self._beside(), AsyncBell()
+        try:
+            if bell.address is not None:
+                await thread.call(self._store.watch_results, wanted, bell.address)
+            while True:
+                rings = bell.rings
+                found = await thread.call(self._final, wanted)
+                if found or time.monotonic() >= deadline:
+                    return found
+                await bell.wait(rings, deadline - time.monotonic())
         finally:
             bell.close()
+            if bell.address is not None:
+                thread.post(self._store.unregister, bell.address)
+
+    def _beside(self) -> StoreThread:
+        """The thread in which the file is read for event loops; a forked child has its own."""
+        with self._starting:
+            if self._thread is None or self._thread_of != os.getpid():
+                timeout_s = 3 * self._store.settings.connect_timeout_s + LOOK_S
+                self._thread = StoreThread(f"the database {self._store.database.path}", timeout_s=timeout_s)
+                self._thread_of = os.getpid()
+            return self._thread
 
     def forget(self, task_ids: Iterable[str]) -> None:
         self._store.forget_results(task_ids)
@@ -113,6 +153,11 @@ class SqliteBackend:
         self._store.forget_results([_group_row(group_id)])
 
     def close(self) -> None:
+        with self._starting:
+            thread, self._thread = self._thread, None
+        if thread is not None and self._thread_of == os.getpid():
+            thread.post(self._store.close)  # after what it has begun
+            thread.stop(cancel=False)
         self._store.close()
 
     def _final(self, task_ids: Sequence[str]) -> dict[str, StoredResult]:

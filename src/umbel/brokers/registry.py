@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from umbel.brokers.interface import Broker, BrokerSettings, Producer
+from umbel.brokers.interface import AsyncProducer, Broker, BrokerSettings, Producer
 from umbel.errors import BadURL
 
 SCHEMES = (
@@ -49,6 +49,23 @@ def open_producer(settings: BrokerSettings) -> Producer:
     from umbel.brokers.sqlite.producer import SqliteProducer
 
     return SqliteProducer(settings)
+
+
+def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
+    """For the clients of one event loop."""
+    scheme = _scheme(settings.url)
+    if scheme in _REDIS:
+        need_hiredis(settings.url)
+        from umbel.brokers.redis.async_producer import RedisAsyncProducer
+
+        return RedisAsyncProducer(settings)
+    if scheme in _AMQP:
+        from umbel.brokers.amqp.async_producer import AmqpAsyncProducer
+
+        return AmqpAsyncProducer(settings)
+    from umbel.brokers.sqlite.async_producer import SqliteAsyncProducer
+
+    return SqliteAsyncProducer(settings)
 
 
 def need_hiredis(url: str) -> None:

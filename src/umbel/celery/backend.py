@@ -40,6 +40,11 @@ class ForeignBackend:
     ) -> Mapping[str, StoredResult]:
         self._refuse()
 
+    async def read_async(
+        self, task_ids: Iterable[str], timeout_s: float | None = None
+    ) -> Mapping[str, StoredResult]:
+        self._refuse()
+
     def forget(self, task_ids: Iterable[str]) -> None:
         self._refuse()
 

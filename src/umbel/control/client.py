@@ -118,10 +118,10 @@ class Asker:
         destination: Sequence[str] | None = None,
         pattern: str | None = None,
         matcher: str | None = None,
-    ) -> None:
-        """Send a request that nobody answers."""
+    ) -> int | None:
+        """Send a request that nobody answers; how many heard it, where the broker knows."""
         request = make_request(method, arguments, destination, pattern, matcher)
-        await self._send(request, UNANSWERED_TTL_S)
+        return await self._send(request, UNANSWERED_TTL_S)
 
     async def _send(self, request: Request, ttl_s: float) -> int | None:
         self._clock += 1

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from umbel.app.canvas.chain import chain
-from umbel.app.canvas.group import chord, group
+from umbel.app.canvas.group import group
+from umbel.app.canvas.open_chord import chord
 from umbel.app.canvas.signature import Signature
 from umbel.app.results import AsyncResult, GroupResult
 from umbel.demo import tasks

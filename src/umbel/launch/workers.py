@@ -35,7 +35,7 @@ def make_worker(
     """A worker for the app. Must be called on the event loop it will run on."""
     project, name = found.project or NativeProject(found.app), node_name(node)
     settings = project.begin(settings, name)
-    of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
+    of_broker = replace(project.for_broker(settings), remembers_signatures=True)
     tasks = project.task_rules(settings)
     queues = settings.worker_queues or (settings.task_default_queue,)
     logs, served = ChildLogs(loglevel, logfile, log_json), tasks_for(project, tasks, queues)

@@ -4,14 +4,16 @@ from typing import Any
 
 from celery import Celery, chain, chord
 
+BROKER = os.environ["LEDGER_BROKER"]
 app = Celery("ledger")
 app.conf.update(
-    broker_url=os.environ["LEDGER_BROKER"],
+    broker_url=BROKER,
     result_backend=os.environ["LEDGER_RESULTS"],
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     broker_connection_retry_on_startup=True,
     worker_prefetch_multiplier=8,
+    broker_transport_options={"confirm_publish": True} if BROKER.startswith("amqp") else {},
 )
 JOURNAL = os.environ["LEDGER_JOURNAL"]
 STEP_S, WORK = 0.005, Event()

@@ -73,6 +73,15 @@ class Chain(Signature[Any]):
         """Send it; the result is that of its last step. None: it has no steps, and nothing is sent."""
         return super().apply_async(args, kwargs, **options) if self.steps else None
 
+    async def aapply_async(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Any:
+        """The same, without blocking the event loop."""
+        return await super().aapply_async(args, kwargs, **options) if self.steps else None
+
     def freeze(self, task_id: str | None = None) -> str:
         if not self.steps:
             return ""

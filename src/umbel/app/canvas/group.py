@@ -10,13 +10,14 @@ is kept in the result backend, so that the body is given a list in that place.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from umbel.app.canvas.chain import Chain
 from umbel.app.canvas.signature import Signature, listed, register_kind, signature_from
 from umbel.app.canvas.stamping import StampingVisitor, merged, stamp_links
 from umbel.app.results import AsyncResult, GroupResult
 from umbel.app.running.request import Request
+from umbel.app.sending.arranging import arrange
 from umbel.app.sending.ids import new_id
 from umbel.app.sending.options import SendOptions
 from umbel.app.sending.prepare import Prepared
@@ -65,12 +66,21 @@ class Group(Signature[list[Any]]):
         **options: Unpack[SendOptions],
     ) -> GroupResult:
         """Send all members; further arguments go first in each, further options are for each."""
-        if options.get("link") or options.get("link_error"):
-            raise TypeError("a group has no callbacks of its own: make a chord, or link its members")
-        sent = cast(GroupResult, super().apply_async(args, kwargs, **options))
-        # Its one member ends in a group: then that is the result, as Celery has it.
-        alone = sent.results[0] if len(sent) == 1 else None
-        return alone if isinstance(alone, GroupResult) else sent
+        _refuse_links(options)
+        return _outermost(super().apply_async(args, kwargs, **options))
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> GroupResult:  # type: ignore[override]
+        return await self.aapply_async(args, kwargs)
+
+    async def aapply_async(  # type: ignore[override]
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> GroupResult:
+        """The same as `apply_async`, without blocking the event loop."""
+        _refuse_links(options)
+        return _outermost(await super().aapply_async(args, kwargs, **options))
 
     def __call__(self, *args: Any, **options: Any) -> GroupResult:  # type: ignore[override]
         """Send it."""
@@ -178,6 +188,18 @@ class Group(Signature[list[Any]]):
         return f"group({', '.join(map(repr, self.members))})"
 
 
+def _refuse_links(options: SendOptions) -> None:
+    if options.get("link") or options.get("link_error"):
+        raise TypeError("a group has no callbacks of its own: make a chord, or link its members")
+
+
+def _outermost(sent: Any) -> GroupResult:
+    """If its one member ends in a group, that is the result, as Celery has it."""
+    result = cast(GroupResult, sent)
+    alone = result.results[0] if len(result) == 1 else None
+    return alone if isinstance(alone, GroupResult) else result
+
+
 _OF_THE_GROUP = frozenset({"task_id", "chain", "chord", "link", "link_error", "group_id", "group_index"})
 
 
@@ -263,7 +285,8 @@ class Chord(Signature[Any]):
         for member in self.header.members:
             member.join_chord(body)
         self._save_shape()
-        self.app.backend.start_chord(group_id, sum(member.parts() for member in self.header.members))
+        size = sum(member.parts() for member in self.header.members)
+        arrange(self.app, lambda backend: backend.start_chord(group_id, size))
         return self.header.prepare(sender=sender)
 
     def _travelling_body(self) -> SignatureMap:
@@ -279,7 +302,7 @@ class Chord(Signature[Any]):
         """Under Celery's key, as its clients do it: either kind of worker may bring the last part."""
         header: GroupResult = self.header.handle()
         if any(isinstance(one, GroupResult) for one in header):
-            header.save()
+            arrange(self.app, header.save_in)
 
     def handle(self, parent: Any = None) -> Any:
         return self.body.handle(self.header.handle(parent))
@@ -333,28 +356,6 @@ _OF_EACH = frozenset({"queue", "priority", "countdown", "eta", "expires"})
 def group(*members: Signature[Any] | Iterable[Signature[Any]]) -> Group:
     """Calls side by side; the result is the list of theirs."""
     return Group(*members)
-
-
-class OpenChord:
-    """A header that waits for its body: `chord(header)(body)` sends the two."""
-
-    def __init__(self, header: Iterable[Signature[Any]]) -> None:
-        self._header = list(header.members if isinstance(header, Group) else header)
-
-    def __call__(self, body: Signature[Any], **options: Any) -> AsyncResult[Any]:
-        return Chord(self._header, body).apply_async(**options)
-
-
-@overload
-def chord(header: Iterable[Signature[Any]], body: Signature[Any]) -> Chord: ...
-@overload
-def chord(header: Iterable[Signature[Any]], body: None = None) -> OpenChord: ...
-def chord(header: Iterable[Signature[Any]], body: Signature[Any] | None = None) -> Chord | OpenChord:
-    """Run the header's calls side by side, then the body with the list of their results.
-
-    Without a body it waits for one: `chord(header)(body)` sends both.
-    """
-    return OpenChord(header) if body is None else Chord(header, body)
 
 
 def _flattened(members: Iterable[Signature[Any] | Iterable[Signature[Any]]]) -> list[Signature[Any]]:

@@ -149,13 +149,38 @@ class Signature(Stamped, Generic[R]):
     ) -> AsyncResult[R]:
         """Send it; further arguments go first, further options on top."""
         call = self.clone(args, kwargs, **options)
-        known = self.app.tasks.get(self.task)
-        if type(call) is Signature and is_unique(known.options if known else None, call.options):
+        if call.is_unique:
             return send_unique(self.app, call.task, call.args, call.kwargs, call.options)
         call.freeze()
         self.app.publish(call.prepare(sender=current_request()))
         result: AsyncResult[R] = call.handle()
         return result
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
+        """Send it, without blocking the event loop."""
+        return await self.aapply_async(args, kwargs)
+
+    async def aapply_async(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncResult[R]:
+        """The same as `apply_async`, without blocking the event loop."""
+        app, call = self.app, self.clone(args, kwargs, **options)
+        if call.is_unique:
+            return await app.asend_unique(call.task, call.args, call.kwargs, call.options)
+        call.freeze()
+        sender = current_request()
+        await app.apublish(await app.aprepare(lambda: call.prepare(sender=sender)))
+        result: AsyncResult[R] = call.handle()
+        return result
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether it is not sent while another one like it waits or runs."""
+        known = self.app.tasks.get(self.task)
+        return type(self) is Signature and is_unique(known.options if known else None, self.options)
 
     def election(
         self, *, policy: str | None = None, expires: float | None = None, timeout: float = 0.0

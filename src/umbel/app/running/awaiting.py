@@ -48,6 +48,17 @@ class LastingLoop:
 
     def close(self) -> None:
         """Close all of them; none may be running."""
+        if (
+            self._runners and _a_loop_runs_here()
+        ):  # they ran in threads beside it, and a loop closes nowhere else
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(self._close_all).result()
+        else:
+            self._close_all()
+
+    def _close_all(self) -> None:
         while self._runners:
             self._runners.popitem()[1].close()
 

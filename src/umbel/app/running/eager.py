@@ -67,6 +67,11 @@ class EagerBackend:
     ) -> Mapping[str, StoredResult]:
         return self.wait(task_ids, timeout_s)
 
+    async def read_async(
+        self, task_ids: Iterable[str], timeout_s: float | None = None
+    ) -> Mapping[str, StoredResult]:
+        return self.read(task_ids)
+
     def forget(self, task_ids: Iterable[str]) -> None:
         for one in task_ids:
             self._results.pop(one, None)

@@ -11,7 +11,7 @@ task buffers is limited by `publish_buffer_max`; past it the task gets an error.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from random import random
 from time import monotonic, sleep
 from typing import TypeVar
@@ -28,23 +28,36 @@ log = logging.getLogger("umbel.publishing")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 
 
+class Patience:
+    """How long to go on after failures of the broker, shared by those who block and those who await."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._ends = monotonic() + timeout_s
+        self._failures = 0
+
+    def pause_s(self, error: BrokerUnavailable) -> float:
+        """How long to wait before the next attempt; raises the error if there is no use or no time."""
+        if isinstance(error, AccessRefused):
+            raise error
+        self._failures += 1
+        pause_s = reconnect_wait_s(self._failures, random(), first_s=FIRST_PAUSE_S, most_s=LONGEST_PAUSE_S)
+        left_s = self._ends - monotonic()
+        if pause_s >= left_s:
+            raise error
+        if self._failures == 1:
+            fields = {"up_to_s": round(left_s, 1), "why": str(error)}
+            log.warning("broker unavailable; waiting to publish", extra=fields)
+        return pause_s
+
+
 def patiently(work: Callable[[], T], timeout_s: float) -> T:
     """Retry while the broker is unavailable and time is left; an attempt itself may take longer."""
-    ends, failures = monotonic() + timeout_s, 0
+    patience = Patience(timeout_s)
     while True:
         try:
             return work()
-        except AccessRefused:
-            raise
         except BrokerUnavailable as error:
-            failures += 1
-            pause_s = reconnect_wait_s(failures, random(), first_s=FIRST_PAUSE_S, most_s=LONGEST_PAUSE_S)
-            left_s = ends - monotonic()
-            if pause_s >= left_s:
-                raise
-            if failures == 1:
-                fields = {"up_to_s": round(left_s, 1), "why": str(error)}
-                log.warning("broker unavailable; waiting to publish", extra=fields)
+            pause_s = patience.pause_s(error)
         sleep(pause_s)
 
 
@@ -52,20 +65,40 @@ def publish(
     producer: Producer, batch: Sequence[Outgoing], settings: Settings, request: Request | None
 ) -> bool:
     """Whether it was sent; False: it is kept until the running task ends."""
+    steps = publishing(batch, settings, request)
+    try:
+        messages, timeout_s = next(steps)
+        try:
+            patiently(lambda: producer.publish(messages), timeout_s)
+        except BrokerUnavailable as error:
+            steps.throw(error)
+        else:
+            next(steps)
+    except StopIteration as end:
+        return bool(end.value)
+    raise AssertionError("one question is asked")
+
+
+def publishing(
+    batch: Sequence[Outgoing], settings: Settings, request: Request | None
+) -> Generator[tuple[Sequence[Outgoing], float], None, bool]:
+    """What `publish` does, apart from how it waits: it says what to send within which time, and is told
+    when that failed. The last value says whether the batch was sent."""
     if request is None or request.called_directly:
-        patiently(lambda: producer.publish(batch), settings.publish_timeout_s)
+        yield batch, settings.publish_timeout_s
         return True
     # What waits goes first. Who has waited once does not wait again with every message.
-    waiting, timeout_s = request.unsent, 0.0 if request.unsent else settings.publish_timeout_s
+    waiting, timeout_s = tuple(request.unsent), 0.0 if request.unsent else settings.publish_timeout_s
     if monotonic() >= request.try_again_at:
         try:
-            patiently(lambda: producer.publish([*waiting, *batch]), timeout_s)
+            yield [*waiting, *batch], timeout_s
         except AccessRefused:
             raise
         except BrokerUnavailable as error:
             _keep(request, batch, settings.publish_buffer_max, error)
             return False
-        waiting.clear()
+        sent = set(map(id, waiting))  # other coroutines of the task may have added some, or sent these
+        request.unsent[:] = [one for one in request.unsent if id(one) not in sent]
         return True
     _keep(request, batch, settings.publish_buffer_max, None)
     return False

@@ -13,12 +13,15 @@ a task and giving the key back.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from umbel.app.results import AsyncResult
 from umbel.app.running.request import current_request
 from umbel.app.sending.options import SendOptions, check_options
+from umbel.app.sending.prepare import Prepared
 from umbel.app.sending.publish import patiently
+from umbel.brokers.interface import Capabilities
 from umbel.errors import BrokerError, NotSupported
 from umbel.wire.values import encode_json
 
@@ -28,10 +31,33 @@ if TYPE_CHECKING:
 UNIQUE_FOR_MAX_S = 30 * 86_400.0
 
 
-def send_unique(
+@dataclass(frozen=True, slots=True)
+class UniqueCall:
+    """A call with its key, before anybody knows whether it will be sent."""
+
+    app: "SendingApp"
+    key: str
+    ttl_s: float
+    prepared: Prepared
+
+    @property
+    def result(self) -> AsyncResult[Any]:
+        return self.result_of(self.prepared.task_id)
+
+    def result_of(self, holder: str) -> AsyncResult[Any]:
+        prepared = self.prepared
+        return AsyncResult(holder, app=self.app, ignored=prepared.ignores_result, types=prepared.types)
+
+    def check(self, capabilities: Capabilities) -> None:
+        if not capabilities.unique:
+            raise NotSupported(
+                f"task {self.prepared.task!r} cannot be unique: {capabilities.reasons['unique']}"
+            )
+
+
+def unique_call(
     app: "SendingApp", name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
-) -> AsyncResult[Any]:
-    """Send it, unless it waits or runs already; the result of the one that does."""
+) -> UniqueCall:
     check_options(options)
     ttl_s = _time_of(app, name, options)
     key = key_of(name, args, kwargs, options.get("unique_key"))
@@ -39,25 +65,29 @@ def send_unique(
     prepared = app.prepare(
         name, args, kwargs, cast(SendOptions, {**stated, "unique_token": key}), sender=current_request()
     )
-    result: AsyncResult[Any] = AsyncResult(
-        prepared.task_id, app=app, ignored=prepared.ignores_result, types=prepared.types
-    )
+    return UniqueCall(app, key, ttl_s, prepared)
+
+
+def send_unique(
+    app: "SendingApp", name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+) -> AsyncResult[Any]:
+    """Send it, unless it waits or runs already; the result of the one that does."""
+    call = unique_call(app, name, args, kwargs, options)
     if app.eager_backend is not None:  # it has ended before it could be sent again
-        app.publish([prepared])
-        return result
-    producer, timeout_s = app.producer, app.settings.publish_timeout_s
-    if not producer.capabilities.unique:
-        raise NotSupported(f"task {name!r} cannot be unique: {producer.capabilities.reasons['unique']}")
-    holder = patiently(lambda: producer.hold_unique(key, result.id, ttl_s=ttl_s), timeout_s)
-    if holder != result.id:
-        return AsyncResult(holder, app=app, ignored=prepared.ignores_result, types=prepared.types)
+        app.publish([call.prepared])
+        return call.result
+    producer, timeout_s, task_id = app.producer, app.settings.publish_timeout_s, call.prepared.task_id
+    call.check(producer.capabilities)
+    holder = patiently(lambda: producer.hold_unique(call.key, task_id, ttl_s=call.ttl_s), timeout_s)
+    if holder != task_id:
+        return call.result_of(holder)
     try:
-        app.publish([prepared])
+        app.publish([call.prepared])
     except BrokerError:
         with suppress(BrokerError):  # then its time frees it
-            producer.release_unique([(key, result.id)])
+            producer.release_unique([(call.key, task_id)])
         raise
-    return result
+    return call.result
 
 
 def key_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: str | None) -> str:

@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
-from umbel.brokers.amqp import dead_letters, envelope, locks, outbox, signatures, topology, verdicts
+from umbel.brokers.amqp import dead_letters, locks, outbox, signatures, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
+from umbel.brokers.amqp.consumer import Arrived, Consumer
 from umbel.brokers.amqp.coordination import AmqpCoordination
 from umbel.brokers.amqp.event_log import EventLog
 from umbel.brokers.amqp.outbox import Post
@@ -25,6 +26,7 @@ from umbel.brokers.amqp.subscription import AmqpSubscription
 from umbel.brokers.evidence import Evidence
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
+    Ack,
     Broadcast,
     BrokerSettings,
     Capabilities,
@@ -43,6 +45,7 @@ from umbel.brokers.interface import (
     Verdict,
 )
 from umbel.brokers.links import unheard
+from umbel.brokers.refusals import unbound
 from umbel.clock import cluster_now
 from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
@@ -146,8 +149,26 @@ class AmqpBroker:
             claims.put_back(taken)
             raise
         deliveries = claims.deliver(owner, taken)
+        if self._settings.remembers_signatures:
+            deliveries = await self._each_once(session, taken, deliveries)
         news = revokes.after(revoked_after, cluster_now())
         return Claim(deliveries, news, revokes.cursor, lease_ended=not claims.renew(owner))
+
+    async def _each_once(
+        self, session: Session, taken: Sequence[tuple[Consumer, Arrived]], deliveries: list[Delivery]
+    ) -> list[Delivery]:
+        """Without those that their client sent again because it did not know of the first."""
+        arrived = [one for _, one in taken]
+        try:
+            copies = await signatures.sent_twice(session, arrived, deliveries, cluster_now())
+        except BaseException:
+            session.claims.take_back(deliveries, taken)
+            raise
+        if not copies:
+            return deliveries
+        log.info("message sent twice; it runs once", extra={"count": len(copies)})
+        await self.settle([Ack(tag) for tag in copies])
+        return [one for one in deliveries if one.tag not in copies]
 
     def _usable(self, queues: Sequence[str]) -> Sequence[str]:
         """Those that were not refused a moment ago; all, if each was."""
@@ -230,7 +251,13 @@ class AmqpBroker:
             parked, consumer.early = consumer.early, []
             early = [Outgoing(consumer.queue, one.message, one.mark.due) for one in parked]
             posts = [
-                outbox.task(outgoing, session.queues, cluster_now(), ran=one.mark.ran or one.redelivered)
+                outbox.task(
+                    outgoing,
+                    session.queues,
+                    cluster_now(),
+                    ran=one.mark.ran or one.redelivered,
+                    once=one.mark.once,
+                )
                 for outgoing, one in zip(early, parked, strict=True)
             ]
             try:
@@ -288,23 +315,23 @@ class AmqpBroker:
         if ttl_s <= 0:  # RabbitMQ would still deliver it to waiting consumers
             return None
         session = await self._sessions.get()
-        posts = [
-            Post(one.routing_key, envelope.encode_broadcast(one, ttl_s), one.body, exchange=one.exchange)
-            for one in batch
-        ]
+        posts = [outbox.broadcast(one, ttl_s, ask_who_hears=True) for one in batch]
         try:
-            await self._fan_out(session, posts)
+            return await self._fan_out(session, posts)
         except ChannelClosed as refused:
             if refused.code != ChannelClosed.NOT_FOUND:
                 raise
             session.publisher.exchanges.clear()  # deleted by somebody
-            await self._fan_out(session, posts)
-        return None
+            return await self._fan_out(session, posts)
 
-    async def _fan_out(self, session: Session, posts: Sequence[Post]) -> None:
+    async def _fan_out(self, session: Session, posts: Sequence[Post]) -> int | None:
         for name in {post.exchange for post in posts} - session.publisher.exchanges:
             await session.publisher.declare(topology.exchange(name))
-        await session.publisher.send(posts)
+        refused = await session.publisher.try_send(posts)
+        reached_nobody = [place for place, why in refused.items() if why == unbound(*posts[place].route)]
+        if len(reached_nobody) < len(refused):
+            raise outbox.refusal(refused, posts)
+        return 0 if posts and len(reached_nobody) == len(posts) else None
 
     @asynccontextmanager
     async def subscribe(

@@ -8,7 +8,7 @@ send heartbeats: a link that hears nothing for two of them is dead, whatever the
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any, cast
@@ -186,15 +186,26 @@ class Link(asyncio.BufferedProtocol):
         self.on_end(error)
 
 
+Routes = Callable[[], Iterable[tuple[str, str]]]
+"""Exchange and routing key of each message of a batch; asked for only when one comes back."""
+
+
 class Confirmation:
-    """The messages of one batch that the server has not confirmed yet."""
+    """One batch: what the server has not confirmed yet, what it refused, what no queue took.
 
-    __slots__ = ("first", "future", "missing", "refused")
+    A returned message has no number, but its exchange and routing key, and it comes before the
+    confirmation of its batch. So batches that are under way together get back what is theirs.
+    """
 
-    def __init__(self, first: int, missing: int) -> None:
+    __slots__ = ("_out", "_routes", "first", "future", "missing", "refused", "returned")
+
+    def __init__(self, first: int, missing: int, routes: Routes) -> None:
         self.first = first  # the number of the batch's first message on its channel
         self.missing = missing
         self.refused: list[int] = []  # places in the batch
+        self.returned: list[Incoming] = []  # mandatory messages that no queue took
+        self._routes = routes
+        self._out: Counter[tuple[str, str]] | None = None
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def settle(self, number: int, *, accepted: bool) -> None:
@@ -203,6 +214,22 @@ class Confirmation:
             self.refused.append(number - self.first)
         if not self.missing and not self.future.done():
             self.future.set_result(None)
+
+    def takes_back(self, incoming: Incoming) -> bool:
+        """Whether it is one of these, of which not all came back already."""
+        if self._out is None:
+            self._out = Counter(self._routes())
+        route = route_of(incoming)
+        if not self._out[route]:
+            return False
+        self._out[route] -= 1
+        self.returned.append(incoming)
+        return True
+
+
+def route_of(returned: Incoming) -> tuple[str, str]:
+    _, _, exchange, routing_key = returned.fields
+    return exchange, routing_key
 
 
 class Channel:
@@ -214,7 +241,6 @@ class Channel:
         self.error: BrokerError | None = None
         self.on_delivery: Callable[[Incoming], None] = _drop
         self.on_end: Callable[[BrokerError], None] = _drop
-        self.returned: list[Incoming] = []  # mandatory messages that no queue took
         self._calls: deque[asyncio.Future[Incoming]] = deque()
         self._published = 0
         self._unconfirmed: dict[int, Confirmation] = {}
@@ -242,12 +268,12 @@ class Channel:
             raise self.error
         self.link.send(data)
 
-    async def publish(self, frames: Iterable[bytes]) -> list[int]:
-        """Publish messages and wait until the server has answered for all; places of those it refused."""
+    async def publish(self, frames: Iterable[bytes], routes: Routes) -> Confirmation:
+        """Publish messages and wait until the server has answered for all."""
         batch = list(frames)
+        confirmation = Confirmation(self._published + 1, len(batch), routes)
         if not batch:
-            return []
-        confirmation = Confirmation(self._published + 1, len(batch))
+            return confirmation
         self.send(b"".join(batch))
         for _ in batch:
             self._published += 1
@@ -262,7 +288,7 @@ class Channel:
             raise BrokerUnavailable(
                 f"RabbitMQ at {self.link.location} does not accept messages: {why}"
             ) from None
-        return confirmation.refused
+        return confirmation
 
     async def close(self) -> None:
         if self.error is None:
@@ -288,7 +314,7 @@ class Channel:
         elif method == Method.CHANNEL_FLOW:
             self.send(encode_method(self.number, Method.CHANNEL_FLOW_OK, incoming.fields[0]))
         elif method == Method.BASIC_RETURN:
-            self.returned.append(incoming)
+            any(one.takes_back(incoming) for one in dict.fromkeys(self._unconfirmed.values()))
         elif self._calls:
             future = self._calls.popleft()
             if not future.done():
@@ -327,7 +353,8 @@ async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, n
     """Connect and log in; raises BrokerUnavailable, with one line that says what to do."""
     loop = asyncio.get_running_loop()
     handshake = Handshake(location, heartbeat_s=heartbeat_s, name=name)
-    context = location.tls_context()
+    # It reads the files of certificates.
+    context = await asyncio.to_thread(location.tls_context) if location.tls else None
     link = Link(location, handshake)
     try:
         async with asyncio.timeout(timeout_s):

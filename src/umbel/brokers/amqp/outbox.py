@@ -13,12 +13,21 @@ from msgspec.structs import replace
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.declared import TaskQueues
-from umbel.brokers.amqp.envelope import LETTER_HEADER, NO_MARK, TRANSIENT, Mark, encode
+from umbel.brokers.amqp.envelope import (
+    LETTER_HEADER,
+    NO_MARK,
+    TRANSIENT,
+    Mark,
+    encode,
+    encode_broadcast,
+)
 from umbel.brokers.amqp.frames import encode_publish
 from umbel.brokers.amqp.records import LogEntry, encode_record
 from umbel.brokers.amqp.table import Properties, encode_properties
 from umbel.brokers.amqp.topology import Exchange, Queue
+from umbel.brokers.interface import Broadcast
 from umbel.errors import BrokerRefused, WireError
+from umbel.wire.control import REQUEST_EXCHANGE
 from umbel.wire.message import Message, Outgoing, StoredResult
 
 REASON, QUEUE, STARTS, BURIED_AT = "umbel-reason", LETTER_HEADER, "umbel-starts", "umbel-buried"
@@ -47,6 +56,10 @@ class Post:
         return self.key if self.via is None else f"{self.exchange}/{self.key}"
 
     @property
+    def route(self) -> tuple[str, str]:
+        return self.exchange, self.key
+
+    @property
     def needs(self) -> str:
         """What must be there for it, by a name that queues and exchanges do not share."""
         return self.via.name if self.via is not None else f"queue {self.queue.name if self.queue else ''}"
@@ -58,14 +71,23 @@ class Post:
         )
 
 
-def task(outgoing: Outgoing, queues: TaskQueues, now: float, *, ran: bool = False) -> Post:
+def broadcast(one: Broadcast, ttl_s: float, *, ask_who_hears: bool = False) -> Post:
+    """`ask_who_hears`: the server then says of a control request that nobody listens for any."""
+    via = topology.exchange(one.exchange) if ask_who_hears and one.exchange == REQUEST_EXCHANGE else None
+    properties = encode_broadcast(one, ttl_s)
+    return Post(one.routing_key, properties, one.body, exchange=one.exchange, via=via)
+
+
+def task(
+    outgoing: Outgoing, queues: TaskQueues, now: float, *, ran: bool = False, once: bool = False
+) -> Post:
     delay_s, message = outgoing.not_before - now, outgoing.message
     if outgoing.exchange:
-        return _by_exchange(outgoing, queues, Mark(outgoing.not_before if delay_s > 0 else 0.0, ran))
+        return _by_exchange(outgoing, queues, Mark(outgoing.not_before if delay_s > 0 else 0.0, ran, once))
     if delay_s <= 0:
-        mark = Mark(ran=True) if ran else NO_MARK
+        mark = Mark(0.0, ran, once) if ran or once else NO_MARK
         return Post(outgoing.queue, encode(message, mark), message.body, queues.queue(outgoing.queue))
-    properties = encode(message, Mark(outgoing.not_before, ran))
+    properties = encode(message, Mark(outgoing.not_before, ran, once))
     step_ms = topology.delay_step_ms(delay_s)
     if step_ms is None:  # the claiming worker waits these few milliseconds
         return Post(outgoing.queue, properties, message.body, queues.queue(outgoing.queue))
@@ -82,8 +104,8 @@ def _by_exchange(outgoing: Outgoing, queues: TaskQueues, mark: Mark) -> Post:
     return Post(outgoing.routing_key, properties, message.body, exchange=outgoing.exchange, via=via)
 
 
-def tasks(batch: Sequence[Outgoing], queues: TaskQueues, now: float) -> list[Post]:
-    return [task(outgoing, queues, now, ran=outgoing.redelivered) for outgoing in batch]
+def tasks(batch: Sequence[Outgoing], queues: TaskQueues, now: float, *, once: bool = False) -> list[Post]:
+    return [task(outgoing, queues, now, ran=outgoing.redelivered, once=once) for outgoing in batch]
 
 
 def dead_letter(queue: str, message: Message, reason: str, starts: int, now: float) -> Post:

@@ -13,7 +13,7 @@ from time import monotonic, sleep, time
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from umbel.brokers.amqp import envelope, outbox, topology
+from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.declared import TaskQueues
@@ -77,10 +77,7 @@ class AmqpProducer:
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
         if ttl_s <= 0:
             return
-        posts = [
-            Post(one.routing_key, envelope.encode_broadcast(one, ttl_s), one.body, exchange=one.exchange)
-            for one in batch
-        ]
+        posts = [outbox.broadcast(one, ttl_s) for one in batch]
         with self._ready() as link:
             for name in {one.exchange for one in batch}:
                 self._declare(link, topology.exchange(name))

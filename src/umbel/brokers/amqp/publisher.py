@@ -6,18 +6,19 @@ cannot be declared refuses its messages, a full one (`reject-publish`) answers e
 over the server's size limit closes its channel, so large ones are sent alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.declared import mismatch
-from umbel.brokers.amqp.frames import encode_publish
-from umbel.brokers.amqp.link import Channel, Link
+from umbel.brokers.amqp.frames import Incoming, encode_publish
+from umbel.brokers.amqp.link import Channel, Link, route_of
 from umbel.brokers.amqp.outbox import Post, Refusals, refusal
 from umbel.brokers.amqp.refusals import FULL, ChannelClosed, closed_publish
 from umbel.brokers.amqp.topology import Call, Exchange, Queue
 from umbel.brokers.refusals import unbound
 from umbel.errors import BrokerRefused, WireError
 
+DELETED_AGAIN = "its queue was deleted twice while publishing"
 ALONE_BYTES = 8 * 1024 * 1024  # the smallest limit that a RabbitMQ has by default is 16 MiB
 
 
@@ -124,10 +125,11 @@ class Publisher:
             except WireError as error:  # a name that is too long
                 refused[place] = str(error)
         sent = list(frames)
-        for nacked in await channel.publish(frames.values()):
+        done = await channel.publish(frames.values(), lambda: [posts[place].route for place in sent])
+        for nacked in done.refused:
             refused[sent[nacked]] = FULL
-        if channel.returned:
-            await self._send_again(channel, posts, places, refused)
+        if done.returned:
+            refused |= await self._send_again(channel, done.returned, {place: posts[place] for place in sent})
 
     async def _open_channel(self) -> Channel:
         if self._channel is None or self._channel.error is not None:
@@ -135,24 +137,27 @@ class Publisher:
         return self._channel
 
     async def _send_again(
-        self, channel: Channel, posts: Sequence[Post], places: Sequence[int], refused: Refusals
-    ) -> None:
-        returned, channel.returned = channel.returned, []
-        unroutable = {(one.fields[2], one.fields[3]) for one in returned if one.fields[2]}
-        returned = [one for one in returned if not one.fields[2]]
-        wanted = {posts[place].key: posts[place].queue for place in places}
-        for key in {incoming.fields[3] for incoming in returned}:
+        self, channel: Channel, returned: Sequence[Incoming], posts: Mapping[int, Post]
+    ) -> Refusals:
+        """Declare the queues that are missing and send what was for them; why the others go nowhere."""
+        routes = {route_of(one) for one in returned}
+        unroutable = {route for route in routes if route[0]}
+        again = [one for one in returned if not route_of(one)[0]]
+        wanted = {post.key: post.queue for post in posts.values()}
+        for _, key in routes - unroutable:
             self.declared.discard(key)
             if (queue := wanted.get(key)) is not None:
                 await self.declare(queue)
-        await channel.publish(
-            encode_publish(channel.number, "", one.fields[3], one.properties, one.body, mandatory=True)
-            for one in returned
+        done = await channel.publish(
+            (
+                encode_publish(channel.number, *route_of(one), one.properties, one.body, mandatory=True)
+                for one in again
+            ),
+            lambda: map(route_of, again),
         )
-        lost, channel.returned = {one.fields[3] for one in channel.returned}, []
-        for place in places:
-            post = posts[place]
-            if (post.exchange, post.key) in unroutable:
-                refused[place] = unbound(post.exchange, post.key)
-            elif post.via is None and post.key in lost:
-                refused[place] = "its queue was deleted twice while publishing"
+        lost = {route_of(one) for one in done.returned}
+        return {
+            place: unbound(*post.route) if post.route in unroutable else DELETED_AGAIN
+            for place, post in posts.items()
+            if post.route in unroutable or post.route in lost
+        }

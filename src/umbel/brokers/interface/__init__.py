@@ -2,7 +2,8 @@
 
 A broker has two faces. `Broker` is asynchronous and belongs to one worker process: it claims,
 settles, listens. `Producer` is synchronous, safe to share between threads and to use after a
-fork: it is what clients and running tasks publish with.
+fork: it is what clients and running tasks publish with. `AsyncProducer` is the same for clients on an
+event loop.
 
 `Broker` is made of six narrower Protocols, a file each. Who needs one of them names that one.
 
@@ -48,13 +49,22 @@ from umbel.brokers.interface.messages import (
     Tag,
     Verdict,
 )
-from umbel.brokers.interface.producer import Producer
+from umbel.brokers.interface.producer import (
+    BATCH_MAX,
+    SENT_REMEMBERED_S,
+    AsyncProducer,
+    Attempt,
+    Producer,
+)
 from umbel.brokers.interface.queues import DEAD_LETTER_PEEK_MAX, DeadLetter, Depth, Queues
 from umbel.brokers.interface.settings import DEFAULT_LEASE_S, BrokerSettings
 from umbel.brokers.transport import Capabilities
 
 __all__ = [
     "Ack",
+    "AsyncProducer",
+    "Attempt",
+    "BATCH_MAX",
     "Broadcast",
     "Broker",
     "BrokerConnection",
@@ -82,6 +92,7 @@ __all__ = [
     "Refused",
     "Replaced",
     "Return",
+    "SENT_REMEMBERED_S",
     "Settled",
     "Spend",
     "Started",

@@ -28,7 +28,10 @@ class FanOut(BrokerInfo, Protocol):
     """Sends to all who listen, and listens."""
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
-        """How many subscriptions heard it, where the broker counts them; else None."""
+        """How many subscriptions heard it, where the broker counts them; else None.
+
+        One that does not count may still know of a control request that nobody heard it.
+        """
         ...
 
     def subscribe(

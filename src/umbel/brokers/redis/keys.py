@@ -46,6 +46,7 @@ Ours, which Celery does not know:
     umbel.revokes.cursor         string  the last cursor given
     umbel.askers.<exchange>      zset    binding of a reply queue -> until when its asker is believed
     umbel.unique.<key>           string  the id of the unique task that holds the key; gone with its time
+    umbel.sent.<task id>         string  an awaiting client published it; gone after five minutes
     umbel.signature.<mark>       string  owner NL field of the claim whose message used it; "": that has ended
     umbel.recorders              hash    recorder -> offset it has acknowledged
     umbel.events                 stream  the event log; the ids are "<offset>-0": at, key, body

@@ -206,7 +206,8 @@ class Link:
 
         if address.path:
             return (await loop.create_unix_connection(make, address.path))[1]
-        context = address.tls_context()
+        # It reads the files of certificates.
+        context = await asyncio.to_thread(address.tls_context) if address.tls else None
         return (await loop.create_connection(make, address.host, address.port, ssl=context))[1]
 
 

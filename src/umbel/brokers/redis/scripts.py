@@ -23,6 +23,7 @@ _PARTS = {
     "reconcile": ("marks", "returning", "reconcile"),
     "depths": ("marks", "depths"),
     "publish": ("marks", "publish"),
+    "publish_once": ("publish_once",),
     "bury": ("marks", "bury"),
     "requeue": ("requeue",),
     "revoke": ("revoke",),

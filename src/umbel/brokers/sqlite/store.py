@@ -32,6 +32,7 @@ from umbel.brokers.sqlite import (
     results,
     revokes,
     signatures,
+    uniques,
     verdicts,
     waiters,
 )
@@ -77,8 +78,20 @@ class Store:
         try:
             self._publish(batch)
         except (BrokerRefused, ValueError, OverflowError) as error:
-            queues = ", ".join(sorted({repr(one.queue) for one in batch}))
-            raise BrokerRefused(f"not sent to {queues}: {refusals.reason(error)}") from error
+            raise _not_sent(batch, error) from error
+
+    def publish_once(self, batch: Sequence[Outgoing], *, remembered_s: float) -> None:
+        """The same without the messages whose ids were published this way within the time."""
+        try:
+            with self.database.write(durable=True) as db:
+                now_s = self.clock.wall_s()
+                until = now_s + remembered_s
+                new = [one for one in batch if uniques.take(db, *_sent(one), now_s, until)]
+                queues = messages.insert(db, new, now_s)
+                awake = waiters.addresses(db, map(waiters.queue, queues))
+        except (BrokerRefused, ValueError, OverflowError) as error:
+            raise _not_sent(batch, error) from error
+        self.poke(awake)
 
     def _publish(self, batch: Sequence[Outgoing]) -> None:
         if len(batch) == 1 and not batch[0].not_before and not batch[0].redelivered:
@@ -337,3 +350,14 @@ class Store:
             return False
         self._lost_checked_at = boot_s
         return True
+
+
+def _sent(outgoing: Outgoing) -> tuple[str, str]:
+    """The key under which it is remembered that this was sent, and its task."""
+    task_id = outgoing.message.correlation_id
+    return f"sent/{task_id}", task_id
+
+
+def _not_sent(batch: Sequence[Outgoing], error: Exception) -> BrokerRefused:
+    queues = ", ".join(sorted({repr(one.queue) for one in batch}))
+    return BrokerRefused(f"not sent to {queues}: {refusals.reason(error)}")

@@ -53,6 +53,6 @@ class StoreThread:
         if not done.cancelled() and done.exception() is None:
             abandoned(done.result())
 
-    def stop(self) -> None:
-        """Take no more calls; what has begun ends by itself."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+    def stop(self, *, cancel: bool = True) -> None:
+        """Take no more calls; what has begun ends by itself, and so do those that wait unless cancelled."""
+        self._executor.shutdown(wait=False, cancel_futures=cancel)

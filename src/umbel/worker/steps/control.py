@@ -7,7 +7,7 @@ its own. The step stops after the tasks have: a worker that drains still answers
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,7 @@ class Control(Step):
         figures: MailboxFigures,
         *,
         members: Callable[[], Sequence[Known]],
+        before_listening: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__()
         self._context = context
@@ -49,6 +50,7 @@ class Control(Step):
         self._clock = clock
         self._figures = figures
         self._members = members
+        self._before_listening = before_listening
         self.panel: Panel = builtin_panel()
         self.panel.include(context.settings.control_commands)
         self.mailbox = Mailbox(
@@ -62,6 +64,7 @@ class Control(Step):
         if not capabilities.fanout:
             log.warning("remote control disabled: %s", capabilities.why_not("fanout"))
             return
+        await self._before_listening()
         opened = self._start_green() if self._has_own_thread() else self._start_shared()
         try:
             async with asyncio.timeout(OPEN_S):

@@ -4,13 +4,14 @@ It starts after the broker's record of revoked tasks was read and before any tas
 embedded broker's nodes share that record and the cluster's clock, so there nobody is waited for.
 Celery's nodes know no record: where they can be, a node waits for its peers' answers up to
 `mingle_wait_s`, and less as soon as all have answered that anybody knows of, or that heard it,
-which Redis counts. What Celery's nodes know to be revoked goes into the record, and so reaches
-the nodes that are down.
+which Redis counts. A node that begins alone, which RabbitMQ can tell as well, takes tasks at once.
+What Celery's nodes know to be revoked goes into the record, and so reaches the nodes that are down.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from time import time
 from typing import Any
 
@@ -64,8 +65,16 @@ class Mingle(Step):
         self._gossip = gossip
         self._heard_time = heard_time
         self._revoked = tasks.revoked
+        self._began_alone = False
         self._is_due = False  # something may have been missed since the last hello
         self._saying = asyncio.Lock()
+
+    async def look_around(self) -> None:
+        """Before this node listens: does anybody? Asked with a request to itself, which nobody else heeds."""
+        if not self._context.settings.without_mingle:
+            with suppress(BrokerError):
+                heard = await self._asker.tell("ping", destination=[self._context.identity.node])
+                self._began_alone = heard == 0
 
     async def start(self) -> None:
         capabilities = self._cluster.capabilities
@@ -82,7 +91,7 @@ class Mingle(Step):
             outages.on_end(self._say_again)
         self._tasks.before_taking(self._catch_up)
         await self._tasks.revokes.read()
-        if capabilities.transport in ONLY_OURS:
+        if capabilities.transport in ONLY_OURS or self._began_alone:
             self.run_in_background(self._begin(BACKGROUND_WAIT_S))
         else:
             await self._begin(self._context.settings.mingle_wait_s)

@@ -1,0 +1,152 @@
+"""EventFeed: the events of tasks as they happen, for the clients of one event loop.
+
+All who listen share one subscription, on a connection of its own: it opens with the first and ends with the
+last. Each has a queue of EVENTS_MAX events; one that is not read loses its oldest.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
+
+from umbel.brokers.interface import Broker, BrokerSettings
+from umbel.brokers.registry import open_broker
+from umbel.errors import ResultTimeout, WireError
+from umbel.events.stamp import EVENT_EXCHANGE
+from umbel.protocol.delivery.states import FAILURE, REVOKED, SUCCESS
+from umbel.wire.event import decode_events
+
+EVENTS_MAX = 1000
+LAST_WORD_S = 0.5  # so long an ended task is given to tell that it ended
+_ENDINGS = {SUCCESS: "task-succeeded", FAILURE: "task-failed", REVOKED: "task-revoked"}
+_FINAL = frozenset({*_ENDINGS.values(), "task-rejected"})
+
+Event = dict[str, Any]
+
+
+class Heard:
+    """The events of one task that were heard and not read yet."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self._arrived = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        self._arrived.set()
+
+    async def next(self) -> Event:
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._events.popleft()
+
+
+class EventFeed:
+    """For one loop. `broker_settings` are those of the app's broker."""
+
+    def __init__(self, broker_settings: Callable[[], BrokerSettings]) -> None:
+        self._broker_settings = broker_settings
+        self._listening: dict[str, set[Heard]] = {}
+        self._opening = asyncio.Lock()
+        self._receiving: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def listen(self, task_id: str) -> AsyncIterator[Heard]:
+        heard = Heard()
+        async with self._opening:
+            self._listening.setdefault(task_id, set()).add(heard)
+            try:
+                if self._receiving is None or self._receiving.done():
+                    await self._begin()
+            except BaseException:
+                self._leave(task_id, heard)
+                raise
+        try:
+            yield heard
+        finally:
+            self._leave(task_id, heard)
+            if not self._listening:
+                await self.close()
+
+    async def close(self) -> None:
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            receiving.cancel()
+            await asyncio.wait([receiving])
+
+    def _leave(self, task_id: str, heard: Heard) -> None:
+        listening = self._listening[task_id]
+        listening.discard(heard)
+        if not listening:
+            del self._listening[task_id]
+
+    async def _begin(self) -> None:
+        broker = await asyncio.to_thread(open_broker, self._broker_settings())
+        began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._receiving = asyncio.create_task(self._receive(broker, began))
+        await asyncio.wait([self._receiving, began], return_when=asyncio.FIRST_COMPLETED)
+        if self._receiving.done():
+            self._receiving.result()
+
+    async def _receive(self, broker: Broker, began: asyncio.Future[None]) -> None:
+        try:
+            await broker.open()
+            async with broker.subscribe(EVENT_EXCHANGE, ["task.#"]) as subscription:
+                began.set_result(None)
+                async for broadcast in subscription:
+                    self._take(broadcast.body)
+        finally:
+            await broker.close()
+
+    def _take(self, body: bytes) -> None:
+        with suppress(WireError):  # whoever sent that, it is no event of a task of ours
+            for event in decode_events(body):
+                for heard in self._listening.get(str(event.get("uuid")), ()):
+                    heard.put(event)
+
+
+async def events_of(
+    task_id: str,
+    listen: Callable[[str], AbstractAsyncContextManager[Heard]],
+    wait_for_end: Callable[[], Awaitable[str]],
+    timeout_s: float | None,
+) -> AsyncIterator[Event]:
+    """The events of the task until it has ended. If the last one was not heard, the result tells it."""
+    loop = asyncio.get_running_loop()
+    deadline = None if timeout_s is None else loop.time() + timeout_s
+    async with listen(task_id) as heard:
+        ended = asyncio.ensure_future(wait_for_end())
+        try:
+            while True:
+                event = await _next(heard, ended, deadline, f"{task_id} did not end within {timeout_s} s")
+                if event is None:
+                    status = ended.result()
+                    yield {"type": _ENDINGS.get(status, "task-failed"), "uuid": task_id, "state": status}
+                    return
+                yield event
+                if event["type"] in _FINAL:
+                    return
+        finally:
+            ended.cancel()
+            await asyncio.wait([ended])
+
+
+async def _next(
+    heard: Heard, ended: asyncio.Future[str], deadline: float | None, too_late: str
+) -> Event | None:
+    """The next event; None: the task has ended, and nothing more is heard of it."""
+    coming = asyncio.ensure_future(heard.next())
+    try:
+        async with asyncio.timeout_at(deadline):
+            both: set[asyncio.Future[Any]] = {coming, ended}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                await asyncio.wait([coming], timeout=LAST_WORD_S)
+    except TimeoutError:
+        raise ResultTimeout(f"task {too_late}") from None
+    finally:
+        if not coming.done():
+            coming.cancel()
+    return coming.result() if coming.done() and not coming.cancelled() else None

@@ -1,0 +1,86 @@
+"""Publishing without blocking: the decisions of `sending/publish.py`, awaited.
+
+A send has `publish_timeout_s` for all of it: its turn, the connection, the answer. What fails before
+anything was written to the broker is tried again until then. After that the outcome is unknown: a broker that
+knows what it was sent gets it again, elsewhere the sender is told at once (`SendUnknown`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from umbel.app.aio.clients import LoopClient
+from umbel.app.configuration.settings import Settings
+from umbel.app.running.request import Request
+from umbel.app.sending.publish import Patience, publishing
+from umbel.brokers.interface import BATCH_MAX, Attempt
+from umbel.errors import BrokerUnavailable, SendUnknown, TooLarge
+from umbel.wire.message import Outgoing
+
+T = TypeVar("T")
+
+
+async def publish(
+    client: LoopClient, batch: Sequence[Outgoing], settings: Settings, request: Request | None
+) -> bool:
+    """Whether it was sent; False: it is kept until the running task ends."""
+    if len(batch) > BATCH_MAX:
+        raise TooLarge(
+            f"{len(batch)} messages in one step, over the limit of {BATCH_MAX}; send them in parts"
+        )
+    steps = publishing(batch, settings, request)
+    try:
+        messages, timeout_s = next(steps)
+        try:
+            await _send(client, messages, timeout_s or settings.connect_timeout_s, patience_s=timeout_s)
+        except BrokerUnavailable as error:
+            steps.throw(error)
+        else:
+            next(steps)
+    except StopIteration as end:
+        return bool(end.value)
+    raise AssertionError("one question is asked")
+
+
+async def patiently(work: Callable[[], Awaitable[T]], timeout_s: float, what: str) -> T:
+    """Retry while the broker is unavailable and time is left; it ends in time."""
+    patience = Patience(timeout_s)
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    return await work()
+                except BrokerUnavailable as error:
+                    pause_s = patience.pause_s(error)
+                await asyncio.sleep(pause_s)
+    except TimeoutError:
+        raise BrokerUnavailable(f"{what}: no answer within {timeout_s:g} s") from None
+
+
+async def _send(
+    client: LoopClient, batch: Sequence[Outgoing], timeout_s: float, *, patience_s: float
+) -> None:
+    attempt, patience = Attempt(), Patience(patience_s)
+    try:
+        async with asyncio.timeout(timeout_s), client.gate.room(batch):
+            producer = await client.producer()
+            while True:
+                try:
+                    return await producer.publish(batch, attempt)
+                except BrokerUnavailable as error:
+                    if attempt.is_out and not producer.repeats:
+                        raise
+                    pause_s = patience.pause_s(error)
+                await asyncio.sleep(pause_s)
+    except TimeoutError:
+        if not attempt.is_out:
+            raise BrokerUnavailable(f"the broker could not be reached within {timeout_s:g} s") from None
+        raise _unknown(batch, f"the broker did not answer within {timeout_s:g} s") from None
+    except BrokerUnavailable as error:
+        if not attempt.is_out:
+            raise
+        raise _unknown(batch, str(error)) from error
+
+
+def _unknown(batch: Sequence[Outgoing], why: str) -> SendUnknown:
+    return SendUnknown([one.message.correlation_id for one in batch], why)

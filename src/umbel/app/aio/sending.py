@@ -1,0 +1,188 @@
+"""AsyncSending: the App's client for async code. Each method is the blocking one with an `a` before its name.
+
+What a message looks like, where it goes, whether it is unique: all that is decided by the code that blocking
+senders use (`prepare`, `sending/`). Here is only how it is waited for.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+
+from umbel.app.running.request import CURRENT_REQUEST
+from umbel.app.sending.arranging import arranged_later
+from umbel.app.sending.options import SendOptions
+from umbel.app.sending.prepare import Prepared, is_unique
+from umbel.app.sending.uniqueness import UniqueCall, unique_call
+from umbel.backends.interface import Addressed, Backend
+from umbel.backends.registry import sends_results
+from umbel.errors import BrokerError, SendUnknown
+from umbel.wire.message import Outgoing
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from umbel.app.aio.clients import Clients
+    from umbel.app.aio.event_feed import Heard
+    from umbel.app.canvas.signature import Signature
+    from umbel.app.interfaces import AppBase
+    from umbel.app.results import AsyncResult
+else:
+    AppBase = object
+
+T = TypeVar("T")
+
+
+class AsyncSending(AppBase):
+    @cached_property
+    def clients(self) -> "Clients":
+        """What is open for each event loop."""
+        from umbel.app.aio.clients import Clients  # with asyncio, which few apps and no child need
+
+        return Clients(self)
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    async def asend_task(
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> "AsyncResult[Any]":
+        """Send a task by its name, without blocking the event loop."""
+        return await self.asend(name, args, kwargs or {}, options)
+
+    async def asend(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    ) -> "AsyncResult[Any]":
+        known = self.tasks.get(name)
+        if is_unique(known.options if known else None, options):
+            return await self.asend_unique(name, args, kwargs, options)
+        sender = CURRENT_REQUEST.get()
+        prepared = await self.aprepare(lambda: self.prepare(name, args, kwargs, options, sender=sender))
+        await self.apublish([prepared])
+        return self.result_of(prepared)
+
+    async def asend_many(self, signatures: "Iterable[Signature[Any]]") -> "list[AsyncResult[Any]]":
+        """Send many calls in one step of the broker, all of them or none, without blocking the event loop."""
+        from umbel.app.sending.batches import prepare_many
+
+        prepared, results = await self.aprepare(lambda: prepare_many(signatures))
+        await self.apublish(prepared)
+        return results
+
+    async def asend_unique(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    ) -> "AsyncResult[Any]":
+        """Send it, unless it waits or runs already; the result of the one that does."""
+        call = await self.aprepare(lambda: unique_call(self, name, args, kwargs, options))
+        if self.eager_backend is None:  # else it has ended before it could be sent again
+            holder = await self._hold(call)
+            if holder != call.prepared.task_id:
+                return call.result_of(holder)
+        try:
+            await self.apublish([call.prepared])
+        except SendUnknown:
+            raise  # it may be there: the key stays taken, and the same id may send it again
+        except BrokerError:
+            with suppress(BrokerError):  # then its time frees it
+                await (await self.clients.here().producer()).release_unique([(call.key, call.result.id)])
+            raise
+        return call.result
+
+    async def aprepare(self, make: Callable[[], T]) -> T:
+        """Make messages: what the result backend must do first is done beside the loop."""
+        if self.eager_backend is not None:
+            return make()
+        settings = self.settings
+        if sends_results(settings.backend) and not settings.task_ignore_result:
+            await self._beside(_address_of, "the address for results")
+        with arranged_later() as steps:
+            made = make()
+        if steps:
+            await self._beside(lambda backend: [step(backend) for step in steps], "the result backend")
+        return made
+
+    async def apublish(self, prepared: Sequence[Prepared]) -> None:
+        """Send what `prepare` made. Within `publish_timeout_s` it is sent, or an error says that it is not.
+
+        `SendUnknown` says that nobody knows; the same ids can be sent again, and run once.
+        """
+        outgoing = self.begin_publishing(prepared)
+        runner = self.eager_runner
+        if runner is not None:
+            from asyncio import to_thread
+
+            await to_thread(runner.run, outgoing)
+        else:
+            from umbel.app.aio.publishing import publish
+
+            request = CURRENT_REQUEST.get()
+            if await publish(self.clients.here(), outgoing, self.settings, request):
+                await self._atell_sent(outgoing)
+        self.end_publishing(prepared)
+
+    # -- results ---------------------------------------------------------------------------------
+
+    async def abackend(self) -> Backend:
+        """The result backend, ready to be awaited on this loop."""
+        return self.eager_backend or await self.clients.here().backend()
+
+    async def abeside(self, work: Callable[[], T]) -> T:
+        """Do what blocks in a thread beside the loop; at most a few at once."""
+        return await self.clients.here().in_thread(work)
+
+    def alisten(self, task_id: str) -> "AbstractAsyncContextManager[Heard]":
+        """The events of a task, from now on."""
+        return self.clients.here().events.listen(task_id)
+
+    # -- the context -----------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Close what is open for this event loop, and the blocking client's connections."""
+        await self.clients.close_here()
+        from asyncio import to_thread
+
+        await to_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    # -- the parts of it -------------------------------------------------------------------------
+
+    async def _hold(self, call: UniqueCall) -> str:
+        from umbel.app.aio.publishing import patiently
+
+        producer, settings = await self.clients.here().producer(), self.settings
+        call.check(producer.capabilities)
+        return await patiently(
+            lambda: producer.hold_unique(call.key, call.prepared.task_id, ttl_s=call.ttl_s),
+            settings.publish_timeout_s or settings.connect_timeout_s,
+            "the key of a unique task",
+        )
+
+    async def _beside(self, work: Callable[[Backend], object], what: str) -> None:
+        from umbel.app.aio.publishing import patiently
+
+        client, settings = self.clients.here(), self.settings
+        backend = await client.backend()
+        timeout_s = settings.publish_timeout_s or settings.connect_timeout_s
+        await patiently(lambda: client.in_thread(work, backend), timeout_s, what)
+
+    async def _atell_sent(self, outgoing: Sequence[Outgoing]) -> None:
+        if self.settings.task_send_sent_event:
+            await self.clients.here().in_thread(self.tell_sent, outgoing)
+
+
+def _address_of(backend: Backend) -> str:
+    return backend.reply_to if isinstance(backend, Addressed) else ""

@@ -1,0 +1,302 @@
+"""The parts of the async client that need no worker: the gate, the warning, what ends with a loop."""
+
+import asyncio
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.brokers.under_test import eventually
+from tests.servers.redis import RedisServer
+from umbel import App, chain, chord, group
+from umbel.app.aio import loop_warning
+from umbel.app.aio.clients import THREADS_MAX
+from umbel.app.aio.gate import Gate
+from umbel.brokers.interface import BATCH_MAX
+from umbel.errors import BrokerUnavailable, BufferFull, SendUnknown, TooLarge
+from umbel.wire.message import Message, Outgoing
+
+
+def messages(count: int, size: int = 2) -> list[Outgoing]:
+    return [Outgoing("celery", Message(b"", b"x" * size))] * count
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    async def ask() -> bool:
+        return bool(condition())
+
+    await eventually(ask, what=what)
+
+
+# -- back-pressure ---------------------------------------------------------------------------------
+
+
+def test_who_finds_no_room_waits_for_a_turn_in_order() -> None:
+    async def scenario() -> list[int]:
+        gate, order, release = Gate(messages_max=2), list[int](), asyncio.Event()
+
+        async def send(number: int, count: int) -> None:
+            async with gate.room(messages(count)):
+                order.append(number)
+                await release.wait()
+
+        sends = [asyncio.create_task(send(number, count)) for number, count in enumerate([1, 1, 2, 1])]
+        await until(lambda: len(gate._waiting) == 2, "two to wait")
+        assert order == [0, 1]
+        sends[2].cancel()
+        await asyncio.wait([sends[2]])
+        release.set()
+        await asyncio.gather(*sends, return_exceptions=True)
+        async with gate.room(messages(5)):  # nothing else is on its way
+            pass
+        return order
+
+    assert asyncio.run(scenario()) == [0, 1, 3]
+
+
+def test_bytes_count_as_well_and_so_many_may_wait() -> None:
+    async def scenario() -> None:
+        gate, entered = Gate(bytes_max=100, waiting_max=1), asyncio.Event()
+
+        async def send() -> None:
+            async with gate.room(messages(1, size=60)):
+                entered.set()
+                await asyncio.Event().wait()
+
+        sends = [asyncio.create_task(send()) for _ in range(2)]
+        await entered.wait()
+        with pytest.raises(BufferFull, match=r"1 messages are on their way .* 1 sends wait"):
+            async with gate.room(messages(1, size=60)):
+                pass
+        for one in sends:
+            one.cancel()
+        await asyncio.gather(*sends, return_exceptions=True)
+        async with gate.room(messages(1, size=60)):
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_a_turn_that_comes_in_the_moment_of_a_cancellation_is_passed_on() -> None:
+    async def scenario() -> None:
+        gate = Gate(messages_max=1)
+
+        async def send() -> None:
+            async with gate.room(messages(1)):
+                return
+
+        async with gate.room(messages(1)):
+            waiting = asyncio.create_task(send())
+            await until(lambda: gate._waiting, "it to wait")
+        waiting.cancel()  # its turn has come, and it does not know yet
+        await asyncio.wait([waiting])
+        async with asyncio.timeout(10):
+            await send()
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_has_a_limit(app: App) -> None:
+    add = app.signature("add", (1,))
+
+    async def scenario() -> None:
+        with pytest.raises(TooLarge, match="send them in parts"):
+            await app.asend_many([add] * (BATCH_MAX + 1))
+
+    asyncio.run(scenario())
+
+
+# -- the warning -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_warning, "_told", set())
+
+
+@pytest.mark.usefixtures("_untold")
+def test_the_blocking_client_on_a_loop_warns_once_with_the_remedy(app: App) -> None:
+    async def scenario() -> list[warnings.WarningMessage]:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            sent = app.send_task("anything")
+            app.send_task("anything")
+            assert sent.state == sent.state == "PENDING"
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    sent.get(timeout=0.01)
+        return [one for one in told if one.category is RuntimeWarning]
+
+    told = asyncio.run(scenario())
+    texts = [str(one.message) for one in told]
+    assert [text.partition(" blocks the event loop")[0] for text in texts] == [
+        "sending a task",
+        "reading the state of a result",
+        "waiting for a result",
+    ]
+    for text, remedy in zip(texts, ("adelay", "astate", "aget"), strict=True):
+        assert remedy in text
+    assert {one.filename for one in told} == {__file__}, "it names the caller's line"
+
+
+@pytest.mark.usefixtures("_untold")
+def test_nobody_is_warned_off_a_loop_in_eager_mode_or_by_the_async_client(app: App) -> None:
+    app.send_task("anything")  # no loop runs here
+    task = app.task(name="double")(lambda number: 2 * number)
+
+    async def scenario() -> None:
+        with app.eager():
+            assert task.delay(2).get() == 4
+        await asyncio.to_thread(app.send_task, "anything")
+        await app.asend_task("anything")
+
+    asyncio.run(scenario())
+
+
+# -- what was agreed with the blocking client ------------------------------------------------------
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_eager_mode_holds_for_those_who_await(app: App) -> None:
+    double = app.task(name="double")(lambda number: 2 * number)
+
+    @app.task(name="total")
+    async def total(numbers: list[int]) -> int:
+        await asyncio.wait_for(asyncio.to_thread(gc.isenabled), 10)
+        return sum(numbers)
+
+    async def scenario() -> None:
+        with app.eager():
+            assert await (await double.adelay(1)) == 2
+            assert await (await chain(double.s(1), double.s()).adelay()) == 4
+            assert await (await group(double.s(1), double.s(2)).adelay()) == [2, 4]
+            sent = await chord([double.s(1), double.s(2)], total.s()).adelay()
+        assert await sent == 6
+        assert await sent.astate() == "SUCCESS"
+
+    asyncio.run(scenario())
+
+
+def test_arguments_and_options_are_checked_before_anything_is_sent(app: App) -> None:
+    @app.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    async def scenario() -> None:
+        with pytest.raises(TypeError, match="missing a required argument"):
+            await add.adelay(1)  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="unknown option 'ques'"):
+            await add.aapply_async((1, 2), ques="x")  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="no callbacks of its own"):
+            await group(add.s(1, 2)).aapply_async(link=add.s(1))
+        assert await chain().adelay() is None
+
+    asyncio.run(scenario())
+
+
+def test_signals_and_events_tell_of_awaited_sends(redis: RedisServer) -> None:
+    told: list[str] = []
+
+    async def scenario() -> None:
+        settings: dict[str, Any] = {"task_send_sent_event": True}
+        async with App("told", broker=redis.url, backend=redis.url, **settings) as app:
+            app.signals.before_task_publish.connect(lambda **_: told.append("before"))
+            app.signals.after_task_publish.connect(lambda **_: told.append("after"))
+            await app.asend_task("anything")
+
+    asyncio.run(scenario())
+    assert told == ["before", "after"]
+    stats = redis.ask("INFO", "commandstats")
+    assert isinstance(stats, bytes)
+    assert b"cmdstat_publish:" in stats
+
+
+# -- what ends with a loop -------------------------------------------------------------------------
+
+
+def threads() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if "umbel client" in one.name or "database" in one.name}
+
+
+def test_loops_that_end_leave_nothing_behind(redis: RedisServer) -> None:
+    app = App("ended", broker=redis.url, backend=redis.url)
+
+    async def send() -> None:
+        sent = await app.asend_task("anything")
+        with pytest.raises((TimeoutError, BrokerUnavailable)):
+            await sent.aget(timeout=0.01)
+
+    for _ in range(3):
+        asyncio.run(send())
+        assert not app.clients._clients
+    gc.collect()  # what was left open would warn now, which is an error here
+    listed = redis.ask("CLIENT", "LIST")
+    assert isinstance(listed, bytes)
+    assert b" name=umbel " not in listed
+    for thread in threads():
+        thread.join(10)
+    assert not threads()
+    app.close()
+
+
+def test_a_loop_that_was_closed_by_hand_is_forgotten_with_the_next(app: App) -> None:
+    for _ in range(2):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(app.asend_task("anything"))
+        loop.close()
+        assert list(app.clients._clients) == [loop]
+    app.close()
+    assert not app.clients._clients
+
+
+def test_threads_beside_a_loop_are_few(app: App) -> None:
+    running, most, together = 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal running, most
+        with together:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.01)
+        with together:
+            running -= 1
+
+    async def scenario() -> None:
+        await asyncio.gather(*(app.abeside(work) for _ in range(5 * THREADS_MAX)))
+
+    asyncio.run(scenario())
+    assert most <= THREADS_MAX
+
+
+def test_a_sqlite_file_that_is_locked_is_an_error_in_time(tmp_path: Path) -> None:
+    """What had begun may still be done: it is not known, and says so."""
+    app = App("locked", broker=f"sqlite:///{tmp_path}/q.db", publish_timeout_s=0.3, connect_timeout_s=10.0)
+
+    async def scenario() -> None:
+        await app.asend_task("anything")
+        store = app.producer._store  # type: ignore[attr-defined]
+        with store.database.write(), pytest.raises(BrokerUnavailable) as caught:
+            await app.asend_task("anything", task_id="a")
+        assert isinstance(caught.value, SendUnknown)
+        assert caught.value.task_ids == ("a",)
+        await app.asend_task("anything", task_id="a")
+
+    with app:
+        asyncio.run(scenario())
+        assert store_messages(app) == 2
+
+
+def store_messages(app: App) -> int:
+    with app.producer._store.database.read() as db:  # type: ignore[attr-defined]
+        return int(db.execute("SELECT count(*) FROM messages").fetchone()[0])
