@@ -18,6 +18,7 @@ import pytest
 from tests.app import late_types
 from umbel import App, Task, chain, chord, group
 from umbel.errors import ChordError, ConfigurationError, WrongType
+from umbel.launch.native import task_rules
 
 
 class Colour(enum.Enum):
@@ -428,3 +429,10 @@ def test_pydantic_is_not_imported_for_others() -> None:
 
     code = "import sys; from umbel import App; App('x'); assert 'pydantic' not in sys.modules"
     run([sys.executable, "-c", code], check=True)
+
+
+def test_a_worker_does_not_start_with_names_that_nobody_knows(app: App) -> None:
+    made = App("late", broker="sqlite:////nowhere/late.db")
+    made.task(late_types.takes_unknown)
+    with pytest.raises(ConfigurationError, match="takes_unknown' cannot be resolved: name 'Decimal'"):
+        task_rules(made, made.settings)
