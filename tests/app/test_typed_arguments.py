@@ -164,7 +164,7 @@ def echo(app: App, kind: Any, **options: Any) -> Any:
     seen: list[Any] = []
     echoes.__annotations__ = {"value": kind, "return": kind}
     made = app.task(name=f"echo{len(app.tasks)}", **options)(echoes)
-    made.seen = seen  # type: ignore[attr-defined]
+    made.seen = seen
     return made
 
 
@@ -290,14 +290,16 @@ def test_every_kind_of_parameter(app: App) -> None:
 
     red, path, key, line = Colour.RED, Path("x"), UUID(int=1), Line("x", Decimal(1))
     with app.eager():
-        all_kinds.delay(red, path, 4, None, red, Colour.BLUE, named=key, first=line, other=line).get()
+        everything: list[Any] = [red, path, 4, None, red, Colour.BLUE]
+        all_kinds.delay(*everything, named=key, first=line, other=line).get()
         assert all_kinds.delay(red, second=path, named=key).get()[1:8] == ["red", "x", 3, None, [], key, {}]
-    for args, kwargs, name in [
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
         (("green", path), {"named": key}, "first"),
         ((red, path, 1, None, red, 5), {"named": key}, "rest"),
         ((red, path), {"named": 5}, "named"),
         ((red, path), {"named": key, "other": 5}, "others"),
-    ]:
+    ]
+    for args, kwargs, name in wrong:
         with pytest.raises(WrongType, match=f"argument '{name}' of"):
             all_kinds.apply_async(args, kwargs)
 
@@ -354,7 +356,9 @@ def test_canvas_passes_typed_results_on(app: App) -> None:
         with pytest.raises(ChordError, match="argument 'orders' of"):
             chord([count.s([], Colour.RED), count.s([], Colour.RED)])(count.s(Colour.RED)).get()
         mapped = add_line.starmap([(ORDER, line), (ORDER, line, Path("q"))]).delay()
-        assert [len(one["lines"]) for one in mapped.get()] == [2, 2]
+        assert [len(one.lines) for one in mapped.get()] == [2, 2]
+        chunked = add_line.chunks([(ORDER, line), (ORDER, line)], 1).delay()
+        assert [[len(one.lines) for one in part] for part in chunked.get()] == [[2], [2]]
 
 
 def test_retries_async_tasks_and_errbacks(app: App) -> None:

@@ -14,7 +14,7 @@ from umbel.app.aio.loop_warning import warn_on_loop
 from umbel.app.aio.results import STATE_S, UNANSWERED, AwaitedApp, AwaitedGroup, AwaitedResult
 from umbel.app.joining import Callback, join, refuse_join
 from umbel.app.rebuilding import rebuild_exception
-from umbel.app.types.call_types import CallTypes
+from umbel.app.types.call_types import ResultTypes
 from umbel.backends.interface import Backend
 from umbel.errors import BadValue, BrokerError, ResultTimeout
 from umbel.protocol.delivery.states import FAILURE, PENDING, READY_STATES, SUCCESS
@@ -58,7 +58,7 @@ class AsyncResult(AwaitedResult[R]):
         app: "ResultApp",
         parent: Any = None,
         ignored: bool = False,
-        types: CallTypes | None = None,
+        types: ResultTypes | None = None,
     ) -> None:
         self.id = task_id
         self._types = types  # of its task, where that is known: they say what the value is

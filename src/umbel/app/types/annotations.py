@@ -43,8 +43,13 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 def resolved(function: Callable[..., Any], annotation: Any) -> Any:
     """The annotation with the names in it looked up; NameError when one is not known (yet)."""
+    if isinstance(annotation, type):
+        return annotation  # as most are: no name in it
+
+    def holder() -> None: ...
+
+    holder.__annotations__ = {"it": annotation}
     innermost = inspect.unwrap(function)
-    holder = types.SimpleNamespace(__annotations__={"it": annotation})
     names = getattr(innermost, "__globals__", {})
     return typing.get_type_hints(holder, names, _enclosing(innermost), include_extras=True)["it"]
 
@@ -181,6 +186,8 @@ def _is_checkable(values: Iterable[Any]) -> bool:
 def _is_known(kind: Any) -> bool:
     """Whether this is a type that does not survive JSON by itself, and that we can make again."""
     if not isinstance(kind, type) or kind.__module__.startswith("umbel."):  # errbacks are given a Request
+        return False
+    if issubclass(kind, enum.Flag):  # sums of flags are no members: they stay numbers
         return False
     if kind in _SETS or kind is tuple or _has_validator(kind) or issubclass(kind, (*_LEAVES, enum.Enum)):
         return True

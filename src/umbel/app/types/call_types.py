@@ -8,7 +8,7 @@ A task whose annotations are all plain has no CallTypes.
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Protocol
 
 import msgspec
 
@@ -39,6 +39,22 @@ def types_of(
         return types if types.build() else None
     except NameError:
         return types
+
+
+class ResultTypes(Protocol):
+    """What a result needs to know: how its value is made of what was stored."""
+
+    def parse_result(self, tree: Any) -> Any: ...
+
+
+class EachResult:
+    """The result is a list of results of one task, as `map` and `starmap` have them."""
+
+    def __init__(self, types: ResultTypes) -> None:
+        self._types = types
+
+    def parse_result(self, tree: Any) -> Any:
+        return [self._types.parse_result(one) for one in tree] if isinstance(tree, list) else tree
 
 
 class CallTypes:
