@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.commanding import run_beside, run_here
 from tests.waiting import wait_until
 from umbel.app.app import App
 from umbel.launch.loading import load_app
@@ -78,28 +79,32 @@ class Cluster:
             )
         self.workers[name] = process
         if wait:
-            wait_until(
-                lambda: process.poll() is not None or self._is_up(name, process.pid),
-                deadline_s=120.0,
-                what=f"worker {name} to be ready",
-            )
-            assert process.poll() is None, f"worker {name} ended: {self.log(name)}"
+            self.wait_for(name)
         return process
+
+    def wait_for(self, name: str) -> None:
+        """Until a worker that was started takes tasks; workers that are started together start sooner."""
+        process = self.workers[name]
+        wait_until(
+            lambda: process.poll() is not None or self._is_up(name, process.pid),
+            deadline_s=120.0,
+            what=f"worker {name} to be ready",
+        )
+        assert process.poll() is None, f"worker {name} ended: {self.log(name)}"
 
     def umbel(
         self, *arguments: str, check: bool = True, prefix: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as a user would, in the cluster's directory."""
-        done = subprocess.run(
-            [*prefix, sys.executable, "-m", "umbel.cli.main", *arguments],
-            cwd=self.home,
-            env={**os.environ, **self._environment(), "UMBEL_APP": f"{self._tasks_file}:app"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        """Run a command as a user would, in the cluster's directory.
+
+        It runs in this process, where Python has started already, unless it is run by another program.
+        """
+        environment = {**self._environment(), "UMBEL_APP": f"{self._tasks_file}:app"}
+        if prefix:
+            command = [*prefix, sys.executable, "-m", "umbel.cli.main", *arguments]
+            done = run_beside(command, self.home, environment)
+        else:
+            done = run_here(arguments, self.home, environment, self._tasks_file.stem)
         assert not check or done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stderr}"
         return done
 
@@ -145,9 +150,9 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for name in list(self.workers):
-            process = self.workers[name]
+        for process in self.workers.values():  # all at once: each takes its time
             process.send_signal(signal.SIGTERM)
+        for name, process in list(self.workers.items()):
             try:
                 process.wait(STOP_DEADLINE_S)
             except subprocess.TimeoutExpired:

@@ -4,12 +4,16 @@ import asyncio.events
 import os
 import signal
 import sys
+from compileall import compile_dir
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
 from xdist.scheduler import LoadFileScheduling
 
+import umbel
+from tests.dealing import LongestFirst
 from tests.servers.rabbitmq import end_shared_server
 from umbel.app.configuration.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
 
@@ -30,17 +34,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class OneSpark(LoadFileScheduling):  # type: ignore[misc]
-    """A file's tests stay in one process, and so do all that need Spark: a Java is slow at first."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return "tests/pipeline" if file.startswith("tests/pipeline/") else file
+def pytest_configure(config: pytest.Config) -> None:
+    """Hundreds of processes import Umbel: where Python is told to keep no bytecode, each would compile it."""
+    if not hasattr(config, "workerinput"):  # once for all that run a share of the tests
+        compile_dir(Path(umbel.__file__).parent, quiet=2)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    return OneSpark(config, log)
+    return LongestFirst(config, log)
 
 
 def pytest_sessionfinish() -> None:

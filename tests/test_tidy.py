@@ -11,7 +11,7 @@ import sys
 import tokenize
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,7 @@ PURE = {"protocol": set[str](), "events": {"msgspec"}, "wire": {"msgspec"}}
 MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:(?:root|work)/|(?:home|Users)/\w)|file:///")
 NOT_OURS = {".git", "build", "dist", "lake", "__pycache__", ".hypothesis"}
 TEXT = {".py", ".md", ".txt", ".toml", ".sql", ".lua", ".html", ".js", ".css", ".cfg", ".yml", ""}
+BLANKET_IGNORE = re.compile(r"type:\s*ignore(?!\[)")
 LOCK_LINE = re.compile(r"#.*|[a-z0-9.-]+==\S+( ; .+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?|    # .*")
 
 
@@ -48,8 +49,8 @@ class Source:
     text: str
 
     @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text)
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(ast.parse(self.text)))
 
     @property
     def lines(self) -> list[str]:
@@ -69,7 +70,7 @@ def long_files(source: Source) -> Iterator[Finding]:
 
 
 def long_functions(source: Source) -> Iterator[Finding]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_LINES_MAX:
@@ -83,7 +84,7 @@ def nameless_places(source: Source) -> Iterator[Finding]:
 
 
 def broad_excepts(source: Source) -> Iterator[Finding]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.ExceptHandler(type=None):
                 yield node.lineno, "a bare except catches everything"
@@ -97,7 +98,9 @@ def broad_excepts(source: Source) -> Iterator[Finding]:
 
 
 def sleeps(source: Source) -> Iterator[Finding]:
-    for node in ast.walk(source.tree):
+    if "sleep" not in source.text:
+        return
+    for node in source.nodes:
         match node:
             case ast.Attribute(value=ast.Name(id="time" | "asyncio" | "anyio" | "gevent"), attr="sleep"):
                 yield node.lineno, f"{ast.unparse(node)}: wait for a condition with tests/waiting.py"
@@ -107,8 +110,10 @@ def sleeps(source: Source) -> Iterator[Finding]:
 
 
 def blanket_type_ignores(source: Source) -> Iterator[Finding]:
+    if not BLANKET_IGNORE.search(source.text):  # taking it apart is slow, and few have one
+        return
     for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
-        if token.type == tokenize.COMMENT and re.search(r"type:\s*ignore(?!\[)", token.string):
+        if token.type == tokenize.COMMENT and BLANKET_IGNORE.search(token.string):
             yield token.start[0], "a type: ignore that does not say which error it ignores"
 
 
@@ -117,7 +122,7 @@ def libraries_in_pure_code(source: Source) -> Iterator[Finding]:
     if package not in PURE:
         return
     known = sys.stdlib_module_names | NEW_IN_PYTHON | {"umbel"} | PURE[package]
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Import(names=names):
                 modules = [name.name for name in names]
@@ -148,13 +153,16 @@ def _names_everything(caught: ast.expr) -> bool:
 
 
 def _ends_with(expression: ast.expr, name: str) -> bool:
-    return ast.unparse(expression).split(".")[-1] == name
+    match expression:
+        case ast.Name(id=last) | ast.Attribute(attr=last):
+            return last == name
+    return False
 
 
 def circles(sources: Iterable[Source]) -> list[str]:
     """Modules that import one another, by whatever way: also inside functions and for types alone."""
     modules = {_module_of(source.path): source for source in sources}
-    left = {name: _imported(source.tree, modules) - {name} for name, source in modules.items()}
+    left = {name: _imported(source.nodes, modules) - {name} for name, source in modules.items()}
     # Who imports nobody that is left is in no circle, nor is who is imported by nobody that is left.
     while True:
         wanted = set[str]().union(*left.values())
@@ -168,9 +176,9 @@ def _module_of(path: str) -> str:
     return path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _imported(tree: ast.Module, known: Collection[str]) -> set[str]:
+def _imported(nodes: Iterable[ast.AST], known: Collection[str]) -> set[str]:
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Import(names=names):
                 found |= {name.name for name in names}
@@ -203,6 +211,7 @@ def _ours(folder: Path) -> Iterator[Path]:
             yield from _ours(path)
 
 
+@cache
 def _read(path: Path) -> Source:
     return Source(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8", errors="replace"))
 

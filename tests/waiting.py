@@ -10,22 +10,29 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+DEADLINE_S = 30.0  # far more than it takes where nobody else is at work
 POLL_S = 0.005
+POLL_MAX_S = 0.2
 
 
-def wait_until(condition: Callable[[], T | None], *, deadline_s: float = 10.0, what: str) -> T:
+def wait_until(condition: Callable[[], T | None], *, deadline_s: float = DEADLINE_S, what: str) -> T:
     """Return the condition's first true value; fail with `what` if there is none in time.
 
     The condition is asked at least once more after the deadline, so a machine that stood still
-    in between does not fail a test whose wish came true meanwhile.
+    in between does not fail a test whose wish came true meanwhile. Asking takes at most half of the
+    time: who waits leaves the machine to those it waits for.
     """
     __tracebackhide__ = True
     ends = time.monotonic() + deadline_s
     while True:
-        is_last = time.monotonic() >= ends
+        asked_at = time.monotonic()
+        is_last = asked_at >= ends
         value = condition()
         if value:
             return value
         if is_last:
             raise AssertionError(f"waited {deadline_s:g} s in vain for {what}; last seen: {value!r}")
-        time.sleep(POLL_S)  # not Event.wait: what a signal raises in that one breaks its lock
+        took_s = time.monotonic() - asked_at
+        time.sleep(
+            min(max(POLL_S, took_s), POLL_MAX_S)
+        )  # not Event.wait: what a signal raises in that one breaks its lock

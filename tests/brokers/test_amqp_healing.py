@@ -22,14 +22,13 @@ from tests.brokers.under_test import (
 )
 from tests.servers.rabbitmq import RabbitServer, amqp_url, free_ports, shared_server
 from tests.servers.way import Way
+from tests.waiting import DEADLINE_S
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.interface import Ack, Broadcast, Broker, BrokerSettings, Delivery
 from umbel.brokers.registry import open_broker, open_producer
 from umbel.errors import BadURL, BrokerError, BrokerUnavailable
 
 __all__ = ["amqp_url"]
-
-HEALED_S = 10.0
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ async def take_when_it_heals(broker: Broker, *, owner: str = OWNER) -> Sequence[
         except BrokerError:
             return None
 
-    return await eventually(taken, what="messages over a new link", deadline_s=HEALED_S)
+    return await eventually(taken, what="messages over a new link")
 
 
 def test_after_a_cut_consuming_goes_on_and_old_claims_are_refused(
@@ -100,10 +99,10 @@ def test_whoever_waits_for_messages_is_woken_by_the_end_of_the_link(
     async def scenario() -> None:
         async with under_test.open() as broker:
             await take(broker)
-            waiting = asyncio.create_task(broker.wait_ready([QUEUE], 30.0))
+            waiting = asyncio.create_task(broker.wait_ready([QUEUE], 4 * DEADLINE_S))
             await asyncio.wait([waiting], timeout=0.05)
             way.cut()
-            async with asyncio.timeout(HEALED_S):
+            async with asyncio.timeout(DEADLINE_S):
                 await waiting
 
     run(scenario())
@@ -115,10 +114,9 @@ def test_a_black_hole_is_noticed_by_the_heartbeats(way: Way, under_test: BrokerU
             await broker.publish(outgoing("a"))
             await take(broker)
             way.silence()
-            began = time.monotonic()
-            with pytest.raises(BrokerUnavailable, match="heartbeats"):
-                await broker.publish(outgoing("b"))
-            assert time.monotonic() - began < HEALED_S
+            async with asyncio.timeout(DEADLINE_S):
+                with pytest.raises(BrokerUnavailable, match="heartbeats"):
+                    await broker.publish(outgoing("b"))
             way.close()
             way.open()
             assert texts(await take_when_it_heals(broker))[:1] == ["a"]
@@ -221,6 +219,22 @@ def server(tmp_path: Path) -> Iterator[RabbitServer]:
     server.stop()
 
 
+async def acknowledge(broker: Broker, held: Sequence[Delivery]) -> None:
+    """What is held for longer than the node allows comes again, so this may take several tries."""
+
+    async def acknowledged() -> bool:
+        nonlocal held
+        try:
+            if (await broker.settle([Ack(one.tag) for one in held])).applied:
+                return True
+            held = await take_when_it_heals(broker)
+        except BrokerError:
+            return False
+        return False
+
+    await eventually(acknowledged, what="the message to be acknowledged")
+
+
 def test_a_restart_in_the_middle_loses_nothing_and_a_late_ack_is_explained(
     server: RabbitServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -230,17 +244,12 @@ def test_a_restart_in_the_middle_loses_nothing_and_a_late_ack_is_explained(
     async def late_ack(broker: Broker) -> None:
         await broker.publish(outgoing("slow"))
         held = await take_one(broker)
-
-        async def refused() -> bool:
-            assert await broker.renew(OWNER)
-            return bool((await broker.settle([Ack(held.tag)])).conflicts)
-
         with caplog.at_level(logging.WARNING, logger="umbel.brokers.amqp"):
             again = await take_when_it_heals(broker)
         assert texts(again) == ["slow"] and again[0].redelivered
-        assert await refused()
         assert "consumer_timeout" in caplog.text
-        await broker.settle([Ack(one.tag) for one in again])
+        assert (await broker.settle([Ack(held.tag)])).conflicts == {held.tag}
+        await acknowledge(broker, again)
 
     async def opened_early() -> None:
         """The port is open before the streams are back: not one worker may end for that."""
@@ -288,13 +297,13 @@ def test_a_restart_in_the_middle_loses_nothing_and_a_late_ack_is_explained(
         async def all_seen() -> bool:
             try:
                 deliveries = (await take(broker)).deliveries
-                await broker.settle([Ack(one.tag) for one in deliveries])
+                settled = await broker.settle([Ack(one.tag) for one in deliveries])
             except BrokerError:
                 return False
-            seen.extend(texts(deliveries))
+            seen.extend(texts([one for one in deliveries if one.tag not in settled.conflicts]))
             return len(seen) >= 51
 
-        await eventually(all_seen, what="every message after the restart", deadline_s=20.0)
+        await eventually(all_seen, what="every message after the restart")
         assert sorted(seen) == sorted([*sent, "early"])
         assert (await broker.settle([Ack(held[0].tag)])).conflicts == {held[0].tag}
 
@@ -327,7 +336,7 @@ def test_a_host_that_does_not_answer_is_given_up_at_the_time_out() -> None:
     began = time.monotonic()
     for text in _errors(f"amqp://guest:guest@127.0.0.1:{way.port}//", connect_timeout_s=0.3):
         assert "no answer within the connect time-out" in text
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < DEADLINE_S
     way.end()
 
 

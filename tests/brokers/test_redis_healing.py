@@ -25,7 +25,7 @@ from tests.brokers.under_test import (
     take,
     texts,
 )
-from tests.servers.redis import RedisServer, free_port
+from tests.servers.redis import RedisServer, exchange, free_port
 from tests.waiting import wait_until
 from umbel.brokers.interface import Ack, Broadcast, Broker, BrokerSettings, Delivery, Replaced, Settled
 from umbel.brokers.redis.address import parse_address
@@ -39,7 +39,7 @@ DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path, options=DURABLE)
+    server = RedisServer(tmp_path, options=dict(DURABLE))
     server.start()
     yield server
     server.resume()
@@ -204,6 +204,9 @@ def test_waiters_and_subscribers_go_on_after_a_restart(
 
 
 def test_a_result_is_waited_for_across_a_restart(server: RedisServer, under_test: BrokerUnderTest) -> None:
+    """And while the server, back again, refuses all because it loads its data, which takes a second here."""
+    exchange(server.port, [("SET", number, "") for number in range(3000)])
+    server.options["key-load-delay"] = "300"
     waiter, worker = under_test.backend(connect_timeout_s=10.0), under_test.backend(connect_timeout_s=10.0)
     with ThreadPoolExecutor(2) as threads:
         waiting = threads.submit(waiter.wait, ["a"], LONG_S)

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
-from tests.waiting import POLL_S, wait_until
+from tests.waiting import DEADLINE_S, POLL_S, wait_until
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Broker, BrokerSettings, Capabilities, Claim, Delivery, Producer
@@ -107,7 +107,9 @@ def run(scenario: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(bounded())
 
 
-async def eventually(ask: Callable[[], Awaitable[T | None]], *, what: str, deadline_s: float = 10.0) -> T:
+async def eventually(
+    ask: Callable[[], Awaitable[T | None]], *, what: str, deadline_s: float = DEADLINE_S
+) -> T:
     """`tests.waiting.wait_until` for questions that must be awaited."""
     loop = asyncio.get_running_loop()
     ends, pause = loop.time() + deadline_s, asyncio.Event()

@@ -35,7 +35,9 @@ class Cut:
 
     def links(self, *command: str) -> dict[str, int]:
         """How often each link of our worker was restored, as a command shows it."""
-        replies = self.ours.umbel_json(*command, "-d", f"cut@{socket.gethostname()}")["replies"]
+        replies = self.ours.umbel_json(*command, "-d", f"cut@{socket.gethostname()}", "--timeout", "20")[
+            "replies"
+        ]
         (stats,) = replies.values()
         found: dict[str, int] = stats["umbel"]["links"]
         return found
@@ -58,32 +60,45 @@ class Cut:
         return found
 
 
-@pytest.fixture(params=CONNECT_S)
-def cut(request: pytest.FixtureRequest, tmp_path: Path, results_server: RedisServer) -> Iterator[Cut]:
-    server = shared_server()
-    vhost = server.new_vhost()
-    backend = f"{results_server.url.removesuffix('0')}5"
+@dataclass
+class Beside:
+    """Celery's side: a worker and a client, which no cut reaches."""
+
+    vhost: str
+    backend: str
+    client: Client
+
+
+@pytest.fixture(scope="module")
+def celery(tmp_path_factory: pytest.TempPathFactory, results_server: RedisServer) -> Iterator[Beside]:
+    home, server = tmp_path_factory.mktemp("celery"), shared_server()
+    vhost, backend = server.new_vhost(), f"{results_server.url.removesuffix('0')}5"
     variables = {"CELERY_BROKER_URL": server.url(vhost), "CELERY_RESULT_BACKEND": backend}
-    way = Way(server.port)
-    cut_url = f"amqp://guest:guest@127.0.0.1:{way.port}/{vhost}"
-    ours = Cluster(tmp_path, TASKS_FILE, broker=cut_url, backend=backend)
     with (
-        CeleryWorker("celery", tmp_path, queues=["on_celery"], **variables) as celery,
-        Client("celery", program_of("celery", "python"), tmp_path, **variables) as client,
-        ours,
+        CeleryWorker("celery", home, queues=["on_celery"], **variables) as worker,
+        Client("celery", program_of("celery", "python"), home, **variables) as client,
     ):
-        celery.wait_until_ready()
+        worker.wait_until_ready()
+        yield Beside(vhost, backend, client)
+        for process in (worker, client):
+            process.tell_to_stop()
+
+
+@pytest.fixture
+def cut(request: pytest.FixtureRequest, tmp_path: Path, celery: Beside) -> Iterator[Cut]:
+    way = Way(shared_server().port)
+    url = f"amqp://guest:guest@127.0.0.1:{way.port}/{celery.vhost}"
+    with Cluster(tmp_path, TASKS_FILE, broker=url, backend=celery.backend) as ours:
         ours.start_worker("cut", "-c", "2", "-Q", "on_cut", connect_timeout_s=CONNECT_S[request.param])
-        made = Cut(ours, client, way)
+        made = Cut(ours, celery.client, way)
         wait_until(lambda: made.lines("node joined"), what="our worker to hear the other")
         yield made
-        for process in (celery, client):
-            process.tell_to_stop()
         way.resume()
         assert ours.stop_worker("cut") == 0
     way.end()
 
 
+@pytest.mark.parametrize("cut", CONNECT_S, indirect=True)
 def test_what_celery_revoked_during_a_cut_never_runs(
     cut: Cut, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -110,6 +125,7 @@ def test_what_celery_revoked_during_a_cut_never_runs(
     assert cut.links("status") == links
 
 
+@pytest.mark.parametrize("cut", ["shorter"], indirect=True)  # a new connection is made at once
 def test_a_message_that_is_redelivered_to_who_runs_it_is_adopted(cut: Cut, tmp_path: Path) -> None:
     """It is not run beside itself, its outcome is applied, and no warning says otherwise."""
     gate, task_id = tmp_path / "gate", f"long-{uuid4()}"

@@ -1,6 +1,7 @@
 """One Spark for all tests of the pipeline: starting it costs more than most of them."""
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -8,11 +9,16 @@ from pyspark.sql import SparkSession
 
 from umbel.pipeline.session import TESTS, spark_session
 
+# Each plan as it is, not compiled to Java first, which takes a third of the time of small tables. It is
+# compiled in the soak, and where a test starts a Spark of its own: demo, killed stream, cluster.
+SMALL = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+CONF = TESTS if os.environ.get("UMBEL_SOAK") else {**TESTS, **SMALL}
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # Py4J tells of connections that it closes when Python ends, and there is no log any more.
     logging.getLogger("py4j").setLevel(logging.ERROR)
     work = tmp_path_factory.mktemp("spark")
-    with spark_session(None, lake_bytes=0, work_folder=work, conf=TESTS) as session:
+    with spark_session(None, lake_bytes=0, work_folder=work, conf=CONF) as session:
         yield session

@@ -1,17 +1,17 @@
-"""The brokers a scenario runs on, each private, and how each is restarted."""
+"""The brokers a scenario runs on, each as good as private, and how one is restarted."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.servers.rabbitmq import RabbitServer
+from tests.servers.rabbitmq import RabbitServer, shared_server
 from tests.servers.redis import RedisServer
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`restart` is None where there is no server to restart."""
+    """`restart` is None where there is no server of one's own to restart."""
 
     broker: str
     backend: str
@@ -19,10 +19,12 @@ class Place:
 
 
 @contextmanager
-def place(name: str, directory: Path, *, durable: bool = True) -> Iterator[Place]:
-    """`durable`: whether Redis writes everything to disk before it answers."""
+def place(name: str, directory: Path, *, durable: bool = True, restarts: bool = False) -> Iterator[Place]:
+    """`durable`: whether Redis writes everything to disk before it answers. `restarts`: whether RabbitMQ
+    is a node of one's own, which takes long to start."""
     redis = _redis if durable else _fleeting_redis
-    with {"sqlite": _sqlite, "redis": redis, "amqp": _amqp}[name](directory) as made:
+    amqp = _own_amqp if restarts else _amqp
+    with {"sqlite": _sqlite, "redis": redis, "amqp": amqp}[name](directory) as made:
         yield made
 
 
@@ -62,6 +64,12 @@ def _fleeting_redis(directory: Path) -> Iterator[Place]:
 @contextmanager
 def _amqp(directory: Path) -> Iterator[Place]:
     """Results go to a file: AMQP itself keeps none for others than the sender."""
+    server = shared_server()
+    yield Place(server.url(server.new_vhost()), f"sqlite:///{directory / 'results.db'}")
+
+
+@contextmanager
+def _own_amqp(directory: Path) -> Iterator[Place]:
     home = directory / "rabbitmq"
     home.mkdir()
     server = RabbitServer(home, vhosts=0)

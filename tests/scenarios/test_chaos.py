@@ -16,10 +16,10 @@ from umbel.protocol.delivery.states import READY_STATES, SUCCESS
 from umbel.wire.message import Message, Outgoing
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
-TASKS = 50_000 if SOAK else 2_000
+TASKS = 50_000 if SOAK else 1_000
 BAD = TASKS // 50  # messages that no worker can read, between them
 WORKER_KILLS = 10 if SOAK else 2
-RESTARTS = 2
+RESTARTS = 2 if SOAK else 1
 CHILD_KILLS_BETWEEN = 5
 TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
 
@@ -32,7 +32,7 @@ def test_no_task_is_lost_while_children_workers_and_brokers_die(broker: str, tmp
     print(f"seed {seed}")
     chance = random.Random(seed)
     with (
-        place(broker, tmp_path) as where,
+        place(broker, tmp_path, restarts=True) as where,
         Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend, lease_s=2.0) as cluster,
     ):
         for name in ("w1", "w2"):

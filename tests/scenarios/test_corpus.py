@@ -1,8 +1,8 @@
 """Everything in `tests/corpus`, given to one real worker on each broker, between tasks in order (N1)."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ from tests.corpus.delivering import EVENTS, REQUESTS, Delivering, delivering_to
 from tests.corpus.readers import read_case
 from tests.corpus.stranger import NODE, Stranger
 from tests.scenarios.corpus_tasks import ledger_of
-from tests.scenarios.places import Place, place
-from tests.servers.rabbitmq import shared_server
+from tests.scenarios.places import place
 from tests.waiting import wait_until
 from umbel.brokers.interface import DeadLetter, Depth
 from umbel.errors import RemoteError, UmbelError, WireError
@@ -29,21 +28,14 @@ GROWTH_MAX_BYTES = 150 * 1024 * 1024  # of the main process, which is sent some 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
 
 
-@contextmanager
-def home_of(broker: Broker, directory: Path) -> Iterator[Place]:
-    if broker != "amqp":
-        with place(broker, directory, durable=False) as made:
-            yield made
-    else:
-        server = shared_server()
-        yield Place(server.url(server.new_vhost()), f"sqlite:///{directory / 'results.db'}")
-
-
 @pytest.mark.parametrize("broker", corpus.BROKERS)
 def test_whatever_comes_the_worker_lives_and_no_neighbour_is_lost(broker: Broker, tmp_path: Path) -> None:
     with (
-        home_of(broker, tmp_path) as where,
-        Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend) as cluster,
+        place(broker, tmp_path, durable=False) as where,
+        # Files of many megabytes are written: others wait for their turn, long on a busy machine.
+        Cluster(
+            tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend, connect_timeout_s=30.0
+        ) as cluster,
     ):
         delivering = delivering_to(where.broker, where.backend)
         with Stranger(where.broker, delivering, corpus.of(broker, "reply")) as stranger:

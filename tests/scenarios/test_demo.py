@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from tests.scenarios.places import place
-from tests.servers.rabbitmq import shared_server
 from tests.waiting import wait_until
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
@@ -24,12 +23,8 @@ pytestmark = [pytest.mark.scenario, pytest.mark.timeout(20_000 if SOAK else 400)
 
 @pytest.fixture(params=["redis", "amqp"])  # the embedded one is the one with history, below
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "amqp":
-        server = shared_server()
-        yield server.url(server.new_vhost())
-    else:
-        with place(request.param, tmp_path) as made:
-            yield made.broker
+    with place(request.param, tmp_path) as made:
+        yield made.broker
 
 
 def test_it_ends_well_on_every_server_and_its_figures_are_the_ledgers(broker: str, tmp_path: Path) -> None:

@@ -15,13 +15,12 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.scenarios.places import Place, place
-from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer
 from tests.servers.way import Way
 from tests.waiting import wait_until
 from umbel.app.app import App
 from umbel.brokers.registry import open_broker
-from umbel.errors import ElectionTimeout, LeaseTimeout, UnknownTopic
+from umbel.errors import BrokerUnavailable, ElectionTimeout, LeaseTimeout, UnknownTopic
 from umbel.protocol.leadership.coordination import NAMESPACE, ElectionRequest, Policy, election_key
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
@@ -37,12 +36,7 @@ pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module", params=["sqlite", "redis", "amqp"])
 def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    home = tmp_path_factory.mktemp(request.param)
-    if request.param == "amqp":  # the node that other tests use, which takes long to start
-        server = shared_server()
-        yield Place(server.url(server.new_vhost()), f"sqlite:///{home / 'results.db'}")
-        return
-    with place(request.param, home) as made:
+    with place(request.param, tmp_path_factory.mktemp(request.param)) as made:
         yield made
 
 
@@ -131,8 +125,7 @@ def test_each_elected_task_is_sent_once_or_reported_failed_while_workers_die(
 def elections_tell_how_they_ended(here: Field) -> None:
     """Before the first worker is there, and with one (E3, E4, E5)."""
     elect, write = here.cluster.app.control.election, {"journal": str(here.journal)}
-    with pytest.raises(ElectionTimeout, match="still open"):
-        elect("early", "write", write, timeout=2.0)
+    wait_until(lambda: is_still_open(here, "early"), what="nobody to take the election")
     elect("stale", "write", write, expires=0.01, timeout=0)
     asyncio.run(open_and_tell_nobody(here, "unheard"))
     here.start(WORKERS[0])
@@ -148,6 +141,17 @@ def elections_tell_how_they_ended(here: Field) -> None:
         elect("odd", "nothing", timeout=30)
     result = here.cluster.app.tasks["election_tasks.report"].s(str(here.journal), "sent").election()
     assert result.get(timeout=30) == "sent"
+
+
+def is_still_open(here: Field, election_id: str) -> bool:
+    """A busy machine may take longer than that to reach the broker, which is another error."""
+    try:
+        here.cluster.app.control.election(election_id, "write", {"journal": str(here.journal)}, timeout=1.0)
+    except ElectionTimeout as error:
+        return "still open" in str(error)
+    except BrokerUnavailable:
+        return False
+    raise AssertionError("somebody took it")
 
 
 async def open_and_tell_nobody(here: Field, election_id: str) -> None:

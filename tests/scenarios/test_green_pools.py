@@ -10,6 +10,7 @@ from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
 from tests.waiting import wait_until
 from umbel import AsyncResult
+from umbel.launch.workers import node_name
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
 COROUTINES = 1000
@@ -53,7 +54,7 @@ def test_a_coroutine_that_keeps_the_loop_does_not_keep_the_worker(tmp_path: Path
         blocker = cluster.app.send_task("green_tasks.hold_up", [str(tmp_path), str(gate)])
         wait_until(lambda: blocker.id in ran(tmp_path), what="the task to keep the loop")
         other = cluster.app.send_task("green_tasks.nap", [str(tmp_path), 0.0])
-        assert "pong" in cluster.umbel("ping").stdout
+        assert "pong" in cluster.umbel("ping", "-d", node_name("w1"), "--timeout", "20").stdout
         assert cluster.umbel("health", "--live").returncode == 0
         wait_until(lambda: "blocks the event loop" in cluster.log("w1"), what="a line in the log")
         assert "hold_up" in cluster.log("w1")

@@ -8,6 +8,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.servers.rabbitmq import amqp_url
 from tests.servers.redis import redis_server, redis_url
+from umbel.launch.workers import node_name
 
 __all__ = ["amqp_url", "redis_server", "redis_url"]
 
@@ -26,5 +27,5 @@ def test_a_worker_runs_tasks_on_uvloop(tmp_path: Path, broker: str, request: pyt
         cluster.start_worker("w1", "-P", "asyncio", worker_loop="uvloop")
         loop = cluster.app.send_task("green_tasks.loop_module").get(timeout=30)
         assert str(loop).startswith("uvloop")
-        assert "pong" in cluster.umbel("ping").stdout
+        assert "pong" in cluster.umbel("ping", "-d", node_name("w1"), "--timeout", "20").stdout
         assert cluster.stop_worker("w1") == 0

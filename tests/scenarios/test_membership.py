@@ -67,7 +67,9 @@ class Watcher:
 
 
 def states(cluster: Cluster) -> dict[str, str]:
-    rows: list[dict[str, Any]] = json.loads(cluster.umbel("members", "--json", check=False).stdout)
+    rows: list[dict[str, Any]] = json.loads(
+        cluster.umbel("members", "--timeout", "5", "--json", check=False).stdout
+    )
     return {row["node"].partition("@")[0]: row["state"] for row in rows}
 
 
@@ -171,7 +173,7 @@ def test_a_worker_runs_tasks_with_everything_off(tmp_path: Path) -> None:
         cluster.app.send_task("membership_tasks.note", ["alone"]).get(timeout=20)
         for part in parts:
             assert f"disabled by without_{part}" in cluster.log("w1")
-        (clock,) = cluster.umbel_json("clock")["nodes"].values()
+        (clock,) = cluster.umbel_json("clock", "--timeout", "5")["nodes"].values()
         assert clock > 0
 
 

@@ -11,7 +11,6 @@ import pytest
 from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
 from tests.scenarios.places import place
-from tests.servers.rabbitmq import shared_server
 from tests.servers.way import Way
 from tests.waiting import wait_until
 from umbel.urls import without_password
@@ -27,10 +26,7 @@ ELSEWHERE = ("too few clocks to compare with", "two wall clocks differ")
 @contextmanager
 def server(broker: str, directory: Path) -> Iterator[tuple[str, str]]:
     """Where the broker is, and where results are kept."""
-    if broker == "amqp":
-        yield shared_server().url(shared_server().new_vhost()), f"sqlite:///{directory / 'results.db'}"
-        return
-    with place("redis", directory, durable=False) as at:
+    with place(broker, directory, durable=False) as at:
         yield at.broker, at.backend
 
 

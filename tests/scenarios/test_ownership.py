@@ -2,6 +2,8 @@
 
 import signal
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,26 @@ from tests.waiting import wait_until
 
 TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
 RUNS_ELSEWHERE_WITHIN_S = 15.0
-pytestmark = [
-    pytest.mark.scenario,
-    pytest.mark.timeout(180),
-    pytest.mark.parametrize("broker", ["sqlite", "redis", "amqp"]),
-]
+BROKERS = ("sqlite", "redis", "amqp")
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
+
+
+@contextmanager
+def everywhere(home: Path, **settings: object) -> Iterator[dict[str, Cluster]]:
+    """Two workers on each broker. What they are waited for passes on all brokers at the same time."""
+    with ExitStack() as stack:
+        clusters: dict[str, Cluster] = {}
+        for broker in BROKERS:
+            (directory := home / broker).mkdir()
+            where = stack.enter_context(place(broker, directory))
+            made = Cluster(directory, TASKS_FILE, broker=where.broker, backend=where.backend, **settings)
+            clusters[broker] = stack.enter_context(made)
+            for name in ("w1", "w2"):
+                made.start_worker(name, "-c", "1", wait=False)
+        for made in clusters.values():
+            for name in ("w1", "w2"):
+                made.wait_for(name)
+        yield clusters
 
 
 def lines(directory: Path) -> list[str]:
@@ -25,37 +42,42 @@ def lines(directory: Path) -> list[str]:
     return journal.read_text().splitlines() if journal.exists() else []
 
 
-def test_a_task_that_takes_ten_leases_runs_once(broker: str, tmp_path: Path) -> None:
-    with (
-        place(broker, tmp_path) as where,
-        Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend, lease_s=0.5) as cluster,
-    ):
-        cluster.start_worker("w1", "-c", "1")
-        cluster.start_worker("w2", "-c", "1")
-        cluster.app.send_task("chaos_tasks.work", [str(tmp_path), 5.0]).get(timeout=30)
-        assert len(lines(tmp_path)) == 1
+def test_a_task_that_takes_ten_leases_runs_once(tmp_path: Path) -> None:
+    with everywhere(tmp_path, lease_s=0.5) as clusters:
+        sent = [
+            cluster.app.send_task("chaos_tasks.work", [str(cluster.home), 5.0])
+            for cluster in clusters.values()
+        ]
+        for one in sent:
+            one.get(timeout=30)
+        assert {broker: len(lines(tmp_path / broker)) for broker in clusters} == dict.fromkeys(BROKERS, 1)
 
 
-def test_a_killed_workers_task_runs_elsewhere(broker: str, tmp_path: Path) -> None:
-    with (
-        place(broker, tmp_path) as where,
-        Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend) as cluster,
-    ):
-        cluster.start_worker("w1", "-c", "1")
-        cluster.start_worker("w2", "-c", "1")
-        long = cluster.app.send_task("chaos_tasks.work", [str(tmp_path), 5.0])
-        wait_until(lambda: lines(tmp_path), what="the task to start")
-        child = int(lines(tmp_path)[0].split()[2])
-        killed, other = ("w1", "w2") if child in cluster.children_of("w1") else ("w2", "w1")
-        cluster.kill_worker(killed)
+def test_a_killed_workers_task_runs_elsewhere(tmp_path: Path) -> None:
+    with everywhere(tmp_path) as clusters:
+        sent, other = {}, {}
+        for broker, cluster in clusters.items():
+            home = cluster.home
+            sent[broker] = cluster.app.send_task("chaos_tasks.waits_for_file", [str(home), "may-end"])
+            wait_until(lambda: lines(home), what=f"the task to start on {broker}")  # noqa: B023
+            child = int(lines(home)[0].split()[2])
+            killed, other[broker] = ("w1", "w2") if child in cluster.children_of("w1") else ("w2", "w1")
+            cluster.kill_worker(killed)
         # With the default lease of 10 s.
         wait_until(
-            lambda: len(lines(tmp_path)) == 2, deadline_s=RUNS_ELSEWHERE_WITHIN_S, what="its second run"
+            lambda: {broker for broker in BROKERS if len(lines(tmp_path / broker)) == 2} == set(BROKERS),
+            deadline_s=RUNS_ELSEWHERE_WITHIN_S,
+            what="the second runs",
         )
-        long.get(timeout=30)
-        first, second = (line.split() for line in lines(tmp_path))
-        assert (first[1], second[1]) == ("0", "1")  # the second run knows that it is one
-        wait_until(lambda: cluster.counters(other).get("repeated") == 1, what="the repeat to be counted")
+        for broker, cluster in clusters.items():
+            (cluster.home / "may-end").touch()
+            sent[broker].get(timeout=30)
+            first, second = (line.split() for line in lines(cluster.home))
+            assert (first[1], second[1]) == ("0", "1"), broker  # the second run knows that it is one
+            wait_until(
+                lambda: cluster.counters(other[broker]).get("repeated") == 1,  # noqa: B023
+                what=f"the repeat to be counted on {broker}",
+            )
 
 
 def held_more_than_one(cluster: Cluster) -> int | None:
@@ -63,10 +85,10 @@ def held_more_than_one(cluster: Cluster) -> int | None:
     return row["claimed"] if row["claimed"] > 1 else None
 
 
+# On RabbitMQ the connection is the lease, which ends after two heartbeats.
+@pytest.mark.parametrize("broker", ["sqlite", "redis"])
 def test_a_worker_that_lost_its_lease_starts_nothing_that_others_have(broker: str, tmp_path: Path) -> None:
     """A worker that stood still for longer than its lease, with tasks that had not started."""
-    if broker == "amqp":
-        pytest.skip("the connection is the lease: RabbitMQ ends it after two heartbeats")
     with (
         place(broker, tmp_path, durable=False) as where,
         Cluster(tmp_path, TASKS_FILE, broker=where.broker, backend=where.backend, lease_s=1.0) as cluster,

@@ -15,7 +15,6 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.scenarios.places import Place, place
-from tests.servers.rabbitmq import shared_server
 from tests.waiting import wait_until
 from umbel.app.cluster.periodic import slot_id
 
@@ -31,10 +30,6 @@ pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
 
 @pytest.fixture(params=["sqlite", "redis", "amqp"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "amqp":  # the node that other tests use, which takes long to start
-        server = shared_server()
-        yield Place(server.url(server.new_vhost()), f"sqlite:///{tmp_path / 'results.db'}")
-        return
     with place(request.param, tmp_path) as made:
         yield made
 

@@ -235,11 +235,15 @@ def long_task(cluster: Cluster, home: Path) -> AsyncResult[str]:
 def what_the_cluster_shares_works_again(cluster: Cluster) -> None:
     control, task_id = cluster.app.control, "revoked-before-it-was-sent"
     wait_until(
-        lambda: len(control.ping(timeout=2.0) or ()) == 2, deadline_s=ENOUGH_S, what="both workers to answer"
+        lambda: len(control.ping(timeout=2.0, limit=2) or ()) == 2,
+        deadline_s=ENOUGH_S,
+        what="both workers to answer",
     )
     control.revoke(task_id)
     if cluster.app.settings.broker.startswith("amqp"):  # there a revoke may come after what was sent later
-        wait_until(lambda: task_id in str(control.ask("revoked").replies), what="the worker to know of it")
+        wait_until(
+            lambda: task_id in str(control.ask("revoked", limit=2).replies), what="the worker to know of it"
+        )
     revoked = cluster.app.send_task("replaced_tasks.add", (1, 1), task_id=task_id)
     with pytest.raises(TaskRevoked):
         revoked.get(timeout=ENOUGH_S)
@@ -247,4 +251,4 @@ def what_the_cluster_shares_works_again(cluster: Cluster) -> None:
 
 
 def states(cluster: Cluster) -> dict[str, str]:
-    return {row["node"]: row["state"] for row in cluster.umbel_json("members", "--timeout", "5")}
+    return {row["node"]: row["state"] for row in cluster.umbel_json("members", "--timeout", "2")}

@@ -10,6 +10,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
 from tests.waiting import wait_until
+from umbel.launch.workers import node_name
 
 TASKS_FILE = Path(__file__).with_name("chaos_tasks.py")
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
@@ -33,7 +34,7 @@ def test_a_draining_worker_says_so_and_answers_and_is_live_but_not_ready(tmp_pat
         wait_until(
             lambda: "draining, 1 running" in cluster.umbel("health", check=False).stdout, what="it to drain"
         )
-        status = cluster.umbel("status")  # remote control goes on
+        status = cluster.umbel("status", "-d", node_name("w1"), "--timeout", "20")  # remote control goes on
         assert "draining, 1" in " ".join(status.stdout.split())
         assert cluster.umbel("health", "--live", check=False).returncode == 0
         assert cluster.umbel("health", "--ready", check=False).returncode == 1

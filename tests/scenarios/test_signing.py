@@ -18,16 +18,14 @@ from msgspec.structs import replace
 
 from tests.cluster import Cluster
 from tests.scenarios.places import place
-from tests.servers.rabbitmq import amqp_url
 from tests.waiting import wait_until
 from umbel.app.configuration.settings import override
 from umbel.brokers.interface import Broadcast
+from umbel.launch.workers import node_name
 from umbel.protocol.pidbox import Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.signing import HEADER, Keyring
-
-__all__ = ["amqp_url"]
 
 TASKS_FILE = Path(__file__).with_name("signed_tasks.py")
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
@@ -58,11 +56,6 @@ def old_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Clus
 @contextmanager
 def cluster_with(keys: str, request: pytest.FixtureRequest, home: Path) -> Iterator[Cluster]:
     settings = {"signing_keys": keys, "lease_s": 2}
-    if request.param == "amqp":
-        broker, backend = request.getfixturevalue("amqp_url"), f"sqlite:///{home / 'results.db'}"
-        with Cluster(home, TASKS_FILE, broker=broker, backend=backend, **settings) as made:
-            yield made
-        return
     with (
         place(request.param, home, durable=False) as at,
         Cluster(home, TASKS_FILE, broker=at.broker, backend=at.backend, **settings) as made,
@@ -76,11 +69,12 @@ def runs(cluster: Cluster) -> list[str]:
 
 
 def stats_of(cluster: Cluster) -> list[dict[str, Any]]:
-    """What each worker says, once all that live have answered."""
+    """What each worker says, once all that live have answered; those that died are not waited for."""
+    workers = len(cluster.workers)
 
     def answers() -> list[dict[str, Any]]:
-        found = cluster.app.control.inspect(timeout=ANSWER_S).stats() or {}
-        return list(found.values()) if len(found) == len(cluster.workers) else []
+        found = cluster.app.control.inspect(timeout=ANSWER_S, limit=workers).stats() or {}
+        return list(found.values()) if len(found) == workers else []
 
     return wait_until(answers, deadline_s=ENOUGH_S, what="the answers of all workers")
 
@@ -193,8 +187,8 @@ def check_commands(cluster: Cluster) -> None:
     # Whoever only looks needs no key; and who has none is told why it is not obeyed.
     app.settings = override(app.settings, signing_keys=[])
     app.control.close()
-    assert app.control.ping(timeout=ANSWER_S)
-    refused = app.control.ask("pool_grow", {"n": 1}, timeout=ANSWER_S).replies
+    assert app.control.ping(timeout=ANSWER_S, limit=workers)
+    refused = app.control.ask("pool_grow", {"n": 1}, timeout=ANSWER_S, limit=workers).replies
     assert ["unsigned" in one["error"] for one in refused.values()] == [True] * workers
 
 
@@ -244,7 +238,7 @@ def test_keys_are_rotated_under_load_and_nothing_is_lost(old_cluster: Cluster) -
 
     def load() -> None:
         number = 0
-        while not done.wait(0.01):
+        while not done.wait(0.05):
             number += 1
             then = app.tasks["signed_tasks.note"].si(home, f"load-{number}")
             sent.append((chain | then).delay())
@@ -275,7 +269,8 @@ def test_unsigned_messages_are_taken_where_the_worker_says_so_and_nothing_shows_
     with Cluster(tmp_path, TASKS_FILE, signing_keys=f"{NEW},{OLD}") as cluster:
         cluster.start_worker("w", "-c", "1", "-Q", "celery,open", "-l", "DEBUG", accept_unsigned="open")
         note, home = cluster.app.tasks["signed_tasks.note"], str(tmp_path)
-        told = cluster.umbel("inspect", "conf").stdout + cluster.umbel("inspect", "report").stdout
+        patiently = ("-d", node_name("w"), "--timeout", "20")
+        told = "".join(cluster.umbel("inspect", one, *patiently).stdout for one in ("conf", "report"))
         doctor = cluster.umbel("doctor").stdout
         assert "new:***" in told
         assert "new, old" in doctor

@@ -84,8 +84,8 @@ class LightNode:
             self.events.clock,
             state,
             parts.mailbox,
+            self.mingle.look_around,
             members=tuple,
-            before_listening=self.mingle.look_around,
         )
         self._steps: list[Step] = [self.events, self.heart, self.control, self.mingle, self.gossip]
 

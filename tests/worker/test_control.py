@@ -144,8 +144,8 @@ class Cluster:
             state.clock,
             cast("ControlState", state),
             figures,
+            nothing_before,
             members=lambda: self.members.get(name, ()),
-            before_listening=nothing_before,
         )
         async with asyncio.TaskGroup() as group:
             control.adopt(group)

@@ -109,7 +109,7 @@ def test_observers_tell_views_and_the_others_believe_them(
             told: list[dict[str, Any]] = []
             other.gossip.listen("worker-view", told.append)
             await until(lambda: {one["hostname"] for one in told} >= _full(observers(nodes)), what="views")
-            assert {run[0] for run in told[-1]["runs"]} == _full(nodes)
+            await until(lambda: {run[0] for run in told[-1]["runs"]} == _full(nodes), what="whole views")
             runs = [["z@x", 5, 1, 0, 2.0, "umbel"]]
             await tell(other, "worker-online", hostname="y@x", pid=1, inc=7)
             await until(lambda: "y" in other.sees(), what="the observer to be known")

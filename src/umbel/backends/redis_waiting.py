@@ -16,6 +16,7 @@ from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.loop_links import LoopLink, hold, release
+from umbel.brokers.redis.replies import checked
 from umbel.errors import AccessRefused, BrokerSilent, BrokerUnavailable
 from umbel.protocol.delivery.states import PENDING, READY_STATES
 from umbel.protocol.retry import reconnect_wait_s
@@ -131,7 +132,7 @@ class Listener:
             try:
                 await self._link.connect()
                 sent = self._link.send_after([("SUBSCRIBE", *keys)], ("MGET", *keys))
-                (payloads,) = await self._link.reply_to(sent)
+                (payloads,) = checked(await self._link.reply_to(sent), self._link.address)
             except AccessRefused:
                 raise
             except BrokerUnavailable as problem:

@@ -25,6 +25,7 @@ from umbel.brokers.redis.answers import answer, is_direct
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.publishing import fan_out
+from umbel.brokers.redis.replies import checked
 from umbel.errors import BrokerError
 from umbel.protocol.outage import LinkChange
 from umbel.protocol.retry import reconnect_wait_s
@@ -119,7 +120,7 @@ class RedisSubscription:
         # The replies come as pushes, one for each glob, so it is the echo that is waited for.
         link = self._link
         commands = [("PSUBSCRIBE", glob) for glob in self._globs]
-        await link.reply_to(link.send_after(commands, ("PING",)))
+        checked(await link.reply_to(link.send_after(commands, ("PING",))), link.address)
 
     def _take(self, pushed: list[Any]) -> None:
         if pushed[0] != b"pmessage":

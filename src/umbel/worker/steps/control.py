@@ -39,9 +39,9 @@ class Control(Step):
         clock: LamportClock,
         state: ControlState,
         figures: MailboxFigures,
+        before_listening: Callable[[], Awaitable[None]],
         *,
         members: Callable[[], Sequence[Known]],
-        before_listening: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__()
         self._context = context
