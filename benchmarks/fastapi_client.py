@@ -103,10 +103,10 @@ def _under_load(
         told, _ = loading.communicate(timeout=5 * seconds + 120)
         answers = json.loads(told)
         subject, bare = answers["sites"]
-        return {"rate": answers["rate"], **_judged(subject, bare, home / "ledger")}
+        return {"rate": answers["rate"], **judged(subject, bare, home / "ledger")}
 
 
-def _judged(subject: dict[str, Any], bare: dict[str, Any], ledger: Path) -> dict[str, Any]:
+def judged(subject: dict[str, Any], bare: dict[str, Any], ledger: Path) -> dict[str, Any]:
     acknowledged = set(subject["acknowledged"])
     wait_until(lambda: acknowledged <= _runs(ledger).keys(), deadline_s=RUN_S, what="what was sent to run")
     runs = _runs(ledger)

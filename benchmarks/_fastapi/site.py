@@ -57,5 +57,6 @@ def make_site(*, sends: bool) -> FastAPI:
 if __name__ == "__main__":
     kind, port = sys.argv[1:]
     made = make_site(sends=kind == "subject")
-    uvicorn.run(made, host="127.0.0.1", port=int(port), log_level="warning", backlog=4096)
+    options: dict[str, Any] = {"log_level": "warning", "backlog": 4096, "timeout_keep_alive": 600}
+    uvicorn.run(made, host="127.0.0.1", port=int(port), **options)
     sys.exit(os.EX_OK)

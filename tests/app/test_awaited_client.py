@@ -5,6 +5,7 @@ import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from tests.servers.redis import RedisServer
 from umbel import App, chain, chord, group
 from umbel.app.aio import loop_warning
 from umbel.app.aio.clients import THREADS_MAX
-from umbel.app.aio.gate import Gate
+from umbel.app.aio.gate import Gate, Turns
+from umbel.app.running.request import Request, Running
 from umbel.brokers.interface import BATCH_MAX
 from umbel.errors import BrokerUnavailable, BufferFull, SendUnknown, TooLarge
 from umbel.wire.message import Message, Outgoing
+from umbel.wire.result import encode_state
 
 
 def messages(count: int, size: int = 2) -> list[Outgoing]:
@@ -98,6 +101,31 @@ def test_a_turn_that_comes_in_the_moment_of_a_cancellation_is_passed_on() -> Non
             await send()
 
     asyncio.run(scenario())
+
+
+def test_a_thousand_sends_at_once_leave_the_loop_to_others_in_between() -> None:
+    async def scenario() -> list[int]:
+        turns, begun, seen = Turns(begin_max=10), 0, list[int]()
+
+        async def begin() -> None:
+            nonlocal begun
+            await turns.take()
+            begun += 1
+
+        def look() -> None:
+            seen.append(begun)
+            if begun < 34:
+                asyncio.get_running_loop().call_soon(look)
+
+        asyncio.get_running_loop().call_soon(look)
+        sends = [asyncio.create_task(begin()) for _ in range(35)]
+        sends[20].cancel()
+        await asyncio.gather(*sends, return_exceptions=True)
+        return seen
+
+    seen = asyncio.run(scenario())
+    assert seen[-1] == 34
+    assert max(later - before for before, later in pairwise(seen)) <= 10
 
 
 def test_a_batch_has_a_limit(app: App) -> None:
@@ -222,6 +250,25 @@ def test_signals_and_events_tell_of_awaited_sends(redis: RedisServer) -> None:
     assert b"cmdstat_publish:" in stats
 
 
+def test_a_running_task_keeps_what_it_cannot_send(tmp_path: Path) -> None:
+    """As with `delay`: it goes out when the task ends, and only so much is kept."""
+    away = RedisServer(tmp_path).url
+    settings: dict[str, Any] = {"publish_timeout_s": 0.1, "publish_buffer_max": 2}
+    app = App("task", broker=away, backend=away, **settings)
+    request = Request(id="t", task="sends", called_directly=False)
+
+    async def scenario() -> None:
+        with Running(request):
+            sent = await asyncio.gather(*(app.asend_task("anything", (number,)) for number in range(2)))
+            assert {one.message.correlation_id for one in request.unsent} == {one.id for one in sent}
+            assert set(request.children) == {one.id for one in sent}
+            with pytest.raises(BufferFull, match="publish_buffer_max"):
+                await app.asend_task("anything")
+
+    with app:
+        asyncio.run(scenario())
+
+
 # -- what ends with a loop -------------------------------------------------------------------------
 
 
@@ -295,6 +342,35 @@ def test_a_sqlite_file_that_is_locked_is_an_error_in_time(tmp_path: Path) -> Non
     with app:
         asyncio.run(scenario())
         assert store_messages(app) == 2
+
+
+def test_a_result_in_a_file_is_not_read_on_the_loop(tmp_path: Path) -> None:
+    """Who has the file lets go of it when the loop says so, which it could not if it were blocked."""
+    app = App("read", broker=f"sqlite:///{tmp_path}/q.db", connect_timeout_s=5.0)
+    app.backend.store([encode_state("a", "SUCCESS", 7)])
+    store = app.backend._store  # type: ignore[attr-defined]
+    holds, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store.database.write():
+            holds.set()
+            release.wait(60)
+
+    async def scenario() -> None:
+        reading = [asyncio.create_task(app.AsyncResult("a").aget(timeout=30)) for _ in range(2)]
+        asking = asyncio.create_task(app.AsyncResult("a").astate())
+        asyncio.get_running_loop().call_later(0.05, release.set)
+        assert await asyncio.gather(*reading, asking) == [7, 7, "SUCCESS"]
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    holds.wait(60)
+    try:
+        with app:
+            asyncio.run(scenario())
+    finally:
+        release.set()
+        holder.join()
 
 
 def store_messages(app: App) -> int:

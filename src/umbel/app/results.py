@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from umbel.app.aio.loop_warning import warn_on_loop
 from umbel.app.aio.results import STATE_S, UNANSWERED, AwaitedApp, AwaitedGroup, AwaitedResult
 from umbel.app.joining import Callback, join, refuse_join
-from umbel.app.rebuilding import rebuild_exception
+from umbel.app.rebuilding import rebuild_exception, shown_result
 from umbel.app.types.call_types import ResultTypes
 from umbel.backends.interface import Backend
 from umbel.errors import BadValue, BrokerError, ResultTimeout
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from umbel.app.configuration.settings import Settings
 
 R = TypeVar("R")
-_WITH_EXCEPTION = frozenset({"FAILURE", "RETRY", "REVOKED"})
 
 
 class StoringApp(Protocol):
@@ -109,10 +108,7 @@ class AsyncResult(AwaitedResult[R]):
     @property
     def result(self) -> Any:
         """The return value, or the exception, or what `update_state` stored; None while pending."""
-        found = self._read()
-        if found is not None and found.status in _WITH_EXCEPTION:
-            return rebuild_exception(found.result)
-        return found and (self._typed(found.result) if found.status == SUCCESS else found.result)
+        return shown_result(self._read(), self._types)
 
     @property
     def info(self) -> Any:
@@ -220,16 +216,14 @@ class AsyncResult(AwaitedResult[R]):
     def _value(self, *, propagate: bool) -> R:
         assert self._final is not None
         if self._final.status == SUCCESS:
-            return self._typed(self._final.result)  # type: ignore[no-any-return]
+            value: R = shown_result(self._final, self._types)
+            return value
         error = rebuild_exception(self._final.result)
         if not propagate:
             return error  # type: ignore[return-value]
         if self._final.traceback:
             error.add_note(f"\nin the worker:\n{self._final.traceback}")
         raise error
-
-    def _typed(self, value: Any) -> Any:
-        return value if self._types is None else self._types.parse_result(value)
 
     def _refuse_join(self, allow_join: bool | None) -> None:
         refuse_join(self.id, self.app.settings.task_allow_join if allow_join is None else allow_join)

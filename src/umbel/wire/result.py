@@ -20,14 +20,13 @@ Child = str | tuple[str, str | None]
 """A task sent while this one ran: its id, or its id and that of its parent."""
 
 
-# Our errors that Celery or Python has too, as clients catch them: described so, either kind of client gets
+# Our errors that Celery has too, as its clients catch them: described so, either kind of client gets
 # the class it knows.
 CELERY_ERRORS: Mapping[type[BaseException], tuple[str, str]] = {
     errors.NotRegistered: ("celery.exceptions", "NotRegistered"),
     errors.TaskRevoked: ("celery.exceptions", "TaskRevokedError"),
     errors.MaxRetriesExceeded: ("celery.exceptions", "MaxRetriesExceededError"),
     errors.ChordError: ("celery.exceptions", "ChordError"),
-    errors.WrongType: ("builtins", "TypeError"),
     errors.Retry: ("celery.exceptions", "Retry"),
     errors.WorkerLost: ("billiard.exceptions", "WorkerLostError"),
     errors.TimeLimitExceeded: ("billiard.exceptions", "TimeLimitExceeded"),
@@ -104,6 +103,8 @@ def exception_map(exc: BaseException) -> ExceptionMap:
     # Not exc.args: a subclass may have made something else of that name.
     args: tuple[object, ...] = _ARGS.__get__(exc)
     kind = type(exc)
+    if kind is errors.WrongType:  # every client knows what that is
+        kind = TypeError
     module, name = CELERY_ERRORS.get(kind) or (kind.__module__, kind.__qualname__)
     return {
         "exc_type": leaving(str(name)),

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import ParamSpec, Protocol, TypeVar
 
 from umbel.app.aio.event_feed import EventFeed
-from umbel.app.aio.gate import Gate
+from umbel.app.aio.gate import Gate, Turns
 from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend, Lasting
 from umbel.brokers.interface import AsyncProducer
@@ -28,6 +28,7 @@ from umbel.brokers.registry import open_async_producer
 P = ParamSpec("P")
 R = TypeVar("R")
 THREADS_MAX = 4
+TELL_EVERY_S = 1.0
 
 
 class ConnectedApp(Protocol):
@@ -46,6 +47,7 @@ class LoopClient:
         self.loop = asyncio.get_running_loop()
         self._on_end = on_end
         self.gate = Gate()
+        self.turns = Turns()
         self.events = EventFeed(app.settings.for_broker)
         self._app = app
         self._process = os.getpid()
@@ -56,6 +58,7 @@ class LoopClient:
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="umbel client")
         self._free = asyncio.Semaphore(THREADS_MAX)
         self._guard: AsyncGenerator[None, None] | None = None
+        self._tell_again_at = 0.0
         self.is_closed = False
 
     async def producer(self) -> AsyncProducer:
@@ -91,6 +94,14 @@ class LoopClient:
             raise
         future.add_done_callback(self._thread_is_free)
         return await asyncio.wrap_future(future)
+
+    def may_tell_of_outage(self) -> bool:
+        """Hundreds of sends may fail at once: one of them a second is logged."""
+        now = self.loop.time()
+        if now < self._tell_again_at:
+            return False
+        self._tell_again_at = now + TELL_EVERY_S
+        return True
 
     async def close(self) -> None:
         if self._guard is not None:

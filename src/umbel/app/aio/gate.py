@@ -1,5 +1,8 @@
 """Gate: how much an event loop may have on its way to the broker at once; the rest waits for its turn.
 
+Turns: how many sends begin in one round of the loop. Each takes a part of a millisecond to make its message,
+so a thousand that are started together would keep everybody else from the loop until the last one is made.
+
 Without it a broker that is slow would let messages pile up in the buffers of a connection. Who waits
 here waits in the order of coming, within the time that a send has, and at most so many do: past that a
 send fails at once, which tells the caller to slow down while there is still memory.
@@ -16,6 +19,36 @@ from umbel.wire.message import Outgoing
 MESSAGES_MAX = 1000
 BYTES_MAX = 16 * 2**20
 WAITING_MAX = 10_000
+BEGIN_MAX = 32
+
+
+class Turns:
+    def __init__(self, begin_max: int = BEGIN_MAX) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begin_max = begin_max
+        self._begun = 0  # in this round of the loop
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Return at once, or in a later round."""
+        if self._waiting or self._begun >= self._begin_max:
+            turn = self._loop.create_future()
+            self._waiting.append(turn)
+            await turn
+            return
+        if not self._begun:
+            self._loop.call_soon(self._begin_round)
+        self._begun += 1
+
+    def _begin_round(self) -> None:
+        self._begun = 0
+        while self._waiting and self._begun < self._begin_max:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its sender was cancelled
+                turn.set_result(None)
+                self._begun += 1
+        if self._begun:
+            self._loop.call_soon(self._begin_round)
 
 
 class Gate:

@@ -60,7 +60,7 @@ async def patiently(work: Callable[[], Awaitable[T]], timeout_s: float, what: st
 async def _send(
     client: LoopClient, batch: Sequence[Outgoing], timeout_s: float, *, patience_s: float
 ) -> None:
-    attempt, patience = Attempt(), Patience(patience_s)
+    attempt, patience = Attempt(), Patience(patience_s, client.may_tell_of_outage)
     try:
         async with asyncio.timeout(timeout_s), client.gate.room(batch):
             producer = await client.producer()

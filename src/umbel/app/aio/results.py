@@ -8,6 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from umbel.app.joining import Joinable, join_async
+from umbel.app.rebuilding import shown_result
+from umbel.app.types.call_types import ResultTypes
 from umbel.backends.interface import Backend
 from umbel.errors import BrokerError, ResultTimeout
 from umbel.protocol.delivery.states import PENDING, READY_STATES
@@ -44,6 +46,7 @@ class AwaitedResult(Generic[R]):
         ignored: bool
         _eager: Backend | None
         _final: ResultMap | None
+        _types: ResultTypes | None
         app: Any  # an AwaitedApp, which to mypy would keep a result from being a group's
 
         def forget(self) -> None: ...
@@ -75,11 +78,12 @@ class AwaitedResult(Generic[R]):
     async def astate(self) -> str:
         """The same as `state`: PENDING (also: unknown), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or a
         custom one."""
-        found = self._final
-        if found is None:
-            backend = await self._abackend()
-            found = self._noted((await backend.read_async([self.id])).get(self.id))
+        found = await self._aread()
         return found.status if found else PENDING
+
+    async def ainfo(self) -> Any:
+        """The same as `info`: the return value, or the exception, or what `update_state` stored."""
+        return shown_result(await self._aread(), self._types)
 
     async def aready(self) -> bool:
         return await self.astate() in READY_STATES
@@ -103,6 +107,12 @@ class AwaitedResult(Generic[R]):
         from umbel.app.aio.event_feed import events_of  # with a broker, which few clients listen to
 
         return events_of(self.id, self.app.alisten, self._awaited_end, timeout)
+
+    async def _aread(self) -> ResultMap | None:
+        if self._final is not None:
+            return self._final
+        backend = await self._abackend()
+        return self._noted((await backend.read_async([self.id])).get(self.id))
 
     async def _awaited_end(self) -> str:
         """The final state, when it is there."""

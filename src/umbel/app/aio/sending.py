@@ -95,6 +95,7 @@ class AsyncSending(AppBase):
         """Make messages: what the result backend must do first is done beside the loop."""
         if self.eager_backend is not None:
             return make()
+        await self.clients.here().turns.take()
         settings = self.settings
         if sends_results(settings.backend) and not settings.task_ignore_result:
             await self._beside(_address_of, "the address for results")

@@ -29,11 +29,15 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 
 
 class Patience:
-    """How long to go on after failures of the broker, shared by those who block and those who await."""
+    """How long to go on after failures of the broker, shared by those who block and those who await.
 
-    def __init__(self, timeout_s: float) -> None:
+    The first failure is logged, if `may_tell` does not say that others have told of it just now.
+    """
+
+    def __init__(self, timeout_s: float, may_tell: Callable[[], bool] = lambda: True) -> None:
         self._ends = monotonic() + timeout_s
         self._failures = 0
+        self._may_tell = may_tell
 
     def pause_s(self, error: BrokerUnavailable) -> float:
         """How long to wait before the next attempt; raises the error if there is no use or no time."""
@@ -44,7 +48,7 @@ class Patience:
         left_s = self._ends - monotonic()
         if pause_s >= left_s:
             raise error
-        if self._failures == 1:
+        if self._failures == 1 and self._may_tell():
             fields = {"up_to_s": round(left_s, 1), "why": str(error)}
             log.warning("broker unavailable; waiting to publish", extra=fields)
         return pause_s

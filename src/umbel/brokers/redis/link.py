@@ -39,6 +39,7 @@ class Link:
     """`on_push` gets what the server sends unasked; `on_lost` is called when a connection ends.
 
     A link with a `name` tells `on_link` when a connection that was in use is lost, and when it is restored.
+    One that `gathers` writes what is sent in one round of the loop at its end: many senders, one system call.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Link:
         connect_timeout_s: float,
         reply_timeout_s: float,
         resp3: bool = False,
+        gathers: bool = False,
         on_push: Callable[[list[Any]], None] | None = None,
         on_connect: Callable[[], Awaitable[None]] | None = None,
         on_lost: Callable[[], None] | None = None,
@@ -60,6 +62,7 @@ class Link:
         self._connect_timeout_s = connect_timeout_s
         self._reply_timeout_s = reply_timeout_s
         self._resp3 = resp3
+        self._gathers = gathers
         self._on_push = on_push
         self._on_connect = on_connect
         self._on_lost = on_lost
@@ -202,7 +205,7 @@ class Link:
         loop = asyncio.get_running_loop()
 
         def make() -> _Wire:
-            return _Wire(self._on_push, self._note_ended, self._reply_timeout_s)
+            return _Wire(self._on_push, self._note_ended, self._reply_timeout_s, gathers=self._gathers)
 
         if address.path:
             return (await loop.create_unix_connection(make, address.path))[1]
@@ -223,6 +226,8 @@ class _Wire(asyncio.Protocol):
         on_push: Callable[[list[Any]], None] | None,
         on_lost: Callable[..., None],
         reply_timeout_s: float,
+        *,
+        gathers: bool = False,
     ) -> None:
         self.is_closed = False
         self.is_garbled = False
@@ -234,6 +239,8 @@ class _Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reply_timeout_s = reply_timeout_s
         self._timer: asyncio.TimerHandle | None = None
+        self._gathers = gathers
+        self._gathered: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
@@ -246,8 +253,19 @@ class _Wire(asyncio.Protocol):
         self._batches.append(_Batch(len(commands), replies, self._loop.time()))
         if self._timer is None:
             self._timer = self._loop.call_later(self._reply_timeout_s, self._check)
-        self._transport.write(b"".join([_pack(tuple(command)) for command in (*before, *commands)]))
+        packed = [_pack(tuple(command)) for command in (*before, *commands)]
+        if not self._gathers:
+            self._transport.write(b"".join(packed))
+            return replies
+        if not self._gathered:
+            self._loop.call_soon(self._write_gathered)
+        self._gathered += packed
         return replies
+
+    def _write_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if self._transport is not None and not self.is_closed:
+            self._transport.write(b"".join(gathered))
 
     def data_received(self, data: bytes) -> None:
         try:

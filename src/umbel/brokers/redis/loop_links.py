@@ -27,6 +27,7 @@ class LoopLink:
             connect_timeout_s=timeout_s,
             reply_timeout_s=timeout_s,
             resp3=True,
+            gathers=True,
             on_push=self._pushed,
             on_lost=self._lost,
         )
