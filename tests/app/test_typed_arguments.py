@@ -440,3 +440,12 @@ def test_a_worker_does_not_start_with_names_that_nobody_knows(app: App) -> None:
     made.task(late_types.takes_unknown)
     with pytest.raises(ConfigurationError, match="takes_unknown' cannot be resolved: name 'Decimal'"):
         task_rules(made, made.settings)
+
+
+def test_a_type_error_of_the_task_itself_stays_what_it_is(app: App) -> None:
+    @app.task
+    def adds(amount: Decimal) -> Decimal:
+        return amount + "1"  # type: ignore[operator]
+
+    with app.eager():
+        assert type(adds.delay(Decimal(1)).get(propagate=False)) is TypeError
