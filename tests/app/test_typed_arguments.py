@@ -254,8 +254,11 @@ def test_a_result_that_does_not_fit_is_a_failure(app: App) -> None:
     def lies() -> Colour:
         return "green"  # type: ignore[return-value]
 
-    with app.eager(), pytest.raises(TypeError, match=r"the result of \S*lies is 'green'.*Invalid enum"):
-        lies.delay().get()
+    with app.eager():
+        result = lies.delay()
+        assert result.state == "FAILURE"
+        with pytest.raises(TypeError, match=r"the result of \S*lies is 'green'.*Invalid enum"):
+            result.get()
 
 
 def test_a_result_is_of_the_type_that_this_client_states(app: App) -> None:
@@ -448,4 +451,5 @@ def test_a_type_error_of_the_task_itself_stays_what_it_is(app: App) -> None:
         return amount + "1"  # type: ignore[operator]
 
     with app.eager():
-        assert type(adds.delay(Decimal(1)).get(propagate=False)) is TypeError
+        raised: Any = adds.delay(Decimal(1)).get(propagate=False)
+        assert type(raised) is TypeError
