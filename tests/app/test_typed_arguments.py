@@ -19,6 +19,7 @@ from tests.app import late_types
 from umbel import App, Task, chain, chord, group
 from umbel.errors import ChordError, ConfigurationError, WrongType
 from umbel.launch.native import task_rules
+from umbel.wire.task import decode_task
 
 
 class Colour(enum.Enum):
@@ -186,6 +187,12 @@ def test_json_brings_back_by_itself_what_msgspec_cannot_tell_apart(app: App, kin
     task = echo(app, kind)
     with app.eager():
         assert task.delay(value).get() == value
+
+
+def test_pickle_carries_the_objects_themselves(app: App) -> None:
+    task = echo(app, Order, serializer="pickle")
+    message = app.prepare(task.name, [ORDER], {}, {}).outgoing.message
+    assert decode_task(message, accept=["pickle"]).args == [ORDER]
 
 
 REFUSED: list[tuple[Any, Any, str]] = [
