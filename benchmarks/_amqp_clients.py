@@ -44,7 +44,8 @@ async def with_umbel(url: str) -> tuple[float, float]:
     began = time.process_time()
     for _ in range(COUNT // BATCH):
         properties = [encode_properties(Properties(**PROPERTIES)) for _ in range(BATCH)]
-        await channel.publish(encode_publish(channel.number, "", QUEUE, one, BODY) for one in properties)
+        frames = [encode_publish(channel.number, "", QUEUE, one, BODY) for one in properties]
+        await channel.publish(frames, list)
     published, seen, done = time.process_time() - began, 0, asyncio.Event()
     consumer = await link.channel()
 

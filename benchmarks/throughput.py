@@ -48,6 +48,12 @@ def measures_of(server: Server) -> tuple[Measure, ...]:
         Measure(f"{name}_enqueue", f"{on}enqueue, one at a time", "tasks/s"),
         Measure(f"{name}_bulk", f"{on}enqueue, in bulk", "tasks/s"),
         Measure(f"{name}_latency", f"{on}idle: sent until it runs, p50", "ms", higher_is_better=False),
+        Measure(
+            f"{name}_latency_client", f"{on}idle: until the call returns, p50", "ms", higher_is_better=False
+        ),
+        Measure(
+            f"{name}_latency_worker", f"{on}idle: from then until it runs, p50", "ms", higher_is_better=False
+        ),
         Measure(f"{name}_startup", f"{on}start-up until the first task", "ms", higher_is_better=False),
         Measure(f"{name}_memory", f"{on}worker and children, PSS", "MiB", higher_is_better=False),
         Measure(f"{name}_drain_cpu", f"{on}drain: CPU of worker and children", "µs/task", False),
@@ -72,11 +78,11 @@ def measure(contender: Contender, home: Path, server: Server, count: int) -> Map
     url = server.empty_url()
     each = round(count * ONE_AT_A_TIME)
     fill = contender.fill(home, url, each=each, bulk=count - each)
-    latency: dict[str, float] = {}
+    latency: Mapping[str, float] = {}
     with contender.draining(home, url, server, count) as (worker, drain):
         memory_bytes = worker.pss_bytes()
         if not contender.drains_only:
-            latency["latency"] = contender.probe(home, url, min(PROBES_MAX, count))
+            latency = contender.probe(home, url, min(PROBES_MAX, count))
     if left := contender.waiting(server, url):
         raise BenchmarkFailed(f"{contender.name} left {left:,} messages that it had run")
     drained = {

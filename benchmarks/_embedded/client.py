@@ -42,7 +42,7 @@ def main(module: str, what: str, *count: str) -> None:
     side: Any = import_module(module)
     answers = {
         "enqueue": lambda: enqueue(side, int(count[0])),
-        "probe": lambda: {"p50_ms": probing.p50_ms(side.send_probe, body.HOME, int(count[0]))},
+        "probe": lambda: probing.latencies(side.send_probe, body.HOME, int(count[0])),
         "describe": side.describe,
     }
     print(json.dumps(answers[what]()))

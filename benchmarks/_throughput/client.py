@@ -48,7 +48,7 @@ def main(module: str, what: str, *counts: str) -> None:
     numbers = [int(count) for count in counts]
     answers: dict[str, Callable[[], dict[str, Any]]] = {
         "fill": lambda: fill(side, *numbers),
-        "probe": lambda: {"p50_ms": probing.p50_ms(side.send_probe, body.HOME, *numbers)},
+        "probe": lambda: probing.latencies(side.send_probe, body.HOME, *numbers),
         "describe": side.describe,
     }
     print(json.dumps(answers[what]()))

@@ -71,10 +71,12 @@ class Contender:
     def fill(self, home: Path, url: str, *, each: int, bulk: int) -> Fill:
         return Fill(**self._ask(home, url, "fill", str(each), str(bulk)))
 
-    def probe(self, home: Path, url: str, count: int) -> float:
-        """The median time in milliseconds from sending a task to an idle worker until it runs."""
+    def probe(self, home: Path, url: str, count: int) -> Mapping[str, float]:
+        """Median times in milliseconds from sending a task to an idle worker until it runs."""
         probing.prepare(home)
-        return float(self._ask(home, url, "probe", str(count))["p50_ms"])
+        asked = self._ask(home, url, "probe", str(count))
+        parts = {"latency": "p50_ms", "latency_client": "client_p50_ms", "latency_worker": "worker_p50_ms"}
+        return {name: float(asked[of_client]) for name, of_client in parts.items()}
 
     @contextmanager
     def draining(self, home: Path, url: str, server: Server, count: int) -> Iterator[tuple[Running, Drain]]:

@@ -58,6 +58,16 @@ def set_up_logging(
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+def forget_logging() -> None:
+    """In a copy of a process that logs: as if logging had never been set up."""
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if isinstance(handler.formatter, PlainLines | JsonLines):
+            root.removeHandler(handler)
+            handler.close()
+            root.setLevel(logging.WARNING)
+
+
 def limit_lines(handler: logging.Handler) -> None:
     limit = LineLimit(handler)
     handler.addFilter(limit)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from umbel.app.aio.clients import THREADS_MAX
 from umbel.app.aio.gate import Gate, Turns
 from umbel.app.running.request import Request, Running
 from umbel.brokers.interface import BATCH_MAX
-from umbel.errors import BrokerUnavailable, BufferFull, SendUnknown, TooLarge
+from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable, BufferFull, SendUnknown, TooLarge
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.result import encode_state
 
@@ -267,6 +268,78 @@ def test_a_running_task_keeps_what_it_cannot_send(tmp_path: Path) -> None:
 
     with app:
         asyncio.run(scenario())
+
+
+def test_a_refused_subscription_gives_nobody_anothers_reply(redis: RedisServer) -> None:
+    """It is answered by an error where it has no answer when it is done, on a connection that all share."""
+    redis.ask("ACL", "SETUSER", "deaf", "on", ">pw", "~*", "+@all", "resetchannels")
+    url = redis.url.replace("redis://", "redis://deaf:pw@")
+    with App("hears", broker=redis.url, backend=redis.url) as hears:
+        hears.backend.store([encode_state("there", "SUCCESS", 7)])
+
+    async def scenario() -> None:
+        async with App("deaf", broker=url, backend=url) as app:
+            await app.asend_task("anything")
+            assert await app.AsyncResult("there").astate() == "SUCCESS"
+            for _ in range(3):
+                waiting = asyncio.create_task(app.AsyncResult("a").aget(timeout=5))
+                reading = [asyncio.create_task(app.AsyncResult("there").astate()) for _ in range(3)]
+                sending = [asyncio.create_task(app.asend_task("anything")) for _ in range(3)]
+                with pytest.raises(BrokerError, match=r"channel|permission"):
+                    await waiting
+                assert await asyncio.gather(*reading) == ["SUCCESS"] * 3
+                await asyncio.gather(*sending)
+
+    asyncio.run(scenario())
+    assert redis.ask("LLEN", "celery") == 10
+
+
+def test_names_are_resolved_beside_the_loop(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer comes when the loop says so, which it could not if it were blocked."""
+    release, resolve = threading.Event(), socket.getaddrinfo
+
+    def slow(*args: Any, **options: Any) -> Any:
+        assert release.wait(30), "the loop is blocked"
+        return resolve(*args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+
+    async def scenario() -> None:
+        url = redis.url.replace("127.0.0.1", "localhost")
+        async with App(
+            "named", broker=url, backend=url, publish_timeout_s=30.0, connect_timeout_s=30.0
+        ) as app:
+            sending = asyncio.create_task(app.asend_task("anything"))
+            asyncio.get_running_loop().call_later(0.05, release.set)
+            await sending
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "module"), [("rediss", "redis.address"), ("amqps", "amqp.location")], ids=["redis", "amqp"]
+)
+def test_certificates_are_read_beside_the_loop(
+    scheme: str, module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    read_in: list[threading.Thread] = []
+
+    def read(*_args: Any, **_options: Any) -> Any:
+        read_in.append(threading.current_thread())
+        raise AccessRefused("no such file")
+
+    monkeypatch.setattr(f"umbel.brokers.{module}.tls_context", read)
+
+    async def scenario() -> None:
+        backend = f"sqlite:///{tmp_path}/results.db"
+        broker = f"{scheme}://127.0.0.1:1"
+        async with App("tls", broker=broker, backend=backend, publish_timeout_s=2.0) as app:
+            with pytest.raises(AccessRefused, match="no such file"):
+                await app.asend_task("anything")
+
+    asyncio.run(scenario())
+    assert read_in
+    assert threading.current_thread() not in read_in
 
 
 # -- what ends with a loop -------------------------------------------------------------------------

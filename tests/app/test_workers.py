@@ -9,7 +9,7 @@ from umbel.app.configuration.settings import override
 from umbel.app.configuration.sizes import size_bytes
 from umbel.errors import BadSetting, WorkerLost
 from umbel.launch.native import Leftovers, task_rules
-from umbel.launch.workers import node_name
+from umbel.launch.node_names import node_name
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result

@@ -18,6 +18,8 @@ MEASURES = {
     "enqueue",
     "bulk",
     "latency",
+    "latency_client",
+    "latency_worker",
     "startup",
     "memory",
     "drain_cpu",

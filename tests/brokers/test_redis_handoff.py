@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
@@ -101,6 +102,24 @@ def test_what_is_handed_over_is_adopted_although_nobody_asks(
             await eventually(adopted, what="a message that is held")
 
     run(scenario())
+
+
+def test_a_claim_and_a_settle_that_wait_for_the_adoption_ask_for_it_once(
+    on_redis: BrokerUnderTest, redis_server: RedisServer
+) -> None:
+    """A task that is acknowledged when a child takes it is settled while the next claim is on its way."""
+
+    async def scenario() -> None:
+        async with on_redis.open() as broker:
+            idle = await waiting(broker, redis_server)
+            redis_server.ask("CONFIG", "RESETSTAT")
+            on_redis.producer().publish(outgoing("a"))
+            (held,) = (await idle).deliveries
+            claim, settled = await asyncio.gather(take(broker), broker.settle([Ack(held.tag)]))
+            assert not claim.deliveries and settled == Settled(1)
+
+    run(scenario())
+    assert b"cmdstat_hexists:calls=1," in cast("bytes", redis_server.ask("INFO", "commandstats"))
 
 
 def test_a_revoke_that_was_recorded_first_is_told_first(

@@ -15,7 +15,7 @@ from umbel.app.configuration.settings import Settings, override
 from umbel.cli.run import celery_options
 from umbel.cli.run.worker import command
 from umbel.errors import BadSetting
-from umbel.launch.workers import node_name
+from umbel.launch.node_names import node_name
 from umbel.logs import log_path
 from umbel.worker.process import daemon
 

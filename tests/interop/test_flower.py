@@ -15,7 +15,7 @@ import pytest
 from tests.interop.conftest import ON_REDIS
 from tests.interop.mixed_cluster import MixedCluster, Process, program_of
 from tests.waiting import wait_until
-from umbel.launch.workers import node_name
+from umbel.launch.node_names import node_name
 
 ADD = "shared_tasks.add"
 pytestmark = ON_REDIS

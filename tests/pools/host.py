@@ -27,6 +27,7 @@ from umbel.pools.guard import Raised, Returned, await_guarded, call_guarded
 from umbel.pools.interface import ChildContext, HostSpec, Job, Outcome, Runner
 from umbel.wire.message import Message, StoredResult
 
+IMPORTED_IN = os.getpid()
 _left_behind: list[object] = []  # what an app keeps alive after it was imported
 
 
@@ -102,6 +103,7 @@ class TestHost:
         return {
             "pid": os.getpid(),
             "loaded_in": self._loaded_in,
+            "imported_in": IMPORTED_IN,
             "child": self._context.child if self._context else None,
             "stdin": os.readlink("/proc/self/fd/0"),
             "sockets": sum(os.readlink(f"/proc/self/fd/{fd}").startswith("socket:") for fd in _open_fds()),

@@ -7,11 +7,14 @@ from typing import Any
 
 from tests.pools.host import make_job
 from tests.pools.recorder import Recorder, running, settings
+from umbel.pools.prefork.first_server import ForkPoint
+from umbel.pools.prefork.messages import setup_of
+from umbel.pools.prefork.server_process import StartedServer
 from umbel.pools.registry import make_pool
 
 
-async def main() -> None:
-    async with running("prefork") as (pool, recorder):
+async def main(first_server: StartedServer | None) -> None:
+    async with running("prefork", first_server=first_server) as (pool, recorder):
         pool.submit([make_job(1, "subprocess"), make_job(2, "multiprocess"), make_job(4, "daemon")])
         await recorder.until_back(1, 2, 4)
         pool.submit([make_job(3, "sleep", 1000, alone=True)])
@@ -34,4 +37,7 @@ async def load_forever() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, "")
-    asyncio.run(load_forever() if "load-forever" in sys.argv else main())
+    first = None
+    if "forked" in sys.argv:
+        first = ForkPoint().fork(setup_of(settings()), lambda: None)
+    asyncio.run(load_forever() if "load-forever" in sys.argv else main(first))

@@ -1,5 +1,6 @@
 """What the kernel says about a process."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -25,6 +26,11 @@ def signals(pid: int, kind: str) -> set[signal.Signals]:
             mask = int(value, 16)
             return {signum for signum in signal.Signals if mask >> (signum - 1) & 1}
     raise AssertionError(f"no {kind} of process {pid}")
+
+
+def held_by(pid: int) -> set[str]:
+    """What it has open, by the kernel's names."""
+    return {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
 
 
 def parent_of(pid: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from tests.pools.host import spec, value_of
 from tests.waiting import wait_until
 from umbel.pools.interface import LostJob, Outcome, Pool, PoolSettings, Told
+from umbel.pools.prefork.server_process import StartedServer
 from umbel.pools.registry import make_pool
 
 T = TypeVar("T")
@@ -90,10 +91,11 @@ def settings(*quirks: str, concurrency: int = 2, **fields: Any) -> PoolSettings:
 
 @asynccontextmanager
 async def running(
-    name: str, *quirks: str, concurrency: int = 2, **fields: Any
+    name: str, *quirks: str, concurrency: int = 2, first_server: StartedServer | None = None, **fields: Any
 ) -> AsyncIterator[tuple[Pool, Recorder]]:
     """A started pool and what it reports; stopped at the end."""
-    pool, recorder = make_pool(name, settings(*quirks, concurrency=concurrency, **fields)), Recorder()
+    chosen = settings(*quirks, concurrency=concurrency, **fields)
+    pool, recorder = make_pool(name, chosen, first_server), Recorder()
     await pool.start(recorder)
     try:
         yield pool, recorder

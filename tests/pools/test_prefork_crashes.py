@@ -17,6 +17,7 @@ from umbel.errors import PoolError
 from umbel.pools.prefork.exits import exit_reason
 from umbel.pools.prefork.messages import Signal, setup_of
 from umbel.pools.prefork.server_link import ServerLink
+from umbel.pools.prefork.server_process import spawn_server
 from umbel.pools.registry import make_pool
 
 
@@ -246,7 +247,9 @@ def test_what_is_sent_to_a_fork_server_that_closed_its_socket_harms_nobody() -> 
 
     async def scenario() -> list[str]:
         passed_on: list[str] = []
-        server = ServerLink(setup_of(settings()), on_messages=lambda *_: None, on_lost=lambda _: None)
+        server = ServerLink(
+            spawn_server(setup_of(settings())), on_messages=lambda *_: None, on_lost=lambda _: None
+        )
         try:
             server.close()
             server.send(Signal(1, signal.SIGUSR1), sent=lambda: passed_on.append("first"))

@@ -34,6 +34,7 @@ from umbel.pools.prefork.messages import (
     ToServer,
 )
 from umbel.pools.prefork.parent import PreforkPool
+from umbel.pools.prefork.server_process import StartedServer
 from umbel.wire.frames import Armed, Cancel, FrameReader, Outcomes, Problem, Ready, SoftLimit, encode_frame
 
 SLOTS = 1000
@@ -78,7 +79,7 @@ class FakeLink:
 class FakeServers:
     pid = 4711
 
-    def __init__(self, _: object, listener: Any) -> None:
+    def __init__(self, _: object, listener: Any, first: StartedServer | None) -> None:
         self._listener = listener
         self._links: dict[int, FakeLink] = {}
 
@@ -190,7 +191,11 @@ def test_a_listener_withdraws_and_submits_in_the_middle_of_a_thousand_children(
 @pytest.mark.scenario
 def test_as_many_busy_processes_as_there_are_stop_and_give_back_what_has_not_started(tmp_path: Path) -> None:
     async def scenario() -> None:
-        quick = {"batch_patience_s": 1000.0, "batch_target_s": 1000.0, "start_timeout_s": 300.0}
+        quick: dict[str, Any] = {
+            "batch_patience_s": 1000.0,
+            "batch_target_s": 1000.0,
+            "start_timeout_s": 300.0,
+        }
         async with running("prefork", concurrency=CHILDREN, **quick) as (pool, recorder):
             pool.submit([make_job(-1)])
             await recorder.until_back(-1)

@@ -134,9 +134,12 @@ def test_fork_can_be_forced() -> None:
 
 
 @contextmanager
-def main_process() -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Another main process with a pool, and what it says about its processes."""
-    command = [sys.executable, "-m", "tests.pools.main_process"]
+def main_process(server: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Another main process with a pool, and what it says about its processes.
+
+    `server`: how its fork server was started.
+    """
+    command = [sys.executable, "-m", "tests.pools.main_process", server]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -145,8 +148,9 @@ def main_process() -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
             process.kill()
 
 
-def test_killing_the_main_process_leaves_no_process_behind() -> None:
-    with main_process() as (process, about):
+@pytest.mark.parametrize("server", ["spawned", "forked"])
+def test_killing_the_main_process_leaves_no_process_behind(server: str) -> None:
+    with main_process(server) as (process, about):
         everyone = [about["fork-server"], *about["processes"], *about["grandchildren"]]
         assert len(everyone) == 6
         assert not any(is_gone(pid) for pid in everyone)
@@ -154,10 +158,14 @@ def test_killing_the_main_process_leaves_no_process_behind() -> None:
         wait_until(lambda: all(is_gone(pid) for pid in everyone), what=f"all of {everyone} to be gone")
 
 
-@pytest.mark.parametrize("first", ["main", "server"])
-def test_killing_main_process_and_fork_server_together_leaves_no_process_behind(first: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "server"), [("main", "spawned"), ("server", "spawned"), ("main", "forked")]
+)
+def test_killing_main_process_and_fork_server_together_leaves_no_process_behind(
+    first: str, server: str
+) -> None:
     """Not even what made a session of its own: the guard inherits it."""
-    with main_process() as (process, about):
+    with main_process(server) as (process, about):
         guard = parent_of(about["fork-server"])
         assert title(guard).endswith("child guard of tester@here")
         everyone = [guard, about["fork-server"], *about["processes"], *about["grandchildren"]]
@@ -173,8 +181,9 @@ def test_killing_main_process_and_fork_server_together_leaves_no_process_behind(
         )
 
 
-def test_killing_the_fork_server_alone_ends_what_its_tasks_had_started() -> None:
-    with main_process() as (_, about):
+@pytest.mark.parametrize("server", ["spawned", "forked"])
+def test_killing_the_fork_server_alone_ends_what_its_tasks_had_started(server: str) -> None:
+    with main_process(server) as (_, about):
         os.kill(about["fork-server"], signal.SIGKILL)
         orphans = [*about["processes"], *about["grandchildren"]]
         wait_until(

@@ -11,6 +11,7 @@ from typing import Any
 from umbel import App, Task
 
 HOME = Path(os.environ.get("POOL_TASKS_HOME", "."))
+IMPORTED_IN = os.getpid()
 app = App("pool")
 if (HOME / "broken").exists() and "umbel.pools.prefork.child" in sys.orig_argv:  # a child that starts afresh
     raise RuntimeError((HOME / "broken").read_text())
@@ -26,6 +27,12 @@ def note_start(node: str, child: int, **_: Any) -> None:
 @app.task
 def pid() -> int:
     return os.getpid()
+
+
+@app.task
+def imported_in() -> int:
+    """The process that imported this module; children are copies of it."""
+    return IMPORTED_IN
 
 
 @app.task(bind=True)

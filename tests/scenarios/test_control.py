@@ -17,7 +17,8 @@ from tests.servers.redis import RedisServer
 from tests.servers.way import Way
 from tests.waiting import wait_until
 from umbel.errors import TaskRevoked, TimeLimitExceeded
-from umbel.launch.workers import MAILBOX, node_name
+from umbel.launch.node_names import node_name
+from umbel.launch.workers import MAILBOX
 from umbel.pools.guard import Returned, call_guarded
 
 TASKS_FILE = Path(__file__).with_name("control_tasks.py")

@@ -15,7 +15,7 @@ from tests.servers.redis import RedisServer, redis_server
 from tests.servers.way import Way
 from tests.waiting import wait_until
 from umbel.errors import WorkerLost
-from umbel.launch.workers import node_name
+from umbel.launch.node_names import node_name
 
 __all__ = ["redis_server"]  # a fixture
 TASKS_FILE = Path(__file__).with_name("pool_tasks.py")
@@ -97,6 +97,10 @@ def test_what_is_urgent_is_not_held_behind_what_was_sent_before_it(cluster: Clus
 def test_a_pool_is_restarted_by_remote_control(cluster: Cluster, tmp_path: Path) -> None:
     cluster.start_worker("w1", "-c", "2", worker_pool_restarts="true")
     before = pool_of(cluster)
+    imported_in = cluster.app.tasks["pool_tasks.imported_in"]
+    state = cluster.state_of("w1")
+    assert state is not None  # of the main process, which its first fork server is a copy of
+    assert imported_in.delay().get(timeout=20) == state.fields["pid"]
     waits = cluster.app.tasks["pool_tasks.waits"].delay(str(tmp_path / "gate"))
     wait_until((tmp_path / f"gate.{waits.id}").exists, what="the task to run")
     assert ask(cluster, "pool_restart", reload=True) == {"ok": "reload started"}
@@ -108,6 +112,7 @@ def test_a_pool_is_restarted_by_remote_control(cluster: Cluster, tmp_path: Path)
         deadline_s=20,
         what="other children",
     )
+    assert imported_in.delay().get(timeout=20) == pool_of(cluster)["fork-server"]
     assert cluster.counters("w1")["children_died"] == 0
 
 

@@ -21,7 +21,7 @@ from tests.scenarios.places import place
 from tests.waiting import wait_until
 from umbel.app.configuration.settings import override
 from umbel.brokers.interface import Broadcast
-from umbel.launch.workers import node_name
+from umbel.launch.node_names import node_name
 from umbel.protocol.pidbox import Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
 from umbel.wire.message import Message, Outgoing

@@ -24,7 +24,6 @@ from umbel.wire.message import StoredResult
 from umbel.wire.values import UNREADABLE
 
 LIVELY_S = 5.0  # a wait looks again so often, which also shows whether the server is still there
-
 LOOK_S = 0.25  # who waits for less than this gets one look
 
 
@@ -79,11 +78,24 @@ class Listener:
         self.hold()
         try:
             async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
-                return decode_results(task_ids, await self._link.call("MGET", *keys))
+                return decode_results(task_ids, await self._read_keys(keys))
         except TimeoutError:
             raise self._unanswered(timeout_s) from None
         finally:
             self.release()
+
+    async def _read_keys(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """A connection that was lost says nothing about the server: then once more, on a new one."""
+        had_connection = self._link.is_connected
+        try:
+            payloads: Sequence[bytes | None] = await self._link.call("MGET", *keys)
+        except AccessRefused:
+            raise
+        except BrokerUnavailable as problem:
+            if not had_connection or isinstance(problem, BrokerSilent):
+                raise
+            payloads = await self._link.call("MGET", *keys)
+        return payloads
 
     @property
     def _link(self) -> Link:

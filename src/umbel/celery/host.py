@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from time import perf_counter, time
 from typing import Any
 
@@ -18,20 +19,29 @@ from kombu.serialization import prepare_accept_content
 from umbel.celery import logs
 from umbel.celery.capture import Capture, install
 from umbel.celery.configuration import settings_of
+from umbel.celery.loading import find_celery, load_for_children
 from umbel.celery.logs import LogSettings
 from umbel.celery.messages import keeps_errors, request_of
 from umbel.celery.results import open_results
 from umbel.celery.schedule import MARK, warn_of_beat
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.clock import correct
-from umbel.errors import TaskCancelled, WorkerStopping
+from umbel.errors import AppNotFound, TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, call_guarded
-from umbel.pools.interface import ChildContext, Job, Outcome, Runner
+from umbel.pools.interface import ChildContext, Host, Job, Outcome, Runner
 from umbel.text import leaving
 from umbel.wire.show import cut
 
 TEXT_MAX_CHARS = 64 * 1024
 log = logging.getLogger("umbel.celery")
+
+
+def load_host(target: str) -> Host:
+    import_module(target.partition(":")[0])
+    app = find_celery(target)
+    if app is None:
+        raise AppNotFound(f"-A {target}: it contains no Celery app any more")
+    return CeleryHost(app)
 
 
 class CeleryHost:
@@ -50,6 +60,7 @@ class CeleryHost:
     def before_children(self, node: str, *, forks: bool) -> None:
         """Everything that children can share: what is made here costs memory once."""
         app = self._app
+        load_for_children(app, node)
         app.set_current()
         app.set_default()
         app.finalize()

@@ -1,18 +1,18 @@
 """Find a Celery app by Celery's own rules, and load it the way Celery's worker does."""
 
-from importlib import import_module
 from typing import Any
 
 from celery import VERSION, Celery, signals
 from celery.app import backends
 from celery.app.utils import find_app
 
+from umbel.app.configuration.settings import Settings
+from umbel.celery.configuration import settings_of
 from umbel.celery.stand_in import WorkerStandIn
 from umbel.errors import AppNotFound, ConfigurationError
 from umbel.pools.guard import Raised, call_guarded
-from umbel.pools.interface import Host
 
-LOADER = "umbel.celery.loading:load_host"
+LOADER = "umbel.celery.host:load_host"  # what a child needs, and the main process does not
 OLDEST = (5, 7)
 
 
@@ -51,26 +51,22 @@ def load(app: Any, node: str = "") -> Any:
     return app
 
 
+def worker_settings(app: Any, node: str) -> Settings:
+    load(app, node)
+    app.umbel_app = None  # a handler may have changed what was read before
+    return settings_of(app)
+
+
 def note_task_modules(app: Any) -> None:
     """In a worker `app.conf.include` names the modules of all tasks, for projects and for `inspect conf`."""
     modules = {type(task).__module__ for task in app.tasks.values()}
     app.conf.include = tuple({*app.conf.include, *modules})
 
 
-def load_host(target: str) -> Host:
-    from umbel.celery.host import CeleryHost  # what a child needs, and the main process does not
-
-    import_module(target.partition(":")[0])
-    app = find_celery(target)
-    if app is None:
-        raise AppNotFound(f"-A {target}: it contains no Celery app any more")
-    note_task_modules(load(app))
-    _import_what_tasks_need(app)
-    return CeleryHost(app)
-
-
-def _import_what_tasks_need(app: Any) -> None:
-    """Before children are forked, so that they share one copy of it."""
+def load_for_children(app: Any, node: str) -> None:
+    """Load it where children are made; nothing is left to load where the main process has done so already."""
+    note_task_modules(load(app, node))
+    # What tasks need is imported before children are forked, so that they share one copy of it.
     call_guarded(lambda: backends.by_url(app.backend_cls or app.conf.result_backend, app.loader))
     call_guarded(lambda: app.connection_for_write().get_transport_cls())
     call_guarded(lambda: (app.log, app.events))

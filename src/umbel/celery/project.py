@@ -13,7 +13,6 @@ from umbel.backends.interface import Backend
 from umbel.brokers.interface import BrokerSettings
 from umbel.celery import capture
 from umbel.celery.backend import ForeignBackend
-from umbel.celery.configuration import settings_of
 from umbel.celery.control import celery_panel
 from umbel.celery.endings import CeleryEndings
 from umbel.celery.loading import load, note_task_modules
@@ -40,11 +39,6 @@ class CeleryProject:
     @property
     def app(self) -> Any:
         return self._app
-
-    def settings(self, node: str) -> Settings:
-        load(self._app, node)
-        self._app.umbel_app = None  # a handler may have changed what was read before
-        return settings_of(self._app)
 
     def begin(self, settings: Settings, node: str) -> Settings:
         app = load(self._app)

@@ -11,12 +11,14 @@ import importlib
 import os
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from umbel.app.app import App
+from umbel.app.configuration.settings import Settings
 from umbel.app.naming import AppsIn
 from umbel.errors import AppNotFound, ConfigurationError, NoApp
 from umbel.pools.guard import Raised, call_guarded
@@ -29,13 +31,38 @@ GUESSES = ("tasks", "app")
 LOADER = "umbel.launch.loading:load_app"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FoundApp:
-    """`project`: what a worker runs, where that is not the app itself but a Celery project."""
+    """`celery`: the `celery.Celery` that the app stands for, in a Celery project."""
 
     app: App
     spec: HostSpec
-    project: "Project | None" = None
+    celery: Any = None
+
+    @cached_property
+    def project(self) -> "Project | None":
+        """What a worker runs, where that is not the app itself."""
+        if self.celery is None:
+            return None
+        from umbel.celery.project import CeleryProject  # with all that the main process of a worker needs
+
+        return CeleryProject(self.celery)
+
+    def worker_settings(self, node: str) -> Settings:
+        """Those of a worker of this name, before a command's flags."""
+        if self.celery is None:
+            return self.app.settings
+        from umbel.celery.loading import worker_settings
+
+        return worker_settings(self.celery, node)
+
+    def children_may_be_copies(self) -> bool:
+        """Whether a child may be a copy of the main process as it was when the app was imported.
+
+        Umbel logged there, so what the app asked of an unused log had no effect. That matters where a
+        Celery project has its log to itself.
+        """
+        return self.celery is None or bool(self.celery.conf.worker_hijack_root_logger)
 
 
 def find_app(wanted: str | None) -> FoundApp:
@@ -112,13 +139,13 @@ def _celery_project(target: str, search_path: tuple[str, ...]) -> FoundApp | Non
     if "celery" not in sys.modules and not _has_celery_module(module):
         return None
     # Only now: Celery is imported for projects that use it, and for nobody else.
-    from umbel.celery import configuration, loading, project
+    from umbel.celery import configuration, loading
 
     app = loading.find_celery(target)
     if app is None:
         return None
     stands_for = configuration.app_for(app)
-    return FoundApp(stands_for, HostSpec(loading.LOADER, target, search_path), project.CeleryProject(app))
+    return FoundApp(stands_for, HostSpec(loading.LOADER, target, search_path), app)
 
 
 def _has_celery_module(module: str) -> bool:

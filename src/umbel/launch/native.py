@@ -30,9 +30,6 @@ class NativeProject:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    def settings(self, node: str) -> Settings:
-        return self._app.settings
-
     def begin(self, settings: Settings, node: str) -> Settings:
         return settings
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from umbel.app.canvas.builtin_tasks import BUILTIN_TASKS
 from umbel.app.configuration.settings import Settings
@@ -12,6 +12,9 @@ from umbel.pools.abilities import ABILITIES, GREEN, OPTIONS, PREFERRED, lacks
 from umbel.pools.interface import HostSpec, Pool, PoolSettings
 from umbel.pools.registry import make_pool
 from umbel.protocol.delivery.delivery import TaskRules
+
+if TYPE_CHECKING:
+    from umbel.pools.prefork.server_process import StartedServer
 
 GREEN_CONCURRENCY = 100  # what waits costs little, but what it waits for may not like it
 
@@ -23,11 +26,21 @@ class ChildLogs(NamedTuple):
 
 
 def choose_pool(
-    settings: Settings, tasks: Mapping[str, TaskRules], *, host: HostSpec, node: str, logs: ChildLogs
+    settings: Settings,
+    tasks: Mapping[str, TaskRules],
+    *,
+    host: HostSpec,
+    node: str,
+    logs: ChildLogs,
+    first_server: "StartedServer | None" = None,
 ) -> Pool:
     refuse_unsupported(settings)
     refuse_unenforceable(settings.worker_pool, tasks)
-    pool_settings = PoolSettings(
+    return make_pool(settings.worker_pool, pool_settings(settings, host, node, logs), first_server)
+
+
+def pool_settings(settings: Settings, host: HostSpec, node: str, logs: ChildLogs) -> PoolSettings:
+    return PoolSettings(
         host=host,
         node=node,
         concurrency=_concurrency(settings),
@@ -43,7 +56,6 @@ def choose_pool(
         max_memory_bytes=size_bytes("worker_max_memory_per_child", settings.worker_max_memory_per_child),
         max_memory_hard_bytes=size_bytes("worker_max_memory_hard", settings.worker_max_memory_hard),
     )
-    return make_pool(settings.worker_pool, pool_settings)
 
 
 def _concurrency(settings: Settings) -> int:

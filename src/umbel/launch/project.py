@@ -14,10 +14,6 @@ from umbel.worker.user_code.hooks import LifeHooks
 
 
 class Project(Protocol):
-    def settings(self, node: str) -> Settings:
-        """Those of a worker of this name, before a command's flags."""
-        ...
-
     def begin(self, settings: Settings, node: str) -> Settings:
         """Before anything else is asked: load the app, refuse what a worker cannot honour, log the rest.
 

@@ -1,23 +1,24 @@
 """Workers: from an app and a command's flags to a worker that can run."""
 
-import socket
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.registry import open_broker
-from umbel.errors import BadSetting
 from umbel.launch.loading import FoundApp
 from umbel.launch.native import NativeProject
+from umbel.launch.node_names import node_name
 from umbel.launch.pool_choice import ChildLogs, choose_pool
 from umbel.launch.project import Project
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.membership.mode import GossipMode
-from umbel.wire.limits import is_name
 from umbel.worker.settings import WorkerSettings
 from umbel.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from umbel.pools.prefork.server_process import StartedServer
 
 MAILBOX = "umbel-mailbox"  # the connection of remote control, where it has its own
 
@@ -28,9 +29,8 @@ def make_worker(
     *,
     node: str | None = None,
     run_directory: Path,
-    loglevel: str = "WARNING",
-    logfile: str | None = None,
-    log_json: bool = False,
+    logs: ChildLogs = ChildLogs(),  # noqa: B008 (a tuple)
+    first_server: "StartedServer | None" = None,
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
     project, name = found.project or NativeProject(found.app), node_name(node)
@@ -38,8 +38,8 @@ def make_worker(
     of_broker = replace(project.for_broker(settings), remembers_signatures=True)
     tasks = project.task_rules(settings)
     queues = settings.worker_queues or (settings.task_default_queue,)
-    logs, served = ChildLogs(loglevel, logfile, log_json), tasks_for(project, tasks, queues)
-    pool = choose_pool(settings, served, host=found.spec, node=name, logs=logs)
+    served = tasks_for(project, tasks, queues)
+    pool = choose_pool(settings, served, host=found.spec, node=name, logs=logs, first_server=first_server)
     worker_settings = WorkerSettings(
         node=name,
         queues=queues,
@@ -88,18 +88,6 @@ def _sent_here(settings: Settings, written: Mapping[str, Any]) -> dict[str, Any]
     """Without the schedule, if this worker is to send none."""
     left_out = {"periodic", "scheduler"} if settings.without_schedule else set()
     return {name: value for name, value in written.items() if name not in left_out}
-
-
-def node_name(given: str | None) -> str:
-    """`name@host`; a bare name gets this host, nothing gives `umbel@host`."""
-    host = socket.gethostname()
-    name = (given or "umbel").replace("%h", host).replace("%n", host.partition(".")[0])
-    name = name.replace("%d", host.partition(".")[2])
-    whole = name if "@" in name else f"{name}@{host}"
-    before, _, after = whole.partition("@")
-    if not before or not after or " " in whole or not whole.isprintable() or not is_name(whole):
-        raise BadSetting("--hostname", given, "write it as name@host", source="the command line")
-    return whole
 
 
 def tasks_for(

@@ -1,12 +1,20 @@
 """Pools by name."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from umbel.errors import BadSetting, nearest
 from umbel.pools.interface import Pool, PoolSettings
 
+if TYPE_CHECKING:
+    from umbel.pools.prefork.server_process import StartedServer
 
-def make_pool(name: str, settings: PoolSettings) -> Pool:
+
+def make_pool(name: str, settings: PoolSettings, first_server: "StartedServer | None" = None) -> Pool:
+    """`first_server`: of the prefork pool, if it has been started already."""
+    if first_server is not None:
+        assert name == "prefork", "no other pool has one"
+        return _prefork(settings, first_server)
     make = _POOLS.get(name)
     if make is None:
         near = nearest(name, _POOLS, cutoff=0.3)
@@ -15,10 +23,10 @@ def make_pool(name: str, settings: PoolSettings) -> Pool:
     return make(settings)
 
 
-def _prefork(settings: PoolSettings) -> Pool:
+def _prefork(settings: PoolSettings, first_server: "StartedServer | None" = None) -> Pool:
     from umbel.pools.prefork.parent import PreforkPool
 
-    return PreforkPool(settings)
+    return PreforkPool(settings, first_server)
 
 
 def _solo(settings: PoolSettings) -> Pool:

@@ -148,6 +148,11 @@ class AsyncSending(AppBase):
         await to_thread(self.close)
 
     async def __aenter__(self) -> Self:
+        """Load what sending needs, so that the first send need not; connections are opened later."""
+        if self.eager_backend is None:
+            client = self.clients.here()
+            await client.producer()
+            await client.backend()
         return self
 
     async def __aexit__(self, *_error: object) -> None:

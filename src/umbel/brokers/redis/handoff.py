@@ -53,6 +53,7 @@ class Adoptions:
         self._pending: Pending | None = None
         self._sent: asyncio.Future[list[Any]] | None = None
         self._is_asked = False
+        self._finishing = asyncio.Lock()  # a claim and a settle may wait for the same answer
 
     @property
     def pending(self) -> Tag | None:
@@ -101,6 +102,11 @@ class Adoptions:
 
     async def finish(self) -> None:
         """Return when what was handed over is held, or known not to be; BrokerError: ask again."""
+        if self._pending is not None:
+            async with self._finishing:
+                await self._finish()
+
+    async def _finish(self) -> None:
         pending = self._pending
         if pending is None:
             return

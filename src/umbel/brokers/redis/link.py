@@ -250,7 +250,7 @@ class _Wire(asyncio.Protocol):
     ) -> asyncio.Future[list[Any]]:
         assert self._transport is not None
         replies: asyncio.Future[list[Any]] = self._loop.create_future()
-        self._batches.append(_Batch(len(commands), replies, self._loop.time()))
+        self._batches.append(_Batch(len(commands), replies, self._loop.time(), is_after=bool(before)))
         if self._timer is None:
             self._timer = self._loop.call_later(self._reply_timeout_s, self._check)
         packed = [_pack(tuple(command)) for command in (*before, *commands)]
@@ -312,6 +312,13 @@ class _Wire(asyncio.Protocol):
             return
         batch = self._batches[0]
         batch.read.append(reply)
+        if batch.is_after and isinstance(reply, hiredis.ReplyError):
+            # It may be the answer to a command before, which has none when it is done: then every later
+            # reply would be taken for another's. The connection cannot be used any more.
+            if not batch.replies.done():
+                batch.replies.set_result(batch.read)
+            self.close()
+            return
         if len(batch.read) == batch.count:
             self._batches.popleft()
             if not batch.replies.done():
@@ -319,9 +326,12 @@ class _Wire(asyncio.Protocol):
 
 
 class _Batch:
-    __slots__ = ("count", "read", "replies", "sent_at")
+    __slots__ = ("count", "is_after", "read", "replies", "sent_at")
 
-    def __init__(self, count: int, replies: asyncio.Future[list[Any]], sent_at: float) -> None:
+    def __init__(
+        self, count: int, replies: asyncio.Future[list[Any]], sent_at: float, *, is_after: bool = False
+    ) -> None:
+        self.is_after = is_after  # commands that are answered by pushes only
         self.count = count
         self.replies = replies
         self.sent_at = sent_at

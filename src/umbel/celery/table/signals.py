@@ -51,9 +51,7 @@ SIGNALS: Mapping[str, Judged] = {
         _MAIN,
     ),
     "celeryd_init": Judged(
-        Verdict.DIFFERS,
-        "sent in the main process: a changed conf holds for what it does (queues, rates, limits, pool); "
-        "child processes load the app without the change",
+        Verdict.WORKS, "sent in the main process, and again in each later process that loads the app"
     ),
     "celeryd_after_setup": Judged(
         Verdict.WORKS, "sent in the main process: instance.app.amqp.queues.select_add() adds a queue"

@@ -1,7 +1,9 @@
-"""`umbel worker`: run a worker until it is told to stop."""
+"""`umbel worker`: run a worker until it is told to stop.
 
-import asyncio
-import logging
+What is imported here is in the fork server and in every child as well. So what only a running worker needs
+is in `running_worker.py`.
+"""
+
 import os
 import signal
 import sys
@@ -10,9 +12,7 @@ from typing import Any
 
 import click
 
-from umbel.app.configuration.settings import Settings, override
-from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.registry import open_broker
+from umbel.app.configuration.settings import override
 from umbel.cli import exits
 from umbel.cli.options import app_option, json_option, run_directory_option
 from umbel.cli.run.celery_options import (
@@ -25,17 +25,17 @@ from umbel.cli.run.celery_options import (
     take_idle,
     without_queues,
 )
+from umbel.launch.first_server import started_early
 from umbel.launch.loading import find_app
-from umbel.launch.native import NativeProject
-from umbel.launch.workers import make_worker, node_name
+from umbel.launch.node_names import node_name
+from umbel.launch.pool_choice import ChildLogs
 from umbel.logs import log_path, set_up_logging
-from umbel.pools.loops import loop_factory
+from umbel.pools.prefork.first_server import ForkPoint
 from umbel.worker.process.daemon import become, detach, pid_file, refuse_if_running, refuse_unwritable
 from umbel.worker.process.run_directory import default_run_directory
 from umbel.worker.process.stack_dump import log_own_stacks_on_signal
 
 _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
-log = logging.getLogger("umbel.worker")
 
 
 @click.command("worker")
@@ -155,36 +155,29 @@ def command(
 
     node, level = node_name(hostname), level_of(loglevel or "info")
     pidfile = become_the_process(flags, logfile, node)
+    fork_point = ForkPoint()
     set_up_logging(level, logfile=logfile, as_json=as_json, node=node)
     _listen_to_signals()
     found = find_app(app_name)
     notes = take_idle(flags)
     recorded = {"history_lake": record, "worker_record": True} if record else {}
-    project = found.project or NativeProject(found.app)
-    settings = without_queues(override(project.settings(node), **flags, **recorded), exclude_queues)
-
-    async def run() -> None:
-        for note in notes:
-            log.info(note)
-        worker = make_worker(
-            found,
-            settings,
-            node=node,
-            run_directory=run_directory or default_run_directory(),
-            loglevel="WARNING" if loglevel is None and found.project else level.upper(),
-            logfile=logfile,
-            log_json=as_json,
-        )
-        if purge:
-            await _purge(project.for_broker(settings), settings)
-        await worker.run()
-
+    settings = override(found.worker_settings(node), **flags, **recorded)
+    settings = without_queues(settings, exclude_queues)
+    child_level = "WARNING" if loglevel is None and found.celery else level.upper()
+    logs = ChildLogs(child_level, logfile, as_json)
     with (
         pid_file(pidfile),
-        project.logging(level.upper(), logfile, node, as_json=as_json),
-        asyncio.Runner(loop_factory=loop_factory(settings.worker_loop)) as runner,
+        started_early(fork_point, found, settings, node, logs) as first_server,
     ):
-        runner.run(run())
+        # Only now: the fork server and its children need nothing of it.
+        from umbel.cli.run.running_worker import Running, run_worker
+
+        run_worker(
+            Running(found, settings, node, run_directory or default_run_directory(), level, logs),
+            first_server,
+            notes=notes,
+            purge=purge,
+        )
     return exits.OK
 
 
@@ -201,17 +194,6 @@ def become_the_process(flags: dict[str, Any], logfile: str | None, node: str) ->
         refuse_unwritable(logfile and log_path(logfile, node, 0))
         detach(executable, sys.argv[1:])
     return pidfile
-
-
-async def _purge(of_broker: BrokerSettings, settings: Settings) -> None:
-    broker = open_broker(of_broker)
-    await broker.open()
-    try:
-        for queue in settings.worker_queues or (settings.task_default_queue,):
-            removed = await broker.purge(queue)
-            log.warning("queue purged", extra={"queue": queue, "removed": removed})
-    finally:
-        await broker.close()
 
 
 def _listen_to_signals() -> None:

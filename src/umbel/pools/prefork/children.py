@@ -22,6 +22,7 @@ from umbel.pools.prefork.exits import Exit, exit_of
 from umbel.pools.prefork.memory import OomKills
 from umbel.pools.prefork.messages import FromChild, NoOutcome, Spoiled, lost_outcome
 from umbel.pools.prefork.server_link import ServerLink
+from umbel.pools.prefork.server_process import StartedServer
 from umbel.pools.prefork.servers import ForkServers
 from umbel.protocol.pool.events import ChildDied, ChildReady, Finished, Replace, Retire
 from umbel.wire.frames import Armed, Outcomes, Problem, Ready
@@ -53,12 +54,14 @@ class ChildrenListener(Protocol):
 
 
 class Children:
-    def __init__(self, settings: PoolSettings, listener: ChildrenListener) -> None:
+    def __init__(
+        self, settings: PoolSettings, listener: ChildrenListener, first_server: StartedServer | None
+    ) -> None:
         self.links: dict[int, ChildLink] = {}  # by slot
         self.ready: set[int] = set()  # slots with a child that can take jobs
         self._settings = settings
         self._listener = listener
-        self._servers = ForkServers(settings, self)
+        self._servers = ForkServers(settings, self, first_server)
         self._oom_kills = OomKills()
         self._keys = 0
         self._unstarted: list[int] = []  # slots that wait for a fork server with the app loaded

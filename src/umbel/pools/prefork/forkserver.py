@@ -1,11 +1,11 @@
 """The fork server: a process of one thread that has loaded the app and makes children.
 
-It is started by exec, so nothing of the main process (threads, locks, connections) is in it. It
-runs no task and talks to nobody but the main process, over one control socket. When that socket
-ends, the main process has ended: every descendant is killed, grandchildren included, because as
-a subreaper it inherits them. Should it be killed itself, its guard inherits them and does the
-same (`child_guard.py`). It is the children's parent, so it alone signals them and learns
-how they ended.
+It is a new program, or a fork of the main process at a moment when that had no thread, lock or
+connection (`first_server.py`). It runs no task and talks to nobody but the main process, over one
+control socket. When that socket ends, the main process has ended: every descendant is killed,
+grandchildren included, because as a subreaper it inherits them. Should it be killed itself, its guard
+inherits them and does the same (`child_guard.py`). It is the children's parent, so it alone signals
+them and learns how they ended.
 
 If importing the app left a thread or a socket behind, a forked copy would hold locks whose owner
 is missing, or share a connection. Then children start afresh and import the app for themselves.
@@ -64,11 +64,11 @@ class ForkServer:
         self._spawn = False
 
     def run(self) -> NoReturn:
-        _ignore_signals()
+        ignore_signals()
         setproctitle(f"umbel: {self._setup.node} fork server")
         kernel.adopt_orphans()
         self._load()
-        _ignore_signals()  # once more: the app may have had its own idea of them
+        ignore_signals()  # once more: the app may have had its own idea of them
         self._watch()
         while True:
             for key, _ in self._selector.select():
@@ -222,7 +222,7 @@ class ForkServer:
         os._exit(status)
 
 
-def _ignore_signals() -> None:
+def ignore_signals() -> None:
     """It ends when the main process ends, not before."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)

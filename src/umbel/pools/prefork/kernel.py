@@ -39,6 +39,12 @@ def thread_count() -> int | None:
         return None
 
 
+def open_descriptors() -> set[int]:
+    """Those this process holds; nothing where there is no /proc to ask."""
+    listed = {int(name) for name in _names_in("/proc/self/fd")}
+    return {one for one in listed if os.path.exists(f"/proc/self/fd/{one}")}  # not that of the listing
+
+
 def open_sockets() -> set[str]:
     """The sockets this process holds, by the kernel's name for each."""
     sockets = set()

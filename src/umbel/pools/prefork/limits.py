@@ -36,7 +36,9 @@ class Limits:
 
 
 def note_calls() -> None:
-    """To be called before the app is loaded, which may import the functions by name."""
+    """To be called before the app is loaded, which may import the functions by name; once is enough."""
+    if hasattr(resource.setrlimit, "__wrapped__"):
+        return
     resource.setrlimit = _noted(resource.setrlimit)
     if hasattr(resource, "prlimit"):
         resource.prlimit = _noted(resource.prlimit)

@@ -30,6 +30,7 @@ from umbel.pools.prefork.child_link import ChildLink
 from umbel.pools.prefork.children import ChildEvent, Children
 from umbel.pools.prefork.memory import resident_bytes
 from umbel.pools.prefork.messages import batch_frames
+from umbel.pools.prefork.server_process import StartedServer
 from umbel.pools.prefork.settings import slot_settings
 from umbel.protocol.machine import Tick
 from umbel.protocol.pool.events import (
@@ -77,11 +78,11 @@ class PreforkPool:
     abilities = ABILITIES["prefork"]
     is_green = False
 
-    def __init__(self, settings: PoolSettings) -> None:
+    def __init__(self, settings: PoolSettings, first_server: StartedServer | None = None) -> None:
         self._settings = settings
         self._slots: Slots[Job, Outcome] = Slots(slot_settings(settings))
         self._size = settings.concurrency
-        self._children = Children(settings, self)
+        self._children = Children(settings, self, first_server)
         self._effects: deque[Effect[Job, Outcome]] = deque()
         self._performing = False
         self._faults = 0  # effects that raised

@@ -1,17 +1,14 @@
-"""The main process's end of the fork server: starts it, talks to it, sees it end."""
+"""The main process's end of the fork server: talks to it, sees it end."""
 
 import asyncio
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from umbel.errors import BadFrame
 from umbel.pools.prefork.exits import exit_reason
-from umbel.pools.prefork.messages import FromServer, Setup, ToServer
+from umbel.pools.prefork.messages import FromServer, ToServer
+from umbel.pools.prefork.server_process import StartedServer
 from umbel.wire.frames import FrameReader, encode_frame
 
 _READ_BYTES = 64 * 1024
@@ -23,7 +20,7 @@ class ServerLink:
 
     def __init__(
         self,
-        setup: Setup,
+        server: StartedServer,
         *,
         on_messages: Callable[["ServerLink", Sequence[FromServer]], None],
         on_lost: Callable[["ServerLink"], None],
@@ -35,14 +32,8 @@ class ServerLink:
         self._loop = asyncio.get_running_loop()
         self._reader: FrameReader[FromServer] = FrameReader(FromServer)
         self._unsent: deque[tuple[bytearray, Sequence[int], Callable[[], None] | None]] = deque()
-        self._control, theirs = socket.socketpair()
+        self._control, self._process = server.control, server.process
         self._control.setblocking(False)
-        try:
-            with theirs:
-                self._process = self._start(setup, theirs.fileno())
-        except OSError:
-            self._control.close()
-            raise
         self.pid = self._process.pid  # its guard's, until it says its own
         self._loop.add_reader(self._control, self._on_readable)
 
@@ -78,18 +69,9 @@ class ServerLink:
 
     def reason(self) -> str:
         code = self._process.returncode
+        assert code is not None, "asked when it has ended"
         status = -code if code < 0 else code << 8
         return f"the fork server ended: {exit_reason(self.pid, status)}"
-
-    def _start(self, setup: Setup, control: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", "umbel.pools.prefork.child_guard", setup.node]
-        # A new session: only the main process handles Ctrl-C at the terminal.
-        return subprocess.Popen(
-            [*command, msgspec.json.encode(setup).decode(), str(control)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[control],
-            start_new_session=True,
-        )
 
     def _on_writable(self) -> None:
         while self._unsent:

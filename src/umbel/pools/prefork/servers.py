@@ -26,6 +26,7 @@ from umbel.pools.prefork.messages import (
     setup_of,
 )
 from umbel.pools.prefork.server_link import ServerLink
+from umbel.pools.prefork.server_process import StartedServer, spawn_server
 from umbel.wire.frames import Problem
 
 log = logging.getLogger(__name__)
@@ -50,8 +51,12 @@ class ServersListener(Protocol):
 
 
 class ForkServers:
-    def __init__(self, settings: PoolSettings, listener: ServersListener) -> None:
+    def __init__(
+        self, settings: PoolSettings, listener: ServersListener, first: StartedServer | None = None
+    ) -> None:
+        """`first`: a server that was started before there was a pool."""
         self._settings = settings
+        self._first = first
         self._listener = listener
         self._current: ServerLink | None = None
         self._next: ServerLink | None = None  # it loads the app, and then takes over
@@ -99,12 +104,20 @@ class ForkServers:
         self._old.clear()
         for server in everyone:
             server.close()
+        if self._first is not None:  # it was never asked for a child
+            self._first.discard()
         await asyncio.gather(*(server.ended() for server in everyone))
 
     # ---- from the servers --------------------------------------------------------------------------
 
     def _open(self) -> ServerLink:
-        return ServerLink(setup_of(self._settings), on_messages=self._on_messages, on_lost=self._on_lost)
+        first, self._first = self._first, None
+        setup = setup_of(self._settings)
+        if first is not None and first.setup != setup:  # the settings have changed since it was started
+            first.discard()
+            first = None
+        server = first or spawn_server(setup)
+        return ServerLink(server, on_messages=self._on_messages, on_lost=self._on_lost)
 
     def _on_messages(self, server: ServerLink, messages: Sequence[FromServer]) -> None:
         for message in messages:

@@ -4,7 +4,6 @@ The main process is looked at by a thread, which does not need its event loop: a
 is what somebody wants to see. The children are asked on the loop (`pools/stacks.py`).
 """
 
-import asyncio
 import logging
 import os
 import signal
@@ -13,9 +12,13 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from umbel.pools.interface import Pool
 from umbel.pools.stacks import stacks_of
+
+if TYPE_CHECKING:
+    from asyncio import Task
 
 log = logging.getLogger("umbel.worker.stacks")
 ASKING = signal.SIGUSR1
@@ -29,8 +32,10 @@ def log_own_stacks_on_signal() -> None:
 @contextmanager
 def stacks_on_signal(pool: Pool) -> Iterator[None]:
     """Inside, SIGUSR1 logs the children's stacks too. Only one dump runs at a time."""
+    import asyncio  # who has a loop asks here; who forks children has none yet
+
     loop = asyncio.get_running_loop()
-    asked: set[asyncio.Task[None]] = set()
+    asked: set[Task[None]] = set()
 
     def ask_children() -> None:
         if not asked:
@@ -70,6 +75,8 @@ def _log_own_stacks() -> None:
 
 
 async def _log_children(pool: Pool) -> None:
+    import asyncio
+
     described = pool.describe()
     running = {pid: task_id for task_id, pid in described["running"].items()}
     children = described["processes"]

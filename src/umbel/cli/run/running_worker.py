@@ -1,0 +1,68 @@
+"""The worker of `umbel worker`, once its app is loaded and its first fork server is started."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from umbel.app.configuration.settings import Settings
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.registry import open_broker
+from umbel.launch.loading import FoundApp
+from umbel.launch.native import NativeProject
+from umbel.launch.pool_choice import ChildLogs
+from umbel.launch.workers import make_worker
+from umbel.pools.loops import loop_factory
+from umbel.pools.prefork.server_process import StartedServer
+
+log = logging.getLogger("umbel.worker")
+
+
+class Running(NamedTuple):
+    found: FoundApp
+    settings: Settings
+    node: str
+    run_directory: Path
+    loglevel: str  # of the main process
+    logs: ChildLogs
+
+
+def run_worker(
+    what: Running, first_server: StartedServer | None, *, notes: Iterable[str], purge: bool
+) -> None:
+    """Until it is told to stop. `notes` are for the log, `purge`: empty its queues first."""
+    found, settings, logs = what.found, what.settings, what.logs
+    project = found.project or NativeProject(found.app)
+
+    async def run() -> None:
+        for note in notes:
+            log.info(note)
+        worker = make_worker(
+            found,
+            settings,
+            node=what.node,
+            run_directory=what.run_directory,
+            logs=logs,
+            first_server=first_server,
+        )
+        if purge:
+            await _purge(project.for_broker(settings), settings)
+        await worker.run()
+
+    with (
+        project.logging(what.loglevel.upper(), logs.logfile, what.node, as_json=logs.log_json),
+        asyncio.Runner(loop_factory=loop_factory(settings.worker_loop)) as runner,
+    ):
+        runner.run(run())
+
+
+async def _purge(of_broker: BrokerSettings, settings: Settings) -> None:
+    broker = open_broker(of_broker)
+    await broker.open()
+    try:
+        for queue in settings.worker_queues or (settings.task_default_queue,):
+            removed = await broker.purge(queue)
+            log.warning("queue purged", extra={"queue": queue, "removed": removed})
+    finally:
+        await broker.close()
