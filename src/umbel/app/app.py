@@ -194,7 +194,7 @@ class App(AsyncSending):
         return self.result_of(prepared)
 
     def result_of(self, prepared: Prepared) -> AsyncResult[Any]:
-        return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result)
+        return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result, types=prepared.types)
 
     def ignores_result(self, name: str, options: SendOptions) -> bool:
         """Whether no worker will store the result of this call."""

@@ -82,6 +82,9 @@ class NativeProject:
 
 def task_rules(app: App, settings: Settings) -> dict[str, TaskRules]:
     late = settings.task_acks_late
+    for task in app.all_tasks().values():
+        if task.options.types is not None:
+            task.options.types.require()
     return {
         name: TaskRules(
             acks_early=(not late) if task.options.acks_early is None else task.options.acks_early,
