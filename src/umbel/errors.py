@@ -26,6 +26,7 @@ UmbelError
 │   └── RevokesFull            the durable revoke record reached its limit
 ├── TaskError                  about one task
 │   ├── NotRegistered          no task of that name here
+│   ├── WrongType              an argument or result does not fit its annotation (also a TypeError)
 │   ├── WorkerLost             the process running the task died
 │   ├── TimeLimitExceeded      the hard limit ended the task
 │   ├── SoftTimeLimitExceeded  raised inside the task at the soft limit
@@ -189,6 +190,10 @@ class NotRegistered(TaskError):
         return cls(
             f"no task named {name!r} is registered here; import its module in the app, or check the name"
         )
+
+
+class WrongType(TaskError, TypeError):
+    """An argument or a result that does not fit the type that its task states."""
 
 
 class WorkerLost(TaskError):

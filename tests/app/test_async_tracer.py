@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,20 @@ def test_each_coroutine_sees_its_own_request(app: App, tracer: AsyncTracer) -> N
 
     outcomes = asyncio.run(scenario())
     assert [outcome.summary for outcome in outcomes] == [f"'t{number}'" for number in range(50)]
+
+
+def test_arguments_are_of_the_types_that_the_task_states(app: App, tracer: AsyncTracer) -> None:
+    @app.task
+    async def name_of(path: Path) -> str:
+        return path.name
+
+    fits = job_of(app, name_of.name, "/a/b")
+    stranger = App("stranger", broker="sqlite:////nowhere/stranger.db")
+    stranger.task(name=name_of.name)(lambda path: None)
+    outcomes = [asyncio.run(tracer.run(job)) for job in (fits, job_of(stranger, name_of.name, 5))]
+    assert [one.kind for one in outcomes] == ["success", "failure"]
+    assert outcomes[0].summary == "'b'"
+    assert outcomes[1].summary.startswith("WrongType(\"argument 'path' of")
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,14 @@ except ImportError:
 
     LIBRARY = "umbel"
 
+from typed_tasks import accept_msgpack, register  # type: ignore[import-not-found]  # it has one name on both sides
+
 __all__ = ["App", "chain", "chord", "group"]
 
-app: Any = App("interop")
+app: Any = App("interop") if LIBRARY == "celery" else App("interop", accept_content=["json", "msgpack"])
+if LIBRARY == "celery":
+    accept_msgpack(app)
+register(app)
 WAIT_MAX_S = 30.0
 
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
+from time import time
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from umbel.app.aio.loop_warning import warn_on_loop
@@ -193,7 +194,7 @@ class App(AsyncSending):
         return self.result_of(prepared)
 
     def result_of(self, prepared: Prepared) -> AsyncResult[Any]:
-        return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result)
+        return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result, types=prepared.types)
 
     def ignores_result(self, name: str, options: SendOptions) -> bool:
         """Whether no worker will store the result of this call."""
@@ -229,13 +230,13 @@ class App(AsyncSending):
         return prepared
 
     def publish(self, prepared: Sequence[Prepared]) -> None:
-        outgoing = self.begin_publishing(prepared)
+        outgoing, began = self.begin_publishing(prepared), time()
         if self.eager_runner is not None:
             self.eager_runner.run(outgoing)
         else:
             warn_on_loop("sending a task", "await task.adelay(...), or aapply_async, asend_task, asend_many")
             if publish(self.producer, outgoing, self.settings, CURRENT_REQUEST.get()):
-                self.tell_sent(outgoing)
+                self.tell_sent(outgoing, began)
         self.end_publishing(prepared)
 
     def begin_publishing(self, prepared: Sequence[Prepared]) -> list[Outgoing]:
@@ -251,14 +252,15 @@ class App(AsyncSending):
                     task=one.task, task_id=one.task_id, queue=one.outgoing.queue
                 )
 
-    def tell_sent(self, outgoing: Sequence[Outgoing]) -> None:
+    def tell_sent(self, outgoing: Sequence[Outgoing], at: float) -> None:
+        """`at`: from when on they were sent; no worker could take them before."""
         if not self.settings.task_send_sent_event:
             return
         with self._opening:
             if self._sent_events is None or self._sent_events.pid != os.getpid():
                 self._sent_events = SentEvents(origin())
             teller = self._sent_events
-        teller.tell(self.producer, outgoing)
+        teller.tell(self.producer, outgoing, at=at)
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
         """Record that these tasks must not start; also works while no worker is running."""

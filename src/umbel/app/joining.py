@@ -4,8 +4,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
+from umbel.app.running.request import current_request
 from umbel.backends.interface import Backend
-from umbel.errors import ResultTimeout
+from umbel.errors import JoinWouldBlock, ResultTimeout
 from umbel.wire.message import StoredResult
 from umbel.wire.result import ResultMap
 
@@ -25,6 +26,18 @@ class Joinable(Protocol):
     def _refuse_join(self, allow_join: bool | None) -> None: ...
     def _keep(self, found: Mapping[str, StoredResult], timeout: float | None) -> None: ...
     def _value(self, *, propagate: bool) -> Any: ...
+
+
+def refuse_join(task_id: str, allowed: bool) -> None:
+    """A task that waits for another one keeps a child from running it."""
+    request = current_request()
+    if request is None or request.is_eager or allowed:
+        return
+    raise JoinWouldBlock(
+        f"task {request.task}[{request.id}] waits for the result of {task_id}. If every child waits, "
+        "none is left to run the awaited tasks. Link the tasks instead (chain, link), "
+        "or pass allow_join=True"
+    )
 
 
 Question = tuple[Backend, set[str], float | None]

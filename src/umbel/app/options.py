@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 import msgspec
 
+from umbel.app.types.call_types import CallTypes
 from umbel.errors import ConfigurationError, nearest
 from umbel.protocol.delivery.rate import parse_rate
 from umbel.protocol.delivery.sensitive import Sensitive
@@ -84,6 +85,7 @@ class TaskOptions:
     sensitive: tuple[str, ...] = ()
     unique_for_s: float | None = None
     hides: Sensitive | None = None  # the same, once the function is known
+    types: CallTypes | None = None  # what its annotations say; None: nothing to check or to convert
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     @property

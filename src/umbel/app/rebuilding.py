@@ -3,8 +3,10 @@
 import sys
 from typing import Any
 
+from umbel.app.types.call_types import ResultTypes
 from umbel.errors import RemoteError
 from umbel.pools.guard import Returned, call_guarded
+from umbel.protocol.delivery.states import SUCCESS
 from umbel.wire.result import CELERY_ERRORS, ResultMap
 
 _OURS = {described: kind for kind, described in CELERY_ERRORS.items()}
@@ -13,11 +15,13 @@ _OURS = {described: kind for kind, described in CELERY_ERRORS.items()}
 _WITH_EXCEPTION = frozenset({"FAILURE", "RETRY", "REVOKED"})
 
 
-def shown_result(found: ResultMap | None) -> Any:
+def shown_result(found: ResultMap | None, types: ResultTypes | None) -> Any:
     """What a result holds: the return value, the exception, or what `update_state` stored."""
     if found is None:
         return None
-    return rebuild_exception(found.result) if found.status in _WITH_EXCEPTION else found.result
+    if found.status in _WITH_EXCEPTION:
+        return rebuild_exception(found.result)
+    return found.result if types is None or found.status != SUCCESS else types.parse_result(found.result)
 
 
 def rebuild_exception(described: Any) -> Exception:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from umbel.app.aio.loop_warning import warn_on_loop
 from umbel.app.aio.results import STATE_S, UNANSWERED, AwaitedApp, AwaitedGroup, AwaitedResult
-from umbel.app.joining import Callback, join
+from umbel.app.joining import Callback, join, refuse_join
 from umbel.app.rebuilding import rebuild_exception, shown_result
-from umbel.app.running.request import current_request
+from umbel.app.types.call_types import ResultTypes
 from umbel.backends.interface import Backend, InPlaceBackend
-from umbel.errors import BadValue, BrokerError, JoinWouldBlock, ResultTimeout
+from umbel.errors import BadValue, BrokerError, ResultTimeout
 from umbel.protocol.delivery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 from umbel.wire.instant import parse_instant
 from umbel.wire.message import StoredResult
@@ -48,12 +48,19 @@ class ResultApp(StoringApp, AwaitedApp, Protocol):
 
 
 class AsyncResult(AwaitedResult[R]):
-    __slots__ = ("__weakref__", "_eager", "_final", "app", "id", "ignored", "parent")  # many are made at once
+    __slots__ = ("__weakref__", "_eager", "_final", "_types", "app", "id", "ignored", "parent")
 
     def __init__(
-        self, task_id: str, *, app: "ResultApp", parent: "Any | None" = None, ignored: bool = False
+        self,
+        task_id: str,
+        *,
+        app: "ResultApp",
+        parent: Any = None,
+        ignored: bool = False,
+        types: ResultTypes | None = None,
     ) -> None:
         self.id = task_id
+        self._types = types  # of its task, where that is known: they say what the value is
         self.ignored = ignored  # no result will be stored: there is nothing to wait for
         self.app: ResultApp = app
         self.parent = parent
@@ -101,7 +108,7 @@ class AsyncResult(AwaitedResult[R]):
     @property
     def result(self) -> Any:
         """The return value, or the exception, or what `update_state` stored; None while pending."""
-        return shown_result(self._read())
+        return shown_result(self._read(), self._types)
 
     @property
     def info(self) -> Any:
@@ -209,7 +216,7 @@ class AsyncResult(AwaitedResult[R]):
     def _value(self, *, propagate: bool) -> R:
         assert self._final is not None
         if self._final.status == SUCCESS:
-            value: R = self._final.result
+            value: R = shown_result(self._final, self._types)
             return value
         error = rebuild_exception(self._final.result)
         if not propagate:
@@ -219,15 +226,7 @@ class AsyncResult(AwaitedResult[R]):
         raise error
 
     def _refuse_join(self, allow_join: bool | None) -> None:
-        allowed = self.app.settings.task_allow_join if allow_join is None else allow_join
-        request = current_request()
-        if request is None or request.is_eager or allowed:
-            return
-        raise JoinWouldBlock(
-            f"task {request.task}[{request.id}] waits for the result of {self.id}. If every child waits, "
-            "none is left to run the awaited tasks. Link the tasks instead (chain, link), "
-            "or pass allow_join=True"
-        )
+        refuse_join(self.id, self.app.settings.task_allow_join if allow_join is None else allow_join)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AsyncResult) and other.id == self.id

@@ -35,6 +35,8 @@ from umbel.app.secrecy import sensitive_of
 from umbel.app.sending.options import SendOptions, check_options
 from umbel.app.sending.prepare import instant
 from umbel.app.task_attributes import TaskAttributes
+from umbel.app.types.annotations import signature_of
+from umbel.app.types.call_types import CallTypes, types_of
 from umbel.backends.interface import Backend
 from umbel.clock import cluster_now
 from umbel.errors import ConfigurationError, Ignore, MaxRetriesExceeded, Retry
@@ -56,7 +58,10 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         self.name = name
         arguments = _Arguments(name, function, bound=options.bind)
         hides = sensitive_of(name, options.sensitive, arguments.parameters)
-        self.options = options if hides is None else replace(options, hides=hides)
+        types = arguments.types(function, options) if options.typing else None
+        if hides is not None or types is not None:
+            options = replace(options, hides=hides, types=types)
+        self.options = options
         self.run: Callable[..., Any] = MethodType(function, self) if options.bind else function
         # A base class may wrap every run of its tasks in a `__call__` of its own.
         is_wrapped = type(self).__call__ not in (Task.__call__, AsyncTask.__call__)
@@ -131,7 +136,7 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
     subtask = signature
 
     def AsyncResult(self, task_id: str) -> AsyncResult[R]:  # noqa: N802 (the name users know)
-        return AsyncResult(task_id, app=self.app)
+        return AsyncResult(task_id, app=self.app, types=self.options.types)
 
     @property
     def backend(self) -> Backend:
@@ -281,7 +286,9 @@ class _Arguments:
 
     def __init__(self, name: str, function: Callable[..., Any], *, bound: bool) -> None:
         self._name = name
-        parameters = list(inspect.signature(function).parameters.values())
+        stated = signature_of(function)
+        parameters = list(stated.parameters.values())
+        self._returns = None if stated.return_annotation is stated.empty else stated.return_annotation
         if bound:
             parameters = _without_first(name, parameters)
         self.parameters = parameters  # as callers see them
@@ -290,6 +297,9 @@ class _Arguments:
         self._least = sum(one.default is one.empty for one in positional)
         self._most = len(positional)
         self._only_positional = len(positional) == len(parameters)
+
+    def types(self, function: Callable[..., Any], options: TaskOptions) -> CallTypes | None:
+        return types_of(self._name, function, self.parameters, self._returns, sensitive=options.sensitive)
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise TypeError when the function could not be called like this."""

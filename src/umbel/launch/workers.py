@@ -35,10 +35,11 @@ def make_worker(
     run_directory: Path,
     logs: ChildLogs = ChildLogs(),  # noqa: B008 (a tuple)
     first_server: "StartedServer | None" = None,
+    project: Project | None = None,
     choose: Callable[..., Pool] = choose_pool,
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
-    project, name = found.project or NativeProject(found.app), node_name(node)
+    project, name = project or found.project or NativeProject(found.app), node_name(node)
     settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=True)
     tasks, queues = project.task_rules(settings), settings.worker_queues or (settings.task_default_queue,)
@@ -72,6 +73,7 @@ def make_worker(
         pool_restarts=settings.worker_pool_restarts,
         send_task_events=settings.task_send_events,
         metrics_address=metrics_address(settings.worker_metrics),
+        log_successes=settings.worker_log_successes,
         history_lake=Path(settings.history_lake) if settings.worker_record else None,
         history_lake_mode=settings.lake_mode_bits(),
         control_mailbox=settings.control_mailbox,

@@ -134,13 +134,13 @@ class EmbeddedWorker:
         token = uuid4().hex
         _hosts[token] = _Host(self._app)
         try:
-            found = FoundApp(
-                self._app,
-                HostSpec(f"{__name__}:find_host", token),
-                _Project(self._app, self._ready.set),
-            )
             self._worker = make_worker(
-                found, self._settings, node="tests", run_directory=self._directory, choose=_pool
+                FoundApp(self._app, HostSpec(f"{__name__}:find_host", token)),
+                self._settings,
+                node="tests",
+                run_directory=self._directory,
+                project=_Project(self._app, self._ready.set),
+                choose=_pool,
             )
             await self._worker.run()
         finally:

@@ -5,15 +5,19 @@ Celery peer reads back. So nothing goes to it before `is_plain` has seen that it
 plain types only. What is not plain is rewritten by `Lowering` into something that is, or refused
 with the path that leads to it.
 
-Lowering forgets: a tuple, a set and a list arrive as lists, an enum as its value, a dataclass
-as a map. Who needs the very types back chooses pickle.
+Lowering forgets: a tuple, a set and a list arrive as lists, an enum as its value, a dataclass, a
+`msgspec.Struct` and a model of pydantic as maps, a path and a timedelta as text. Who says the type of a
+parameter gets it back (`trees.py`).
 """
 
 import enum
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from datetime import timedelta
+from functools import partial
 from itertools import chain
+from pathlib import PurePath
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -23,7 +27,7 @@ from umbel.errors import BadValue
 from umbel.wire.foreign import attempt
 from umbel.wire.limits import Limits, too_deep, too_long_a_number
 from umbel.wire.show import brief
-from umbel.wire.typed import TAGGED_TYPES, TYPE_KEY, VALUE_KEY, is_tagged, tag
+from umbel.wire.typed import TAGGED_TYPES, TYPE_KEY, VALUE_KEY, as_text, is_tagged, tag
 
 ATOMS = frozenset({str, int, bool, NoneType})
 PLAIN = ATOMS | {float, dict, list, tuple}
@@ -78,7 +82,7 @@ def are_atoms(items: Collection[object]) -> bool:
 
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
-    raise BadValue(f"{show_path(path)} cannot be sent: its __json__ raised {error!r}") from error
+    raise BadValue(f"{show_path(path)} cannot be sent: making JSON of it raised {error!r}") from error
 
 
 def items_inside(containers: list[Any]) -> list[Any]:
@@ -141,8 +145,15 @@ class Lowering(msgspec.Struct, frozen=True):
                 return self._map(value, path, levels)
             case list() | tuple() | set() | frozenset():
                 return self._list(value, path, levels)
+            case PurePath():
+                return self._text(str(value), path)
+            case timedelta():
+                return msgspec.to_builtins(value)  # ISO 8601, as pydantic has it too
             case msgspec.Struct():
-                return self._map(_struct_fields(value), path, levels)
+                return self.lower(_struct_fields(value), path, levels)
+        if (serializer := getattr(type(value), "__pydantic_serializer__", None)) is not None:
+            dump = partial(serializer.to_python, **PYDANTIC_FORM)
+            return self.lower(attempt(dump, value, lambda error: _refuse(path, error)), path, levels)
         if is_dataclass(value) and not isinstance(value, type):
             shallow = {field.name: getattr(value, field.name) for field in fields(value)}
             return self._map(shallow, path, levels)
@@ -211,10 +222,14 @@ class Lowering(msgspec.Struct, frozen=True):
                 return str(self._whole_number(key, (path, key)))
             case float() if math.isfinite(key):
                 return float.__repr__(key)
+            case enum.Enum():
+                return self._key(key.value, path)
             case _:
+                if (text := as_text(key)) is not None:
+                    return text
                 raise BadValue(f"{show_path((path, key))}: a key must be text or a number, not a {type(key)}")
 
-    def _tag(self, value: object, path: Path, levels: int) -> dict[str, Any]:
+    def _tag(self, value: object, path: Path, levels: int) -> Any:
         tagged = tag(value) if self.tags else None
         if tagged is None:
             raise BadValue(
@@ -250,7 +265,11 @@ def _root(path: Path) -> str:
     return str(path[1])
 
 
-def _struct_fields(value: msgspec.Struct) -> dict[str, Any]:
+PYDANTIC_FORM: Mapping[str, Any] = {"mode": "json", "by_alias": True, "round_trip": True}
+"""How models of pydantic are written: as their own JSON, so that they read it again."""
+
+
+def _struct_fields(value: msgspec.Struct) -> dict[str, Any] | list[Any]:
     config = value.__struct_config__
     found: dict[str, Any] = {}
     if config.tag_field is not None:
@@ -259,4 +278,4 @@ def _struct_fields(value: msgspec.Struct) -> dict[str, Any]:
         content = getattr(value, field.name)
         if content is not msgspec.UNSET:
             found[field.encode_name] = content
-    return found
+    return list(found.values()) if config.array_like else found

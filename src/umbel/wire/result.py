@@ -103,6 +103,8 @@ def exception_map(exc: BaseException) -> ExceptionMap:
     # Not exc.args: a subclass may have made something else of that name.
     args: tuple[object, ...] = _ARGS.__get__(exc)
     kind = type(exc)
+    if kind is errors.WrongType:  # every client knows what that is
+        kind = TypeError
     module, name = CELERY_ERRORS.get(kind) or (kind.__module__, kind.__qualname__)
     return {
         "exc_type": leaving(str(name)),

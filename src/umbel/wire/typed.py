@@ -32,6 +32,16 @@ def tag(value: object) -> dict[str, Any] | None:
     return None
 
 
+def as_text(value: object) -> str | None:
+    """The text of a value that we tag, for where its type is known; None when it is none of these."""
+    match value:
+        case datetime.date() | datetime.time():
+            return value.isoformat()
+        case Decimal() | uuid.UUID():
+            return str(value)
+    return None
+
+
 def is_tagged(value: dict[str, Any]) -> bool:
     return len(value) == 2 and TYPE_KEY in value and VALUE_KEY in value
 

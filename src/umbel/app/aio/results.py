@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from umbel.app.joining import Joinable, join_async
 from umbel.app.rebuilding import shown_result
+from umbel.app.types.call_types import ResultTypes
 from umbel.backends.interface import Backend
 from umbel.errors import BrokerError, ResultTimeout
 from umbel.protocol.delivery.states import PENDING, READY_STATES
@@ -45,6 +46,7 @@ class AwaitedResult(Generic[R]):
         ignored: bool
         _eager: Backend | None
         _final: ResultMap | None
+        _types: ResultTypes | None
         app: Any  # an AwaitedApp, which to mypy would keep a result from being a group's
 
         def forget(self) -> None: ...
@@ -81,7 +83,7 @@ class AwaitedResult(Generic[R]):
 
     async def ainfo(self) -> Any:
         """The same as `info`: the return value, or the exception, or what `update_state` stored."""
-        return shown_result(await self._aread())
+        return shown_result(await self._aread(), self._types)
 
     async def aready(self) -> bool:
         return await self.astate() in READY_STATES

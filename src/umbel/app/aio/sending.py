@@ -7,6 +7,7 @@ senders use (`prepare`, `sending/`). Here is only how it is waited for.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from time import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from umbel.app.running.request import CURRENT_REQUEST
@@ -110,7 +111,7 @@ class AsyncSending(AppBase):
 
         `SendUnknown` says that nobody knows; the same ids can be sent again, and run once.
         """
-        outgoing = self.begin_publishing(prepared)
+        outgoing, began = self.begin_publishing(prepared), time()
         runner = self.eager_runner
         if runner is not None:
             from asyncio import to_thread
@@ -121,7 +122,7 @@ class AsyncSending(AppBase):
 
             request = CURRENT_REQUEST.get()
             if await publish(self.clients.here(), outgoing, self.settings, request):
-                await self._atell_sent(outgoing)
+                await self._atell_sent(outgoing, began)
         self.end_publishing(prepared)
 
     # -- results ---------------------------------------------------------------------------------
@@ -185,9 +186,9 @@ class AsyncSending(AppBase):
         timeout_s = settings.publish_timeout_s or settings.connect_timeout_s
         await patiently(lambda: client.in_thread(work, backend), timeout_s, what)
 
-    async def _atell_sent(self, outgoing: Sequence[Outgoing]) -> None:
+    async def _atell_sent(self, outgoing: Sequence[Outgoing], at: float) -> None:
         if self.settings.task_send_sent_event:
-            await self.clients.here().in_thread(self.tell_sent, outgoing)
+            await self.clients.here().in_thread(self.tell_sent, outgoing, at)
 
 
 def _address_of(backend: Backend) -> str:

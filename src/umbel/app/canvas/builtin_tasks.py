@@ -5,6 +5,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.canvas.signature import Signature, signature_from
+from umbel.app.types.call_types import EachResult
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import SendingApp
@@ -44,7 +45,11 @@ def builtin_functions(app: "SendingApp") -> dict[str, Callable[..., Any]]:
 def map_signature(
     app: "SendingApp", name: str, task: Signature[Any], items: Iterable[Any]
 ) -> Signature[list[Any]]:
-    return Signature(name, kwargs={"task": task.to_map(), "it": list(items)}, app=app)
+    made: Signature[list[Any]] = Signature(name, kwargs={"task": task.to_map(), "it": list(items)}, app=app)
+    known = app.find_task(task.task)
+    if known is not None and known.options.types is not None:
+        made.result_types = EachResult(known.options.types)
+    return made
 
 
 def in_parts(items: Iterable[Any], size: int) -> Iterable[list[Any]]:

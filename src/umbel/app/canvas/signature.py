@@ -15,6 +15,7 @@ from umbel.app.sending.ids import new_id
 from umbel.app.sending.options import SendOptions, check_options, known_options
 from umbel.app.sending.prepare import Prepared, is_unique
 from umbel.app.sending.uniqueness import send_unique
+from umbel.app.types.call_types import ResultTypes
 from umbel.errors import ConfigurationError, NotRegistered
 from umbel.protocol.delivery.sensitive import HIDDEN
 from umbel.wire.task import SignatureMap, check_signature
@@ -31,6 +32,7 @@ class Signature(Stamped, Generic[R]):
     """One call: a task's name, arguments and options. Immutable ones take no parent's result."""
 
     subtask_type: str | None = None
+    result_types: ResultTypes | None = None  # where the task does not say what its result is
 
     def __init__(
         self,
@@ -209,7 +211,9 @@ class Signature(Stamped, Generic[R]):
     def handle(self, parent: Any = None) -> Any:
         """The result of a signature that has its id."""
         ignored = self.app.ignores_result(self.task, self.options)
-        return AsyncResult(self.options["task_id"], app=self.app, parent=parent, ignored=ignored)
+        known = self.app.find_task(self.task)
+        types = self.result_types or (known.options.types if known else None)
+        return AsyncResult(self.options["task_id"], app=self.app, parent=parent, ignored=ignored, types=types)
 
     def absorb(self, following: "Signature[Any]") -> "Signature[Any] | None":
         """The one signature that this and what follows it in a chain become, if they do."""
@@ -249,7 +253,10 @@ class Signature(Stamped, Generic[R]):
         task = self.app.find_task(call.task)
         if task is None:
             raise NotRegistered.named(call.task)
-        result: R = task(*call.args, **call.kwargs)
+        given, named = call.args, call.kwargs
+        if task.options.types is not None:  # they may have come in a message
+            given, named = task.options.types.parse(given, named)
+        result: R = task(*given, **named)
         return result
 
     def freeze(self, task_id: str | None = None) -> str:

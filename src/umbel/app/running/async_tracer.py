@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from umbel.app.running.awaiting import cancelled_from_within
-from umbel.app.running.request import Request, Running
+from umbel.app.running.request import Request, Running, parse_arguments
 from umbel.app.running.tracer import Tracer
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, await_guarded
@@ -46,6 +46,8 @@ class AsyncTracer(Tracer):
 
 
 async def _await(task: "RunnableTask", call: TaskCall, request: Request) -> Any:
+    if task.options.types is not None:
+        parse_arguments(task.options.types, call, request)
     try:
         if task.hooks is not None:
             task.hooks.before(request)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
+from umbel.app.types.call_types import CallTypes
 from umbel.pools.interface import Told
 from umbel.wire.message import Outgoing
 from umbel.wire.task import SignatureMap, TaskCall
@@ -187,3 +188,8 @@ def request_of(
         is_eager=is_eager,
         call=call,
     )
+
+
+def parse_arguments(types: CallTypes, call: TaskCall, request: Request) -> None:
+    """From what came in the message to what the function wants; WrongType names what does not fit."""
+    call.args, call.kwargs = request.args, request.kwargs = types.parse(call.args, call.kwargs)

@@ -19,7 +19,7 @@ from umbel.app.running.awaiting import LastingLoop, cancelled_from_within, cance
 from umbel.app.running.child_logs import UNFINISHED, end_lines
 from umbel.app.running.chord_parts import NOTHING_FOLLOWS, BodyOutcome, part_ended, time_left_s
 from umbel.app.running.follow_ups import after_failure, after_success, keeps_result, steps_that_never_run
-from umbel.app.running.request import Request, Running, Teller, request_of
+from umbel.app.running.request import Request, Running, Teller, parse_arguments, request_of
 from umbel.app.running.showing import hidden, shown_arguments
 from umbel.app.running.tracebacks import traceback_text
 from umbel.app.sending.publish import patiently
@@ -37,6 +37,7 @@ from umbel.errors import (
     UmbelError,
     WireError,
     WorkerStopping,
+    WrongType,
 )
 from umbel.pools.guard import Raised, Returned, call_guarded
 from umbel.pools.interface import Job, Outcome
@@ -146,6 +147,8 @@ class Tracer:
             log.warning("cannot store state STARTED", extra={"task_id": request.id, "why": str(error)})
 
     def _call(self, task: "RunnableTask", call: TaskCall, request: Request) -> Any:
+        if task.options.types is not None:
+            parse_arguments(task.options.types, call, request)
         if task.hooks is not None:
             task.hooks.before(request)
         try:  # not cancelled_is_failed(): every task passes here, and a generator costs as much as some
@@ -190,6 +193,9 @@ class _Run:
         return built.value
 
     def _success(self, task: "RunnableTask", call: TaskCall, request: Request, value: Any) -> Outcome:
+        shown = self._show(value)
+        if task.options.types is not None:
+            value = task.options.types.lower_result(value)
         follow_ups = after_success(self._app, call, request, value)
         body = self._part_ended(call, request, SUCCESS, value)
         results: tuple[StoredResult, ...] = ()
@@ -199,12 +205,12 @@ class _Run:
             "success",
             results=[*results, *body.results],
             follow_ups=[*follow_ups, *body.follow_ups],
-            summary=self._show(value),
+            summary=shown,
         )
 
     def raised(self, task: "RunnableTask", call: TaskCall, request: Request, error: BaseException) -> Outcome:
         policy = task.options.retry
-        if isinstance(error, TaskCancelled):
+        if isinstance(error, TaskCancelled | WrongType):  # the same arguments would be refused again
             return self.failed(task, call, request, error)
         if isinstance(error, Retry):
             if broken_rule("eta", error.when):

@@ -18,7 +18,8 @@ def prepare_many(signatures: Iterable[Signature[Any]]) -> tuple[list[Prepared], 
         if type(call) is Signature:  # one message, and no copy of the call is needed to make it
             one = call.prepare_as(task_id, sender=sender)
             prepared.append(one)
-            results.append(AsyncResult(one.task_id, app=call.app, ignored=one.ignores_result))
+            ignored = one.ignores_result
+            results.append(AsyncResult(one.task_id, app=call.app, ignored=ignored, types=one.types))
         else:
             copy = call.clone()
             copy.freeze()

@@ -22,6 +22,7 @@ from umbel.app.sending.ids import new_id
 from umbel.app.sending.options import SendOptions, check_options
 from umbel.app.sending.publish import patiently
 from umbel.app.sending.routing import NAMES_MAX, Router
+from umbel.app.types.call_types import CallTypes
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
 from umbel.clock import cluster_now
@@ -66,6 +67,7 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
     task_id: str
     outgoing: Outgoing
     ignores_result: bool
+    types: CallTypes | None = None  # of the task, where that is known here
 
 
 class SendDefaults(msgspec.Struct, frozen=True):
@@ -78,7 +80,7 @@ class SendDefaults(msgspec.Struct, frozen=True):
     serializer: str
     sends_results: bool
     headers: TaskHeaders  # without those that differ from call to call
-    template: CallTemplate | None  # None: another serializer than JSON, or an expiry of its own
+    template: CallTemplate | None  # None: not JSON, an expiry of its own, or something to hide
     keyring: Keyring | None  # what its messages are signed with
 
 
@@ -106,11 +108,10 @@ def prepare(
     task_id = task_id or new_id()
     send_defaults = _send_defaults(app, task, defaults or _NO_TASK)
     ignores_result = send_defaults.headers.ignore_result
-    if (
-        send_defaults.template is None
-        or not _PLAIN.issuperset(options)
-        or send_defaults.own.hides is not None
-    ):
+    types = send_defaults.own.types
+    if types is not None:
+        args, kwargs = types.lower(args, kwargs, options.get("serializer") or send_defaults.serializer)
+    if send_defaults.template is None or not _PLAIN.issuperset(options):
         ignores_result = _first(options.get("ignore_result"), ignores_result)
         outgoing = _encoded_in_full(app, task_id, args, kwargs, options, send_defaults, sender)
     elif options or sender is not None or send_defaults.sends_results:
@@ -135,7 +136,7 @@ def prepare(
     if send_defaults.keyring is not None:
         outgoing = send_defaults.keyring.sign_task(outgoing, cluster_now())
     check_size(outgoing.message, send_defaults.settings.message_max_bytes, task)
-    return Prepared(task, task_id, outgoing, bool(ignores_result))
+    return Prepared(task, task_id, outgoing, bool(ignores_result), types)
 
 
 def _encoded_in_full(
@@ -246,7 +247,7 @@ def _send_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
         ignore_result=_first(own.ignore_result, settings.task_ignore_result),
     )
     serializer = own.serializer or settings.task_serializer
-    is_special = serializer != "json" or own.expires_s is not None
+    is_special = serializer != "json" or own.expires_s is not None or own.hides is not None
     made = app.send_defaults[task] = SendDefaults(
         own=own,
         settings=settings,

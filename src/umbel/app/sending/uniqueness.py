@@ -45,7 +45,8 @@ class UniqueCall:
         return self.result_of(self.prepared.task_id)
 
     def result_of(self, holder: str) -> AsyncResult[Any]:
-        return AsyncResult(holder, app=self.app, ignored=self.prepared.ignores_result)
+        prepared = self.prepared
+        return AsyncResult(holder, app=self.app, ignored=prepared.ignores_result, types=prepared.types)
 
     def check(self, capabilities: Capabilities) -> None:
         if not capabilities.unique:

@@ -15,8 +15,8 @@ from umbel.wire.envelope_redis import seal, unseal
 from umbel.wire.message import Outgoing, outgoing_of_letter
 from umbel.wire.signing import Keyring
 
+DROP_MAX = 1000  # in one command: others wait while it runs
 _BURY, _REQUEUE = script("bury"), script("requeue")
-DROPPED_AT_ONCE = 1000
 
 
 async def read(link: Link, keys: Keys, limit: int) -> list[DeadLetter]:
@@ -69,10 +69,9 @@ async def requeue(
 
 
 async def drop(link: Link, keys: Keys, letter_ids: Sequence[int | str]) -> int:
-    """Remove letters; how many there were."""
     count = 0
-    for start in range(0, len(letter_ids), DROPPED_AT_ONCE):
-        count += int(await link.call("XDEL", keys.dead, *letter_ids[start : start + DROPPED_AT_ONCE]))
+    for start in range(0, len(letter_ids), DROP_MAX):
+        count += await link.call("XDEL", keys.dead, *letter_ids[start : start + DROP_MAX])
     return count
 
 

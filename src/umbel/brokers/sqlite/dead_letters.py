@@ -88,11 +88,9 @@ def requeue(
 
 
 def drop(db: sqlite3.Connection, letter_ids: Sequence[int | str]) -> int:
-    """Remove letters; how many there were."""
     packed = rows.pack(map(int, letter_ids))
-    return db.execute(
-        "DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))", (packed,)
-    ).rowcount
+    removed = db.execute("DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))", (packed,))
+    return removed.rowcount
 
 
 def _make_room(db: sqlite3.Connection) -> None:

@@ -288,7 +288,7 @@ class Store:
         return count
 
     def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
-        with self.database.write(durable=True) as db:
+        with self.database.write(durable=True, makes_room=True) as db:
             return dead_letters.drop(db, letter_ids)
 
     def revoke(self, batch: Sequence[Revoke]) -> None:
