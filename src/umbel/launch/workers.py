@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.registry import open_broker
@@ -21,9 +21,6 @@ from umbel.worker.settings import WorkerSettings
 from umbel.worker.worker import Worker
 
 PORT_MAX = 65_535
-if TYPE_CHECKING:
-    from umbel.pools.prefork.server_process import StartedServer
-
 MAILBOX = "umbel-mailbox"  # the connection of remote control, where it has its own
 
 
@@ -34,7 +31,6 @@ def make_worker(
     node: str | None = None,
     run_directory: Path,
     logs: ChildLogs = ChildLogs(),  # noqa: B008 (a tuple)
-    first_server: "StartedServer | None" = None,
     project: Project | None = None,
     choose: Callable[..., Pool] = choose_pool,
 ) -> Worker:
@@ -44,7 +40,7 @@ def make_worker(
     of_broker = replace(project.for_broker(settings), remembers_signatures=True)
     tasks, queues = project.task_rules(settings), settings.worker_queues or (settings.task_default_queue,)
     served = tasks_for(project, tasks, queues)
-    pool = choose(settings, served, host=found.spec, node=name, logs=logs, first_server=first_server)
+    pool = choose(settings, served, host=found.spec, node=name, logs=logs)
     worker_settings = WorkerSettings(
         node=name,
         queues=queues,

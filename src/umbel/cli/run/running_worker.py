@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from umbel.brokers.registry import open_broker
 from umbel.cli.run.web_process import dashboard_beside, web_command
 from umbel.launch.loading import FoundApp
 from umbel.launch.native import NativeProject
-from umbel.launch.pool_choice import ChildLogs
+from umbel.launch.pool_choice import ChildLogs, choose_pool
 from umbel.launch.workers import make_worker
 from umbel.pools.loops import loop_factory
 from umbel.pools.prefork.server_process import StartedServer
@@ -54,7 +55,7 @@ def run_worker(
             node=what.node,
             run_directory=what.run_directory,
             logs=logs,
-            first_server=first_server,
+            choose=partial(choose_pool, first_server=first_server),
         )
         if purge:
             await _purge(project.for_broker(settings), settings)
