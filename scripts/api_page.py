@@ -9,16 +9,22 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import umbel
+import umbel.testing
 
 HEAD = """# API
 
 <!-- made by `make docs`; do not edit -->
 
-What `import umbel` offers. Everything else in the package is internal and may change at any time. A method
-without a sentence does what its name and types say.
+What `import umbel` and `umbel.testing` offer. Everything else in the package is internal and may change at
+any time. A method without a sentence does what its name and types say.
+"""
+TESTING = """## umbel.testing
+
+For tests of your project: [testing](testing.md) shows how the fixtures are used that give these.
 """
 # Public in Python's sense, for other parts of Umbel alone.
 INTERNAL = {
@@ -26,6 +32,9 @@ INTERNAL = {
         *("send", "prepare", "publish", "producer", "backend", "eager_backend", "start_child", "stop_child"),
         *("ignores_result", "find_task", "all_tasks", "periodic_tasks"),
     },
+    "Clock": {"used_by", "close"},
+    "EmbeddedWorker": {"next_due", "catch_up"},
+    "SentCall": {"is_of", "matches", "unique_key"},
     "Signature": {
         *("subtask_type", "prepare", "prepare_as", "handle", "absorb", "join_group", "join_chord", "parts"),
         *("app", "to_map"),
@@ -40,15 +49,22 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def page() -> str:
     lines = [HEAD]
-    for name in umbel.__all__:
-        value = getattr(umbel, name)
+    lines += _names(umbel)
+    lines += _class("Control", type(umbel.App("api").control), "What `app.control` is.")
+    lines += _errors()
+    lines += [TESTING, *_names(umbel.testing)]
+    return NARROWED.sub("App", "\n".join(lines)).rstrip() + "\n"
+
+
+def _names(module: ModuleType) -> list[str]:
+    lines: list[str] = []
+    for name in module.__all__:
+        value = getattr(module, name)
         if inspect.isclass(value):
             lines += _class(name, value)
         elif inspect.isfunction(value):
             lines += _function(name, _source(value), name)
-    lines += _class("Control", type(umbel.App("api").control), "What `app.control` is.")
-    lines += _errors()
-    return NARROWED.sub("App", "\n".join(lines)).rstrip() + "\n"
+    return lines
 
 
 def _class(name: str, value: type, about: str = "") -> list[str]:

@@ -107,7 +107,7 @@ def _columns() -> dict[str, str]:
     measured = f"case when {runtime} between 0 and 1e12 then {runtime} end"
     spanned = f"case when {run} is not null then greatest(0, {run}) end"
     return {
-        "uuid": "uuid",
+        "task_id": "uuid",
         "state": "winner.state",
         "state_at": "winner.timestamp",
         "clock": "winner.clock",

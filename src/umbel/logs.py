@@ -190,13 +190,13 @@ class PlainLines(logging.Formatter):
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "at": record.created,
+        ours: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_fields(record),
         }
+        line = {**ours, **_fields(record), **ours}  # in this order; no field of a user's takes a name of ours
         if record.exc_info:
             line[TRACEBACK] = self.formatException(record.exc_info)
         try:

@@ -1,6 +1,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import time
 from typing import Any
 
 import msgspec
@@ -65,6 +66,25 @@ def test_nothing_is_told_unasked(tmp_path: Path) -> None:
     app.send_task("shop.pack")
     assert told(app) == []
     app.close()
+
+
+def test_the_time_of_sending_is_before_the_message_can_be_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may have received and started a task before its client goes on."""
+    app = telling_app(tmp_path, task_send_sent_event=True)
+    publish, began = app.producer.publish, []
+
+    def noted(batch: Any) -> None:
+        began.append(time())
+        publish(batch)
+
+    monkeypatch.setattr(app.producer, "publish", noted)
+    before = time()
+    app.send_task("shop.pack")
+    [event] = told(app)
+    app.close()
+    assert before <= event["timestamp"] <= began[0]
 
 
 def test_events_of_several_threads_have_one_order_without_gaps(tmp_path: Path) -> None:  # L1

@@ -21,7 +21,9 @@ from umbel.events.view import TaskRecord, view
 from umbel.history.arrow import event_schema
 from umbel.history.story import as_wire
 
-COMPARED = [name for name in TaskRecord.__struct_fields__ if name not in {"extra", "partial", "signum"}]
+COMPARED = [
+    name for name in TaskRecord.__struct_fields__ if name not in {"uuid", "extra", "partial", "signum"}
+]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def assert_tasks_are_those_of_the_fold(files: list[Path], target: Path) -> None:
     known: dict[str, Registers] = {}
     for event in events_of(files):
         put(known.setdefault(event.uuid, Registers(event.uuid)), event)
-    found = {str(row["uuid"]): row for row in rows(f"select * from '{target}'")}
+    found = {str(row["task_id"]): row for row in rows(f"select * from '{target}'")}
     assert found.keys() == known.keys()
     for uuid, registers in known.items():
         record = view(registers)

@@ -357,7 +357,7 @@ class VerdictsContract:
 
         run(scenario())
 
-    def test_a_buried_message_is_listed_with_its_reason_and_can_be_requeued(
+    def test_a_buried_message_is_listed_with_its_reason_and_can_be_requeued_or_dropped(
         self, under_test: BrokerUnderTest
     ) -> None:
         async def scenario() -> None:
@@ -381,7 +381,13 @@ class VerdictsContract:
                 again = await take_one(broker)
                 assert again.message == letter.message
                 assert (again.starts, again.redelivered) == (0, False)
-                assert [left.message.body for left in await broker.dead_letters()] == [b"b"]
+                (left,) = await broker.dead_letters()
+                assert left.message.body == b"b"
+
+                assert await broker.drop_dead([letter.letter_id, left.letter_id]) == 1
+                assert await broker.drop_dead([left.letter_id]) == 0
+                assert not await broker.dead_letters()
+                assert not (await take(broker)).deliveries
 
         run(scenario())
 

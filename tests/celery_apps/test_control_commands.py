@@ -36,6 +36,10 @@ def used(shop: Home) -> Ran:
         by_umbel = {
             "set_discount": shop.data("umbel", "control", "-A", SHOP, "set_discount", "30", "--json"),
             "limits": shop.data("umbel", "inspect", "-A", SHOP, "limits", "--json"),
+            "unknown": shop.run("umbel", "call", "-A", SHOP, f"{SHOP}.mail.sned").stderr,
+            "sent": shop.data(
+                "umbel", "call", "-A", SHOP, f"{SHOP}.mail.send", "to=eve", "--json", "--wait", "20"
+            ),
             "listed": shop.run("umbel", "control", "-A", SHOP).stdout,
             "registered": shop.data("umbel", "inspect", "-A", SHOP, "registered", "--json"),
             "queues": shop.data("umbel", "inspect", "-A", SHOP, "active_queues", "--json"),
@@ -67,6 +71,14 @@ def test_celerys_clients_reach_the_projects_control_commands(ran: Ran) -> None:
     assert answers["set_discount"] == {"ok": 25}
     assert answers["afterwards"]["discount"] == 25
     assert "state.consumer" in answers["consumer_queues"]["error"]
+
+
+def test_a_task_of_the_project_is_sent_from_the_shell(ran: Ran) -> None:
+    assert f"did you mean '{SHOP}.mail.send'?" in ran.by_umbel["unknown"]
+    assert (ran.by_umbel["sent"]["state"], ran.by_umbel["sent"]["result"]) == (
+        "SUCCESS",
+        f"{SHOP}.mail.send eve",
+    )
 
 
 def test_inspect_conf_shows_celerys_names_and_no_password(ran: Ran) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.waiting import wait_until
 from umbel.app.configuration.settings import Settings, override
+from umbel.cli.options import level_of
 from umbel.cli.run import celery_options
 from umbel.cli.run.worker import command
 from umbel.errors import BadSetting
@@ -76,7 +77,7 @@ def test_the_limits_of_autoscale_may_be_in_either_order(typed: str, sizes: tuple
     [("WARN", "warning"), ("FATAL", "critical"), ("CRITICAL", "critical"), ("info", "info")],
 )
 def test_levels_have_celerys_names_too(typed: str, level: str) -> None:
-    assert celery_options.level_of(typed) == level
+    assert level_of(typed) == level
 
 
 @pytest.mark.parametrize(

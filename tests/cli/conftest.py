@@ -1,3 +1,4 @@
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +28,13 @@ def umbel(
     def run(*arguments: str) -> Ran:
         monkeypatch.setattr(sys, "argv", ["umbel", *arguments])
         forget_apps()
-        with pytest.raises(SystemExit) as ended:
-            main()
+        variables = dict(os.environ)  # -b of a command that loads the app is a variable of its process
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            os.environ.clear()
+            os.environ.update(variables)
         out, err = capsys.readouterr()
         assert isinstance(ended.value.code, int)
         return Ran(ended.value.code, out, err)

@@ -1,6 +1,7 @@
 """`umbel dev`: the worker follows the code, and nothing is left when it ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +45,9 @@ def test_files_of_others_are_passed_over(tmp_path: Path) -> None:
 
 def test_a_change_is_loaded_and_a_mistake_is_waited_for(tmp_path: Path) -> None:
     tasks, log = tmp_path / "tasks.py", tmp_path / "dev.log"
+    succeeded = re.compile(
+        r"INFO +task succeeded task=tasks.answer task_id=\S+ attempt=0 runtime_s=\S+ result=1\n"
+    )
     tasks.write_text(TASKS.format(answer=1))
     environment = {**os.environ, "UMBEL_RUN_DIR": str(tmp_path / "run")}
 
@@ -66,6 +70,7 @@ def test_a_change_is_loaded_and_a_mistake_is_waited_for(tmp_path: Path) -> None:
         )
     try:
         wait_until(lambda: answers("1"), deadline_s=60, what="the worker")
+        wait_until(lambda: succeeded.search(log.read_text()), what="the success in the log")
         tasks.write_text("def broken(:\n")
         wait_until(lambda: "starts at the next change" in log.read_text(), deadline_s=30, what="the mistake")
         assert "SyntaxError" in log.read_text()

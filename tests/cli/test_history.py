@@ -71,7 +71,7 @@ def test_a_table_is_listed_newest_first_with_every_column_in_json(history: Reade
         (("--state", "FAILURE", "--state", "SUCCESS"), lambda row: True),
         (("--name", "shop.*"), lambda row: row["name"].startswith("shop.")),
         (("--worker", "w1@*"), lambda row: row["worker"] == "w1@shop"),
-        (("--task", "0000001"), lambda row: row["uuid"].startswith("0000001")),
+        (("--task", "0000001"), lambda row: row["task_id"].startswith("0000001")),
         (
             ("--since", "2026-11-15T09:30"),
             lambda row: row["state_at"].hour * 60 + row["state_at"].minute >= 570,
@@ -84,8 +84,8 @@ def test_a_table_is_listed_newest_first_with_every_column_in_json(history: Reade
     ],
 )
 def test_filters_choose_tasks(history: Reader, arguments: tuple[str, ...], wanted: Any) -> None:
-    chosen = {row["uuid"] for row in history.rows("tasks", "--limit", "1000", *arguments)}
-    assert chosen == {row["uuid"] for row in STORY.rows["tasks"] if wanted(row)}
+    chosen = {row["task_id"] for row in history.rows("tasks", "--limit", "1000", *arguments)}
+    assert chosen == {row["task_id"] for row in STORY.rows["tasks"] if wanted(row)}
 
 
 def test_times_can_be_told_from_now(history: Reader) -> None:
@@ -106,7 +106,7 @@ def test_sql_prints_tables_json_and_csv(history: Reader) -> None:
 
 
 def test_a_cut_answer_is_said_on_stderr(history: Reader) -> None:
-    out, err = history("sql", "--limit", "2", "select uuid from tasks")
+    out, err = history("sql", "--limit", "2", "select task_id from tasks")
     assert len(out.splitlines()) == 3
     assert "only the first 2 rows" in err
     assert "only the first 5 rows" in history("tasks", "--limit", "5")[1]

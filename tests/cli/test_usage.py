@@ -232,6 +232,36 @@ def test_arguments_are_json_or_text(umbel: Umbel, tmp_path: Path) -> None:
     ]
 
 
+def waiting_in(umbel: Umbel, queue: str, *where: str) -> list[tuple[str, str, str]]:
+    rows = json.loads(umbel("queues", "peek", queue, "--json", *where).out)
+    return [(row["task"], row["args"], row["kwargs"]) for row in rows]
+
+
+def test_a_name_and_a_value_are_a_keyword_argument(umbel: Umbel, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    umbel("call", "shop.pack", "box=[1]", "count=two")
+    umbel("call", "shop.pack", '"count=3"')
+    umbel("call", "shop.pack", "a-b=c", "--kwargs", '{"count": 4}')
+    assert waiting_in(umbel, "celery") == [
+        ("shop.pack", "()", "{'box': [1], 'count': 'two'}"),
+        ("shop.pack", "('count=3',)", "{}"),
+        ("shop.pack", "('a-b=c',)", "{'count': 4}"),
+    ]
+    twice = umbel("call", "shop.pack", "count=1", "--kwargs", '{"count": 4}')
+    assert "the argument 'count' is given twice" in said(twice, exits.USAGE)
+
+
+def test_a_call_goes_to_the_broker_that_is_named_with_or_without_an_app(umbel: Umbel, tmp_path: Path) -> None:
+    other = ("-b", f"sqlite:///{tmp_path}/other.db")
+    assert umbel("call", "made.up", "1", *other).code == exits.OK
+    write_app(tmp_path)
+    assert "no task named 'made.up'" in said(umbel("call", "made.up", *other), exits.USAGE)
+    assert umbel("call", "shop.pack", "a", *other).code == exits.OK
+    assert waiting_in(umbel, "celery") == []
+    tasks = [task for task, *_ in waiting_in(umbel, "celery", *other)]
+    assert tasks == ["made.up", "shop.pack"]
+
+
 def test_an_unknown_task_is_refused_with_the_nearest(umbel: Umbel, tmp_path: Path) -> None:
     write_app(tmp_path)
     line = said(umbel("call", "shop.pak", "a"), exits.USAGE)
@@ -373,6 +403,27 @@ def test_dead_letters_are_listed_with_their_reason_and_given_back(umbel: Umbel, 
     assert (waiting["task_id"], waiting["starts"]) == ("t", 0)
 
 
+def test_a_dead_letter_is_shown_whole_and_dropped_only_when_asked_twice(
+    umbel: Umbel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury(write_app(tmp_path), "it crashed\nin line 2")
+    shown = umbel("dlq", "show", "t", "no-such")
+    assert shown.code == exits.PARTIAL and "unknown dead letter 'no-such'" in shown.err
+    assert {"task     shop.pack", "args     ('a',)", "reason   it crashed", "attempt  0"} <= {
+        *shown.out.splitlines()
+    }
+    [row] = json.loads(umbel("dlq", "show", "t", "--json").out)
+    assert (row["task_id"], row["reason"], row["args"]) == ("t", "it crashed\nin line 2", "('a',)")
+    assert "name the dead letters to drop, or give --all" in said(umbel("dlq", "drop"), exits.USAGE)
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert umbel("dlq", "drop", "t").code == exits.FAILED
+    assert len(json.loads(umbel("dlq", "ls", "--json").out)) == 1
+    assert umbel("dlq", "drop", "t", "-y").out == "1 dropped\n"
+    assert umbel("dlq", "drop", "--all", "-y").out == "0 dropped\n"
+    assert umbel("dlq", "ls", "--json").out == "[]\n"
+    assert waiting_in(umbel, "celery") == []
+
+
 def test_a_queue_is_shown_and_emptied_only_when_asked_twice(
     umbel: Umbel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,6 +444,8 @@ def test_what_is_not_there_is_not_found_and_nobody_is_nobody(umbel: Umbel, tmp_p
     assert "unknown periodic task 'nightly'" in said(umbel("schedule", "run", "nightly"), exits.NOT_FOUND)
     assert umbel("schedule", "pause", "nightly").code == exits.NOT_FOUND
     assert "no node answered" in said(umbel("members", "--timeout", "2"), exits.NOBODY_ANSWERED)
+    nobody = said(umbel("ping", "--timeout", "2"), exits.NOBODY_ANSWERED)
+    assert nobody.startswith("no worker answered; start one with `umbel worker`")
 
 
 # -- doctor ----------------------------------------------------------------------------------------

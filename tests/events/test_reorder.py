@@ -13,6 +13,15 @@ def heard(clock: int, node: str = "a", at: float = 0.0) -> Heard:
     return Heard({"type": "task-started", "hostname": node, "timestamp": at}, clock)
 
 
+def of_task(kind: str, clock: int, task: str = "t", attempt: int | None = 0) -> Heard:
+    said = {} if attempt is None else {"retries": attempt}
+    return Heard({"type": kind, "hostname": "a", "timestamp": 0.0, "uuid": task, **said}, clock)
+
+
+def kinds(events: list[Heard]) -> list[str]:
+    return [one.event["type"] for one in events]
+
+
 def clocks(events: list[Heard]) -> list[int]:
     return [one.clock for one in events]
 
@@ -87,3 +96,71 @@ def test_within_the_window_any_order_of_arrival_is_put_right(told: list[int], ch
     for number, clock in enumerate(chance.sample(told, len(told))):
         window.put(heard(clock), now=number / 100)
     assert clocks(window.due(99.0)) == sorted(told)
+
+
+@given(
+    st.permutations([("task-sent", 9), ("task-received", 4), ("task-started", 6), ("worker-heartbeat", 4)])
+)
+def test_a_task_sent_goes_before_what_workers_tell_of_the_task_whenever_it_is_heard(
+    told: list[tuple[str, int]],
+) -> None:
+    """L3. A monitor's clock is that of the quickest node: here past all that this worker tells."""
+    window = ReorderWindow(1.0)
+    for number, (kind, clock) in enumerate(told):
+        window.put(of_task(kind, clock) if kind.startswith("task") else heard(clock, "z"), now=number / 100)
+    given = window.rest()
+    of_the_task = kinds([one for one in given if "uuid" in one.event])
+    assert of_the_task == ["task-sent", "task-received", "task-started"]
+    assert clocks(given) == sorted(clocks(given))
+    assert (len(given), window.late, window.deadline) == (4, 0, None)
+
+
+def test_a_task_sent_goes_before_its_own_attempt_and_before_no_other() -> None:
+    """Celery sends a retry before it tells of it, and says the attempt on receipt only."""
+    window = ReorderWindow(1.0)
+    story = [
+        of_task("task-received", 2),
+        of_task("task-sent", 8, attempt=1),
+        of_task("task-sent", 9),
+        of_task("task-retried", 3, attempt=None),
+        of_task("task-received", 4, attempt=1),
+        of_task("task-received", 1, task="other"),
+        of_task("task-succeeded", 5, attempt=None),
+    ]
+    for one in story:
+        window.put(one, now=0.0)
+    given = [one for one in window.rest() if one.event["uuid"] == "t"]
+    assert [one.event for one in given] == [story[number].event for number in (2, 0, 1, 3, 4, 6)]
+
+
+def test_a_task_sent_after_a_quiet_time_is_not_late() -> None:
+    """It has the time just before the monitor's own, which is that of the last event."""
+    window = ReorderWindow(1.0)
+    window.put(heard(7, at=5.0), now=0.0)
+    assert clocks(window.due(1.0)) == [7]
+    window.put(of_task("task-sent", 6), now=2.0)
+    assert clocks(window.due(3.0)) == [7]
+    assert window.late == 0
+
+
+def test_many_task_sent_make_nothing_late_that_nodes_tell_later() -> None:
+    """The receiver's clock ticks with each of them, that of the nodes does not."""
+    window = ReorderWindow(1.0)
+    window.put(heard(5), now=0.0)
+    for number in range(20):
+        window.put(of_task("task-sent", 6 + number, task=str(number)), now=0.0)
+    given = window.due(1.0)
+    window.put(heard(6), now=2.0)
+    given += window.due(3.0)
+    assert clocks(given) == sorted(clocks(given))
+    assert (len(given), window.late) == (22, 0)
+
+
+def test_a_task_sent_that_left_early_leaves_room() -> None:
+    window = ReorderWindow(60.0, held_max=2)
+    assert window.put(of_task("task-received", 1), now=0.0) == []
+    assert window.put(of_task("task-sent", 9), now=0.0) == []
+    assert kinds(window.put(heard(5), now=0.0)) == ["task-sent", "task-received"]
+    assert window.put(heard(6), now=0.0) == []
+    assert clocks(window.rest()) == [5, 6]
+    assert window.rest() == []

@@ -11,7 +11,8 @@ def test_the_tables_are_those_of_the_design() -> None:
 
 
 def test_a_tasks_row_has_the_fields_of_the_view() -> None:
-    fields = [name for name in TaskRecord.__struct_fields__ if name != "partial"]
+    fields = ["task_id", *(name for name in TaskRecord.__struct_fields__[1:] if name != "partial")]
+    assert TaskRecord.__struct_fields__[0] == TABLES["tasks"].columns[0].was == "uuid"
     assert list(TABLES["tasks"].names) == [*fields, "wait_s", "run_s"]
 
 

@@ -74,7 +74,7 @@ class Story:
             last = attempt == attempts - 1
             outcome = "RETRY" if not last else "FAILURE" if fails else "SUCCESS"
             row = {
-                "uuid": uuid,
+                "task_id": uuid,
                 "attempt": attempt,
                 "state": outcome,
                 "state_at": ended,
@@ -119,7 +119,7 @@ class Story:
                 {
                     "subject": uuid,
                     "rank": rank,
-                    "uuid": uuid,
+                    "task_id": uuid,
                     "attempt": attempt,
                     "type": kind,
                     "timestamp": at,

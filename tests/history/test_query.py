@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.history.published import Story, publish
@@ -30,15 +31,29 @@ def test_every_table_can_be_read(lake: Path) -> None:
         assert len(answer.rows) == len(STORY.rows[name])
 
 
+def test_tables_of_an_earlier_version_are_read_under_the_names_of_today(tmp_path: Path) -> None:
+    publish(tmp_path, STORY.rows)
+    renamed = set[str]()
+    for path in (tmp_path / "tables").rglob("*.parquet"):
+        written = pq.read_table(path)
+        if "task_id" in written.column_names:
+            renamed.add(path.parent.name)
+            pq.write_table(written.rename_columns({"task_id": "uuid"}), path)
+    assert renamed == {"tasks", "attempts", "timeline", "anomalies"}
+    for name in renamed:
+        told = [row["task_id"] for row in ask(tmp_path, f"select * from {name}").dicts()]
+        assert told == [row.get("task_id") for row in STORY.rows[name]]
+
+
 def test_times_are_told_in_utc(lake: Path) -> None:
     told = ask(lake, "select min(online_at)::text from workers").rows
     assert told == [("2026-11-15 09:00:00+00",)]
 
 
 def test_rows_beyond_the_limit_are_left_out_and_said(lake: Path) -> None:
-    answer = ask(lake, "select uuid from tasks", limit=39)
+    answer = ask(lake, "select task_id from tasks", limit=39)
     assert (len(answer.rows), answer.more) == (39, True)
-    assert not ask(lake, "select uuid from tasks", limit=40).more
+    assert not ask(lake, "select task_id from tasks", limit=40).more
 
 
 @pytest.mark.parametrize(
@@ -46,6 +61,7 @@ def test_rows_beyond_the_limit_are_left_out_and_said(lake: Path) -> None:
     [
         ("selec 1", 'line 1, column 1: syntax error at or near "selec"'),
         ("select 'é',\n  nme from tasks", 'line 2, column 3: Referenced column "nme" not found'),
+        ("select uuid from tasks", "line 1, column 8: unknown column 'uuid'; it is called 'task_id'"),
         ("select * from task", "line 1, column 15: unknown table 'task'; the tables are tasks, attempts"),
         ("select 1; select 2", "got 2 queries; give one at a time"),
         ("", "got 0 queries; give one at a time"),

@@ -166,7 +166,7 @@ def test_what_is_too_much_is_put_together_and_counted(tmp_path: Path) -> None:
     for number in range(NAMES_MAX + 5):
         story.rows["attempts"].append(
             STORY.rows["attempts"][0]
-            | {"uuid": f"t{number}", "name": f"n{number:02d}", "outcome": "SUCCESS", "ended_at": BEGAN}
+            | {"task_id": f"t{number}", "name": f"n{number:02d}", "outcome": "SUCCESS", "ended_at": BEGAN}
         )
     story.rows["anomalies"] *= LISTED_MAX + 1
     found = read(publish(tmp_path, story.rows), figures)

@@ -75,10 +75,10 @@ def test_a_story_from_files_is_that_of_the_events(
 def test_what_only_the_tables_know_is_shown_from_them(tmp_path: Path) -> None:
     shop = Shop(tasks=30)
     lake = publish(tmp_path, shop.rows)
-    uuid = next(one["uuid"] for one in shop.rows["tasks"] if one["retries"])
+    uuid = next(one["task_id"] for one in shop.rows["tasks"] if one["retries"])
     story = story_of(uuid, [], rows_in_tables(lake, uuid))
     assert story is not None
-    told = [one for one in shop.rows["timeline"] if one["uuid"] == uuid]
+    told = [one for one in shop.rows["timeline"] if one["task_id"] == uuid]
     assert [one.type for one in story.events] == [one["type"] for one in told]
     assert rows_in_tables(tmp_path / "nowhere", uuid) == []
 

@@ -117,7 +117,7 @@ def check_history(lake: Path, states: dict[str, str]) -> None:
     # Also what Spark and its Java wrote, half-way files and logs among it, is the owner's alone.
     assert (lake / "tables").exists() and modes_below(lake) == {"d0700", "f0600"}
     built = umbel("history", "tasks", "--lake", str(lake), "--limit", "1000", "--json")
-    assert {row["uuid"]: row["state"] for row in built} == states
+    assert {row["task_id"]: row["state"] for row in built} == states
     page = lake.parent / "report.html"
     told = umbel("history", "report", "--lake", str(lake), "--html", str(page), "--json")
     assert told["figures"]["tasks"] == str(len(states))

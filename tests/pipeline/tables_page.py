@@ -25,7 +25,8 @@ another; a column without a `?` is never null. This page is made from `events/ta
 """
 LAKE = """## The lake: events
 
-One row an event, as it was recorded; the same event may be there twice, with the same `digest`.
+One row an event, as it was recorded; the same event may be there twice, with the same `digest`. Names are
+those of Celery's events: the task's id, `task_id` in the tables, is `uuid` here.
 """
 KINDS_HEAD = """### Kinds of anomalies
 """

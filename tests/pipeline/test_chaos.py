@@ -105,7 +105,7 @@ def test_the_ledger_and_the_tables_agree(spark: SparkSession, tmp_path: Path) ->
         uuid: expected(view(registers_of(uuid, one))) for uuid, one in memory.items()
     }
 
-    states = {row["uuid"]: row["state"] for row in tasks.collect()}
+    states = {row["task_id"]: row["state"] for row in tasks.collect()}
     assert states.keys() == set(ids)
     assert Counter(states.values()) == {"SUCCESS": TASKS, "FAILURE": 2}
     ledger = Counter(task for task, _, _ in runs(tmp_path))

@@ -47,7 +47,9 @@ def test_what_a_build_publishes_is_read_without_spark(spark: SparkSession, tmp_p
 
 
 def test_columns_that_differ_from_row_to_row_get_no_dictionary(spark: SparkSession, tmp_path: Path) -> None:
-    io.write(spark.range(100).selectExpr("'a' as uuid", "'a' as state", "1.0D as run_s"), tmp_path / "some")
+    io.write(
+        spark.range(100).selectExpr("'a' as task_id", "'a' as state", "1.0D as run_s"), tmp_path / "some"
+    )
     [first, *_] = io.files_in(tmp_path / "some")
     group = pq.read_metadata(first).row_group(0)
     assert [group.column(place).has_dictionary_page for place in range(3)] == [False, True, False]

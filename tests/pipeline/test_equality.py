@@ -75,7 +75,7 @@ def expected(record: TaskRecord) -> dict[str, Any]:
     """A record of memory as a row of the table."""
 
     def told(name: str) -> Any:
-        value = getattr(record, name)
+        value = getattr(record, "uuid" if name == "task_id" else name)
         if value is not None and name.endswith("_at"):
             return datetime.fromtimestamp(value, UTC).replace(tzinfo=None)
         if value is not None and name in {"extra", "signum"}:
@@ -87,8 +87,8 @@ def expected(record: TaskRecord) -> dict[str, Any]:
 
 def rows_by_task(table: DataFrame) -> dict[str, dict[str, Any]]:
     rows = [row.asDict() for row in table.collect()]
-    assert len({row["uuid"] for row in rows}) == len(rows), "a task has one row"
-    return {row["uuid"]: {name: row[name] for name in COLUMNS} for row in rows}
+    assert len({row["task_id"] for row in rows}) == len(rows), "a task has one row"
+    return {row["task_id"]: {name: row[name] for name in COLUMNS} for row in rows}
 
 
 def shaken(events: list[Event], seed: int) -> list[Event]:
@@ -113,7 +113,7 @@ def test_spark_says_what_memory_says(spark: SparkSession, events: list[Event]) -
     table = tasks(states_of(frame(spark, shaken(events, 1)))).persist()
     assert rows_by_task(table) == memory
     assert len(memory) > HISTORIES
-    times = {row["uuid"]: {"wait_s": row["wait_s"], "run_s": row["run_s"]} for row in table.collect()}
+    times = {row["task_id"]: {"wait_s": row["wait_s"], "run_s": row["run_s"]} for row in table.collect()}
     assert times == {uuid: task_times(story) for uuid, story in stories.items()}
     table.unpersist()
 
@@ -136,7 +136,7 @@ def test_attempts_are_what_the_rules_say(spark: SparkSession, events: list[Event
     table = attempts(states_of(frame(spark, shaken(events, 3))))
     assert [field.name for field in table.schema] == SCHEMAS["attempts"].names
     rows = [row.asDict() for row in table.collect()]
-    found = {(row.pop("uuid"), row.pop("attempt")): row for row in rows}
+    found = {(row.pop("task_id"), row.pop("attempt")): row for row in rows}
     assert len(found) == len(rows)
     stories = by_task(events)
     rules = {
@@ -167,8 +167,8 @@ def test_the_timeline_is_the_one_of_memory(spark: SparkSession, events: list[Eve
     table = timeline_table(frame(spark, shaken(events, 4)))
     told: dict[str, list[tuple[int, str, int]]] = {}
     for row in table.collect():
-        if row["uuid"] is not None:
-            told.setdefault(row["uuid"], []).append((row["rank"], row["type"], row["clock"]))
+        if row["task_id"] is not None:
+            told.setdefault(row["task_id"], []).append((row["rank"], row["type"], row["clock"]))
     memory = {
         uuid: [(rank, one.type_name, one.clock) for rank, one in enumerate(timeline(story), start=1)]
         for uuid, story in by_task(events).items()

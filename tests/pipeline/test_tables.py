@@ -103,7 +103,7 @@ def rows(tables: dict[str, DataFrame], name: str, *columns: str) -> set[tuple[An
 
 
 def test_a_tasks_waiting_and_running(tables: dict[str, DataFrame]) -> None:
-    found = {row["uuid"]: (row["wait_s"], row["run_s"]) for row in tables["tasks"].collect()}
+    found = {row["task_id"]: (row["wait_s"], row["run_s"]) for row in tables["tasks"].collect()}
     assert found["done"] == (3.0, 3.5)
     assert found["slow"] == (5.0, 1.0)
     assert found["again"] == (1.0, 1.0)  # of its last attempt, which nobody told of sending
@@ -112,7 +112,7 @@ def test_a_tasks_waiting_and_running(tables: dict[str, DataFrame]) -> None:
 
 
 def test_attempts_have_outcomes(tables: dict[str, DataFrame]) -> None:
-    found = rows(tables, "attempts", "uuid", "attempt", "outcome", "queue")
+    found = rows(tables, "attempts", "task_id", "attempt", "outcome", "queue")
     assert {one for one in found if one[0] == "again"} == {
         ("again", 0, "RETRY", "q"),
         ("again", 1, "SUCCESS", "q"),

@@ -21,6 +21,7 @@ class Recorder:
         self.pids: dict[int, int] = {}  # job -> the process that ran it
         self.lost: dict[int, LostJob] = {}
         self.begun: dict[int, int] = {}  # job -> pid
+        self.begun_at: dict[int, float] = {}
         self.children: list[tuple[str, dict[str, Any]]] = []
         self.told: list[Told] = []
         self.came_back: list[int] = []  # a job that came back twice is here twice
@@ -29,6 +30,7 @@ class Recorder:
 
     def on_started(self, started: Sequence[tuple[int, float, int]]) -> None:
         self.begun |= {number: pid for number, _, pid in started}
+        self.begun_at |= {number: at for number, at, _ in started}
         self._note()
 
     def on_outcomes(self, outcomes: Sequence[Outcome], pid: int) -> None:

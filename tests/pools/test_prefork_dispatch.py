@@ -51,6 +51,10 @@ def test_with_a_single_child_what_ran_before_a_slow_job_is_reported_at_once(tmp_
             assert [job.number for job in pool.withdraw()] == [3]
             gate.touch()
             await recorder.until_back(2)
+            # Found late, and yet told with the time at which it could begin: waiting times are made of that.
+            began, before, ran = recorder.begun_at, recorder.outcomes[1], recorder.outcomes[2]
+            assert before.started_at <= began[2] <= ran.started_at
+            assert began[-1] <= recorder.outcomes[-1].started_at
 
     asyncio.run(scenario())
 

@@ -110,6 +110,11 @@ def talks(text: str) -> None:
 
 
 @app.task
+def prints(text: str) -> None:
+    print(text)
+
+
+@app.task
 def breaks() -> None:
     raise ValueError("it broke here")
 

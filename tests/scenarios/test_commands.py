@@ -1,14 +1,17 @@
 """What commands do with workers and brokers that are there, not there yet, or somebody else's."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from tests.cli.test_completion import offered_after
 from tests.cluster import Cluster
 from tests.scenarios.chaos_tasks import journal_of
 from tests.servers.rabbitmq import RabbitServer
@@ -102,6 +105,29 @@ def test_main_process_and_children_log_to_files_of_their_own(tmp_path: Path) -> 
     assert "worker ready" in (tmp_path / "w1.log").read_text()
     talk = [(tmp_path / f"w1-{number}.log").read_text() for number in (1, 2)]
     assert sum("hello there" in text for text in talk) == 1
+
+
+def test_a_worker_logs_as_the_environment_says_and_works_for_the_broker_that_is_named(tmp_path: Path) -> None:
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    with Cluster(tmp_path, TASKS_FILE) as cluster:
+        cluster.start_worker("w1", "-c", "1", "-b", other, log_format="json", log_level="INFO")
+        for task, text in (("talks", "text=said"), ("prints", "text=printed"), ("breaks", "")):
+            words = filter(None, ("call", f"chaos_tasks.{task}", text, "-b", other, "--wait", "20"))
+            cluster.umbel(*words, check=task != "breaks")
+        assert {name.partition("@")[0] for name in offered_after("ping", "-b", other, "-d", "w")} == {"w1"}
+        cluster.stop_worker("w1")
+        lines = [json.loads(line) for line in cluster.log("w1").splitlines()]
+    told = {line["message"]: line for line in lines}
+    assert "other.db" in told["worker ready"]["broker"]
+    assert abs(datetime.fromisoformat(told["worker ready"]["time"]) - datetime.now(UTC)) < timedelta(days=1)
+    for text, task in (("said", "talks"), ("printed", "prints")):
+        assert (told[text]["level"], told[text]["task"], told[text]["attempt"]) == (
+            "info",
+            f"chaos_tasks.{task}",
+            0,
+        )
+    failed = told["task failed"]
+    assert "it broke here" in failed["traceback"] and failed["task_id"] and failed["attempt"] == 0
 
 
 def test_a_pool_is_judged_by_the_queues_that_it_serves(tmp_path: Path) -> None:

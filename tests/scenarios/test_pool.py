@@ -52,8 +52,8 @@ def test_children_start_as_promised_and_what_they_print_is_in_the_log(cluster: C
         assert signal.SIGINT in signals(pid, "SigIgn")
     assert cluster.stop_worker("w1") == 0
     for text in ("good morning", "good morning to stderr", "without an end"):
-        (line,) = re.findall(rf".* WARNING {text} task=.*", cluster.log("w1"))
-        assert f"task=pool_tasks.prints task_id={printed.id} child=" in line, line
+        (line,) = re.findall(rf".* INFO    {text} task=.*", cluster.log("w1"))
+        assert f"task=pool_tasks.prints task_id={printed.id} attempt=0 child=" in line, line
 
 
 def test_a_pool_grows_with_its_queue_and_shrinks_when_it_idles(cluster: Cluster, tmp_path: Path) -> None:

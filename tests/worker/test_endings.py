@@ -119,6 +119,26 @@ def test_an_error_that_the_task_throws_is_logged_as_one_line(
     assert (entry.levelname, hasattr(entry, "traceback")) == (level, not expected)
 
 
+def test_a_retry_is_logged_with_its_attempt_and_delay(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umbel.worker.messages.endings.cluster_now", lambda: 100.0)
+    with caplog.at_level("INFO"):
+        Recorded().endings.settle(claimed_of(LATE), outcome("retry", summary="no", not_before=107.5))
+    (entry,) = [vars(one) for one in caplog.records if one.getMessage() == "task retried"]
+    assert (entry["attempt"], entry["delay_s"], entry["why"]) == (0, 7.5, "no")
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_a_success_is_logged_at_info_where_that_is_asked_for(
+    asked_for: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        Recorded(log_successes=asked_for).endings.settle(claimed_of(LATE), outcome("success", summary="42"))
+    told = [vars(one) for one in caplog.records if one.getMessage() == "task succeeded"]
+    assert [(one["runtime_s"], one["result"], one["attempt"]) for one in told] == [(0.5, "42", 0)] * asked_for
+
+
 def test_a_second_outcome_of_a_kind_is_counted_too() -> None:
     recorded = Recorded()
     for _ in range(2):

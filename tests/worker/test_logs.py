@@ -92,6 +92,20 @@ def test_what_users_log_or_print_and_what_is_critical_is_never_left_out(log: Log
     assert written(log) == 4000 and left_out(log) == 0
 
 
+def test_a_line_of_json_has_a_time_that_people_read_and_names_that_nobody_takes(log: Log) -> None:
+    log.write("shop", logging.INFO, "%s sent", "it", created=1.5, time="mine", order=7, traceback="Tr")
+    assert log.lines() == [
+        {
+            "time": "1970-01-01T00:00:01.500000+00:00",
+            "level": "x",
+            "logger": "shop",
+            "message": "it sent",
+            "order": 7,
+            "traceback": "Tr",
+        }
+    ]
+
+
 def test_the_count_is_written_although_nothing_more_is_logged() -> None:
     log = Log(tell_every_s=0.01)
     for _ in range(OF_ONE_KIND.at_once + 5):

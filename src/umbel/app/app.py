@@ -42,6 +42,7 @@ from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Producer
 from umbel.brokers.registry import open_producer
+from umbel.clock import cluster_now
 from umbel.control.panel import UsersPanel
 from umbel.logs import tell_left_out
 from umbel.pools.interface import ChildContext, Runner
@@ -89,7 +90,7 @@ class App(AsyncSending):
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
-        self._eager = EagerMode(self, name)
+        self.eager_mode = self._eager = EagerMode(self, name)
         self._sent_events: SentEvents | None = None
         self._tracer: Tracer | None = None
         self._node = ""
@@ -229,13 +230,13 @@ class App(AsyncSending):
         return prepared
 
     def publish(self, prepared: Sequence[Prepared]) -> None:
-        outgoing = self.begin_publishing(prepared)
+        outgoing, began = self.begin_publishing(prepared), time()
         if self.eager_runner is not None:
             self.eager_runner.run(outgoing)
         else:
             warn_on_loop("sending a task", "await task.adelay(...), or aapply_async, asend_task, asend_many")
             if publish(self.producer, outgoing, self.settings, CURRENT_REQUEST.get()):
-                self.tell_sent(outgoing)
+                self.tell_sent(outgoing, began)
         self.end_publishing(prepared)
 
     def begin_publishing(self, prepared: Sequence[Prepared]) -> list[Outgoing]:
@@ -251,19 +252,22 @@ class App(AsyncSending):
                     task=one.task, task_id=one.task_id, queue=one.outgoing.queue
                 )
 
-    def tell_sent(self, outgoing: Sequence[Outgoing]) -> None:
+    def tell_sent(self, outgoing: Sequence[Outgoing], at: float) -> None:
+        """`at`: from when on they were sent; no worker could take them before."""
         if not self.settings.task_send_sent_event:
             return
         with self._opening:
             if self._sent_events is None or self._sent_events.pid != os.getpid():
                 self._sent_events = SentEvents(origin())
             teller = self._sent_events
-        teller.tell(self.producer, outgoing)
+        teller.tell(self.producer, outgoing, at=at)
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
         """Record that these tasks must not start; also works while no worker is running."""
-        now = time()
+        now = cluster_now()
         revokes = [Revoke(one, now, expires_at) for one in task_ids]
+        if (runner := self._eager.runner) is not None:
+            runner.revoke(revokes)
         patiently(lambda: self.producer.revoke(revokes), self.settings.publish_timeout_s)
 
     # -- who does it -----------------------------------------------------------------------------

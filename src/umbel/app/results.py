@@ -16,7 +16,7 @@ from umbel.app.joining import Callback, join, refuse_join
 from umbel.app.rebuilding import rebuild_exception, shown_result
 from umbel.app.running.request import current_request
 from umbel.app.types.call_types import ResultTypes
-from umbel.backends.interface import Backend
+from umbel.backends.interface import Backend, InPlaceBackend
 from umbel.errors import BadValue, BrokerError, ResultTimeout
 from umbel.protocol.delivery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 from umbel.wire.instant import parse_instant
@@ -43,7 +43,7 @@ class ResultApp(StoringApp, AwaitedApp, Protocol):
     @property
     def settings(self) -> "Settings": ...
     @property
-    def eager_backend(self) -> Backend | None: ...
+    def eager_backend(self) -> InPlaceBackend | None: ...
     @property
     def control(self) -> "Commands[Any, Any]": ...
 

@@ -109,3 +109,11 @@ class Backend(Protocol):
     def forget_group(self, group_id: str) -> None: ...
 
     def close(self) -> None: ...
+
+
+class InPlaceBackend(Backend, Protocol):
+    """Of tasks that run where they are sent, or wait there: no broker knows which of them are unique."""
+
+    def unique_holder(self, key: str) -> str | None:
+        """The task that was sent with this key and has not ended."""
+        ...

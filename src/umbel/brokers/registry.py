@@ -1,9 +1,13 @@
 """Registry: from an address to the broker behind it. A broker's libraries load when it is asked for."""
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from umbel.brokers.interface import AsyncProducer, Broker, BrokerSettings, Producer
 from umbel.errors import BadURL
+
+if TYPE_CHECKING:
+    from umbel.brokers.sqlite.look import Look
 
 SCHEMES = (
     "sqlite",
@@ -66,6 +70,13 @@ def open_async_producer(settings: BrokerSettings) -> AsyncProducer:
     from umbel.brokers.sqlite.async_producer import SqliteAsyncProducer
 
     return SqliteAsyncProducer(settings)
+
+
+def look_into(settings: BrokerSettings) -> "Look":
+    """What the embedded broker's file holds, for who waits until its work is done."""
+    from umbel.brokers.sqlite.look import Look
+
+    return Look(settings)
 
 
 def need_hiredis(url: str) -> None:

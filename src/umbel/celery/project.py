@@ -1,6 +1,6 @@
 """CeleryProject: what a worker asks of a Celery app (`launch.project.Project`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -60,6 +60,9 @@ class CeleryProject:
         app = load(self._app)
         capture.install(app)
         return {name: _rules(task, settings) for name, task in app.tasks.items()}
+
+    def task_names(self) -> Collection[str]:
+        return list(load(self._app).tasks)
 
     def queue_of(self, task: str) -> str:
         options = self._app.amqp.router.route({}, task, (), {}, self._app.tasks[task])

@@ -279,14 +279,14 @@ class Demo:
         reported = await _umbel(
             "history", "report", *at, "--html", str(html), "--title", "Umbel demo", "--json"
         )
-        query = "select uuid, state from tasks"
+        query = "select task_id, state from tasks"
         asked = await _umbel("history", "sql", query, *at, "--limit", "1000000", "--json")
         for done in (built, reported, asked):
             if done.returncode != 0:
                 raise UmbelError(f"`umbel {' '.join(done.args)}` failed: {done.stderr.strip()[-500:]}")
         outcome.html = html
         outcome.figures = json.loads(reported.stdout)["figures"]
-        return {row["uuid"]: row["state"] for row in json.loads(asked.stdout)}
+        return {row["task_id"]: row["state"] for row in json.loads(asked.stdout)}
 
 
 async def _leader(broker: ClusterRecord) -> str:

@@ -4,7 +4,8 @@ Hearing another node's event moves the clock past that event's time, so whatever
 is later than it (L2). An event of the own node came back from the broker and moves the clock one
 step only (S4). An event without a clock gets the time at which it was heard. A `task-sent` comes
 from a client, which takes no part in the cluster's clock: it is given the time just before ours, so
-that it comes before what the workers tell of the task (L3).
+that it comes before what the workers tell of the task from now on (L3); a `ReorderWindow` puts it
+before what they have told already.
 
 These times are the receiver's view, good for showing events in order. Two receivers give different
 ones, so the merge never sees them: the events themselves are handed on as they were on the wire.

@@ -1,7 +1,9 @@
 """Tables: what the pipeline makes of the lake, table by table and column by column.
 
 The lists are data, like the lake's own (`columns.py`): the pipeline makes its Spark schemas from
-them, readers their queries, the documentation its tables. Columns are only ever added.
+them, readers their queries, the documentation its tables. Columns are only ever added; one that was
+renamed says what it was (`was`), so that builds of earlier versions are read under the new name. The
+lake keeps the names of the wire: what tables call `task_id` is `uuid` there.
 
 A task's row is the view of its registers (`view.py`) with times as instants, and two durations. An
 attempt's is the same view of that attempt's events. Everything else is counted from those
@@ -15,7 +17,7 @@ import msgspec
 from umbel.events.columns import Kind
 from umbel.events.view import TIMED, TaskRecord
 
-TABLES_VERSION = 1
+TABLES_VERSION = 2  # 1: the task's id was `uuid`
 
 
 class TableColumn(msgspec.Struct, frozen=True):
@@ -23,6 +25,7 @@ class TableColumn(msgspec.Struct, frozen=True):
     kind: Kind
     doc: str
     nullable: bool = True
+    was: str = ""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -42,8 +45,10 @@ def _sure(name: str, kind: Kind, doc: str) -> TableColumn:
     return TableColumn(name, kind, doc, nullable=False)
 
 
+_TASK_ID = TableColumn("task_id", "text", "the task's id", nullable=False, was="uuid")
+_OF_TASK = TableColumn("task_id", "text", "the task's id", was="uuid")
+
 _TASK_DOCS: Mapping[str, tuple[Kind, str]] = {
-    "uuid": ("text", "the task's id"),
     "state": (
         "text",
         "SUCCESS, FAILURE, REVOKED, STARTED, RECEIVED, REJECTED, RETRY, PENDING, or a user's own",
@@ -75,10 +80,12 @@ _TASK_DOCS: Mapping[str, tuple[Kind, str]] = {
     "n_terminal": ("int", "different endings; more than 1 means that it ended twice"),
     "extra": ("json", "fields without a column, from the event that set the state"),
 }
-_SURE = frozenset({"uuid", "state", "clock", "retries", "n_deliveries", "n_terminal"})
+_SURE = frozenset({"state", "clock", "retries", "n_deliveries", "n_terminal"})
 
 
 def _task_column(name: str) -> TableColumn:
+    if name == _TASK_ID.was:
+        return _TASK_ID
     slot = name.removeprefix("first_").removesuffix("_at")
     if slot in TIMED and name.endswith("_at"):
         doc = f"when an attempt was first {slot}" if name.startswith("first_") else f"when it was last {slot}"
@@ -93,16 +100,16 @@ _RUN = TableColumn("run_s", "float", "seconds it ran: `runtime`, else from its s
 TASKS = Table(
     "tasks",
     "One row per task: its state, and when it got there.",
-    ("uuid",),
+    ("task_id",),
     (*(_task_column(name) for name in TaskRecord.__struct_fields__ if name != "partial"), _WAIT, _RUN),
 )
 
 ATTEMPTS = Table(
     "attempts",
     "One row for each attempt of each task.",
-    ("uuid", "attempt"),
+    ("task_id", "attempt"),
     (
-        _sure("uuid", "text", "the task's id"),
+        _TASK_ID,
         _sure(
             "attempt",
             "int",
@@ -149,7 +156,7 @@ TIMELINE = Table(
     (
         _sure("subject", "text", "the task's id; for an event without a task, the node's name"),
         _sure("rank", "int", "its place among the subject's events, from 1, in causal order"),
-        TableColumn("uuid", "text", "the task's id"),
+        _OF_TASK,
         TableColumn("attempt", "int", "the attempt, as the sender reported it"),
         _sure("type", "text", "task-received, worker-heartbeat, …"),
         TableColumn("timestamp", "instant", "when it happened, by its sender's clock"),
@@ -269,7 +276,7 @@ ANOMALIES = Table(
         _sure("kind", "text", "one of: " + ", ".join(ANOMALY_KINDS)),
         TableColumn("subject", "text", "a task's id, a node's name or an election's id"),
         TableColumn("at", "instant", "when"),
-        TableColumn("uuid", "text", "the task's id"),
+        _OF_TASK,
         TableColumn("attempt", "int", "the attempt"),
         TableColumn("name", "text", "the task's name"),
         TableColumn("worker", "text", "the node"),

@@ -199,7 +199,7 @@ def _sessions(tables: Tables) -> list[Row]:
 # Errors that differ in a number only ("order 17 has no customer") are one error.
 _ERRORS = f"""
     select name, regexp_replace(left(exception, 200), '[0-9]+', '#', 'g') as exception, count(*) as n,
-        count(distinct uuid) as tasks
+        count(distinct task_id) as tasks
     from attempts where outcome in ('FAILURE', 'RETRY') and exception is not null
     group by all order by n desc, name, exception limit {NAMES_MAX}"""
 

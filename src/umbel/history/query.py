@@ -8,7 +8,7 @@ separate folder, which is bounded and removed afterwards.
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from umbel.errors import BadQuery, ConfigurationError, HistoryError
-from umbel.events.tables import TABLES, Table
+from umbel.events.tables import TABLES, Table, TableColumn
 from umbel.history.tables import Build, newest_build, newest_number
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ROWS_MAX = 1_000_000
 TIMEOUT_S = 60.0
 SPILL_MAX = "16GB"
+_RENAMED = {column.was: column.name for table in TABLES.values() for column in table.columns if column.was}
 WorkT = TypeVar("WorkT")
 
 
@@ -140,6 +141,8 @@ def _problem(sql: str, error: Exception) -> str:
         return str(error).strip()
     if facts.get("type") == "Table" and facts.get("error_subtype") == "MISSING_ENTRY":
         problem = f"unknown table {facts.get('name', '')!r}; the tables are {', '.join(TABLES)}"
+    elif facts.get("error_subtype") == "COLUMN_NOT_FOUND" and (now := _RENAMED.get(facts.get("name", ""))):
+        problem = f"unknown column {facts['name']!r}; it is called {now!r}"
     else:
         problem = " ".join(facts.get("exception_message", str(error)).split())
     if not facts.get("position", "").isdigit():
@@ -177,16 +180,23 @@ def _opened(build: Build) -> Iterator[Tables]:
 
 
 def _make_view(connection: "duckdb.DuckDBPyConnection", table: Table, files: Sequence[Path]) -> None:
-    """All columns of the table in their order; null where the build that wrote it did not have one."""
+    """All columns of the table in their order; null where the build that wrote it did not have one.
+
+    One that has another name by now is found under the one that it had.
+    """
     source = f"read_parquet([{', '.join(map(_text, map(str, files)))}], union_by_name=true)"
     described = connection.execute(f"describe select * from {source}").fetchall() if files else []
     found = {row[0] for row in described}
-    chosen = [
-        _name(column.name) if column.name in found else f"null::{_TYPES[column.kind]} as {_name(column.name)}"
-        for column in table.columns
-    ]
+    chosen = [_column(column, found) for column in table.columns]
     select = f"select {', '.join(chosen)}" + (f" from {source}" if files else " where false")
     connection.execute(f"create view {_name(table.name)} as {select}")
+
+
+def _column(column: TableColumn, found: Collection[str]) -> str:
+    if column.name in found:
+        return _name(column.name)
+    value = _name(column.was) if column.was in found else f"null::{_TYPES[column.kind]}"
+    return f"{value} as {_name(column.name)}"
 
 
 def _confine(connection: "duckdb.DuckDBPyConnection", build: Build) -> None:

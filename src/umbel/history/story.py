@@ -90,8 +90,8 @@ def rows_in_tables(lake: Path, uuid: str) -> list[dict[str, Any]]:
         return read(
             lake,
             lambda tables: tables.ask(
-                "select * from timeline where subject = $uuid and uuid = $uuid order by rank",
-                {"uuid": uuid},
+                "select * from timeline where subject = $task_id and task_id = $task_id order by rank",
+                {"task_id": uuid},
                 limit=EVENTS_MAX,
             ).dicts(),
         )

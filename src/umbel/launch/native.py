@@ -1,6 +1,6 @@
 """NativeProject: what a worker asks of an `umbel.App`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import time
@@ -40,6 +40,9 @@ class NativeProject:
 
     def task_rules(self, settings: Settings) -> dict[str, TaskRules]:
         return task_rules(self._app, settings)
+
+    def task_names(self) -> Collection[str]:
+        return self._app.tasks
 
     def queue_of(self, task: str) -> str:
         return queue_of(self._app, task, self._app.all_tasks()[task].options)

@@ -1,6 +1,6 @@
 """Project: what a worker asks of the app it runs, whichever library that app was written with."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ class Project(Protocol):
         """What the worker's main process must know of each task; `settings` have the flags on top."""
         ...
 
+    def task_names(self) -> Collection[str]: ...
     def queue_of(self, task: str) -> str:
         """Where calls of the task go that name no queue."""
         ...

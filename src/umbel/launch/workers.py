@@ -1,6 +1,6 @@
 """Workers: from an app and a command's flags to a worker that can run."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from umbel.launch.native import NativeProject
 from umbel.launch.node_names import node_name
 from umbel.launch.pool_choice import ChildLogs, choose_pool
 from umbel.launch.project import Project
+from umbel.pools.interface import Pool
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.membership.mode import GossipMode
 from umbel.worker.settings import WorkerSettings
@@ -31,15 +32,16 @@ def make_worker(
     run_directory: Path,
     logs: ChildLogs = ChildLogs(),  # noqa: B008 (a tuple)
     first_server: "StartedServer | None" = None,
+    project: Project | None = None,
+    choose: Callable[..., Pool] = choose_pool,
 ) -> Worker:
     """A worker for the app. Must be called on the event loop it will run on."""
-    project, name = found.project or NativeProject(found.app), node_name(node)
+    project, name = project or found.project or NativeProject(found.app), node_name(node)
     settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=True)
-    tasks = project.task_rules(settings)
-    queues = settings.worker_queues or (settings.task_default_queue,)
+    tasks, queues = project.task_rules(settings), settings.worker_queues or (settings.task_default_queue,)
     served = tasks_for(project, tasks, queues)
-    pool = choose_pool(settings, served, host=found.spec, node=name, logs=logs, first_server=first_server)
+    pool = choose(settings, served, host=found.spec, node=name, logs=logs, first_server=first_server)
     worker_settings = WorkerSettings(
         node=name,
         queues=queues,
@@ -67,6 +69,7 @@ def make_worker(
         autoscale_cool_down_s=settings.worker_autoscale_cool_down_s,
         pool_restarts=settings.worker_pool_restarts,
         send_task_events=settings.task_send_events,
+        log_successes=settings.worker_log_successes,
         history_lake=Path(settings.history_lake) if settings.worker_record else None,
         history_lake_mode=settings.lake_mode_bits(),
         control_mailbox=settings.control_mailbox,

@@ -34,7 +34,7 @@ from umbel.pipeline.schemas import EVENTS, SCHEMAS
 
 BUILDS_KEPT = 2
 PARQUET = "*.parquet"
-DIFFERING = frozenset({"uuid", "root_id", "args", "kwargs", "result", "clock", "digest", "seq"})
+DIFFERING = frozenset({"uuid", "task_id", "root_id", "args", "kwargs", "result", "clock", "digest", "seq"})
 WrittenT = TypeVar("WrittenT")
 
 

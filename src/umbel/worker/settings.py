@@ -76,6 +76,7 @@ class WorkerSettings:
     after_settle: AfterSettle | None = (
         None  # does the work that outcomes and endings left for it, off the loop
     )
+    log_successes: bool = False  # at INFO
     children_log_endings: bool = False  # how tasks end is in their log, and need not be in ours
     app: Any = None  # for users' control commands; the worker itself asks nothing of it
     lease_s: float = 10.0

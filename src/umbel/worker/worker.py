@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from umbel.backends.interface import Backend
@@ -16,6 +17,7 @@ from umbel.brokers.interface import Broker
 from umbel.control.client import Asker
 from umbel.errors import UmbelError
 from umbel.pools.interface import Pool
+from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.shutdown import Shutdown
 from umbel.urls import without_password
 from umbel.worker.bootsteps import Step, starting_order
@@ -62,7 +64,7 @@ class Worker:
         self._context = context = _context(settings, identity, broker, backend, pool)
         events = Events(context)
         heart = Heart(context, events)
-        tasks = Tasks(context, TaskEvents(events))
+        self._tasks = tasks = Tasks(context, TaskEvents(events))
         self._stopping = Stopping(context, tasks)
         asker = Asker(context.broker)
         gossip = Gossip(context, events, heart, asker)
@@ -122,6 +124,13 @@ class Worker:
     @property
     def counters(self) -> Counters:
         return self._context.counters
+
+    def learn(self, tasks: Mapping[str, TaskRules], queues: Iterable[str]) -> None:
+        """Know these tasks too, and consume these queues too: an app in this process may define more."""
+        for name, rules in tasks.items():
+            self._tasks.policy.change(name, rules)
+        for queue in queues:
+            self._state.add_queue(queue)
 
     async def run(self) -> None:
         """Run until a stop is asked for; raises what went wrong, after everything is put down."""

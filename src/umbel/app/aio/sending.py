@@ -7,6 +7,7 @@ senders use (`prepare`, `sending/`). Here is only how it is waited for.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from time import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from umbel.app.running.request import CURRENT_REQUEST
@@ -77,10 +78,10 @@ class AsyncSending(AppBase):
     ) -> "AsyncResult[Any]":
         """Send it, unless it waits or runs already; the result of the one that does."""
         call = await self.aprepare(lambda: unique_call(self, name, args, kwargs, options))
-        if self.eager_backend is None:  # else it has ended before it could be sent again
-            holder = await self._hold(call)
-            if holder != call.prepared.task_id:
-                return call.result_of(holder)
+        in_place = self.eager_backend
+        holder = await self._hold(call) if in_place is None else in_place.unique_holder(call.key)
+        if holder not in (None, call.prepared.task_id):
+            return call.result_of(holder)
         try:
             await self.apublish([call.prepared])
         except SendUnknown:
@@ -110,7 +111,7 @@ class AsyncSending(AppBase):
 
         `SendUnknown` says that nobody knows; the same ids can be sent again, and run once.
         """
-        outgoing = self.begin_publishing(prepared)
+        outgoing, began = self.begin_publishing(prepared), time()
         runner = self.eager_runner
         if runner is not None:
             from asyncio import to_thread
@@ -121,7 +122,7 @@ class AsyncSending(AppBase):
 
             request = CURRENT_REQUEST.get()
             if await publish(self.clients.here(), outgoing, self.settings, request):
-                await self._atell_sent(outgoing)
+                await self._atell_sent(outgoing, began)
         self.end_publishing(prepared)
 
     # -- results ---------------------------------------------------------------------------------
@@ -185,9 +186,9 @@ class AsyncSending(AppBase):
         timeout_s = settings.publish_timeout_s or settings.connect_timeout_s
         await patiently(lambda: client.in_thread(work, backend), timeout_s, what)
 
-    async def _atell_sent(self, outgoing: Sequence[Outgoing]) -> None:
+    async def _atell_sent(self, outgoing: Sequence[Outgoing], at: float) -> None:
         if self.settings.task_send_sent_event:
-            await self.clients.here().in_thread(self.tell_sent, outgoing)
+            await self.clients.here().in_thread(self.tell_sent, outgoing, at)
 
 
 def _address_of(backend: Backend) -> str:

@@ -14,7 +14,7 @@ separate connection, kept by one thread for the whole app and opened when first 
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from time import monotonic
 from typing import Any, Protocol
 from weakref import ref
@@ -32,7 +32,6 @@ from umbel.control.state import REVOKE_RETENTION_S
 from umbel.errors import BrokerUnavailable
 from umbel.protocol.pidbox import Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
-from umbel.wire.revoke import Revoke
 from umbel.wire.values import decode_json
 
 CLASSIC_ANSWER_S = 1.0
@@ -52,6 +51,7 @@ class ControlledApp(Protocol):
     @property
     def topics(self) -> Topics: ...
     def task_queues(self) -> Collection[str]: ...
+    def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None: ...
 
 
 class Control(Commands[Replies | None, dict[str, Any] | None]):
@@ -211,9 +211,7 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         )
 
     def _record(self, task_ids: Sequence[str], *, retention_s: float = REVOKE_RETENTION_S) -> None:
-        now = cluster_now()
-        expires_at = now + retention_s
-        self._the_app().producer.revoke([Revoke(one, now, expires_at) for one in task_ids])
+        self._the_app().revoke(task_ids, expires_at=cluster_now() + retention_s)
 
     def _open_thread(self) -> ControlThread:
         with self._making:

@@ -24,8 +24,10 @@ from umbel.wire.limits import TIME_LIMIT_MAX_S
 from umbel.wire.signing import Keyring, key_problem, keyring_of, shown_keys
 
 ENVIRONMENT_PREFIX = "UMBEL_"
-# Read by commands, not by the app: they say where to look, not how to behave.
-ENVIRONMENT_RESERVED = frozenset({"UMBEL_APP", "UMBEL_RUN_DIR", "UMBEL_SOAK"})
+# Read by commands, not by the app: they say where to look and how to log, before an app is loaded.
+ENVIRONMENT_RESERVED = frozenset(
+    {"UMBEL_APP", "UMBEL_RUN_DIR", "UMBEL_LOG_LEVEL", "UMBEL_LOG_FORMAT", "UMBEL_SOAK"}
+)
 EMBEDDED_FILE = "umbel.db"
 
 
@@ -74,7 +76,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_autoscale: tuple[int, int] | None = None  # the most children and the least
     worker_autoscale_cool_down_s: float = 30.0  # a surplus child idles so long before it is stopped
     worker_redirect_stdouts: bool = True  # what tasks print goes to the log
-    worker_redirect_stdouts_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+    worker_redirect_stdouts_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    worker_log_successes: bool = False  # at INFO; without it at DEBUG
     worker_pool_restarts: bool = False  # allow the command pool_restart
     worker_start_timeout_s: float = 60.0  # for a child to be ready
     worker_start_attempts: int = 10  # failed in a row, with no child left: the worker ends
@@ -211,8 +214,13 @@ def _current_directory() -> Path:
 
 def override(settings: Settings, **flags: Any) -> Settings:
     """The same settings with a command's flags on top; a flag that is None was not given."""
-    given = {name: value for name, value in flags.items() if value is not None}
-    return msgspec.structs.replace(settings, **_checked(given, source="the command line"))
+    return with_others(settings, flags, source="the command line")
+
+
+def with_others(settings: Settings, others: Mapping[str, Any], *, source: str) -> Settings:
+    """The same settings with others on top, from `source`; one that is None was not given."""
+    given = {name: value for name, value in others.items() if value is not None}
+    return msgspec.structs.replace(settings, **_checked(given, source=source))
 
 
 def _anchored(url: str, home: Path) -> str:

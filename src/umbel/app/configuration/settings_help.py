@@ -68,6 +68,10 @@ HELP: Mapping[str, str] = {
     "worker_autoscale_cool_down_s": "seconds without work after which a surplus child process is stopped",
     "worker_redirect_stdouts": "log what tasks print in child processes, with the name of the task",
     "worker_redirect_stdouts_level": "level of these log lines",
+    "worker_log_successes": (
+        "log each task that succeeds, with its run time and result, as `umbel dev` does; limited in rate, "
+        "like all lines about tasks"
+    ),
     "worker_pool_restarts": (
         "allow the command `pool_restart`, which replaces all child processes one by one; with `reload` "
         "it loads the app again"

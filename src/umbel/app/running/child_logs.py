@@ -33,7 +33,7 @@ def set_up_child_logging(context: ChildContext) -> None:
     def name_the_task(record: logging.LogRecord) -> bool:
         request = current_request()
         if request is not None:
-            record.task, record.task_id = request.task, request.id
+            record.task, record.task_id, record.attempt = request.task, request.id, request.retries
         record.child, record.pid = context.child, os.getpid()
         return True
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from umbel.app.running.tracer import Tracer
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import Refused
-from umbel.pools.interface import Job
+from umbel.pools.interface import Job, Outcome
 from umbel.protocol.delivery.states import READY_STATES, SUCCESS
 from umbel.wire.message import Outgoing, StoredResult
+from umbel.wire.revoke import Revoke
 from umbel.wire.task import read_headers
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class EagerBackend:
     """Results of eager mode, in memory; the oldest go at the limit."""
 
     url = "eager://"
+
+    def unique_holder(self, key: str) -> str | None:
+        """The task that holds this key; none here, where a task has ended before another is sent."""
+        return None
 
     def __init__(self) -> None:
         self._results: OrderedDict[str, StoredResult] = OrderedDict()
@@ -118,19 +123,25 @@ class EagerBackend:
 
 
 class EagerMode:
-    """Whether tasks run where they are sent: always, by a setting, or inside a block of code."""
+    """Whether tasks run where they are sent: always, by a setting, or inside a block of code.
+
+    `app.eager()` holds for the code inside its block and what that calls, `everywhere` for all threads.
+    """
 
     def __init__(self, app: "RunningApp", name: str) -> None:
         self._app = app
-        self._is_lasting = app.settings.task_always_eager
         self._lasting: EagerRunner | None = None
+        self._everywhere: EagerRunner | None = None
         self._of_block: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{name}", default=None)
 
     @property
     def runner(self) -> "EagerRunner | None":
-        if self._is_lasting and self._lasting is None:
+        taking = self._of_block.get() or self._everywhere
+        if taking is not None or not self._app.settings.task_always_eager:
+            return taking
+        if self._lasting is None:
             self._lasting = EagerRunner(self._app)
-        return self._of_block.get() or self._lasting
+        return self._lasting
 
     @contextmanager
     def block(self) -> Iterator[None]:
@@ -143,14 +154,24 @@ class EagerMode:
             if self._of_block.get() is None:
                 runner.close()
 
+    @contextmanager
+    def everywhere(self, runner: "EagerRunner") -> Iterator[None]:
+        """Inside this block what any thread sends goes to `runner`."""
+        before, self._everywhere = self._everywhere, runner
+        try:
+            yield
+        finally:
+            self._everywhere = before
+            runner.close()
+
     def close(self) -> None:
         if self._lasting is not None:
             self._lasting.close()
 
 
 class EagerRunner:
-    def __init__(self, app: "RunningApp") -> None:
-        self.backend = EagerBackend()
+    def __init__(self, app: "RunningApp", backend: EagerBackend | None = None) -> None:
+        self.backend = backend or EagerBackend()
         self._tracer = Tracer(app, hostname=EAGER_NODE, is_eager=True)
         self._most_returns = app.settings.task_max_deliveries
         self._numbers = count()
@@ -160,13 +181,25 @@ class EagerRunner:
         waiting = deque((outgoing, 0) for outgoing in batch)
         while waiting:
             outgoing, returns = waiting.popleft()
-            headers = read_headers(outgoing.message)
-            job = Job(next(self._numbers), headers.task, headers.id, outgoing.queue, outgoing.message)
-            outcome = self._tracer(job)
-            self.backend.store(outcome.results)
+            outcome = self.run_one(outgoing)
             waiting.extend((follow_up, 0) for follow_up in outcome.follow_ups)
-            if outcome.kind == "requeued" and returns + 1 < self._most_returns:
+            if self.comes_back(outcome, returns):
                 waiting.append((outgoing, returns + 1))
+
+    def run_one(self, outgoing: Outgoing) -> Outcome:
+        """Run it and store its result; what follows from it is not sent."""
+        headers = read_headers(outgoing.message)
+        job = Job(next(self._numbers), headers.task, headers.id, outgoing.queue, outgoing.message)
+        outcome = self._tracer(job)
+        self.backend.store(outcome.results)
+        return outcome
+
+    def comes_back(self, outcome: Outcome, returns: int) -> bool:
+        """Whether the task is to run again, as it asked; it has come back so often before."""
+        return outcome.kind == "requeued" and returns + 1 < self._most_returns
+
+    def revoke(self, revokes: Iterable[Revoke]) -> None:
+        """Nothing to do: what was sent has ended."""
 
     def close(self) -> None:
         self._tracer.close()

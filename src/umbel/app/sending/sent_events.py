@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterable
 from threading import Lock
-from time import time, time_ns
+from time import time_ns
 from typing import Any
 
 from umbel.brokers.interface import Broadcast, Producer
@@ -37,12 +37,13 @@ class SentEvents:
         self._logged_headers = encode_event({"hostname": hostname, LOGGED: True})
         self._in_order = Lock()  # an app may send from several threads
 
-    def tell(self, producer: Producer, batch: Iterable[Outgoing]) -> None:
+    def tell(self, producer: Producer, batch: Iterable[Outgoing], *, at: float) -> None:
+        """`at`: a time before which no worker could take them, or tasks would start before they were sent."""
         told = [_fields(one) for one in batch]
         key = routing_key(TASK_SENT)
         try:
             with self._in_order:
-                bodies = [encode_event(self._stamper.stamp(TASK_SENT, one, at=time())) for one in told]
+                bodies = [encode_event(self._stamper.stamp(TASK_SENT, one, at=at)) for one in told]
                 logged = producer.log_events([(key, body) for body in bodies])
                 headers = self._logged_headers if logged else self._headers
                 messages = [Broadcast(EVENT_EXCHANGE, key, body, headers) for body in bodies]

@@ -73,7 +73,9 @@ def send_unique(
 ) -> AsyncResult[Any]:
     """Send it, unless it waits or runs already; the result of the one that does."""
     call = unique_call(app, name, args, kwargs, options)
-    if app.eager_backend is not None:  # it has ended before it could be sent again
+    if (in_place := app.eager_backend) is not None:
+        if (first := in_place.unique_holder(call.key)) is not None:
+            return call.result_of(first)
         app.publish([call.prepared])
         return call.result
     producer, timeout_s, task_id = app.producer, app.settings.publish_timeout_s, call.prepared.task_id

@@ -309,6 +309,9 @@ class AmqpBroker:
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
         return await dead_letters.requeue(await self._sessions.get(), letter_ids, cluster_now(), self.keyring)
 
+    async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
+        return await dead_letters.drop(await self._sessions.get(), letter_ids)
+
     # -- what a cluster shares -------------------------------------------------------------------
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:

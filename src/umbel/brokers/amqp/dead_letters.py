@@ -9,7 +9,7 @@ is taken. Where the connection ends in between, the letters of one portion at mo
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.envelope import decode
@@ -25,6 +25,8 @@ from umbel.wire.signing import Keyring
 
 PORTION = 100
 RETURN_S, LOOK_AGAIN_S = 10.0, 0.02
+# What is done with a portion of letters before they are removed; why some stay, by their places in it.
+First = Callable[[Sequence[DeadLetter]], Awaitable[dict[int, str]]]
 
 
 async def look(link: Link, queue: str, limit: int) -> tuple[list[Incoming], Channel]:
@@ -107,22 +109,40 @@ async def requeue(
 
     A letter that its queue refuses stays, and is reported after the others are requeued.
     """
+
+    async def send(letters: Sequence[DeadLetter]) -> dict[int, str]:
+        return await _send(letters, session, now, keyring)
+
+    removal = await _remove(session, letter_ids, send)
+    if removal.problems:
+        raise BrokerRefused(removal.summary(), places=[*removal.problems])
+    return removal.count
+
+
+async def drop(session: Session, letter_ids: Sequence[int | str]) -> int:
+    """Acknowledge the letters; the rest goes back."""
+
+    async def keep_none(_letters: Sequence[DeadLetter]) -> dict[int, str]:
+        return {}
+
+    return (await _remove(session, letter_ids, keep_none)).count
+
+
+async def _remove(session: Session, letter_ids: Sequence[int | str], first: First) -> "_Removal":
     left = (await session.counts([topology.DEAD])).get(topology.DEAD, 0)
-    requeuing = _Requeuing(session, await session.link.channel(), letter_ids)
+    removal = _Removal(session, await session.link.channel(), letter_ids)
     try:
-        while left > 0 and requeuing.wanted:
-            found = await _get(requeuing.channel, topology.DEAD, min(PORTION, left))
-            await requeuing.portion(found, now, keyring)
+        while left > 0 and removal.wanted:
+            found = await _get(removal.channel, topology.DEAD, min(PORTION, left))
+            await removal.portion(found, first)
             left = left - len(found) if found else 0
     finally:
-        await requeuing.end()
-    if requeuing.problems:
-        raise BrokerRefused(requeuing.summary(), places=[*requeuing.problems])
-    return requeuing.count
+        await removal.end()
+    return removal
 
 
-class _Requeuing:
-    """What was requeued so far, what is held on the channel, and what was refused, by its place."""
+class _Removal:
+    """What was removed so far, what is held on the channel, and what was refused, by its place."""
 
     def __init__(self, session: Session, channel: Channel, letter_ids: Sequence[int | str]) -> None:
         self.channel = channel
@@ -132,10 +152,10 @@ class _Requeuing:
         self._held = 0
         self._session = session
 
-    async def portion(self, found: Sequence[Incoming], now: float, keyring: Keyring | None) -> None:
+    async def portion(self, found: Sequence[Incoming], first: First) -> None:
         self._held += len(found)
         chosen = [(one, letter) for one in found if (letter := _letter(one)).letter_id in self.wanted]
-        refused = await _send([letter for _, letter in chosen], self._session, now, keyring)
+        refused = await first([letter for _, letter in chosen])
         for number, (one, letter) in enumerate(chosen):
             place = self.wanted.pop(letter.letter_id)
             if number in refused:

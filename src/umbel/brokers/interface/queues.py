@@ -40,3 +40,7 @@ class Queues(BrokerInfo, Protocol):
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
         """Return dead letters to their queues with no starts counted; genuine ones are signed again."""
         ...
+
+    async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
+        """Remove dead letters for good; how many there were."""
+        ...

@@ -236,6 +236,9 @@ class RedisBroker:
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
         return await dead_letters.requeue(self._link, self._keys, letter_ids, self._routed, self.keyring)
 
+    async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
+        return await dead_letters.drop(self._link, self._keys, letter_ids)
+
     async def bury(self, refused: Sequence[Refused]) -> None:
         await dead_letters.bury(self._link, self._keys, refused)
 

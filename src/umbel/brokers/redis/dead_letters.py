@@ -15,6 +15,7 @@ from umbel.wire.envelope_redis import seal, unseal
 from umbel.wire.message import Outgoing, outgoing_of_letter
 from umbel.wire.signing import Keyring
 
+DROP_MAX = 1000  # in one command: others wait while it runs
 _BURY, _REQUEUE = script("bury"), script("requeue")
 
 
@@ -64,6 +65,13 @@ async def requeue(
         raise BrokerRefused(
             f"{count} requeued, {len(problems)} refused: {next(iter(problems.values()))}", places=[*problems]
         )
+    return count
+
+
+async def drop(link: Link, keys: Keys, letter_ids: Sequence[int | str]) -> int:
+    count = 0
+    for start in range(0, len(letter_ids), DROP_MAX):
+        count += await link.call("XDEL", keys.dead, *letter_ids[start : start + DROP_MAX])
     return count
 
 

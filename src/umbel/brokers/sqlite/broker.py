@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from umbel import clock
 from umbel.brokers.evidence import Evidence, judge_mark
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
@@ -66,6 +67,7 @@ class SqliteBroker:
         self._coordination = SqliteCoordination(self._thread, self._cluster)
         self._messages_bell: AsyncBell | None = None
         self._topics_bell: AsyncBell | None = None
+        self._unlisten: Callable[[], None] = lambda: None
 
     @property
     def url(self) -> str:
@@ -97,12 +99,21 @@ class SqliteBroker:
 
         self._store.on_replaced = tell
         await self._thread.call(self._store.open)
-        self._messages_bell, self._topics_bell = AsyncBell(), AsyncBell()
+        bell, self._topics_bell = AsyncBell(), AsyncBell()
+        self._messages_bell = bell
+
+        def look_again() -> None:  # what was not due may be due now; in any thread
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(bell.ring)
+
+        self._unlisten()
+        self._unlisten = clock.on_change(look_again)
 
     async def reconnect(self) -> None:
         """Nothing to do: each operation opens the file that is there."""
 
     async def close(self) -> None:
+        self._unlisten()
         for bell in (self._messages_bell, self._topics_bell):
             if bell is not None:
                 bell.close()
@@ -172,6 +183,9 @@ class SqliteBroker:
 
     async def requeue_dead(self, letter_ids: Sequence[int | str]) -> int:
         return await self._thread.call(self._store.requeue_dead, letter_ids)
+
+    async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
+        return await self._thread.call(self._store.drop_dead, letter_ids)
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
         await self._thread.call(self._cluster.broadcast, batch, ttl_s)

@@ -87,6 +87,12 @@ def requeue(
     return len(batch), messages.insert(db, batch, now_s)
 
 
+def drop(db: sqlite3.Connection, letter_ids: Sequence[int | str]) -> int:
+    packed = rows.pack(map(int, letter_ids))
+    removed = db.execute("DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))", (packed,))
+    return removed.rowcount
+
+
 def _make_room(db: sqlite3.Connection) -> None:
     # Letters are requeued from the middle too, so the span of ids is only the most there can be.
     # Each is asked for by itself: for both in one question SQLite reads the whole table.

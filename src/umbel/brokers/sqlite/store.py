@@ -287,6 +287,10 @@ class Store:
         self.poke(awake)
         return count
 
+    def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
+        with self.database.write(durable=True, makes_room=True) as db:
+            return dead_letters.drop(db, letter_ids)
+
     def revoke(self, batch: Sequence[Revoke]) -> None:
         with self.database.write(durable=True) as db:
             revokes.record(db, batch, self.settings.revokes_max, self.clock.wall_s())

@@ -99,6 +99,10 @@ class AsyncBell:
 
     def _rung(self) -> None:
         self._bell.drain()
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake those who wait; on the loop."""
         self.rings += 1
         for ring in self._waiting:
             if not ring.done():

@@ -12,16 +12,15 @@ from typing import Any
 import click
 
 from umbel.brokers.interface import FanOut
-from umbel.cli import exits
+from umbel.cli import completion, exits
 from umbel.cli.broker import ask_in_time
+from umbel.cli.cluster.panels import known_commands
 from umbel.cli.options import app_option, broker_option, json_option, timeout_option
 from umbel.cli.show.printing import print_json, print_table, say
 from umbel.control.client import Asker
-from umbel.control.commands import builtin_panel
-from umbel.control.panel import Command, Panel
-from umbel.errors import AppNotFound
-from umbel.launch.loading import find_app
+from umbel.control.panel import Command
 from umbel.protocol.pidbox import Answers, Known
+from umbel.urls import without_password
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,13 @@ class Question:
             print_json({**as_data(answers), **more})
         elif answers.replies:
             print_answers(answers)
-        return judge(answers)
+        return judge(answers, self._how_to_start())
+
+    def _how_to_start(self) -> str:
+        named = [f" -A {self.app_name}"] if self.app_name else []
+        named += [f" -b {without_password(self.url)}"] if self.url else []
+        elsewhere = "" if self.url else ", or name the broker of a running one with -b"
+        return f"; start one with `umbel worker{''.join(named)}`{elsewhere}"
 
 
 def asks_workers(function: Callable[..., int]) -> Callable[..., int]:
@@ -101,7 +106,13 @@ def asks_workers(function: Callable[..., int]) -> Callable[..., int]:
         timeout_option,
         click.option("--regex", metavar="PATTERN", help="Only nodes that match this regular expression."),
         click.option("--glob", metavar="PATTERN", help="Only nodes that match, as in 'web*@host'."),
-        click.option("-d", "--destination", metavar="NODE[,NODE]", help="Only these nodes."),
+        click.option(
+            "-d",
+            "--destination",
+            metavar="NODE[,NODE]",
+            shell_complete=completion.nodes,
+            help="Only these nodes.",
+        ),
         broker_option,
         app_option,
     ):
@@ -134,14 +145,17 @@ async def ask_on(
     )
 
 
-def judge(answers: "Answers") -> int:
-    """Print on stderr which workers are missing and what was cut; the exit code."""
+def judge(answers: "Answers", if_nobody: str = "") -> int:
+    """Print on stderr which workers are missing and what was cut; the exit code.
+
+    `if_nobody`: what to do where no worker is known at all.
+    """
     for node, total in sorted(answers.totals.items()):
         shown = len(answers.replies[node])
         say(f"umbel: {node} sent the first {shown:,} of {total:,} entries", err=True)
     if not answers.replies:
         named = ", ".join(one.node for one in answers.silent)
-        say(f"umbel: no worker answered{f': {named}' if named else ''}", err=True)
+        say(f"umbel: no worker answered{f': {named}' if named else if_nobody}", err=True)
         return exits.NOBODY_ANSWERED
     for one in answers.lost:
         say(f"umbel: {_silence(one)}", err=True)
@@ -184,19 +198,6 @@ def find_command(app_name: str | None, name: str, *, changes: bool) -> "Command"
     if command.changes is not changes:
         raise click.UsageError(f"{name!r} belongs to `umbel {other}`: use `umbel {other} {name}`")
     return command
-
-
-def known_commands(app_name: str | None) -> "Panel":
-
-    panel = builtin_panel()
-    try:
-        found = find_app(app_name)
-        users = found.project.control_commands() if found.project else found.app.panel
-        panel.include(users)
-    except AppNotFound:
-        if app_name is not None:
-            raise
-    return panel
 
 
 def list_commands(app_name: str | None, *, changes: bool) -> None:

@@ -2,7 +2,7 @@
 
 import click
 
-from umbel.cli import exits
+from umbel.cli import completion, exits
 from umbel.cli.cluster import asking
 from umbel.cli.show.answers import print_replies
 
@@ -10,7 +10,7 @@ DESTRUCTIVE = {"shutdown", "terminate", "pool_shrink", "pool_restart", "cancel_c
 
 
 @click.command("control")
-@click.argument("name", metavar="[COMMAND]", required=False)
+@click.argument("name", metavar="[COMMAND]", required=False, shell_complete=completion.control_commands)
 @click.argument("words", metavar="[ARGUMENTS]...", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asking.asks_workers

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from umbel.brokers.interface import Subscription
-from umbel.cli import exits
+from umbel.cli import completion, exits
 from umbel.cli.broker import ClusterBroker, ask_broker
 from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import say
@@ -42,7 +42,14 @@ GLOB = frozenset("*?[")
     "--type", "types", multiple=True, metavar="GLOB", help="Only these types: task-failed, 'worker-*'."
 )
 @click.option("--task", "tasks", multiple=True, metavar="ID", help="Only tasks whose id starts with ID.")
-@click.option("--node", "nodes", multiple=True, metavar="GLOB", help="Only events from these nodes: 'w1@*'.")
+@click.option(
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="GLOB",
+    shell_complete=completion.nodes,
+    help="Only events from these nodes: 'w1@*'.",
+)
 @click.option("-E", "--enable", is_flag=True, help="Ask all workers to send task events from now on.")
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after this many events.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Stop after this many seconds.")

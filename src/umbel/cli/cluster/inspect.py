@@ -2,13 +2,13 @@
 
 import click
 
-from umbel.cli import exits
+from umbel.cli import completion, exits
 from umbel.cli.cluster import asking
 from umbel.cli.show.answers import print_answers
 
 
 @click.command("inspect")
-@click.argument("name", metavar="[COMMAND]", required=False)
+@click.argument("name", metavar="[COMMAND]", required=False, shell_complete=completion.inspect_commands)
 @click.argument("words", metavar="[ARGUMENTS]...", nargs=-1)
 @asking.asks_workers
 def command(question: asking.Question, name: str | None, words: tuple[str, ...]) -> int:

@@ -39,16 +39,16 @@ LISTINGS = (
     Listing(
         "tasks",
         "List tasks and their states.",
-        ("uuid", "name", "state", "state_at", "worker", "retries", "wait_s", "run_s", "exception"),
+        ("task_id", "name", "state", "state_at", "worker", "retries", "wait_s", "run_s", "exception"),
         "state_at",
-        {"state": "state", "name": "name", "worker": "worker", "task": "uuid"},
+        {"state": "state", "name": "name", "worker": "worker", "task": "task_id"},
     ),
     Listing(
         "attempts",
         "List the attempts of tasks.",
-        ("uuid", "attempt", "name", "outcome", "worker", "state_at", "wait_s", "run_s", "exception"),
+        ("task_id", "attempt", "name", "outcome", "worker", "state_at", "wait_s", "run_s", "exception"),
         "state_at",
-        {"state": "state", "name": "name", "worker": "worker", "task": "uuid"},
+        {"state": "state", "name": "name", "worker": "worker", "task": "task_id"},
     ),
     Listing(
         "workers",
@@ -89,7 +89,7 @@ LISTINGS = (
         "List anomalies; --state is their kind, such as `causality` or `run_twice`.",
         ("kind", "at", "subject", "name", "worker", "n", "detail"),
         "at",
-        {"state": "kind", "name": "name", "worker": "worker", "task": "uuid"},
+        {"state": "kind", "name": "name", "worker": "worker", "task": "task_id"},
     ),
 )
 

@@ -14,9 +14,6 @@ from umbel.app.configuration.settings import Settings, override
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 log = logging.getLogger("umbel.worker")
 
-LEVELS = ("debug", "info", "warning", "warn", "error", "critical", "fatal")
-_SAME_LEVEL = {"warn": "warning", "fatal": "critical"}
-
 _CLAIMED = "messages are claimed as child processes become free"
 # Why an option that was given does nothing: how it is written, and what is so without it.
 NOTES: Mapping[str, tuple[str, str]] = {
@@ -52,10 +49,6 @@ def without_queues(settings: Settings, excluded: list[str] | None) -> Settings:
     if not left:
         raise click.BadParameter(f"no queue is left of {', '.join(queues)}", param_hint="--exclude-queues")
     return override(settings, worker_queues=left)
-
-
-def level_of(given: str) -> str:
-    return _SAME_LEVEL.get(given.lower(), given.lower())
 
 
 def names_of(_context: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:

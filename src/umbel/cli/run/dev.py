@@ -47,7 +47,8 @@ def command(app_name: str | None, concurrency: int, record: bool | None, lake: P
     Finds ./tasks.py or ./app.py by itself. Press Ctrl-C to stop.
     """
     flags = ["-c", str(concurrency), "--grace", str(GRACE_S), "-E"]
-    environment = dict(os.environ)
+    # Who develops wants to see that a task ran; a Celery project's children log that at INFO themselves.
+    environment = {"UMBEL_WORKER_LOG_SUCCESSES": "true", "UMBEL_LOG_LEVEL": "info", **os.environ}
     if record is not None or can_record():
         environment["UMBEL_WORKER_RECORD"] = "false" if record is False else "true"
     if lake is not None:

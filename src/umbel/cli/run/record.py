@@ -18,7 +18,7 @@ from umbel.brokers.interface import Broker, EventLogState
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.history.lake import find_lake, find_lake_mode, lake_option
-from umbel.cli.options import app_option, broker_option, json_option
+from umbel.cli.options import app_option, broker_option, json_option, level_of, log_options
 from umbel.cli.show.printing import duration, print_json, print_table
 from umbel.errors import LakeError
 from umbel.history.housekeeping import compact as put_together
@@ -78,6 +78,7 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Seconds of silence after which a standby recorder takes over.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not stand by while another recorder runs: exit with 75.")
+@log_options("info; on a terminal warning")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -90,6 +91,8 @@ def command(
     keep_days: float | None,
     lease_s: float,
     no_wait: bool,
+    loglevel: str | None,
+    log_format: str | None,
 ) -> int:
     """Record the cluster's events as Parquet files in a lake, until Ctrl-C or SIGTERM.
 
@@ -102,7 +105,8 @@ def command(
     from umbel.history.arrow import arrow
 
     arrow()  # or a clear message, before anything is registered
-    set_up_logging("warning" if sys.stderr.isatty() else "info")
+    quiet = "warning" if sys.stderr.isatty() else "info"
+    set_up_logging(level_of(loglevel or quiet), as_json=log_format == "json")
     rotation = RotationSettings(file_max_bytes=rotate_bytes, file_max_age_s=rotate_s)
     where, recorder = find_lake(ctx, lake), RecorderSettings(name, rotation)
     settings = RecordingSettings(where, recorder, lease_s, keep_days, find_lake_mode(app_name, url))

@@ -13,13 +13,19 @@ from typing import Any
 import click
 
 from umbel.app.configuration.settings import override
-from umbel.cli import exits
-from umbel.cli.options import app_option, json_option, run_directory_option
+from umbel.cli import completion, exits
+from umbel.cli.options import (
+    app_option,
+    json_option,
+    level_of,
+    log_options,
+    other_broker_option,
+    run_directory_option,
+    use_broker,
+)
 from umbel.cli.run.celery_options import (
-    LEVELS,
     celery_options,
     concurrency_of,
-    level_of,
     names_of,
     sizes_of,
     take_idle,
@@ -40,6 +46,7 @@ _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
 
 @click.command("worker")
 @app_option
+@other_broker_option
 @click.option(
     "-c",
     "--concurrency",
@@ -57,6 +64,7 @@ _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
     "worker_queues",
     metavar="A,B",
     callback=names_of,
+    shell_complete=completion.queues,
     help="Queues to consume, in a fair rotation.",
 )
 @click.option(
@@ -66,12 +74,7 @@ _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
     callback=lambda _context, _parameter, value: _POOL_ALIASES.get(value, value),
     help="prefork (default), asyncio, gevent, threads or solo.",
 )
-@click.option(
-    "-l",
-    "--loglevel",
-    type=click.Choice(LEVELS, case_sensitive=False),
-    help="Default: info; in child processes of a Celery project warning, as in Celery.",
-)
+@log_options("info; in child processes of a Celery project warning, as in Celery")
 @click.option(
     "-f",
     "--logfile",
@@ -137,9 +140,11 @@ _POOL_ALIASES = {"processes": "prefork"}  # as Celery has it
 @json_option
 def command(
     app_name: str | None,
+    url: str | None,
     hostname: str | None,
     exclude_queues: list[str] | None,
     loglevel: str | None,
+    log_format: str | None,
     logfile: str | None,
     record: str | None,
     purge: bool,
@@ -154,7 +159,9 @@ def command(
     """
 
     node, level = node_name(hostname), level_of(loglevel or "info")
+    as_json = as_json or log_format == "json"
     pidfile = become_the_process(flags, logfile, node)
+    use_broker(url)
     fork_point = ForkPoint()
     set_up_logging(level, logfile=logfile, as_json=as_json, node=node)
     _listen_to_signals()

@@ -1,15 +1,17 @@
 """`umbel call`: send a task from the shell."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from umbel.cli import exits
-from umbel.cli.options import app_option, json_option
+from umbel.app.app import App
+from umbel.cli import completion, exits
+from umbel.cli.options import app_option, json_option, other_broker_option, use_broker
 from umbel.cli.tasks.result import show
-from umbel.errors import WireError, nearest
-from umbel.launch.loading import find_app
+from umbel.errors import NoApp, WireError, nearest
+from umbel.launch.loading import FoundApp, find_app
 from umbel.wire.instant import parse_instant
 
 
@@ -25,14 +27,15 @@ def _moment(_ctx: click.Context, _parameter: click.Parameter, text: str | None) 
 
 @click.command("call")
 @app_option
-@click.argument("task")
+@other_broker_option
+@click.argument("task", shell_complete=completion.tasks)
 @click.argument("args", nargs=-1)
 @click.option("--args", "json_args", metavar="JSON", help="Positional arguments as a JSON list.")
 @click.option("--kwargs", "json_kwargs", metavar="JSON", help="Keyword arguments as a JSON object.")
 @click.option("--countdown", type=float, help="Seconds until the task runs.")
 @click.option("--eta", callback=_moment, help="Time at which the task runs (ISO 8601).")
 @click.option("--expires", type=float, help="Seconds after which the task no longer runs.")
-@click.option("-q", "--queue", help="Queue of the task.")
+@click.option("-q", "--queue", shell_complete=completion.queues, help="Queue of the task.")
 @click.option("--priority", type=click.IntRange(0, 9), help="0 (first) to 9.")
 @click.option("--task-id", help="Id of the task.")
 @click.option("--wait", type=float, metavar="SECONDS", help="Wait for the result and print it.")
@@ -40,6 +43,7 @@ def _moment(_ctx: click.Context, _parameter: click.Parameter, text: str | None) 
 @json_option
 def command(
     app_name: str | None,
+    url: str | None,
     task: str,
     args: tuple[str, ...],
     json_args: str | None,
@@ -49,16 +53,22 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Send TASK. Each of ARGS is read as JSON, or as text where it is not JSON."""
+    """Send TASK. Each of ARGS is read as JSON, or as text where it is not JSON.
 
-    app = find_app(app_name).app
-    if task not in app.tasks and not unregistered:
-        near = nearest(task, app.tasks)
-        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(app.tasks)) or 'none'}"
+    NAME=VALUE is a keyword argument; a text that looks like one is written as JSON: '"a=b"'.
+    """
+    found = _find(app_name, url)
+    app, project = (found.app, found.project) if found else (App("umbel"), None)
+    known = project.task_names() if project else app.tasks
+    if task not in known and not unregistered and found:
+        near = nearest(task, known)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
         raise click.UsageError(f"no task named {task!r} in this app; {hint} (--unregistered sends it anyway)")
-    positional = [*_json_list(json_args), *map(_value, args)]
-    keywords = _json_object(json_kwargs)
+    positional, keywords = _json_list(json_args), _json_object(json_kwargs)
+    _take(args, positional, keywords)
     given = {name: value for name, value in options.items() if value is not None}
+    if project and task in known:
+        given.setdefault("queue", project.queue_of(task))
     if task in app.tasks:
         try:
             app.tasks[task].check_arguments(positional, keywords)
@@ -73,6 +83,29 @@ def command(
         return exits.OK
 
     return show(app, result.id, wait=wait, as_json=as_json)
+
+
+def _find(app_name: str | None, url: str | None) -> FoundApp | None:
+    """None: there is none here, and the broker is known without it."""
+    use_broker(url)
+    try:
+        return find_app(app_name)
+    except NoApp:
+        if url is None:
+            raise
+        return None
+
+
+def _take(words: Iterable[str], positional: list[Any], keywords: dict[str, Any]) -> None:
+    """The arguments as they were typed, behind those that were given as JSON."""
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not (equals and name.isidentifier()):
+            positional.append(_value(word))
+        elif name in keywords:
+            raise click.UsageError(f"the argument {name!r} is given twice")
+        else:
+            keywords[name] = _value(text)
 
 
 def _print(data: dict[str, Any], text: str, *, as_json: bool) -> None:

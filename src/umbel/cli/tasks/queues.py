@@ -3,9 +3,9 @@
 import click
 
 from umbel.brokers.interface import Delivery, Queues
-from umbel.cli import exits
+from umbel.cli import completion, exits
 from umbel.cli.broker import ask_broker
-from umbel.cli.options import app_option, json_option
+from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import print_json, print_table
 from umbel.errors import WireError
 from umbel.wire.task import read_headers, to_v2
@@ -20,10 +20,11 @@ def command() -> None:
 
 @command.command("ls")
 @app_option
+@broker_option
 @json_option
-def ls(app_name: str | None, as_json: bool) -> int:
+def ls(app_name: str | None, url: str | None, as_json: bool) -> int:
     """List the queues with their counts of waiting, delayed and running messages."""
-    depths = ask_broker(app_name, lambda broker: broker.queues())
+    depths = ask_broker(app_name, lambda broker: broker.queues(), url=url)
     rows = [(name, depth.ready, depth.delayed, depth.claimed) for name, depth in sorted(depths.items())]
     if as_json:
         print_json([dict(zip(("queue", "ready", "delayed", "claimed"), row, strict=True)) for row in rows])
@@ -34,12 +35,13 @@ def ls(app_name: str | None, as_json: bool) -> int:
 
 @command.command("peek")
 @app_option
-@click.argument("queue")
+@broker_option
+@click.argument("queue", shell_complete=completion.queues)
 @click.option("--limit", type=click.IntRange(1, PEEK_MAX), default=20, show_default=True)
 @json_option
-def peek(app_name: str | None, queue: str, limit: int, as_json: bool) -> int:
+def peek(app_name: str | None, url: str | None, queue: str, limit: int, as_json: bool) -> int:
     """Show the next messages of QUEUE without taking them."""
-    deliveries = ask_broker(app_name, lambda broker: broker.peek(queue, limit))
+    deliveries = ask_broker(app_name, lambda broker: broker.peek(queue, limit), url=url)
     rows = [_row(delivery) for delivery in deliveries]
     if as_json:
         print_json(rows)
@@ -51,10 +53,11 @@ def peek(app_name: str | None, queue: str, limit: int, as_json: bool) -> int:
 
 @command.command("purge")
 @app_option
-@click.argument("queue")
+@broker_option
+@click.argument("queue", shell_complete=completion.queues)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option
-def purge(app_name: str | None, queue: str, yes: bool, as_json: bool) -> int:
+def purge(app_name: str | None, url: str | None, queue: str, yes: bool, as_json: bool) -> int:
     """Remove all waiting messages from QUEUE. Running tasks are not affected."""
 
     async def empty(broker: Queues) -> int | None:
@@ -64,7 +67,7 @@ def purge(app_name: str | None, queue: str, yes: bool, as_json: bool) -> int:
             return None
         return await broker.purge(queue)
 
-    removed = ask_broker(app_name, empty)
+    removed = ask_broker(app_name, empty, url=url)
     if removed is None:
         raise click.Abort
     if as_json:

@@ -42,7 +42,11 @@ def show(app: "App", task_id: str, *, wait: float, as_json: bool) -> int:
         result, traceback = (found.result, found.traceback) if found else (None, None)
         print_json({"task_id": task_id, "state": state, "result": result, "traceback": traceback})
     elif found is None:
-        click.echo(f"umbel: no result of {task_id} yet: the task is unknown, waiting or running", err=True)
+        click.echo(
+            f"umbel: no result of {task_id} yet: the task is unknown, waiting or running; "
+            "`umbel status` shows whether a worker runs",
+            err=True,
+        )
     elif state == SUCCESS:
         say(repr(found.result))
     else:

@@ -54,7 +54,7 @@ def anomalies(
 
 
 def _of_attempts(attempts: DataFrame) -> tuple[DataFrame, DataFrame]:
-    of = {"subject": "uuid", "at": "state_at", "uuid": "uuid", "attempt": "attempt", "name": "name"}
+    of = {"subject": "task_id", "at": "state_at", "task_id": "task_id", "attempt": "attempt", "name": "name"}
     of |= {"worker": "worker", "pid": "pid", "clock": "clock"}
     clocks = F.format_string(
         "received at clock %s, started at %s, ended at %s",
@@ -187,9 +187,9 @@ def _of_recorders(others: DataFrame) -> DataFrame:
 
 
 _TASK = {
-    "subject": "uuid",
+    "subject": "task_id",
     "at": "state_at",
-    "uuid": "uuid",
+    "task_id": "task_id",
     "attempt": "retries",
     "name": "name",
     "worker": "worker",

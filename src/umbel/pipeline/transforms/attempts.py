@@ -30,7 +30,7 @@ def attempts(states: DataFrame) -> DataFrame:
     started, ended = F.col("started.timestamp"), F.col("end.timestamp")
     sent, received = F.col("sent.timestamp"), F.col("received.timestamp")
     columns = {
-        "uuid": F.col("uuid"),
+        "task_id": F.col("uuid"),
         "attempt": F.col("attempt"),
         "state": F.col("winner.state"),
         "state_at": F.col("winner.timestamp"),

@@ -17,7 +17,7 @@ def tasks(states: DataFrame) -> DataFrame:
     """From the states of all attempts, each there once."""
     known = by_task(states).select("*", view.winner())
     columns = {
-        "uuid": F.col("uuid"),
+        "task_id": F.col("uuid"),
         "state": F.col("winner.state"),
         "state_at": F.col("winner.timestamp"),
         "clock": F.col("winner.clock"),

@@ -18,7 +18,7 @@ _SAYING = ("result", "exception", "name", "outcome", "winner", "queue", "signum"
 def timeline(events: DataFrame) -> DataFrame:
     placed = events.select(
         F.coalesce("uuid", "hostname", F.lit("")).alias("subject"),
-        "uuid",
+        F.col("uuid").alias("task_id"),
         F.when(F.col("retries").between(0, RETRIES_MAX), F.col("retries")).alias("attempt"),
         F.coalesce("type", F.lit("")).alias("type"),
         "timestamp",

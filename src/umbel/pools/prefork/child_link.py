@@ -46,6 +46,7 @@ class ChildLink:
         self.armed = False  # it has a handler for the soft limit's signal
         self.doom = ""  # why it is being killed by us
         self.dismissed = ""  # why it was asked to end
+        self.free_at = 0.0  # Unix time: when it could begin the job that it is at
         self.orphan = False  # its fork server has died
         self.problem = ""  # what it said about its own end
         self.unsaid: dict[int, LostJob] = {}  # jobs that ended, and whose outcome it could not send

@@ -240,7 +240,8 @@ class PreforkPool:
             case Began(child, job):
                 running = self._slots.running(child)
                 if running is not None and running.number == job:  # else it could not be sent
-                    self._listener.on_started([(job, time.time(), self._children.links[child].pid)])
+                    link = self._children.links[child]
+                    self._listener.on_started([(job, link.free_at, link.pid)])
             case Recall(child):
                 link_or_none = self._children.links.get(child)
                 self._step(Recalled(child, link_or_none.take_tokens() if link_or_none else b""))
@@ -303,6 +304,9 @@ class PreforkPool:
     def _send_batch(self, child: int, batch: int, jobs: Sequence[Job]) -> None:
         frames, unfit = batch_frames(batch, jobs)
         link = self._children.links[child]
+        running = self._slots.running(child)
+        if running is not None and running.number == jobs[0].number:  # it was idle
+            link.free_at = time.time()
         link.put_tokens(batch, len(jobs) - len(unfit))
         link.send(frames)
         if unfit:
@@ -313,6 +317,8 @@ class PreforkPool:
             self._listener.on_lost([link.unsaid[one.number] for one in outcomes if one.number in link.unsaid])
             outcomes = [one for one in outcomes if one.number not in link.unsaid]
             link.unsaid.clear()
+        if outcomes:
+            link.free_at = outcomes[-1].started_at + outcomes[-1].runtime_s
         self._listener.on_outcomes(outcomes, link.pid)
 
     def _signal_soft_limit(self, link: ChildLink, limit: SoftLimit) -> None:

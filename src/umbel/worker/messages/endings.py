@@ -67,6 +67,20 @@ def _reason(text: str) -> str:
     return cut(leaving(text), REASON_MAX_CHARS)
 
 
+def _details(outcome: Outcome) -> dict[str, Any]:
+    """How it ended, in fields of the log."""
+    match outcome.kind:
+        case "success":
+            return {"runtime_s": round(outcome.runtime_s, 3), "result": outcome.summary}
+        case "retry":
+            delay_s = max(0.0, outcome.not_before - cluster_now())
+            return {"delay_s": round(delay_s, 1), "why": outcome.summary}
+        case "failure" if outcome.traceback and not outcome.expected:
+            return {"why": outcome.summary, "traceback": outcome.traceback}
+        case _:
+            return {"why": outcome.summary}
+
+
 def _error_of(claimed: Claimed, lost: LostJob, more: str = "") -> TaskError:
     """Why a task has failed that did not end by itself."""
     if lost.timed_out:
@@ -86,6 +100,7 @@ class Endings:
     ) -> None:
         self._has_uniques = context.broker.capabilities.unique
         self._counters = context.counters
+        self._logged_at = _LOGGED_AT | ({"success": logging.INFO} if context.settings.log_successes else {})
         self._logged_by_children = _BY_TRACER if context.settings.children_log_endings else ()
         self._notices = context.notices
         self._shutdown = context.shutdown
@@ -156,14 +171,13 @@ class Endings:
         log.error(what, extra={"task_id": task_id}, exc_info=error)
 
     def refuse(self, claimed: Claimed, why: Refusal) -> None:
-        task, task_id = claimed.headers.task, claimed.headers.id
         if why in (Refusal.REVOKED, Refusal.EXPIRED):
             self._counters.revoked += 1
             self._tell_revoked(claimed, expired=why is Refusal.EXPIRED)
             self._end(claimed, TaskRevoked(why.value), REVOKED)
-            log.info("task %s", why.value, extra={"task": task, "task_id": task_id})
+            log.info("task %s", why.value, extra=self._about(claimed))
         elif why is Refusal.UNKNOWN:
-            self._bury(claimed, NotRegistered.named(task), charged=False)
+            self._bury(claimed, NotRegistered.named(claimed.headers.task), charged=False)
             self._notices.unknown(claimed.message, claimed.delivery.queue)
         else:
             text = f"started {claimed.arrival.starts} times, and its process died each time"
@@ -241,15 +255,14 @@ class Endings:
             self._settler.release(key, claimed.headers.id)
 
     def _log_ending(self, claimed: Claimed, outcome: Outcome) -> None:
-        level = logging.INFO if outcome.expected else _LOGGED_AT[outcome.kind]
+        level = logging.INFO if outcome.expected else self._logged_at[outcome.kind]
         if outcome.kind not in self._logged_by_children and log.isEnabledFor(level):
-            about = self._about(claimed, why=outcome.summary)
-            if outcome.kind == "failure" and outcome.traceback and not outcome.expected:
-                about["traceback"] = outcome.traceback
+            about = self._about(claimed, **_details(outcome))
             log.log(level, "task %s", _COUNTED_AS[outcome.kind], extra=about)
 
     def _about(self, claimed: Claimed, **fields: Any) -> dict[str, Any]:
-        return {"task": claimed.headers.task, "task_id": claimed.headers.id, **fields}
+        headers = claimed.headers
+        return {"task": headers.task, "task_id": headers.id, "attempt": headers.retries, **fields}
 
     def lose(self, claimed: Claimed, lost: LostJob, *, stopping: bool) -> None:
         assert claimed.run is not None

@@ -24,6 +24,11 @@ log = logging.getLogger("umbel.worker.stacks")
 ASKING = signal.SIGUSR1
 
 
+def hears_signals() -> bool:
+    """Python calls handlers in the main thread alone; who started a worker in another one stops it."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def log_own_stacks_on_signal() -> None:
     """From now on SIGUSR1 logs this process's stacks, instead of ending it."""
     signal.signal(ASKING, lambda _signum, _frame: _log_own_stacks_soon())
@@ -32,6 +37,9 @@ def log_own_stacks_on_signal() -> None:
 @contextmanager
 def stacks_on_signal(pool: Pool) -> Iterator[None]:
     """Inside, SIGUSR1 logs the children's stacks too. Only one dump runs at a time."""
+    if not hears_signals():
+        yield
+        return
     import asyncio  # who has a loop asks here; who forks children has none yet
 
     loop = asyncio.get_running_loop()

@@ -17,6 +17,7 @@ from typing import assert_never
 from umbel.protocol.machine import Tick
 from umbel.protocol.shutdown import Ask, Cut, Drained, Event, Interrupt, Phase, Quit, Running, StopTaking
 from umbel.worker.context import WorkerContext
+from umbel.worker.process.stack_dump import hears_signals
 from umbel.worker.steps.tasks import Tasks
 from umbel.worker.user_code.hooks import HookRun
 
@@ -135,9 +136,9 @@ class Stopping:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        wanted = [*ASKING, QUITTING]
+        wanted = [*ASKING, QUITTING] if hears_signals() else []
         if (
-            signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            wanted and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         ):  # nohup: who closed the terminal wants it to go on
             wanted.remove(signal.SIGHUP)
         for signum in wanted:

@@ -1,0 +1,36 @@
+"""Testing: what a project's tests need of Umbel. `plugin.py` has the fixtures that pytest finds by itself.
+
+Names are loaded when they are first used: pytest imports the plugin in every project that has Umbel
+installed, and those that do not use it must not pay for it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from umbel.testing.calls import SentCall
+    from umbel.testing.clock import Clock
+    from umbel.testing.embedding import embedded
+    from umbel.testing.inbox import Inbox
+    from umbel.testing.worker import EmbeddedWorker
+
+_HOMES = {
+    "embedded": "umbel.testing.embedding",
+    "Inbox": "umbel.testing.inbox",
+    "SentCall": "umbel.testing.calls",
+    "Clock": "umbel.testing.clock",
+    "EmbeddedWorker": "umbel.testing.worker",
+}
+
+__all__ = ["embedded", "Inbox", "SentCall", "Clock", "EmbeddedWorker"]
+
+
+def _load(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'umbel.testing' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+if not TYPE_CHECKING:  # to a type checker, a name that is not listed above is a mistake
+    __getattr__ = _load

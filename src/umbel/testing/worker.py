@@ -1,0 +1,217 @@
+"""EmbeddedWorker: a real worker in threads of the test's process, started in a moment.
+
+It claims, judges, runs and settles as every worker does; its tasks run in threads, so they see what the test
+has patched. What it leaves out: a process for each child (a task that crashes takes the tests along, and hard
+time limits are not enforced), other nodes (no mingle, gossip or heartbeats), and the schedule: periodic tasks
+are sent by `umbel_clock`, not in the middle of a test that happens to run at that time.
+"""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+from uuid import uuid4
+
+import msgspec
+
+from umbel.app.app import App
+from umbel.app.configuration.settings import Settings, with_others
+from umbel.app.running.child_tracer import make_tracer
+from umbel.app.running.tracer import Tracer
+from umbel.brokers.registry import look_into
+from umbel.errors import UmbelError
+from umbel.launch.loading import FoundApp
+from umbel.launch.native import NativeProject, task_rules
+from umbel.launch.workers import make_worker
+from umbel.pools.abilities import ABILITIES
+from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.interface import ChildContext, HostSpec, Job, Pool, PoolSettings, Runner
+from umbel.pools.threads import ThreadsPool
+from umbel.worker.user_code.hooks import LifeHooks
+from umbel.worker.worker import Worker
+
+THREADS = 4
+START_S, IDLE_S, STOP_S = 30.0, 30.0, 10.0
+FIRST_LOOK_S, LOOK_S = 0.001, 0.02
+_hosts: dict[str, "_Host"] = {}
+
+
+class EmbeddedWorker:
+    """Consumes every queue to which the app routes its tasks or sends one while the worker runs.
+
+    Tasks that are defined meanwhile are known when they are sent.
+    """
+
+    def __init__(self, app: App, directory: Path) -> None:
+        self._app = app
+        self._directory = directory
+        self._settings = _settings(app)
+        self._queues = set(self._settings.worker_queues)
+        self._known = frozenset(app.all_tasks())
+        self._worker: Worker | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._ready.clear()
+        self._error = None
+        self._thread = threading.Thread(target=self._work, name="umbel-worker", daemon=True)
+        self._thread.start()
+        if not self._ready.wait(START_S):
+            raise UmbelError(f"umbel_worker did not start within {START_S:g} s")
+        if self._error is not None:
+            raise UmbelError(f"umbel_worker did not start: {self._error}") from self._error
+        self._app.signals.before_task_publish.connect(self._prepare_for)
+
+    def stop(self) -> None:
+        """Let it finish what it runs, and end it."""
+        thread, loop, worker = self._thread, self._loop, self._worker
+        if thread is None:
+            return
+        self._app.signals.before_task_publish.disconnect(self._prepare_for)
+        if loop is not None and worker is not None and thread.is_alive():
+            loop.call_soon_threadsafe(worker.request_stop)
+        thread.join(STOP_S)
+        if thread.is_alive():
+            raise UmbelError(f"umbel_worker did not stop within {STOP_S:g} s: a task is still running")
+        self._thread = self._worker = self._loop = None
+        gc.unfreeze()  # a worker freezes what is there when it is ready
+        if self._error is not None:
+            raise UmbelError(f"umbel_worker ended: {self._error}") from self._error
+
+    def wait_idle(self, timeout: float = IDLE_S) -> None:
+        """Wait until it has nothing to do: all that was sent has run, but for what is not due yet."""
+        ends, pause_s = monotonic() + timeout, FIRST_LOOK_S
+        look = look_into(self._app.settings.for_broker())
+        try:
+            while left := look.left(self._queues):
+                if self._error is not None:
+                    raise UmbelError(f"umbel_worker ended: {self._error}") from self._error
+                if monotonic() >= ends:
+                    raise UmbelError(f"umbel_worker still has {left} tasks to run after {timeout:g} s")
+                sleep(pause_s)
+                pause_s = min(2 * pause_s, LOOK_S)
+        finally:
+            look.close()
+
+    def _prepare_for(self, *, task: str, queue: str, **_context: object) -> None:
+        """In the thread of who sends, before the message can be taken."""
+        new = {task} & self._app.tasks.keys() - self._known
+        if self._worker is not None and (new or queue not in self._queues):
+            rules = task_rules(self._app, self._settings)
+            self._worker.learn({name: rules[name] for name in new}, [queue])
+            self._queues.add(queue)
+            self._known |= new
+
+    # -- for the clock ---------------------------------------------------------------------------
+
+    def next_due(self) -> float | None:
+        look = look_into(self._app.settings.for_broker())
+        try:
+            return look.next_due()
+        finally:
+            look.close()
+
+    def catch_up(self) -> None:
+        self.wait_idle()
+
+    # -- in its thread ---------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        ended = call_guarded(asyncio.run, self._run())
+        if isinstance(ended, Raised):
+            self._error = ended.error  # the test's thread raises it
+        self._ready.set()
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        token = uuid4().hex
+        _hosts[token] = _Host(self._app)
+        try:
+            self._worker = make_worker(
+                FoundApp(self._app, HostSpec(f"{__name__}:find_host", token)),
+                self._settings,
+                node="tests",
+                run_directory=self._directory,
+                project=_Project(self._app, self._ready.set),
+                choose=_pool,
+            )
+            await self._worker.run()
+        finally:
+            del _hosts[token]
+
+
+def find_host(token: str) -> "_Host":
+    """How the pool finds the app, which need not be importable."""
+    return _hosts[token]
+
+
+class _Host:
+    """The app as the pool knows it. Logging and the app's connections are the test's own."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._tracer: Tracer | None = None
+        self._node = ""
+
+    def start_child(self, context: ChildContext) -> Runner:
+        self._node, self._tracer = context.node, make_tracer(self._app, context)
+        self._app.signals.worker_process_init.send(node=context.node, child=context.child)
+        return self._tracer
+
+    def stop_child(self) -> None:
+        self._app.signals.worker_process_shutdown.send(node=self._node)
+        if self._tracer is not None:
+            self._tracer.close()
+
+
+class _Project(NativeProject):
+    def __init__(self, app: App, on_ready: Callable[[], object]) -> None:
+        super().__init__(app)
+        self._on_ready = on_ready
+
+    def life_hooks(self, node: str, timeout_s: float) -> LifeHooks:
+        hooks = super().life_hooks(node, timeout_s)
+        return replace(hooks, ready=partial(self._tell_ready, hooks))
+
+    def _tell_ready(self, hooks: LifeHooks) -> None:
+        try:
+            hooks.ready()
+        finally:
+            self._on_ready()
+
+
+class _Threads(ThreadsPool):
+    """Takes tasks with a hard limit, which no pool of threads can enforce, and runs them without."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self.abilities = replace(ABILITIES[self.name], hard_limits="", async_hard_limits="")
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        super().submit([msgspec.structs.replace(job, hard_limit_s=None) for job in jobs])
+
+
+def _pool(settings: Settings, *_tasks: object, host: HostSpec, node: str, **_logs: object) -> Pool:
+    return _Threads(PoolSettings(host, node, settings.worker_concurrency or THREADS))
+
+
+def _settings(app: App) -> Settings:
+    asked = app.settings.worker_queues
+    settings = {
+        "worker_queues": asked or tuple(sorted(app.task_queues())),
+        "worker_grace_s": min(app.settings.worker_grace_s, STOP_S / 4),
+        "worker_soft_grace_s": min(app.settings.worker_soft_grace_s, STOP_S / 4),
+        "worker_record": False,
+        "without_mingle": True,
+        "without_gossip": True,
+        "without_heartbeat": True,
+        "without_schedule": True,
+    }
+    return with_others(app.settings, settings, source="umbel_worker")

@@ -1,0 +1,1 @@
+"""A shop, as somebody who uses Umbel writes it."""
