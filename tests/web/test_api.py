@@ -312,7 +312,10 @@ def test_a_node_that_is_stopped_has_left_and_the_sentence_says_so(
     )
     kinds = [one["kind"] for one in api.get("/api/v1/happenings").json() if one["subject"] == name]
     assert kinds[0] == "joined" and kinds[-1] == "left"
-    assert api.get("/api/v1/overview").json()["health"]["sentence"] == "The only worker answers."
+    wait_until(
+        lambda: api.get("/api/v1/overview").json()["health"]["sentence"] == "The only worker answers.",
+        what="the sentence to say so",
+    )
 
 
 def test_flowers_paths_answer_in_flowers_shape(cluster: Cluster, api: httpx.Client) -> None:

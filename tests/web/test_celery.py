@@ -86,4 +86,7 @@ def test_a_celery_worker_that_is_stopped_has_left(served: Served, api: httpx.Cli
         return bool(found(api, "nodes")[0]["state"] == "left")
 
     wait_until(has_left, deadline_s=60, what="the worker to leave")
-    assert found(api, "overview")["health"]["sentence"].startswith("No worker is known")
+    wait_until(
+        lambda: found(api, "overview")["health"]["sentence"].startswith("No worker is known"),
+        what="the sentence to say so",
+    )

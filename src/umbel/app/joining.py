@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
-from umbel.app.running.request import current_request
+from umbel.app.running.request import Request
 from umbel.backends.interface import Backend
 from umbel.errors import JoinWouldBlock, ResultTimeout
 from umbel.wire.message import StoredResult
@@ -28,10 +28,9 @@ class Joinable(Protocol):
     def _value(self, *, propagate: bool) -> Any: ...
 
 
-def refuse_join(task_id: str, allowed: bool) -> None:
+def refuse_join(request: Request, task_id: str, allowed: bool) -> None:
     """A task that waits for another one keeps a child from running it."""
-    request = current_request()
-    if request is None or request.is_eager or allowed:
+    if request.is_eager or allowed:
         return
     raise JoinWouldBlock(
         f"task {request.task}[{request.id}] waits for the result of {task_id}. If every child waits, "

@@ -14,6 +14,7 @@ from umbel.app.aio.loop_warning import warn_on_loop
 from umbel.app.aio.results import STATE_S, UNANSWERED, AwaitedApp, AwaitedGroup, AwaitedResult
 from umbel.app.joining import Callback, join, refuse_join
 from umbel.app.rebuilding import rebuild_exception, shown_result
+from umbel.app.running.request import current_request
 from umbel.app.types.call_types import ResultTypes
 from umbel.backends.interface import Backend, InPlaceBackend
 from umbel.errors import BadValue, BrokerError, ResultTimeout
@@ -216,7 +217,9 @@ class AsyncResult(AwaitedResult[R]):
     def _value(self, *, propagate: bool) -> R:
         assert self._final is not None
         if self._final.status == SUCCESS:
-            value: R = shown_result(self._final, self._types)
+            value: R = self._final.result
+            if self._types is not None:
+                value = self._types.parse_result(value)
             return value
         error = rebuild_exception(self._final.result)
         if not propagate:
@@ -226,7 +229,10 @@ class AsyncResult(AwaitedResult[R]):
         raise error
 
     def _refuse_join(self, allow_join: bool | None) -> None:
-        refuse_join(self.id, self.app.settings.task_allow_join if allow_join is None else allow_join)
+        request = current_request()
+        if request is not None:
+            allowed = self.app.settings.task_allow_join if allow_join is None else allow_join
+            refuse_join(request, self.id, allowed)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AsyncResult) and other.id == self.id

@@ -67,11 +67,7 @@ def make_worker(
         autoscale=settings.worker_autoscale,
         autoscale_cool_down_s=settings.worker_autoscale_cool_down_s,
         pool_restarts=settings.worker_pool_restarts,
-        send_task_events=settings.task_send_events,
-        metrics_address=metrics_address(settings.worker_metrics),
         log_successes=settings.worker_log_successes,
-        history_lake=Path(settings.history_lake) if settings.worker_record else None,
-        history_lake_mode=settings.lake_mode_bits(),
         control_mailbox=settings.control_mailbox,
         open_broker=lambda: open_broker(replace(of_broker, connection_name=MAILBOX)),
         control_allow=settings.control_allow,
@@ -81,10 +77,21 @@ def make_worker(
         shown_settings=settings.shown(),
         changed_settings=settings.changed(),
         hooks=project.life_hooks(name, settings.worker_hook_timeout_s),
+        **_told_by(settings),
         **_sent_here(settings, project.written_by_users(name)),
     )
     backend = project.open_backend(settings)
     return Worker(worker_settings, broker=open_broker(of_broker), backend=backend, pool=pool)
+
+
+def _told_by(settings: Settings) -> dict[str, Any]:
+    """What a worker tells of itself: events, metrics, the history."""
+    return {
+        "send_task_events": settings.task_send_events,
+        "metrics_address": metrics_address(settings.worker_metrics),
+        "history_lake": Path(settings.history_lake) if settings.worker_record else None,
+        "history_lake_mode": settings.lake_mode_bits(),
+    }
 
 
 def _sent_here(settings: Settings, written: Mapping[str, Any]) -> dict[str, Any]:
