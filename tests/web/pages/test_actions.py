@@ -99,20 +99,20 @@ def test_queues_are_added_left_looked_into_and_purged(shop: Shop) -> None:
     shop.do("cancel_queue", queue="extra")
     page = shop.open(f"/workers/{name}")
     assert "extra" not in page.locator("#facts").inner_text()
-    ids = [shop.send("shop.add", number, 2, queue="extra") for number in range(3)]
+    ids = [shop.send("shop.add", number, 2, queue="lonely") for number in range(3)]
     wait_until(
-        lambda: (found := depth(shop, "extra")) and found.ready == 3,
+        lambda: (found := depth(shop, "lonely")) and found.ready == 3,
         deadline_s=DEADLINE_S,
         what="three messages",
     )
     page = shop.open("/queues")
-    assert page.locator("tr[data-queue=extra] [data-ready]").get_attribute("data-ready") == "3"
-    assert "nobody consumes it" in page.locator("tr[data-queue=extra]").inner_text()
-    page = shop.open("/queues/extra")
+    assert page.locator("tr[data-queue=lonely] [data-ready]").get_attribute("data-ready") == "3"
+    assert "nobody consumes it" in page.locator("tr[data-queue=lonely]").inner_text()
+    page = shop.open("/queues/lonely")
     assert sorted(page.locator("#waiting a").all_inner_texts()) == sorted(ids)
-    assert shop.confirm(page.get_by_role("button", name="Purge")) == "Purge the queue extra?"
+    assert shop.confirm(page.get_by_role("button", name="Purge")) == "Purge the queue lonely?"
     wait_until(
-        lambda: (found := depth(shop, "extra")) is None or not found.ready,
+        lambda: (found := depth(shop, "lonely")) is None or not found.ready,
         deadline_s=DEADLINE_S,
         what="no message",
     )

@@ -68,7 +68,7 @@ def test_the_first_page_is_small_and_says_that_all_is_well(shop: Shop, ledger: L
     assert len(sizes) >= 7, "page, style sheets, scripts, rates"
     assert page.locator("#sentence").inner_text() == "All 2 workers answer."
     assert page.locator(".badge").inner_text() == "staging"
-    assert f"{PAID} of {PAID}" in page.locator("#failing").inner_text()
+    shop.until(page.locator(f"#failing:has-text('{PAID} of {PAID}')"), "what fails most")
     context.close()
 
 
