@@ -132,7 +132,7 @@ def test_a_fault_in_dispatching_a_message_buries_it_and_its_task_has_failed(
         await assert_that_it_was_buried_alone(bench)
         assert [claimed.headers.task for claimed in bench.tasks.holding()] == ["t.good"]
         with pytest.raises(Exception, match="internal error in the worker: ZeroDivisionError"):
-            app.AsyncResult("bad").get(timeout=5)
+            await app.AsyncResult("bad").aget(timeout=5)
 
     play(tmp_path, scenario)
 
@@ -147,7 +147,7 @@ def test_a_fault_in_settling_a_task_keeps_what_came_of_it(
         results = (encode_success("bad", 42, done_at=1.0),)
         bench.tasks.on_outcomes([Outcome(number, "success", 0.0, 0.1, results)], pid=1)
         await assert_that_it_was_buried_alone(bench)
-        assert app.AsyncResult("bad").get(timeout=5) == 42
+        assert await app.AsyncResult("bad").aget(timeout=5) == 42
 
     play(tmp_path, scenario)
 
