@@ -47,13 +47,15 @@ Labels = dict[str, dict[str, set[str]]]  # by metric and label: the values that 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Labels:
     home = tmp_path_factory.mktemp("served")
+    texts = of_the_dashboard(home), of_a_worker(home)
+    families = [family for text in texts for family in text_string_to_metric_families(text)]
+    filled = {family.name for family in families if family.samples}
+    assert {family.name for family in families} == filled, "labels are known of what has a value"
     found: Labels = {}
-    for text in (of_the_dashboard(home), of_a_worker(home)):
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                labels = found.setdefault(sample.name, {})
-                for label, value in sample.labels.items():
-                    labels.setdefault(label, set()).add(value)
+    for sample in (sample for family in families for sample in family.samples):
+        labels = found.setdefault(sample.name, {})
+        for label, value in sample.labels.items():
+            labels.setdefault(label, set()).add(value)
     return found
 
 
