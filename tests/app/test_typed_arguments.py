@@ -17,6 +17,7 @@ import pytest
 
 from tests.app import late_types
 from umbel import App, Task, chain, chord, group
+from umbel.app.types.call_types import CallTypes
 from umbel.errors import ChordError, ConfigurationError, WrongType
 from umbel.launch.native import task_rules
 from umbel.wire.task import decode_task
@@ -410,6 +411,28 @@ def test_sensitive_values_stay_out_of_the_error(app: App) -> None:
     with pytest.raises(WrongType) as caught:
         pay.delay("4111")
     assert "4111" not in str(caught.value)
+
+
+def test_an_error_about_a_key_names_the_argument_and_shows_no_sensitive_one(app: App) -> None:
+    task = echo(app, dict[Colour, int])
+    with pytest.raises(WrongType, match=rf"argument 'value' of {task.name} is .*Invalid enum value 'green'"):
+        task.delay({"green": 1})
+
+    @app.task(sensitive=("card",))
+    def charge(card: dict[Colour, int], amount: Decimal) -> None: ...
+
+    for key in ("4111", "4111 - at `$.amount`"):
+        with pytest.raises(WrongType, match="argument 'card' of") as caught:
+            charge.delay({key: 1}, Decimal(1))  # type: ignore[dict-item]
+        assert "4111" not in str(caught.value)
+
+
+def test_a_complaint_that_names_no_argument_shows_none(app: App) -> None:
+    open_types, hidden = (CallTypes("t", print, (), None, names) for names in ((), ("card",)))
+    assert str(open_types._refused("", None, "'4111' is wrong")).endswith(
+        "an argument of t does not fit its type: '4111' is wrong"
+    )
+    assert "4111" not in str(hidden._refused("", None, "'4111' is wrong"))
 
 
 def test_types_that_cannot_be_told_apart_are_refused_where_the_task_is_defined(app: App) -> None:

@@ -139,6 +139,9 @@ class CallTypes:
         what = f"the result of {self._task}" if name == RESULT else f"argument {name!r} of {self._task}"
         if name in self._sensitive:
             return WrongType(f"{what} does not fit its type")
+        if not name:  # whose value it is cannot be told, nor what the complaint quotes
+            hint = "" if self._sensitive else f": {problem}"
+            return WrongType(f"an argument of {self._task} does not fit its type{hint}")
         return WrongType(f"{what} is {brief(value)}, which does not fit its type: {problem}")
 
     def _stated(self, parameter: inspect.Parameter) -> Any:
@@ -172,7 +175,7 @@ class _Values:
             tree |= to_tree({name: given[name] for name in given.keys() - self._own.keys()}, tags=tags)
         except BadValue as error:
             name = str(error).partition(":")[0].partition("[")[0]
-            raise refused(name, given.get(name), str(error)) from None
+            raise refused(name if name in given else "", given.get(name), str(error)) from None
         self.parse(tree, refused)
         return tree
 
@@ -289,7 +292,11 @@ def _compiled(task: str, name: str, compiler: Callable[[Any], Any], kind: Any) -
 
 def _placed(problem: str) -> tuple[str, str]:
     """The parameter that a complaint of msgspec is about, and the complaint without it."""
-    found = re.search(r" - at `\$\.(\w+)(.*)`$", problem)
+    found = _PLACE.fullmatch(problem)
     if found is None:
         return "", problem
-    return found[1], problem[: found.start()] + (f" - at {found[2]}" if found[2] else "")
+    return found[2], found[1] + (f" - at {found[3]}" if found[3] else "")
+
+
+# What it quotes of a value stands before the last " - at".
+_PLACE = re.compile(r"(.*) - at (?:`key` in )?`\$\.(\w+)(.*)`", re.DOTALL)
