@@ -148,7 +148,7 @@ class SendUnknown(BrokerUnavailable):
     each runs once."""
 
     def __init__(self, task_ids: Sequence[str], why: str) -> None:
-        self.task_ids = tuple(task_ids)
+        self.task_ids, self.why = tuple(task_ids), why
         more = f" and {len(self.task_ids) - 1} more" if len(self.task_ids) > 1 else ""
         super().__init__(
             f"it is not known whether task {self.task_ids[0]}{more} was sent: {why}. "

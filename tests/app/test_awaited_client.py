@@ -270,6 +270,24 @@ def test_a_running_task_keeps_what_it_cannot_send(tmp_path: Path) -> None:
         asyncio.run(scenario())
 
 
+def test_a_running_task_is_told_when_nobody_knows_whether_its_message_was_sent(tmp_path: Path) -> None:
+    """Kept until the task ends it could run twice. What was kept before stays kept."""
+    app = App("task", broker=f"sqlite:///{tmp_path}/q.db", publish_timeout_s=0.2, connect_timeout_s=0.2)
+    request = Request(id="t", task="sends", called_directly=False)
+
+    async def scenario() -> None:
+        await app.asend_task("anything")
+        with app.producer._store.database.write(), Running(request):  # type: ignore[attr-defined]
+            request.unsent[:] = kept = messages(1)
+            with pytest.raises(SendUnknown) as caught:
+                await app.asend_task("anything", task_id="a")
+            assert caught.value.task_ids == ("a",)
+            assert request.unsent == kept
+
+    with app:
+        asyncio.run(scenario())
+
+
 def test_a_refused_subscription_gives_nobody_anothers_reply(redis: RedisServer) -> None:
     """It is answered by an error where it has no answer when it is done, on a connection that all share."""
     redis.ask("ACL", "SETUSER", "deaf", "on", ">pw", "~*", "+@all", "resetchannels")

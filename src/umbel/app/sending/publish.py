@@ -8,6 +8,9 @@ A running task gets no error: its unsent messages are buffered and go out when t
 ends, with its result and its ack, as one step where the broker can. If its process dies before
 that, what was kept goes with it, and the task, which was not acknowledged, runs again. What one
 task buffers is limited by `publish_buffer_max`; past it the task gets an error.
+
+An awaited send whose outcome is unknown is an error in a task too (`SendUnknown`): what goes out with the
+task's end bears no mark of the first attempt, and could run twice. Only the task can send it under its mark.
 """
 
 import logging
@@ -19,7 +22,7 @@ from typing import TypeVar
 from umbel.app.configuration.settings import Settings
 from umbel.app.running.request import Request
 from umbel.brokers.interface import Producer
-from umbel.errors import AccessRefused, BrokerUnavailable, BufferFull
+from umbel.errors import AccessRefused, BrokerUnavailable, BufferFull, SendUnknown
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing
 
@@ -98,6 +101,10 @@ def publishing(
             yield [*waiting, *batch], timeout_s
         except AccessRefused:
             raise
+        except (
+            SendUnknown
+        ) as error:  # of this batch: what waited was promised, and goes out with the task's end
+            raise SendUnknown([one.message.correlation_id for one in batch], error.why) from error
         except BrokerUnavailable as error:
             _keep(request, batch, settings.publish_buffer_max, error)
             return False
