@@ -388,6 +388,25 @@ def test_loops_that_end_leave_nothing_behind(redis: RedisServer) -> None:
     app.close()
 
 
+def test_a_loop_that_closes_the_app_leaves_other_loops_their_client(app: App) -> None:
+    """Also the result backend, which all of them share; the last one closes it."""
+
+    async def close() -> None:
+        await app.asend_task("anything")
+        await app.aclose()
+
+    async def scenario() -> None:
+        async with app:
+            sent, client, backend = await app.asend_task("anything"), app.clients.here(), app.backend
+            await asyncio.to_thread(asyncio.run, close())
+            assert await sent.astate() == "PENDING"
+            assert (app.clients.here(), app.backend) == (client, backend)
+            assert not client.is_closed
+        assert app._backend is None
+
+    asyncio.run(scenario())
+
+
 def test_a_loop_that_was_closed_by_hand_is_forgotten_with_the_next(app: App) -> None:
     for _ in range(2):
         loop = asyncio.new_event_loop()

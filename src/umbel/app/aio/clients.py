@@ -118,9 +118,9 @@ class LoopClient:
             self._threads.shutdown(wait=False)
 
     @property
-    def is_foreign(self) -> bool:
-        """Of the process that this one was forked from."""
-        return self._process != os.getpid()
+    def is_ended(self) -> bool:
+        """Its loop runs nothing any more: it is closed, or of the process that this one was forked from."""
+        return self.loop.is_closed() or self._process != os.getpid()
 
     def _thread_is_free(self, _: "Future[R]") -> None:
         with suppress(RuntimeError):  # the loop has been closed meanwhile
@@ -174,6 +174,12 @@ class Clients:
             client.abandon()
         return made
 
+    @property
+    def are_open(self) -> bool:
+        """Whether a loop of this process, which still runs, has one."""
+        with self._changing:
+            return any(not (one.is_closed or one.is_ended) for one in self._clients.values())
+
     async def close_here(self) -> None:
         with self._changing:
             client = self._clients.pop(asyncio.get_running_loop(), None)
@@ -187,7 +193,7 @@ class Clients:
         for client in clients.values():
             if client.is_closed:
                 continue
-            if client.loop.is_closed() or client.is_foreign:
+            if client.is_ended:
                 client.abandon()
                 continue
             with suppress(RuntimeError):  # closed in this moment

@@ -142,8 +142,13 @@ class AsyncSending(AppBase):
     # -- the context -----------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Close what is open for this event loop, and the blocking client's connections."""
+        """Close what is open for this event loop; with the last loop, the blocking client's connections too.
+
+        Those are shared: the result backend is one object for all loops.
+        """
         await self.clients.close_here()
+        if self.clients.are_open:
+            return
         from asyncio import to_thread
 
         await to_thread(self.close)
