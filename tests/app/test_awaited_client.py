@@ -407,6 +407,56 @@ def test_a_loop_that_closes_the_app_leaves_other_loops_their_client(app: App) ->
     asyncio.run(scenario())
 
 
+def test_what_is_sent_while_the_client_closes_ends_in_order_and_leaves_no_connection(
+    redis: RedisServer,
+) -> None:
+    def connections(flags: bytes = b"") -> int:
+        listed = redis.ask("CLIENT", "LIST")
+        assert isinstance(listed, bytes)
+        return sum(b" name=umbel " in line and b" flags=" + flags in line for line in listed.splitlines())
+
+    async def scenario() -> None:
+        app = App("closing", broker=redis.url, backend=redis.url, publish_timeout_s=30.0)
+        await app.asend_task("anything")
+        redis.ask("CLIENT", "PAUSE", 30_000, "WRITE")
+        sending = asyncio.create_task(app.asend_task("anything"))
+        await until(lambda: connections(b"b"), "the server to hold it back")
+        await app.aclose()
+        redis.ask("CLIENT", "UNPAUSE")
+        await sending
+        await until(lambda: not connections(), "the connection to be closed")
+
+    asyncio.run(scenario())
+    assert redis.ask("LLEN", "celery") == 2
+
+
+def test_a_client_that_was_closed_refuses_and_the_app_makes_another_one(app: App) -> None:
+    async def scenario() -> None:
+        await app.asend_task("anything")
+        client = app.clients.here()
+        await app.aclose()
+        for use in (client.load, client.backend, lambda: client.in_thread(print)):
+            with pytest.raises(BrokerUnavailable, match="client for this event loop was closed"):
+                await use()
+        await app.asend_task("anything")
+
+    asyncio.run(scenario())
+
+
+def test_a_send_that_waits_for_the_broker_ends_with_its_client(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        away = RedisServer(tmp_path).url
+        app = App("away", broker=away, backend=away, publish_timeout_s=60.0)
+        client = app.clients.here()
+        sending = asyncio.create_task(app.asend_task("anything"))
+        await until(lambda: client._tell_again_at, "an attempt to fail")
+        await app.aclose()
+        with pytest.raises(BrokerUnavailable, match="client for this event loop was closed"):
+            await sending
+
+    asyncio.run(scenario())
+
+
 def test_a_loop_that_was_closed_by_hand_is_forgotten_with_the_next(app: App) -> None:
     for _ in range(2):
         loop = asyncio.new_event_loop()

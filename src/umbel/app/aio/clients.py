@@ -8,13 +8,16 @@ comes.
 
 What has no async way (the embedded broker's chords, the files of certificates) runs in a few threads beside
 the loop. A call that nobody waits for any more keeps its thread until it ends, and counts until then.
+
+A client that is closed stays closed: who comes after that asks the app for another one. What is being sent
+then is sent to its end, within its time, and the last of them closes the connection.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from threading import Lock
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -24,6 +27,7 @@ from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend, Lasting
 from umbel.brokers.interface import AsyncProducer
 from umbel.brokers.registry import open_async_producer
+from umbel.errors import BrokerUnavailable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +57,7 @@ class LoopClient:
         self._process = os.getpid()
         self._opening = asyncio.Lock()
         self._producer: AsyncProducer | None = None
+        self._sending = 0  # those who use the producer
         self._backend: Backend | None = None
         self._kept: Lasting | None = None
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="umbel client")
@@ -61,23 +66,27 @@ class LoopClient:
         self._tell_again_at = 0.0
         self.is_closed = False
 
-    async def producer(self) -> AsyncProducer:
-        if self._producer is None:
-            async with self._opening:
-                if self._producer is None:
-                    await self._begin()
-                    # It imports the broker's modules, which takes a while the first time.
-                    settings = self._app.settings.for_broker()
-                    self._producer = await self.in_thread(open_async_producer, settings)
-        return self._producer
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[AsyncProducer]:
+        """For the block it stays open, also when the client is closed meanwhile."""
+        producer = await self._opened()
+        self._sending += 1
+        try:
+            yield producer
+        finally:
+            self._sending -= 1
+            if self.is_closed and not self._sending:
+                await producer.close()
 
     async def backend(self) -> Backend:
         """The app's result backend, with its connection kept for this loop where it can do that."""
+        self.check_open()
         if self._backend is None:
             async with self._opening:
                 if self._backend is None:
                     await self._begin()
                     backend = await self.in_thread(lambda: self._app.backend)
+                    self.check_open()
                     if isinstance(backend, Lasting):
                         backend.hold_connection()
                         self._kept = backend
@@ -88,12 +97,24 @@ class LoopClient:
         """Call what blocks, beside the loop; at most THREADS_MAX at once."""
         await self._free.acquire()
         try:
+            self.check_open()
             future = self._threads.submit(function, *args, **kwargs)
         except BaseException:
             self._free.release()
             raise
         future.add_done_callback(self._thread_is_free)
         return await asyncio.wrap_future(future)
+
+    async def load(self) -> None:
+        """What sending needs; connections are opened later."""
+        await self._opened()
+        await self.backend()
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise BrokerUnavailable(
+                "the app's client for this event loop was closed; call again for a new one"
+            )
 
     def may_tell_of_outage(self) -> bool:
         """Hundreds of sends may fail at once: one of them a second is logged."""
@@ -126,6 +147,20 @@ class LoopClient:
         with suppress(RuntimeError):  # the loop has been closed meanwhile
             self.loop.call_soon_threadsafe(self._free.release)
 
+    async def _opened(self) -> AsyncProducer:
+        self.check_open()
+        if self._producer is None:
+            async with self._opening:
+                if self._producer is None:
+                    await self._begin()
+                    # It imports the broker's modules, which takes a while the first time.
+                    opened = await self.in_thread(open_async_producer, self._app.settings.for_broker())
+                    if self.is_closed:
+                        await opened.close()
+                    self.check_open()
+                    self._producer = opened
+        return self._producer
+
     async def _begin(self) -> None:
         if self._guard is None:
             self._guard = self._until_the_loop_ends()
@@ -145,7 +180,7 @@ class LoopClient:
         await self.events.close()
         if kept is not None:
             kept.release_connection()
-        if producer is not None:
+        if producer is not None and not self._sending:
             await producer.close()
         self._threads.shutdown(wait=False)
         await asyncio.sleep(0)  # a transport closes its socket in the next round of the loop

@@ -62,8 +62,7 @@ async def _send(
 ) -> None:
     attempt, patience = Attempt(), Patience(patience_s, client.may_tell_of_outage)
     try:
-        async with asyncio.timeout(timeout_s), client.gate.room(batch):
-            producer = await client.producer()
+        async with asyncio.timeout(timeout_s), client.gate.room(batch), client.producer() as producer:
             while True:
                 try:
                     return await producer.publish(batch, attempt)
@@ -72,6 +71,7 @@ async def _send(
                         raise
                     pause_s = patience.pause_s(error)
                 await asyncio.sleep(pause_s)
+                client.check_open()
     except TimeoutError:
         if not attempt.is_out:
             raise BrokerUnavailable(f"the broker could not be reached within {timeout_s:g} s") from None

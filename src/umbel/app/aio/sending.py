@@ -88,7 +88,8 @@ class AsyncSending(AppBase):
             raise  # it may be there: the key stays taken, and the same id may send it again
         except BrokerError:
             with suppress(BrokerError):  # then its time frees it
-                await (await self.clients.here().producer()).release_unique([(call.key, call.result.id)])
+                async with self.clients.here().producer() as producer:
+                    await producer.release_unique([(call.key, call.result.id)])
             raise
         return call.result
 
@@ -156,9 +157,7 @@ class AsyncSending(AppBase):
     async def __aenter__(self) -> Self:
         """Load what sending needs, so that the first send need not; connections are opened later."""
         if self.eager_backend is None:
-            client = self.clients.here()
-            await client.producer()
-            await client.backend()
+            await self.clients.here().load()
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -175,13 +174,14 @@ class AsyncSending(AppBase):
     async def _hold(self, call: UniqueCall) -> str:
         from umbel.app.aio.publishing import patiently
 
-        producer, settings = await self.clients.here().producer(), self.settings
-        call.check(producer.capabilities)
-        return await patiently(
-            lambda: producer.hold_unique(call.key, call.prepared.task_id, ttl_s=call.ttl_s),
-            settings.publish_timeout_s or settings.connect_timeout_s,
-            "the key of a unique task",
-        )
+        settings = self.settings
+        async with self.clients.here().producer() as producer:
+            call.check(producer.capabilities)
+            return await patiently(
+                lambda: producer.hold_unique(call.key, call.prepared.task_id, ttl_s=call.ttl_s),
+                settings.publish_timeout_s or settings.connect_timeout_s,
+                "the key of a unique task",
+            )
 
     async def _beside(self, work: Callable[[Backend], object], what: str) -> None:
         from umbel.app.aio.publishing import patiently
