@@ -15,9 +15,10 @@ import pytest
 from tests.brokers.under_test import eventually
 from tests.servers.redis import RedisServer
 from umbel import App, chain, chord, group
-from umbel.app.aio import loop_warning
+from umbel.app.aio import loop_warning, sent_teller
 from umbel.app.aio.clients import THREADS_MAX
 from umbel.app.aio.gate import Gate, Turns
+from umbel.app.aio.sent_teller import SentTeller
 from umbel.app.running.request import Request, Running
 from umbel.brokers.interface import BATCH_MAX
 from umbel.errors import AccessRefused, BrokerError, BrokerUnavailable, BufferFull, SendUnknown, TooLarge
@@ -249,6 +250,48 @@ def test_signals_and_events_tell_of_awaited_sends(redis: RedisServer) -> None:
     stats = redis.ask("INFO", "commandstats")
     assert isinstance(stats, bytes)
     assert b"cmdstat_publish:" in stats
+
+
+def test_nobody_waits_for_the_events_of_sends_and_only_so_many_are_kept(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sent_teller, "MESSAGES_MAX", 3)
+    told, begun, release = list[list[tuple[int, float]]](), threading.Event(), threading.Event()
+
+    def tell(sent: Any) -> None:
+        begun.set()
+        assert release.wait(30)
+        told.append([(len(batch), at) for batch, at in sent])
+
+    async def scenario() -> None:
+        teller = SentTeller(tell)
+        teller.add(messages(5), 1.0)  # one alone may exceed the limit
+        await asyncio.to_thread(begun.wait, 30)
+        for at in (2.0, 3.0, 4.0, 5.0):
+            teller.add(messages(1), at)
+        asyncio.get_running_loop().call_soon(release.set)
+        await teller.close(30)
+        teller.add(messages(1), 6.0)
+
+    asyncio.run(scenario())
+    assert told == [[(5, 1.0)], [(1, 2.0), (1, 3.0), (1, 4.0)]]
+    assert [record.__dict__["count"] for record in caplog.records] == [1]
+
+
+def test_a_send_returns_before_its_event_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event waits for the loop, which could not go on if the send waited for the event."""
+    release = threading.Event()
+    app = App("told", broker=f"sqlite:///{tmp_path}/q.db", task_send_sent_event=True)
+    monkeypatch.setattr(app, "tell_sent", lambda *_sent: release.wait(5))
+
+    async def scenario() -> None:
+        for _ in range(3):
+            await app.asend_task("anything")
+        assert not release.is_set()
+        release.set()
+
+    with app:
+        asyncio.run(asyncio.wait_for(scenario(), 4))
 
 
 def test_a_running_task_keeps_what_it_cannot_send(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ class App(AsyncSending):
         else:
             warn_on_loop("sending a task", "await task.adelay(...), or aapply_async, asend_task, asend_many")
             if publish(self.producer, outgoing, self.settings, CURRENT_REQUEST.get()):
-                self.tell_sent(outgoing, began)
+                self.tell_sent([(outgoing, began)])
         self.end_publishing(prepared)
 
     def begin_publishing(self, prepared: Sequence[Prepared]) -> list[Outgoing]:
@@ -252,15 +252,15 @@ class App(AsyncSending):
                     task=one.task, task_id=one.task_id, queue=one.outgoing.queue
                 )
 
-    def tell_sent(self, outgoing: Sequence[Outgoing], at: float) -> None:
-        """`at`: from when on they were sent; no worker could take them before."""
+    def tell_sent(self, sent: Sequence[tuple[Sequence[Outgoing], float]]) -> None:
+        """Batches, each with the time from which on it was sent; no worker could take it before."""
         if not self.settings.task_send_sent_event:
             return
         with self._opening:
             if self._sent_events is None or self._sent_events.pid != os.getpid():
                 self._sent_events = SentEvents(origin())
             teller = self._sent_events
-        teller.tell(self.producer, outgoing, at=at)
+        teller.tell(self.producer, sent)
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
         """Record that these tasks must not start; also works while no worker is running."""

@@ -15,7 +15,7 @@ then is sent to its end, within its time, and the last of them closes the connec
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from threading import Lock
@@ -23,11 +23,13 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from umbel.app.aio.event_feed import EventFeed
 from umbel.app.aio.gate import Gate, Turns
+from umbel.app.aio.sent_teller import SentTeller
 from umbel.app.configuration.settings import Settings
 from umbel.backends.interface import Backend, Lasting
 from umbel.brokers.interface import AsyncProducer
 from umbel.brokers.registry import open_async_producer
 from umbel.errors import BrokerUnavailable
+from umbel.wire.message import Outgoing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +44,7 @@ class ConnectedApp(Protocol):
     def settings(self) -> Settings: ...
     @property
     def backend(self) -> Backend: ...
+    def tell_sent(self, sent: Sequence[tuple[Sequence[Outgoing], float]]) -> None: ...
 
 
 class LoopClient:
@@ -53,6 +56,7 @@ class LoopClient:
         self.gate = Gate()
         self.turns = Turns()
         self.events = EventFeed(app.settings.for_broker)
+        self.sent = SentTeller(app.tell_sent)
         self._app = app
         self._process = os.getpid()
         self._opening = asyncio.Lock()
@@ -136,6 +140,7 @@ class LoopClient:
         if self._process == os.getpid():
             if self._producer is not None:
                 self._producer.abandon()
+            self.sent.abandon()
             self._threads.shutdown(wait=False)
 
     @property
@@ -178,6 +183,7 @@ class LoopClient:
         producer, self._producer = self._producer, None
         kept, self._kept, self._backend = self._kept, None, None
         await self.events.close()
+        await self.sent.close(self._app.settings.connect_timeout_s)
         if kept is not None:
             kept.release_connection()
         if producer is not None and not self._sending:

@@ -18,7 +18,6 @@ from umbel.app.sending.uniqueness import UniqueCall, unique_call
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
 from umbel.errors import BrokerError, SendUnknown
-from umbel.wire.message import Outgoing
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -122,8 +121,9 @@ class AsyncSending(AppBase):
             from umbel.app.aio.publishing import publish
 
             request = CURRENT_REQUEST.get()
-            if await publish(self.clients.here(), outgoing, self.settings, request):
-                await self._atell_sent(outgoing, began)
+            client, settings = self.clients.here(), self.settings
+            if await publish(client, outgoing, settings, request) and settings.task_send_sent_event:
+                client.sent.add(outgoing, began)
         self.end_publishing(prepared)
 
     # -- results ---------------------------------------------------------------------------------
@@ -190,10 +190,6 @@ class AsyncSending(AppBase):
         backend = await client.backend()
         timeout_s = settings.publish_timeout_s or settings.connect_timeout_s
         await patiently(lambda: client.in_thread(work, backend), timeout_s, what)
-
-    async def _atell_sent(self, outgoing: Sequence[Outgoing], at: float) -> None:
-        if self.settings.task_send_sent_event:
-            await self.clients.here().in_thread(self.tell_sent, outgoing, at)
 
 
 def _address_of(backend: Backend) -> str:

@@ -37,13 +37,14 @@ class SentEvents:
         self._logged_headers = encode_event({"hostname": hostname, LOGGED: True})
         self._in_order = Lock()  # an app may send from several threads
 
-    def tell(self, producer: Producer, batch: Iterable[Outgoing], *, at: float) -> None:
-        """`at`: a time before which no worker could take them, or tasks would start before they were sent."""
-        told = [_fields(one) for one in batch]
+    def tell(self, producer: Producer, sent: Iterable[tuple[Iterable[Outgoing], float]]) -> None:
+        """Batches, each with a time before which no worker could take it: else tasks would start before
+        they were sent."""
+        told = [(_fields(one), at) for batch, at in sent for one in batch]
         key = routing_key(TASK_SENT)
         try:
             with self._in_order:
-                bodies = [encode_event(self._stamper.stamp(TASK_SENT, one, at=at)) for one in told]
+                bodies = [encode_event(self._stamper.stamp(TASK_SENT, one, at=at)) for one, at in told]
                 logged = producer.log_events([(key, body) for body in bodies])
                 headers = self._logged_headers if logged else self._headers
                 messages = [Broadcast(EVENT_EXCHANGE, key, body, headers) for body in bodies]
