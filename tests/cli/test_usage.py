@@ -415,13 +415,30 @@ def test_a_dead_letter_is_shown_whole_and_dropped_only_when_asked_twice(
     [row] = json.loads(umbel("dlq", "show", "t", "--json").out)
     assert (row["task_id"], row["reason"], row["args"]) == ("t", "it crashed\nin line 2", "('a',)")
     assert "name the dead letters to drop, or give --all" in said(umbel("dlq", "drop"), exits.USAGE)
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    asked_on_a_loop: list[bool] = []
+
+    class Answer(io.StringIO):
+        def readline(self, size: int | None = -1, /) -> str:
+            asked_on_a_loop.append(asyncio._get_running_loop() is not None)
+            return super().readline(size)
+
+    monkeypatch.setattr("sys.stdin", Answer("n\n"))
     assert umbel("dlq", "drop", "t").code == exits.FAILED
+    assert asked_on_a_loop == [False], "a connection would be kept from its heartbeats"
     assert len(json.loads(umbel("dlq", "ls", "--json").out)) == 1
     assert umbel("dlq", "drop", "t", "-y").out == "1 dropped\n"
     assert umbel("dlq", "drop", "--all", "-y").out == "0 dropped\n"
     assert umbel("dlq", "ls", "--json").out == "[]\n"
     assert waiting_in(umbel, "celery") == []
+
+
+def test_all_dead_letters_of_a_task_are_meant_by_its_id(umbel: Umbel, tmp_path: Path) -> None:
+    app = write_app(tmp_path)
+    for reason in ("it crashed", "it crashed again"):
+        bury(app, reason)
+    shown = json.loads(umbel("dlq", "show", "t", "--json").out)
+    assert {row["reason"] for row in shown} == {"it crashed", "it crashed again"}
+    assert umbel("dlq", "drop", "t", str(shown[0]["id"]), "-y").out == "2 dropped\n"
 
 
 def test_a_queue_is_shown_and_emptied_only_when_asked_twice(

@@ -99,17 +99,12 @@ def drop(
     """Remove dead letters for good, named by the id or task id that `ls` shows."""
     _check_choice(letters, every=every, what="drop")
 
-    async def remove(broker: Queues) -> tuple[int, list[str]] | None:
-        known = await broker.dead_letters(LIST_MAX)
-        chosen, missing = (known, []) if every else _choose(known, letters)
-        if chosen and not yes and not click.confirm(f"Remove {len(chosen)} dead letters for good?", err=True):
-            return None
-        return await broker.drop_dead([letter.letter_id for letter in chosen]), missing
-
-    done = ask_broker(app_name, remove, url=url)
-    if done is None:
-        raise click.Abort
-    dropped, missing = done
+    known = ask_broker(app_name, lambda broker: broker.dead_letters(LIST_MAX), url=url)
+    chosen, missing = (known, []) if every else _choose(known, letters)
+    if chosen and not yes:  # no connection waits for the answer: its heartbeats would stop
+        click.confirm(f"Remove {len(chosen)} dead letters for good?", err=True, abort=True)
+    ids = [letter.letter_id for letter in chosen]
+    dropped = ask_broker(app_name, lambda broker: broker.drop_dead(ids), url=url) if ids else 0
     if as_json:
         print_json({"dropped": dropped, "missing": missing})
     else:
@@ -123,11 +118,12 @@ def _check_choice(letters: tuple[str, ...], *, every: bool, what: str) -> None:
 
 
 def _choose(known: Sequence[DeadLetter], names: Iterable[str]) -> tuple[Sequence[DeadLetter], list[str]]:
-    """The letters of these names, each once, and the names that no letter has."""
-    by_name = {
-        name: letter for letter in known for name in (str(letter.letter_id), letter_row(letter).task_id)
-    }
-    chosen = {by_name[name].letter_id: by_name[name] for name in names if name in by_name}
+    """The letters of these names, each once, and the names that no letter has. A task may have several."""
+    by_name: dict[str, list[DeadLetter]] = {}
+    for letter in known:
+        for name in {str(letter.letter_id), letter_row(letter).task_id}:
+            by_name.setdefault(name, []).append(letter)
+    chosen = {letter.letter_id: letter for name in names for letter in by_name.get(name, ())}
     return list(chosen.values()), [name for name in names if name not in by_name]
 
 
