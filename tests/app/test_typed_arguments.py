@@ -461,6 +461,24 @@ def test_annotations_that_are_text_are_looked_up_when_they_can_be(app: App) -> N
         unknown.delay(Decimal(1))
 
 
+@pytest.mark.parametrize("text", ["the number", "int | 'Foo'", "1 +"])
+def test_an_annotation_that_is_no_type_is_refused_by_name(app: App, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"of parameter 'value' of task 'echo\d+' is no type: "):
+        echo(app, text)
+    assert echo(app, text, typing=False).options.types is None
+
+
+def test_a_name_that_its_module_does_not_have_yet_is_looked_up_later(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = echo(app, "late_types.Nope")
+    with pytest.raises(ConfigurationError, match=r"cannot be resolved: .* has no attribute 'Nope'"):
+        task.delay(1)
+    monkeypatch.setattr(late_types, "Nope", Colour, raising=False)
+    with app.eager():
+        assert task.delay(Colour.RED).get() is Colour.RED
+
+
 def test_pydantic_is_not_imported_for_others() -> None:
     from subprocess import run
 

@@ -82,7 +82,7 @@ class CallTypes:
         """
         if not self._is_ready:
             stated = {one.name: self._stated(one) for one in self._parameters}
-            returned = resolved(self._function, self._returns)
+            returned = self._resolved(RESULT, self._returns)
             typed = {name: kind for name, kind in stated.items() if not is_plain(kind)}
             self._arguments = _arguments(self._task, self._parameters, typed) if typed else None
             if not is_plain(returned):
@@ -147,12 +147,23 @@ class CallTypes:
     def _stated(self, parameter: inspect.Parameter) -> Any:
         if parameter.annotation is parameter.empty:
             return Any
-        found = resolved(self._function, parameter.annotation)
+        found = self._resolved(parameter.name, parameter.annotation)
         if parameter.kind is parameter.VAR_POSITIONAL:
             return list[found]  # type: ignore[valid-type]
         if parameter.kind is parameter.VAR_KEYWORD:
             return dict[str, found]  # type: ignore[valid-type]
         return Optional[found] if parameter.default is None else found  # noqa: UP045 (made of values)
+
+    def _resolved(self, name: str, annotation: Any) -> Any:
+        try:
+            return resolved(self._function, annotation)
+        except AttributeError as error:  # of a module whose name is known: that may come true later as well
+            raise NameError(str(error)) from None
+        except (SyntaxError, TypeError) as error:
+            raise ConfigurationError(
+                f"the annotation {annotation!r} of {_what(name)} of task {self._task!r} is no type: {error}. "
+                "Change it, or define the task with typing=False"
+            ) from None
 
 
 Refusal = Callable[[str, Any, str], WrongType]
@@ -283,11 +294,14 @@ def _compiled(task: str, name: str, compiler: Callable[[Any], Any], kind: Any) -
     try:
         return compiler(kind)
     except (TypeError, ValueError) as error:
-        what = "the result" if name == RESULT else f"parameter {name!r}"
         raise ConfigurationError(
-            f"the type of {what} of task {task!r} is not supported: {error}. "
+            f"the type of {_what(name)} of task {task!r} is not supported: {error}. "
             "Change the annotation, or define the task with typing=False"
         ) from None
+
+
+def _what(name: str) -> str:
+    return "the result" if name == RESULT else f"parameter {name!r}"
 
 
 def _placed(problem: str) -> tuple[str, str]:
