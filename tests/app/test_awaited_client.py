@@ -5,6 +5,7 @@ import gc
 import socket
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from tests.brokers.under_test import eventually
 from tests.servers.redis import RedisServer
+from tests.waiting import wait_until
 from umbel import App, chain, chord, group
 from umbel.app.aio import loop_warning, sent_teller
 from umbel.app.aio.clients import THREADS_MAX
@@ -406,6 +408,12 @@ def test_certificates_are_read_beside_the_loop(
 # -- what ends with a loop -------------------------------------------------------------------------
 
 
+def connections(redis: RedisServer, flags: bytes = b"") -> int:
+    listed = redis.ask("CLIENT", "LIST")
+    assert isinstance(listed, bytes)
+    return sum(b" name=umbel " in line and b" flags=" + flags in line for line in listed.splitlines())
+
+
 def threads() -> set[threading.Thread]:
     return {one for one in threading.enumerate() if "umbel client" in one.name or "database" in one.name}
 
@@ -453,21 +461,16 @@ def test_a_loop_that_closes_the_app_leaves_other_loops_their_client(app: App) ->
 def test_what_is_sent_while_the_client_closes_ends_in_order_and_leaves_no_connection(
     redis: RedisServer,
 ) -> None:
-    def connections(flags: bytes = b"") -> int:
-        listed = redis.ask("CLIENT", "LIST")
-        assert isinstance(listed, bytes)
-        return sum(b" name=umbel " in line and b" flags=" + flags in line for line in listed.splitlines())
-
     async def scenario() -> None:
         app = App("closing", broker=redis.url, backend=redis.url, publish_timeout_s=30.0)
         await app.asend_task("anything")
         redis.ask("CLIENT", "PAUSE", 30_000, "WRITE")
         sending = asyncio.create_task(app.asend_task("anything"))
-        await until(lambda: connections(b"b"), "the server to hold it back")
+        await until(lambda: connections(redis, b"b"), "the server to hold it back")
         await app.aclose()
         redis.ask("CLIENT", "UNPAUSE")
         await sending
-        await until(lambda: not connections(), "the connection to be closed")
+        await until(lambda: not connections(redis), "the connection to be closed")
 
     asyncio.run(scenario())
     assert redis.ask("LLEN", "celery") == 2
@@ -508,6 +511,24 @@ def test_a_loop_that_was_closed_by_hand_is_forgotten_with_the_next(app: App) -> 
         assert list(app.clients._clients) == [loop]
     app.close()
     assert not app.clients._clients
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_loop_that_was_closed_by_hand_takes_its_connection_with_it(redis: RedisServer) -> None:
+    app = App("by hand", broker=redis.url, backend=redis.url)
+    loop = asyncio.new_event_loop()
+    sent = loop.run_until_complete(app.asend_task("anything"))
+    assert loop.run_until_complete(sent.astate()) == "PENDING"
+    backend = app.backend  # it outlives the loop, as it does where others wait on it
+    loop.close()
+    app.clients.close()
+    gone = weakref.ref(loop)
+    del loop
+    gc.collect()
+    assert gone() is None
+    wait_until(lambda: not connections(redis), what="the socket to be closed")
+    assert app.backend is backend
+    app.close()
 
 
 def test_threads_beside_a_loop_are_few(app: App) -> None:

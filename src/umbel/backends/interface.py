@@ -10,12 +10,15 @@ its retention; `wait` returns on a notification, never by polling alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
 from umbel.brokers.interface import Refused
 from umbel.wire.message import Outgoing, StoredResult
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 
 class ChordPart(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +48,9 @@ class Lasting(Protocol):
         ...
 
     def release_connection(self) -> None: ...
+    def abandon_connection(self, loop: "AbstractEventLoop") -> None:
+        """The loop was closed before it let go: forget it and what was open for it."""
+        ...
 
 
 class Backend(Protocol):

@@ -114,6 +114,9 @@ class RedisBackend:
         self._listener().release()
         self._pool.close()  # what the loop's threads have left idle; who blocks opens another one
 
+    def abandon_connection(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._listeners.pop(loop, None)
+
     def forget(self, task_ids: Iterable[str]) -> None:
         keys = [self._keys.result(task_id) for task_id in task_ids]
         if keys:

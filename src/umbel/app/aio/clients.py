@@ -140,6 +140,8 @@ class LoopClient:
         if self._process == os.getpid():
             if self._producer is not None:
                 self._producer.abandon()
+            if self._kept is not None:
+                self._kept.abandon_connection(self.loop)
             self.sent.abandon()
             self._threads.shutdown(wait=False)
 

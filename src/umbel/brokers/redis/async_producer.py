@@ -77,6 +77,7 @@ class RedisAsyncProducer:
 
     def abandon(self) -> None:
         self._held = None
+        loop_links.abandon()
 
     def _link(self) -> Link:
         if self._held is None:

@@ -2,7 +2,7 @@
 
 Who sends and who waits for results holds the same link while there is need for it; the last one that lets
 go closes it. A link belongs to its loop: another loop, in whatever thread, has another one. Links of loops
-that were closed are forgotten when the next link is asked for.
+that were closed are forgotten by `abandon`, or when the next link is asked for.
 """
 
 import asyncio
@@ -48,14 +48,24 @@ def hold(addresses: Sequence[Address], *, timeout_s: float) -> LoopLink:
     """The running loop's link to these servers; `release` it in the same loop."""
     loop = asyncio.get_running_loop()
     with _changing:
-        for other in [one for one in _links if one.is_closed()]:
-            del _links[other]
+        _forget_closed()
         places = _links.setdefault(loop, {})
         place = (tuple(addresses), timeout_s)
         if place not in places:
             places[place] = LoopLink(addresses, timeout_s)
         places[place].holders += 1
         return places[place]
+
+
+def abandon() -> None:
+    """Forget the links of loops that were closed."""
+    with _changing:
+        _forget_closed()
+
+
+def _forget_closed() -> None:
+    for loop in [one for one in _links if one.is_closed()]:
+        del _links[loop]
 
 
 def release(held: LoopLink) -> None:
