@@ -19,6 +19,7 @@ from tests.waiting import wait_until
 from umbel import App, chain, chord, group
 from umbel.app.aio import loop_warning, sent_teller
 from umbel.app.aio.clients import THREADS_MAX
+from umbel.app.aio.event_feed import EventFeed, Heard
 from umbel.app.aio.gate import Gate, Turns
 from umbel.app.aio.sent_teller import SentTeller
 from umbel.app.running.request import Request, Running
@@ -403,6 +404,37 @@ def test_certificates_are_read_beside_the_loop(
     asyncio.run(scenario())
     assert read_in
     assert threading.current_thread() not in read_in
+
+
+def test_a_listener_that_is_cancelled_while_it_subscribes_leaves_nobody_deaf(redis: RedisServer) -> None:
+    async def listen(feed: EventFeed, hears: asyncio.Event) -> None:
+        async with feed.listen("t"):
+            hears.set()
+            await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        app = App("listens", broker=redis.url, backend=redis.url, connect_timeout_s=30.0)
+        feed, hears = EventFeed(app.settings.for_broker), asyncio.Event()
+        redis.pause()  # whoever subscribes waits
+        first = asyncio.create_task(listen(feed, hears))
+        await until(lambda: feed._receiving, "the first to subscribe")
+        first.cancel()
+        await asyncio.wait([first])
+        assert feed._receiving is None, "nobody listens"
+        second, third = (asyncio.create_task(listen(feed, hears)) for _ in range(2))
+        await until(lambda: feed._receiving, "the second to subscribe")
+        feed._listening["u"] = {Heard()}  # somebody listens since before the connection was lost
+        second.cancel()
+        await asyncio.wait([second])
+        await until(lambda: feed._listening.get("t"), "the third to come")
+        assert not hears.is_set(), "it would miss what happens now"
+        redis.resume()
+        await hears.wait()
+        third.cancel()
+        await asyncio.wait([third])
+        await feed.close()
+
+    asyncio.run(scenario())
 
 
 # -- what ends with a loop -------------------------------------------------------------------------

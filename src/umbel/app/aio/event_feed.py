@@ -51,6 +51,7 @@ class EventFeed:
         self._listening: dict[str, set[Heard]] = {}
         self._opening = asyncio.Lock()
         self._receiving: asyncio.Task[None] | None = None
+        self._began: asyncio.Future[None] | None = None  # done when the subscription is there
 
     @asynccontextmanager
     async def listen(self, task_id: str) -> AsyncIterator[Heard]:
@@ -58,10 +59,11 @@ class EventFeed:
         async with self._opening:
             self._listening.setdefault(task_id, set()).add(heard)
             try:
-                if self._receiving is None or self._receiving.done():
-                    await self._begin()
+                await self._subscribed()
             except BaseException:
                 self._leave(task_id, heard)
+                if not self._listening:
+                    await self.close()
                 raise
         try:
             yield heard
@@ -82,13 +84,16 @@ class EventFeed:
         if not listening:
             del self._listening[task_id]
 
-    async def _begin(self) -> None:
-        broker = await asyncio.to_thread(open_broker, self._broker_settings())
-        began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._receiving = asyncio.create_task(self._receive(broker, began))
-        await asyncio.wait([self._receiving, began], return_when=asyncio.FIRST_COMPLETED)
-        if self._receiving.done():
-            self._receiving.result()
+    async def _subscribed(self) -> None:
+        """Subscribe, if nobody has; who did may have gone before that was done."""
+        if self._receiving is None or self._began is None or self._receiving.done():
+            broker = await asyncio.to_thread(open_broker, self._broker_settings())
+            self._began = asyncio.get_running_loop().create_future()
+            self._receiving = asyncio.create_task(self._receive(broker, self._began))
+        receiving = self._receiving
+        await asyncio.wait([receiving, self._began], return_when=asyncio.FIRST_COMPLETED)
+        if receiving.done():
+            receiving.result()
 
     async def _receive(self, broker: Broker, began: asyncio.Future[None]) -> None:
         try:
