@@ -20,6 +20,7 @@ from umbel import App, Task, chain, chord, group
 from umbel.app.types.call_types import CallTypes
 from umbel.errors import ChordError, ConfigurationError, WrongType
 from umbel.launch.native import task_rules
+from umbel.testing.calls import SentCall
 from umbel.wire.task import decode_task
 
 
@@ -282,6 +283,14 @@ def test_a_result_is_of_the_type_that_this_client_states(app: App) -> None:
         task_id = line.delay(Line("x", Decimal(1))).id
         assert line.AsyncResult(task_id).get() == Line("x", Decimal(1))
         assert app.AsyncResult(task_id).get() == {"name": "x", "price": Decimal(1)}  # its type is not known
+
+
+def test_the_result_of_a_recorded_call_is_of_its_tasks_type(app: App) -> None:
+    task, line = echo(app, Line), Line("x", Decimal(1))
+    sent = app.prepare(task.name, [line], {}, {})
+    with app.eager():
+        app.publish([sent])
+        assert SentCall(app, sent.outgoing, 1).result.get() == line
 
 
 def test_every_kind_of_parameter(app: App) -> None:

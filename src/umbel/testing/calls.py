@@ -93,7 +93,8 @@ class SentCall:
 
     @cached_property
     def result(self) -> AsyncResult[Any]:
-        return AsyncResult(self.id, app=self.app)
+        task = self.app.find_task(self.task)
+        return AsyncResult(self.id, app=self.app, types=None if task is None else task.options.types)
 
     def is_of(self, task: "Task[Any, Any] | str") -> bool:
         return self.task == name_of(task)
