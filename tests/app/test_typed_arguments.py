@@ -444,12 +444,20 @@ def test_a_complaint_that_names_no_argument_shows_none(app: App) -> None:
     assert "4111" not in str(hidden._refused("", None, "'4111' is wrong"))
 
 
-def test_types_that_cannot_be_told_apart_are_refused_where_the_task_is_defined(app: App) -> None:
+@pytest.mark.parametrize("kind", [Line | Order, Path | int, list[Path | int], list[Path] | Path])
+def test_types_that_cannot_be_told_apart_are_refused_where_the_task_is_defined(app: App, kind: Any) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"parameter 'value' of task 'echo\d+' is not supported.*more than one"
+        ConfigurationError,
+        match=r"parameter 'value' of task 'echo\d+' is not supported.*(more than one|custom type)",
     ):
-        echo(app, Line | Order)
-    assert echo(app, Line | Order, typing=False).options.types is None
+        echo(app, kind)
+    assert echo(app, kind, typing=False).options.types is None
+
+
+def test_a_path_beside_text_arrives_as_text(app: App) -> None:
+    task = echo(app, Path | str | None)
+    with app.eager():
+        assert task.delay(Path("/x")).get() == "/x"
 
 
 def test_annotations_that_are_text_are_looked_up_when_they_can_be(app: App) -> None:
