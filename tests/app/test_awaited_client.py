@@ -600,6 +600,29 @@ def test_a_sqlite_file_that_is_locked_is_an_error_in_time(tmp_path: Path) -> Non
         assert store_messages(app) == 2
 
 
+def test_all_steps_of_a_send_share_its_time(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the broker in reach, each of them would succeed if it had a time of its own."""
+    add = app.signature("add", (1,))
+    unique: dict[str, Any] = {"unique_key": "k", "unique_for": 60}
+    sends: list[Callable[[], Any]] = [
+        lambda: app.asend_task("add"),
+        lambda: app.asend_many([add]),
+        lambda: app.asend_task("add", **unique),
+        group(add, add).adelay,
+        chord([add, add], add).adelay,
+    ]
+
+    async def scenario() -> None:
+        await app.asend_task("add")
+        monkeypatch.setattr(app, "send_ends", lambda: 0.0)
+        for send in sends:
+            with pytest.raises(BrokerUnavailable, match="nothing was sent: the time was over"):
+                await send()
+
+    asyncio.run(scenario())
+    assert store_messages(app) == 1
+
+
 def test_a_result_in_a_file_is_not_read_on_the_loop(tmp_path: Path) -> None:
     """Who has the file lets go of it when the loop says so, which it could not if it were blocked."""
     app = App("read", broker=f"sqlite:///{tmp_path}/q.db", connect_timeout_s=5.0)

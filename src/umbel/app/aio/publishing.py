@@ -1,12 +1,14 @@
 """Publishing without blocking: the decisions of `sending/publish.py`, awaited.
 
-A send has `publish_timeout_s` for all of it: its turn, the connection, the answer. What fails before
-anything was written to the broker is tried again until then. After that the outcome is unknown: a broker that
-knows what it was sent gets it again, elsewhere the sender is told at once (`SendUnknown`).
+A send has `publish_timeout_s` for all of it: the result backend, its turn, the connection, the answer. What
+fails before anything was written to the broker is tried again until then. After that the outcome is
+unknown: a broker that knows what it was sent gets it again, elsewhere the sender is told at once
+(`SendUnknown`).
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
 from typing import TypeVar
 
 from umbel.app.aio.clients import LoopClient
@@ -21,7 +23,7 @@ T = TypeVar("T")
 
 
 async def publish(
-    client: LoopClient, batch: Sequence[Outgoing], settings: Settings, request: Request | None
+    client: LoopClient, batch: Sequence[Outgoing], settings: Settings, request: Request | None, ends: float
 ) -> bool:
     """Whether it was sent; False: it is kept until the running task ends."""
     if len(batch) > BATCH_MAX:
@@ -32,7 +34,8 @@ async def publish(
     try:
         messages, timeout_s = next(steps)
         try:
-            await _send(client, messages, timeout_s or settings.connect_timeout_s, patience_s=timeout_s)
+            left_s = _left_s(ends)
+            await _send(client, messages, left_s, patience_s=min(timeout_s, left_s))
         except BrokerUnavailable as error:
             steps.throw(error)
         else:
@@ -42,8 +45,9 @@ async def publish(
     raise AssertionError("one question is asked")
 
 
-async def patiently(work: Callable[[], Awaitable[T]], timeout_s: float, what: str) -> T:
+async def patiently(work: Callable[[], Awaitable[T]], ends: float, what: str) -> T:
     """Retry while the broker is unavailable and time is left; it ends in time."""
+    timeout_s = _left_s(ends)
     patience = Patience(timeout_s)
     try:
         async with asyncio.timeout(timeout_s):
@@ -54,7 +58,14 @@ async def patiently(work: Callable[[], Awaitable[T]], timeout_s: float, what: st
                     pause_s = patience.pause_s(error)
                 await asyncio.sleep(pause_s)
     except TimeoutError:
-        raise BrokerUnavailable(f"{what}: no answer within {timeout_s:g} s") from None
+        raise BrokerUnavailable(f"{what}: no answer within {timeout_s:.3g} s") from None
+
+
+def _left_s(ends: float) -> float:
+    left_s = ends - monotonic()
+    if left_s <= 0:
+        raise BrokerUnavailable("nothing was sent: the time was over before ('publish_timeout_s')")
+    return left_s
 
 
 async def _send(
@@ -74,8 +85,8 @@ async def _send(
                 client.check_open()
     except TimeoutError:
         if not attempt.is_out:
-            raise BrokerUnavailable(f"the broker could not be reached within {timeout_s:g} s") from None
-        raise _unknown(batch, f"the broker did not answer within {timeout_s:g} s") from None
+            raise BrokerUnavailable(f"the broker could not be reached within {timeout_s:.3g} s") from None
+        raise _unknown(batch, f"the broker did not answer within {timeout_s:.3g} s") from None
     except BrokerUnavailable as error:
         if not attempt.is_out:
             raise

@@ -7,7 +7,7 @@ senders use (`prepare`, `sending/`). Here is only how it is waited for.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from umbel.app.running.request import CURRENT_REQUEST
@@ -59,30 +59,32 @@ class AsyncSending(AppBase):
         known = self.tasks.get(name)
         if is_unique(known.options if known else None, options):
             return await self.asend_unique(name, args, kwargs, options)
-        sender = CURRENT_REQUEST.get()
-        prepared = await self.aprepare(lambda: self.prepare(name, args, kwargs, options, sender=sender))
-        await self.apublish([prepared])
+        sender, ends = CURRENT_REQUEST.get(), self.send_ends()
+        prepared = await self.aprepare(lambda: self.prepare(name, args, kwargs, options, sender=sender), ends)
+        await self.apublish([prepared], ends)
         return self.result_of(prepared)
 
     async def asend_many(self, signatures: "Iterable[Signature[Any]]") -> "list[AsyncResult[Any]]":
         """Send many calls in one step of the broker, all of them or none, without blocking the event loop."""
         from umbel.app.sending.batches import prepare_many
 
-        prepared, results = await self.aprepare(lambda: prepare_many(signatures))
-        await self.apublish(prepared)
+        ends = self.send_ends()
+        prepared, results = await self.aprepare(lambda: prepare_many(signatures), ends)
+        await self.apublish(prepared, ends)
         return results
 
     async def asend_unique(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> "AsyncResult[Any]":
         """Send it, unless it waits or runs already; the result of the one that does."""
-        call = await self.aprepare(lambda: unique_call(self, name, args, kwargs, options))
+        ends = self.send_ends()
+        call = await self.aprepare(lambda: unique_call(self, name, args, kwargs, options), ends)
         in_place = self.eager_backend
-        holder = await self._hold(call) if in_place is None else in_place.unique_holder(call.key)
+        holder = await self._hold(call, ends) if in_place is None else in_place.unique_holder(call.key)
         if holder not in (None, call.prepared.task_id):
             return call.result_of(holder)
         try:
-            await self.apublish([call.prepared])
+            await self.apublish([call.prepared], ends)
         except SendUnknown:
             raise  # it may be there: the key stays taken, and the same id may send it again
         except BrokerError:
@@ -92,22 +94,27 @@ class AsyncSending(AppBase):
             raise
         return call.result
 
-    async def aprepare(self, make: Callable[[], T]) -> T:
+    def send_ends(self) -> float:
+        """When a send that begins now must have ended: all its steps share this time."""
+        settings = self.settings
+        return monotonic() + (settings.publish_timeout_s or settings.connect_timeout_s)
+
+    async def aprepare(self, make: Callable[[], T], ends: float) -> T:
         """Make messages: what the result backend must do first is done beside the loop."""
         if self.eager_backend is not None:
             return make()
         await self.clients.here().turns.take()
         settings = self.settings
         if sends_results(settings.backend) and not settings.task_ignore_result:
-            await self._beside(_address_of, "the address for results")
+            await self._beside(_address_of, "the address for results", ends)
         with arranged_later() as steps:
             made = make()
         if steps:
-            await self._beside(lambda backend: [step(backend) for step in steps], "the result backend")
+            await self._beside(lambda backend: [step(backend) for step in steps], "the result backend", ends)
         return made
 
-    async def apublish(self, prepared: Sequence[Prepared]) -> None:
-        """Send what `prepare` made. Within `publish_timeout_s` it is sent, or an error says that it is not.
+    async def apublish(self, prepared: Sequence[Prepared], ends: float) -> None:
+        """Send what `prepare` made. When its time ends it is sent, or an error says that it is not.
 
         `SendUnknown` says that nobody knows; the same ids can be sent again, and run once.
         """
@@ -122,7 +129,7 @@ class AsyncSending(AppBase):
 
             request = CURRENT_REQUEST.get()
             client, settings = self.clients.here(), self.settings
-            if await publish(client, outgoing, settings, request) and settings.task_send_sent_event:
+            if await publish(client, outgoing, settings, request, ends) and settings.task_send_sent_event:
                 client.sent.add(outgoing, began)
         self.end_publishing(prepared)
 
@@ -171,25 +178,23 @@ class AsyncSending(AppBase):
 
     # -- the parts of it -------------------------------------------------------------------------
 
-    async def _hold(self, call: UniqueCall) -> str:
+    async def _hold(self, call: UniqueCall, ends: float) -> str:
         from umbel.app.aio.publishing import patiently
 
-        settings = self.settings
         async with self.clients.here().producer() as producer:
             call.check(producer.capabilities)
             return await patiently(
                 lambda: producer.hold_unique(call.key, call.prepared.task_id, ttl_s=call.ttl_s),
-                settings.publish_timeout_s or settings.connect_timeout_s,
+                ends,
                 "the key of a unique task",
             )
 
-    async def _beside(self, work: Callable[[Backend], object], what: str) -> None:
+    async def _beside(self, work: Callable[[Backend], object], what: str, ends: float) -> None:
         from umbel.app.aio.publishing import patiently
 
-        client, settings = self.clients.here(), self.settings
+        client = self.clients.here()
         backend = await client.backend()
-        timeout_s = settings.publish_timeout_s or settings.connect_timeout_s
-        await patiently(lambda: client.in_thread(work, backend), timeout_s, what)
+        await patiently(lambda: client.in_thread(work, backend), ends, what)
 
 
 def _address_of(backend: Backend) -> str:

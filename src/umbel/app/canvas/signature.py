@@ -173,8 +173,8 @@ class Signature(Stamped, Generic[R]):
         if call.is_unique:
             return await app.asend_unique(call.task, call.args, call.kwargs, call.options)
         call.freeze()
-        sender = current_request()
-        await app.apublish(await app.aprepare(lambda: call.prepare(sender=sender)))
+        sender, ends = current_request(), app.send_ends()
+        await app.apublish(await app.aprepare(lambda: call.prepare(sender=sender), ends), ends)
         result: AsyncResult[R] = call.handle()
         return result
 
