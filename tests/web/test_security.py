@@ -156,6 +156,27 @@ def test_only_so_many_streams_are_open(served: Served) -> None:
     wait_until(lambda: served.dashboard.hub.clients == 0, what="streams to be closed")
 
 
+def test_a_stream_ends_with_its_token_and_one_visitor_has_so_many(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "STREAMS_MAX", 2)
+    monkeypatch.setattr(hub, "JUDGE_S", 0.05)
+    token = served.token(Role.VIEWER, name="short")
+    with ExitStack() as stack:
+        opened = []
+        for _ in range(3):
+            opened.append(stack.enter_context(served.stream(token)))
+            opened[-1].recv(9)
+        assert [raw.recv(3) for raw in opened] == [b"200", b"200", b"429"]
+        assert served.dashboard.journal.remove_token("short")
+        for raw in opened[:2]:
+            found = b""
+            while not found.endswith(b"\r\n0\r\n\r\n"):  # the last chunk: it ended in good order
+                found += (part := raw.recv(65_536))
+                assert part, found[-100:]
+    wait_until(lambda: served.dashboard.hub.clients == 0, what="streams to be closed")
+
+
 def test_a_client_that_does_not_read_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "SLOW_S", 0.2)
     token, changes = served.token(Role.VIEWER), served.dashboard.cluster.model.changes
