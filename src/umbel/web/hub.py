@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import time
 
 import msgspec
@@ -174,8 +174,9 @@ class EventStream:
             finally:
                 await _end(writing, leaving, judging)
             if not judging.cancelled():
-                async with asyncio.timeout(SLOW_S):
-                    await send({"type": "http.response.body", "body": b""})
+                with suppress(TimeoutError, OSError):
+                    async with asyncio.timeout(SLOW_S):
+                        await send({"type": "http.response.body", "body": b""})
 
     async def _judge(self) -> None:
         """Until the visitor may not look any more."""
