@@ -418,7 +418,7 @@ def test_a_dead_letter_is_shown_whole_and_dropped_only_when_asked_twice(
     asked_on_a_loop: list[bool] = []
 
     class Answer(io.StringIO):
-        def readline(self, size: int | None = -1, /) -> str:
+        def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
             asked_on_a_loop.append(asyncio._get_running_loop() is not None)
             return super().readline(size)
 
