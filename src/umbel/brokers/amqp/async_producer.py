@@ -1,8 +1,7 @@
 """AmqpAsyncProducer: publishing from an event loop, confirmed on return, on one connection.
 
 RabbitMQ cannot tell whether it has a message already. A connection that is cut before the confirmation
-leaves the sender without an answer, so nothing is sent again by itself: the messages carry a mark by which
-the workers run them once, however often they come.
+leaves the sender without an answer, so nothing is sent again by itself: it may be there, and then run twice.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ class AmqpAsyncProducer:
 
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
         publisher = await self._ready()
-        posts = outbox.tasks(batch, self._queues, cluster_now(), once=True)
+        posts = outbox.tasks(batch, self._queues, cluster_now())
         news = await _announcements(publisher, posts)
         attempt.is_out = True
         refused = await publisher.try_send([*news, *posts])
