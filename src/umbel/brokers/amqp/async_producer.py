@@ -71,7 +71,7 @@ class AmqpAsyncProducer:
         async with self._opening:
             if self._link is None or self._link.error is not None or self._publisher is None:
                 self._link = await self._open()
-                self._publisher = Publisher(self._link)
+                self._publisher = Publisher(self._link, may_repeat=False)
             return self._publisher
 
     async def _open(self) -> Link:
@@ -95,6 +95,6 @@ async def _announcements(publisher: Publisher, posts: Sequence[Post]) -> list[Po
         for post in posts
         if post.queue is not None and post.queue.is_task and post.queue.name not in publisher.declared
     }
-    if new and topology.FACTS not in publisher.declared:
-        await publisher.declare(topology.stream_of_facts())
+    if new:
+        await publisher.need(topology.stream_of_facts())
     return [entry(topology.FACTS, encode_record(QueueFact(name))) for name in sorted(new)]
