@@ -13,13 +13,13 @@ from umbel.brokers.amqp import outbox
 from umbel.brokers.amqp.async_producer import AmqpAsyncProducer
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.declared import TaskQueues
-from umbel.brokers.amqp.frames import encode_publish
+from umbel.brokers.amqp.frames import Method, encode_method, encode_publish
 from umbel.brokers.amqp.link import Channel, Link
 from umbel.brokers.amqp.publisher import Publisher
 from umbel.brokers.amqp.refusals import Undecided
 from umbel.brokers.amqp.table import Properties, encode_properties
 from umbel.brokers.interface import Attempt, BrokerSettings
-from umbel.errors import BrokerRefused
+from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Outgoing
 
 __all__ = ["amqp_url"]
@@ -130,5 +130,29 @@ def test_many_first_sends_open_one_channel_and_declare_each_queue_once(
         assert sorted(opened) == [False, False, True]  # the stream of facts, the queue; to publish on
         assert len(parts(producer)[0]._channels) == 1
         await producer.close()
+
+    run(scenario())
+
+
+def hear(link: Link, method: Method, *fields: Any) -> None:
+    """The server says this."""
+    frame = encode_method(0, method, *fields)
+    link.get_buffer(-1)[: len(frame)] = frame
+    link.buffer_updated(len(frame))
+
+
+def test_nothing_is_written_to_a_server_that_takes_no_messages(under_test: BrokerUnderTest) -> None:
+    """It reads nothing more: what is written would pile up here, one send after the other."""
+
+    async def scenario() -> None:
+        async with client(under_test) as producer:
+            attempt = Attempt()
+            hear(parts(producer)[0], Method.CONNECTION_BLOCKED, "low on memory")
+            with pytest.raises(BrokerUnavailable, match="takes no messages now: low on memory"):
+                await producer.publish(outgoing("never"), attempt)
+            assert not attempt.is_out
+            hear(parts(producer)[0], Method.CONNECTION_UNBLOCKED)
+            await producer.publish(outgoing("now"), attempt)
+        assert await arrived(under_test, 2) == ["first", "now"]
 
     run(scenario())
