@@ -116,7 +116,7 @@ class AsyncSending(AppBase):
     async def apublish(self, prepared: Sequence[Prepared], ends: float) -> None:
         """Send what `prepare` made. When its time ends it is sent, or an error says that it is not.
 
-        `SendUnknown` says that nobody knows; the same ids can be sent again, and run once.
+        `SendUnknown` says that nobody knows. The same ids can be sent again; but for RabbitMQ they run once.
         """
         outgoing, began = self.begin_publishing(prepared), time()
         runner = self.eager_runner
