@@ -96,6 +96,10 @@ def test_a_wrong_query_is_refused_with_the_place(lake: Path, sql: str, problem: 
         "select * from 'https://example.com/x.parquet'",
         "export database '{folder}/all'",
         "explain analyze copy tasks to '{folder}/out.csv'",
+        "explain analyze copy (select 1) to '{file}' (format parquet, use_tmp_file false)",
+        "explain analyze create table mine as select 1",
+        "explain analyze drop view tasks",
+        "explain select 1",
     ],
 )
 def test_nothing_but_the_tables_can_be_reached_or_changed(lake: Path, tmp_path: Path, sql: str) -> None:
