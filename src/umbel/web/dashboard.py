@@ -7,7 +7,7 @@ application may not tell it of its start. Everything it hands out is redacted.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from sqlite3 import Error as FileError
 from time import time
@@ -46,6 +46,7 @@ from umbel.monitor.shapes import (
 from umbel.monitor.story import story_of
 from umbel.urls import without_password
 from umbel.web.actions import ROLES, ActionResult, AnyAction, AuditEntry
+from umbel.web.auditing import ended, entry_of, name_of, result_of
 from umbel.web.hub import Hub
 from umbel.web.inspecting import look_at_worker
 from umbel.web.journal import HOUR_S, Journal
@@ -64,7 +65,6 @@ WRITE_EVERY_S = 1.0
 UNWRITTEN_MAX = 50_000  # messages of events; beyond that they are heard, but not written down
 STORIES_MAX = 20_000
 STEPS_WRITTEN = 3  # the newest, which may still change
-REPLIES_MAX = 2000
 
 
 class Dashboard:
@@ -325,23 +325,23 @@ class Dashboard:
         """Write it to the audit, do it, write what came of it. Raises `Forbidden` for a role that may not."""
         needed = ROLES[type(action)]
         if not visitor.role.may(needed):
-            await self._written(_entry(visitor, action, "refused"))
-            raise Forbidden(f"{_name(action)} needs the role {needed}; {visitor.name} is {visitor.role}")
+            await self._written(entry_of(visitor, action, "refused"), self.journal.refuse)
+            raise Forbidden(f"{name_of(action)} needs the role {needed}; {visitor.name} is {visitor.role}")
         action = self._performer.check(action)
-        entry = await self._written(_entry(visitor, action, "sent"))
+        entry = await self._written(entry_of(visitor, action, "sent"), self.journal.begin)
         outcome: dict[str, Any] = {"problem": "it was interrupted"}
         try:
             outcome = await self._performer.perform(action)
         except BrokerError as error:
             outcome = {"problem": str(error)}
         finally:
-            result = _result(entry.id, outcome)
-            await self._finish(entry, result)
+            result = result_of(entry.id, outcome)
+            await self._finish(ended(entry, result))
         return result
 
-    async def _written(self, entry: AuditEntry) -> AuditEntry:
+    async def _written(self, entry: AuditEntry, write: Callable[[AuditEntry], int]) -> AuditEntry:
         try:
-            number = await asyncio.to_thread(self.journal.begin, entry)
+            number = await asyncio.to_thread(write, entry)
         except FileError as error:
             raise Refused(
                 503, "Audit unavailable", f"nothing is done that cannot be audited: {error}"
@@ -349,49 +349,12 @@ class Dashboard:
         self.cluster.model.changes.note("audit", str(number))
         return msgspec.structs.replace(entry, id=number)
 
-    async def _finish(self, entry: AuditEntry, result: ActionResult) -> None:
-        kept = redact_data(msgspec.to_builtins(result, enc_hook=str), REPLIES_MAX)
-        ended = msgspec.structs.replace(entry, status="done" if result.done else "failed", result=kept)
-        await asyncio.to_thread(self.journal.finish, ended)
+    async def _finish(self, entry: AuditEntry) -> None:
+        await asyncio.to_thread(self.journal.finish, entry)
         self.cluster.model.changes.note("audit", str(entry.id))
         fields = ("who", "role", "address", "action", "target", "status")
-        told = {name: getattr(ended, name) for name in fields} | {"replies": kept.get("replies", {})}
+        told = {name: getattr(entry, name) for name in fields} | {"replies": (entry.result or {})["replies"]}
         try:
             await self._teller.tell(ACTION, told)
         except BrokerError as error:
             log.warning("action done, but its event was not sent", extra={"why": str(error)})
-
-
-def _entry(visitor: Visitor, action: AnyAction, status: Any) -> AuditEntry:
-    arguments = msgspec.to_builtins(action)
-    return AuditEntry(
-        id=0,
-        at=time(),
-        who=visitor.name,
-        role=visitor.role.value,
-        address=visitor.address,
-        action=_name(action),
-        target=_target(arguments),
-        arguments=redact_data(arguments, REPLIES_MAX),
-        status=status,
-    )
-
-
-def _name(action: AnyAction) -> str:
-    return str(type(action).__struct_config__.tag)
-
-
-def _target(arguments: dict[str, Any]) -> str:
-    for name in ("ids", "letters", "queue", "name", "task", "id", "text"):
-        found = arguments.get(name)
-        if found:
-            many = found if isinstance(found, list) else [found]
-            more = f" and {len(many) - 1} more" if len(many) > 1 else ""
-            return f"{many[0]}{more}"[:200]
-    return ", ".join(arguments.get("nodes", ())) or "all nodes"
-
-
-def _result(audit_id: int, outcome: dict[str, Any]) -> ActionResult:
-    fine = not (outcome.get("problem") or outcome.get("silent") or outcome.get("refused"))
-    clean = outcome | {"replies": redact_data(outcome.get("replies", {}), REPLIES_MAX)}
-    return ActionResult(audit_id=audit_id, done=fine, **clean)
