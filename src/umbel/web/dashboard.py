@@ -76,7 +76,7 @@ class Dashboard:
         self.visitors = Visitors(settings, self.journal.tokens)
         self._broker = open_broker(app.settings.for_broker())
         model = ClusterModel(tasks_max=settings.tasks_max, stories_max=min(STORIES_MAX, settings.tasks_max))
-        self.cluster = KnownCluster(self._make_feed(model), redact)
+        self.cluster = KnownCluster(self._make_feed(model), redact, self.hides)
         self.hub = Hub(self.cluster, clients_max=settings.clients_max)
         self._make_performer()
         self._unwritten: deque[tuple[float, bytes]] = deque(maxlen=UNWRITTEN_MAX)
@@ -209,6 +209,11 @@ class Dashboard:
     def task_names(self) -> Sequence[str]:
         return sorted({*self.app.tasks, *self.cluster.model.state.names()})
 
+    def hides(self, name: str | None) -> bool:
+        """Whether the task of that name has arguments that nobody may read."""
+        task = self.app.tasks.get(name or "")
+        return task is not None and task.options.hides is not None
+
     def health(self) -> Health:
         return self.cluster.health()
 
@@ -236,7 +241,9 @@ class Dashboard:
         self, wanted: TaskFilter, *, limit: int = 50, cursor: str = "", order: str = "clock"
     ) -> TaskPage:
         page = self.cluster.tasks(wanted, limit=max(1, min(limit, PAGE_MAX)), cursor=cursor, order=order)
-        return msgspec.structs.replace(page, tasks=[redact_task(one, LIST_MAX) for one in page.tasks])
+        return msgspec.structs.replace(
+            page, tasks=[redact_task(one, LIST_MAX, self.hides) for one in page.tasks]
+        )
 
     def count(self, wanted: TaskFilter) -> int:
         return self.cluster.count(wanted)
@@ -245,7 +252,7 @@ class Dashboard:
         found = self.cluster.model.state.task(task_id)
         if found is None:
             return None
-        clean = redact_task(found, DETAIL_MAX)
+        clean = redact_task(found, DETAIL_MAX, self.hides)
         events, edges, attempts = story_of(self.cluster.model.story(task_id))
         call = call_of(found)
         is_whole = not isinstance(call, str) and (clean.args, clean.kwargs) == (found.args, found.kwargs)
@@ -276,7 +283,8 @@ class Dashboard:
         return self.cluster.queues()
 
     async def peek(self, queue: str, limit: int = 20) -> list[WaitingMessage]:
-        rows = [waiting_row(one) for one in await self._broker.peek(queue, max(1, min(limit, PAGE_MAX)))]
+        waiting = await self._broker.peek(queue, max(1, min(limit, PAGE_MAX)))
+        rows = [waiting_row(one, self.hides) for one in waiting]
         return [
             msgspec.structs.replace(one, args=shown(one.args, LIST_MAX), kwargs=shown(one.kwargs, LIST_MAX))
             for one in rows
@@ -308,7 +316,8 @@ class Dashboard:
         return Schedule(leader=leader_of(lease) or None, term=lease.term, tasks=tasks, note=note)
 
     def elections(self) -> list[Election]:
-        return self.cluster.elections()
+        found = self.cluster.elections()
+        return [msgspec.structs.replace(one, outcome=shown(one.outcome, LIST_MAX)) for one in found]
 
     def leases(self) -> list[Lease]:
         return self.cluster.leases()

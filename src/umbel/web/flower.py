@@ -56,15 +56,14 @@ def routes(dashboard: "Dashboard") -> list[BaseRoute]:
         return as_json(await _workers(dashboard, name))
 
     async def tasks(request: Request) -> Response:
-        return as_json(
-            {one.uuid: as_flower(redact_task(one, LIST_MAX)) for one in _tasks(dashboard, request)}
-        )
+        found = _tasks(dashboard, request)
+        return as_json({one.uuid: as_flower(redact_task(one, LIST_MAX, dashboard.hides)) for one in found})
 
     async def task(request: Request) -> Response:
         found = dashboard.cluster.model.state.task(request.path_params["task_id"])
         if found is None:
             raise Refused(404, "Not Found", f"Unknown task '{request.path_params['task_id'][:200]}'")
-        return as_json(as_flower(redact_task(found, DETAIL_MAX)))
+        return as_json(as_flower(redact_task(found, DETAIL_MAX, dashboard.hides)))
 
     async def lengths(_request: Request) -> Response:
         rows = [{"name": one.queue, "messages": one.ready} for one in dashboard.queues()]

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from umbel.events.view import TaskRecord
+from umbel.monitor.hiding import Hides, is_open
 from umbel.protocol.delivery.sensitive import MASK
 
 TEXT_MAX = 65_536  # no more of a text is looked at
@@ -94,7 +95,9 @@ def is_secret(key: str) -> bool:
     return _KEY.search(key) is not None
 
 
-def redact_task(task: TaskRecord, limit: int) -> TaskRecord:
+def redact_task(task: TaskRecord, limit: int, hides: Hides) -> TaskRecord:
+    if hides(task.name) and is_open(task.args, task.kwargs):
+        task = msgspec.structs.replace(task, args=MASK, kwargs=MASK)
     return msgspec.structs.replace(
         task,
         **{name: shown(value, limit) for name in _TEXTS if (value := getattr(task, name)) is not None},

@@ -1,0 +1,81 @@
+"""What the site hands out, asked without a server: hidden, bounded, and no fault for any input."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import time
+from typing import Any
+
+from umbel.app.app import App
+from umbel.monitor.shapes import TaskFilter
+from umbel.web.dashboard import Dashboard
+from umbel.web.flower import as_flower
+from umbel.web.redaction import LIST_MAX, redact_task
+from umbel.web.settings import WebSettings
+from umbel.wire.event import encode_event
+
+
+def told(type_name: str, **fields: Any) -> bytes:
+    envelope = {"type": type_name, "hostname": "w@h", "pid": 1, "clock": 3, "timestamp": time()}
+    return encode_event({**envelope, **fields})
+
+
+def app_in(home: Path) -> App:
+    app = App("answering", broker=f"sqlite:///{home / 'queue.db'}")
+
+    @app.task(name="pay", sensitive=("card",))
+    def pay(card: str, note: str = "") -> None:
+        pass
+
+    return app
+
+
+@asynccontextmanager
+async def site_in(home: Path) -> AsyncIterator[Dashboard]:
+    site = Dashboard(app_in(home), WebSettings(state_file=home / "web.db"))
+    await site._broker.open()
+    try:
+        yield site
+    finally:
+        await site._broker.close()
+        await site.stop()
+
+
+def test_arguments_that_celery_does_not_mask_are_not_shown_nor_found(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with site_in(tmp_path) as site:
+            sent = {"name": "pay", "queue": "celery", "retries": 0}
+            model = site.cluster.model
+            model.take(
+                told("task-sent", uuid="open", args="('4111',)", kwargs="{'note': 'x'}", **sent), time()
+            )
+            model.take(told("task-sent", uuid="masked", args="(***, 'blue')", kwargs="{}", **sent), time())
+            shown = {one.uuid: (one.args, one.kwargs) for one in site.tasks(TaskFilter()).tasks}
+            assert shown == {"open": ("***", "***"), "masked": ("(***, 'blue')", "{}")}
+            detail = site.task("open")
+            assert detail is not None and detail.task.args == "***" and not detail.as_call
+            found = model.state.task("open")
+            assert found is not None and as_flower(redact_task(found, LIST_MAX, site.hides))["args"] == "***"
+            assert site.count(TaskFilter(text="4111")) == 0 and site.count(TaskFilter(text="blue")) == 1
+
+            def send_by_name() -> None:  # as a client does that has no definition of the task
+                with App("client", broker=site.app.settings.broker) as client:
+                    client.send_task("pay", ["4111"])
+
+            await asyncio.to_thread(send_by_name)
+            (waiting,) = await site.peek("celery")
+            assert (waiting.task, waiting.args, waiting.kwargs) == ("pay", "***", "***")
+
+    asyncio.run(scenario())
+
+
+def test_what_an_election_ended_with_is_redacted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with site_in(tmp_path) as site:
+            ended = {"eid": "e", "topic": "t", "term": 1, "winner": "w@h", "phase": "done"}
+            site.cluster.model.take(told("worker-elected", outcome="token=hunter2", **ended), time())
+            (election,) = site.elections()
+            assert election.outcome == "token=***"
+
+    asyncio.run(scenario())
