@@ -10,6 +10,7 @@ from umbel.monitor.changes import NAMES_MAX, Changes
 from umbel.monitor.elections import ELECTIONS_MAX, ElectionBook, LeaseBook, node_of
 from umbel.monitor.filters import admits_of
 from umbel.monitor.health import health_of
+from umbel.monitor.membership import is_row
 from umbel.monitor.model import ClusterModel
 from umbel.monitor.rates import STEP_S, STEPS_MAX, RateBook, Step, added, bucket_of, percentile
 from umbel.monitor.shapes import Node, TaskFilter
@@ -255,3 +256,12 @@ def test_a_new_version_of_a_node_is_a_mark_and_metered_names_are_bounded() -> No
     flood = [told("task-received", uuid=f"t{n}", name=f"task{n}", retries=0) for n in range(METERED_MAX + 50)]
     model.take(encode_events(flood), NOW)
     assert len({name for _, _, name in model.meters.by_node}) == METERED_MAX + 1
+
+
+def test_a_row_about_a_member_with_numbers_beyond_all_bounds_is_not_believed() -> None:
+    row = {"node": "w@h", "state": "alive", "software": "umbel", "pid": 1, "incarnation": 5, "clock": 1}
+    row |= {"freq_s": 2.0, "silent_s": 0.0}
+    assert is_row(row)
+    for name, value in (("incarnation", 2**200), ("clock", -1), ("pid", 2**63), ("freq_s", 1e300)):
+        assert not is_row(row | {name: value}), name
+    assert not is_row(row | {"node": "n" * 5000})

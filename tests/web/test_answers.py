@@ -7,10 +7,14 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+import httpx
+
 from umbel.app.app import App
 from umbel.monitor.shapes import TaskFilter
+from umbel.web.application import application
 from umbel.web.dashboard import Dashboard
 from umbel.web.flower import as_flower
+from umbel.web.pages.times import clock_time, instant, iso, local
 from umbel.web.redaction import LIST_MAX, redact_task
 from umbel.web.settings import WebSettings
 from umbel.wire.event import encode_event
@@ -79,3 +83,53 @@ def test_what_an_election_ended_with_is_redacted(tmp_path: Path) -> None:
             assert election.outcome == "token=***"
 
     asyncio.run(scenario())
+
+
+@asynccontextmanager
+async def browser_in(home: Path, role: str = "admin") -> AsyncIterator[httpx.AsyncClient]:
+    settings = WebSettings(state_file=home / "web.db", authenticate=lambda _scope: ("ann", role))
+    site = Dashboard(app_in(home), settings)
+    transport = httpx.ASGITransport(app=application(site))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:5555") as client:
+        csrf = (await client.get("/api/v1/me")).json()["csrf"]
+        client.headers.update({"x-csrf-token": csrf, "origin": "http://127.0.0.1:5555"})
+        try:
+            yield client
+        finally:
+            await site.stop()
+
+
+def test_no_input_is_a_fault(tmp_path: Path) -> None:
+    paths = {
+        "/audit?before=²": 200,
+        "/audit?before=99999999999999999999": 200,
+        "/tasks?since=1e300": 200,
+        "/tasks?since=nan": 200,
+        "/tasks?since=0001-01-01T00:00": 200,
+        "/api/v1/tasks?since=nan": 400,
+        f"/cluster?ago={'9' * 5000}": 200,
+        "/history?mark=yesterday": 200,
+        "/confirm?action=retry&match=since%3Dnan": 200,
+    }
+
+    async def scenario() -> None:
+        async with browser_in(tmp_path) as client:
+            for path, status in paths.items():
+                assert (await client.get(path)).status_code == status, path
+            for depth in (70, 800, 100_000):
+                body = '{"action": "start_election", "id": "e", "topic": "t", "argument": %s%s}'
+                asked = client.post(
+                    "/api/v1/actions",
+                    content=body % ("[" * depth, "]" * depth),
+                    headers={"content-type": "application/json"},
+                )
+                answer = await asked
+                assert answer.status_code == 400 and "nested" in answer.text, depth
+
+    asyncio.run(scenario())
+
+
+def test_times_that_no_calendar_has_are_not_shown() -> None:
+    for at in (1e300, float("nan"), float("inf"), -1e15):
+        assert (instant(at), clock_time(at), local(at), iso(at)) == ("–", "–", "", "")
+    assert instant(0.0) == "1970-01-01 00:00:00"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 
 from umbel.events.state import Tracked
+from umbel.events.types import TaskReceived, TaskSent
 from umbel.events.view import seconds
 from umbel.monitor.hiding import Hides, hides_nothing, is_open
 from umbel.monitor.shapes import TaskFilter
@@ -55,6 +56,9 @@ def _text(text: str, redact: Redact, hides: Hides) -> Admits:
     def has(shown: str | None) -> bool:
         return bool(shown and found(shown) and found(redact(shown)))
 
+    def is_shown(described: TaskReceived | TaskSent) -> bool:
+        return not (hides(described.name) and is_open(described.args, described.kwargs))
+
     def is_in(task: Tracked) -> bool:
         name = task.name
         if name not in named:
@@ -62,9 +66,8 @@ def _text(text: str, redact: Redact, hides: Hides) -> Admits:
         if named[name] or task.uuid.startswith(text):
             return True
         described = task.received if task.received is not None else task.sent
-        if described is not None and (has(described.args) or has(described.kwargs)):
-            if not (hides(name) and is_open(described.args, described.kwargs)):
-                return True
+        if described is not None and (has(described.args) or has(described.kwargs)) and is_shown(described):
+            return True
         return task.failed is not None and has(task.failed.exception)
 
     return is_in

@@ -47,9 +47,8 @@ async def history(request: Request) -> Response:
     found: Past | None = None
     answer: Answer | None = None
     by = given.get("by", "name") if given.get("by") in GROUPS else "name"
-    mark = _time(given, "mark")
     try:
-        wanted = _wanted(given)
+        wanted, mark = _wanted(given), _time(given, "mark")
         found = await _ask(request, lambda tables: past(tables, wanted, by, mark))
         if given.get("sql") and _may_ask(request):
             answer = await _ask(request, lambda tables: _query(tables, given["sql"], ROWS_MAX))
