@@ -64,6 +64,7 @@ OPEN_AGAIN_S = 2.0
 WRITE_EVERY_S = 1.0
 UNWRITTEN_MAX = 50_000  # messages of events; beyond that they are heard, but not written down
 STORIES_MAX = 20_000
+LOOKING_BACK_MAX = 2
 STEPS_WRITTEN = 3  # the newest, which may still change
 
 
@@ -81,6 +82,7 @@ class Dashboard:
         self._make_performer()
         self._unwritten: deque[tuple[float, bytes]] = deque(maxlen=UNWRITTEN_MAX)
         self._running: asyncio.Task[None] | None = None
+        self._looking_back = asyncio.Semaphore(LOOKING_BACK_MAX)
 
     @property
     def feed(self) -> Feed:
@@ -204,6 +206,10 @@ class Dashboard:
     @property
     def lake(self) -> Path:
         return Path(self.app.settings.history_lake)
+
+    @property
+    def looking_back(self) -> asyncio.Semaphore:
+        return self._looking_back
 
     @property
     def task_names(self) -> Sequence[str]:

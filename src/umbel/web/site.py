@@ -25,6 +25,7 @@ What is promised to pages:
   missed; reload. `?topics=tasks,rates` narrows. `Last-Event-ID` resumes.
 """
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -81,6 +82,8 @@ class Site(Protocol):
     def problem(self) -> str: ...  # what keeps it from hearing the cluster; ""
     @property
     def lake(self) -> Path: ...  # where the history is recorded, if it is
+    @property
+    def looking_back(self) -> asyncio.Semaphore: ...  # how many may ask the history at once
     @property
     def task_names(self) -> Sequence[str]: ...  # of the app and of what was heard, for suggestions
 

@@ -1,6 +1,6 @@
 """History: what the lake's tables know beyond the last hour, with filters in the URL, and SQL.
 
-Queries run in threads, two at a time, and each has a limit of time and of rows: whoever looks back must
+Queries run in threads, a few at a time, and each has a limit of time and of rows: whoever looks back must
 not keep others from looking at now.
 
 Texts are redacted like everywhere, but a query can take a text to pieces that no pattern knows. So
@@ -32,7 +32,6 @@ from umbel.web.site import site_of, visitor_of
 ROWS_MAX = 1000
 DOWNLOAD_MAX = 100_000
 TIMEOUT_S = 10.0
-AT_ONCE = asyncio.Semaphore(2)
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 FORMATS: Mapping[str, tuple[str, Callable[[Answer], str | bytes]]] = {
     "csv": ("text/csv; charset=utf-8", as_csv),
@@ -101,10 +100,10 @@ async def history_download(request: Request) -> Response:
 
 
 async def _ask(request: Request, work: Callable[[Tables], ResultT]) -> ResultT:
-    lake = site_of(request).lake
+    site = site_of(request)
     require_duckdb()
-    async with AT_ONCE:
-        return await asyncio.to_thread(read, lake, work)
+    async with site.looking_back:
+        return await asyncio.to_thread(read, site.lake, work, timeout_s=TIMEOUT_S)
 
 
 def _may_ask(request: Request) -> bool:
