@@ -1,13 +1,18 @@
 """The audit: bounded whoever asks, private, and true about what was done."""
 
 import asyncio
+import sqlite3
+from collections import deque
 from pathlib import Path
+from time import time
 
 import msgspec
 import pytest
 
 from umbel.app.app import App
+from umbel.monitor.shapes import Mark
 from umbel.web import journal as journal_module
+from umbel.web import unwritten
 from umbel.web.actions import AuditEntry, Purge, Retry, Revoke, StartElection
 from umbel.web.auditing import LISTED_MAX, entry_of
 from umbel.web.dashboard import Dashboard
@@ -88,3 +93,58 @@ def test_no_file_of_the_dashboard_is_readable_by_others(tmp_path: Path) -> None:
         for name, body in copies.items():
             (tmp_path / name).write_bytes(body)
             (tmp_path / name).chmod(0o644)
+
+
+def test_what_was_done_is_answered_though_its_outcome_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_entry: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async def scenario() -> None:
+        site = dashboard_in(tmp_path)
+        monkeypatch.setattr(site.journal, "finish", full)
+        result = await site.act(ANN, Retry(ids=["unknown"]))
+        assert result.audit_id == 1 and "unknown" in result.refused
+        assert [one.status for one in await site.audit()] == ["sent"]
+        await site.stop()
+
+    asyncio.run(scenario())
+
+
+def test_what_could_not_be_written_is_written_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_given: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async def scenario() -> None:
+        site, now = dashboard_in(tmp_path), time()
+        site._note_heard(b"first", now)
+        site.cluster.model.mark(Mark(at=now, text="deploy"))
+        with monkeypatch.context() as broken:
+            broken.setattr(site.journal, "write_hour", full)
+            await site._write()
+        site._note_heard(b"second", now)
+        await site._write()
+        assert [part for _, part in site.journal.heard(0)] == [[b"first", b"second"]]
+        assert [one.at for one in site.journal.happened(0)] == [now]
+        await site.stop()
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_to_be_written_is_bounded_in_messages_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unwritten, "MESSAGES_MAX", 3)
+    monkeypatch.setattr(unwritten, "BYTES_MAX", 10)
+    waiting = unwritten.Unwritten()
+    for body in (b"a", b"b", b"c", b"d"):
+        waiting.add(1.0, body)
+    taken = waiting.take()
+    assert [body for _, body in taken] == [b"b", b"c", b"d"]
+    waiting.add(2.0, b"123456789")
+    waiting.give_back(taken)
+    assert [body for _, body in waiting.take()] == [b"d", b"123456789"]
+    marks = deque([3, 4], maxlen=3)
+    unwritten.give_back(marks, [1, 2])
+    assert list(marks) == [2, 3, 4]

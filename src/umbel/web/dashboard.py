@@ -6,7 +6,6 @@ application may not tell it of its start. Everything it hands out is redacted.
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from sqlite3 import Error as FileError
@@ -57,12 +56,12 @@ from umbel.web.resending import as_command, call_of
 from umbel.web.settings import WebSettings
 from umbel.web.site import PAGE_MAX, Visitor
 from umbel.web.telling import ACTION, Teller
+from umbel.web.unwritten import Unwritten, give_back
 from umbel.web.visitors import Visitors
 
 log = logging.getLogger("umbel.web")
 OPEN_AGAIN_S = 2.0
 WRITE_EVERY_S = 1.0
-UNWRITTEN_MAX = 50_000  # messages of events; beyond that they are heard, but not written down
 STORIES_MAX = 20_000
 LOOKING_BACK_MAX = 2
 STEPS_WRITTEN = 3  # the newest, which may still change
@@ -80,7 +79,7 @@ class Dashboard:
         self.cluster = KnownCluster(self._make_feed(model), redact, self.hides)
         self.hub = Hub(self.cluster, clients_max=settings.clients_max)
         self._make_performer()
-        self._unwritten: deque[tuple[float, bytes]] = deque(maxlen=UNWRITTEN_MAX)
+        self._unwritten = Unwritten()
         self._running: asyncio.Task[None] | None = None
         self._looking_back = asyncio.Semaphore(LOOKING_BACK_MAX)
 
@@ -152,7 +151,7 @@ class Dashboard:
     # -- the last hour ---------------------------------------------------------------------------
 
     def _note_heard(self, body: bytes, now: float) -> None:
-        self._unwritten.append((now, body))
+        self._unwritten.add(now, body)
 
     async def _write_on(self) -> None:
         while True:
@@ -161,13 +160,15 @@ class Dashboard:
 
     async def _write(self) -> None:
         model = self.cluster.model
-        heard = [self._unwritten.popleft() for _ in range(len(self._unwritten))]
+        heard = self._unwritten.take()
         happened = [model.unsaved.popleft() for _ in range(len(model.unsaved))]
         steps = list(model.book.steps)[-STEPS_WRITTEN:]
         packed = [msgspec.convert(msgspec.to_builtins(step), type(step), strict=False) for step in steps]
         try:
             await asyncio.to_thread(self.journal.write_hour, heard, packed, happened, time())
         except FileError as error:
+            self._unwritten.give_back(heard)
+            give_back(model.unsaved, happened)
             log.warning("cannot write the last hour; retrying with the next", extra={"why": str(error)})
 
     async def _restore(self) -> None:
@@ -331,8 +332,9 @@ class Dashboard:
     def rates(self, *, last_s: float = HOUR_S, step_s: int = 0) -> Rates:
         return self.cluster.rates(last_s=last_s, step_s=step_s)
 
-    def audit(self, *, limit: int = 100, before: int = 0) -> list[AuditEntry]:
-        return self.journal.audit(limit=max(1, min(limit, PAGE_MAX)), before=before)
+    async def audit(self, *, limit: int = 100, before: int = 0) -> list[AuditEntry]:
+        limit = max(1, min(limit, PAGE_MAX))
+        return await asyncio.to_thread(self.journal.audit, limit=limit, before=before)
 
     # -- what pages change -----------------------------------------------------------------------
 
@@ -365,7 +367,10 @@ class Dashboard:
         return msgspec.structs.replace(entry, id=number)
 
     async def _finish(self, entry: AuditEntry) -> None:
-        await asyncio.to_thread(self.journal.finish, entry)
+        try:
+            await asyncio.to_thread(self.journal.finish, entry)
+        except FileError as error:
+            log.error("action done, but its outcome is not in the audit", extra={"why": str(error)})
         self.cluster.model.changes.note("audit", str(entry.id))
         fields = ("who", "role", "address", "action", "target", "status")
         told = {name: getattr(entry, name) for name in fields} | {"replies": (entry.result or {})["replies"]}

@@ -114,14 +114,10 @@ class Journal:
         now: float,
     ) -> None:
         """What came since the last time; and drop what is too old, or too much."""
+        parts = [_part(heard[start : start + HEARD_AT_ONCE]) for start in range(0, len(heard), HEARD_AT_ONCE)]
         with self._one_at_a_time, self._file:
             self._file.execute("BEGIN")
-            for start in range(0, len(heard), HEARD_AT_ONCE):
-                part = heard[start : start + HEARD_AT_ONCE]
-                body = zlib.compress(msgspec.msgpack.encode([one for _, one in part]), 1)
-                self._file.execute(
-                    "INSERT INTO heard (at, size, body) VALUES (?, ?, ?)", (part[-1][0], len(body), body)
-                )
+            self._file.executemany("INSERT INTO heard (at, size, body) VALUES (?, ?, ?)", parts)
             self._file.executemany(
                 "INSERT OR REPLACE INTO steps (at, body) VALUES (?, ?)",
                 [(step.at, _packed(step)) for step in steps],
@@ -198,6 +194,12 @@ def _make_private(path: Path) -> None:
     for one in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         if one.exists():
             one.chmod(0o600)
+
+
+def _part(heard: Sequence[tuple[float, bytes]]) -> tuple[float, int, bytes]:
+    """A row: when the last of them was heard, the size, and the messages, compressed."""
+    body = zlib.compress(msgspec.msgpack.encode([one for _, one in heard]), 1)
+    return heard[-1][0], len(body), body
 
 
 def _packed(value: object) -> bytes:

@@ -33,7 +33,7 @@ async def elections(request: Request) -> Response:
 
 async def audit(request: Request) -> Response:
     before = number_of(request.query_params.get("before", ""))
-    entries = site_of(request).audit(limit=AUDIT_PAGE, before=before)
+    entries = await site_of(request).audit(limit=AUDIT_PAGE, before=before)
     return render(
         request,
         "audit.html",
