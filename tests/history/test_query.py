@@ -10,6 +10,7 @@ from tests.history.published import Story, publish
 from umbel.errors import BadQuery, HistoryError, NothingBuilt
 from umbel.events.tables import TABLES
 from umbel.history import query
+from umbel.history.export import as_csv, for_spreadsheets
 from umbel.history.query import Answer, Tables, read
 from umbel.history.tables import newest_build
 
@@ -209,3 +210,9 @@ def test_a_table_that_an_older_build_did_not_have_is_empty(tmp_path: Path) -> No
     manifest = tmp_path / "tables/_manifest/000001.json"
     manifest.write_text('{"build": "b1", "tables": {}}')
     assert ask(tmp_path, "select * from elections").columns == TABLES["elections"].names
+
+
+def test_texts_that_a_spreadsheet_would_run_are_marked(lake: Path) -> None:
+    answer = ask(lake, """select '=1+1' as "=a", '@x' as b, -5 as c, 'plain' as d, null as e""")
+    assert as_csv(for_spreadsheets(answer)) == "'=a,b,c,d,e\n'=1+1,'@x,-5,plain,\n"
+    assert as_csv(answer).startswith("=a,")  # for machines, as it is

@@ -242,6 +242,14 @@ class KnownCluster:
         more = shown_time(*places[limit - 1]) if len(places) > limit else ""
         return [one for one in records if one is not None], more
 
+    def part(
+        self, wanted: TaskFilter, offset: int, limit: int, *, key: Callable[[Tracked], Any], reverse: bool
+    ) -> list[TaskRecord]:
+        """A part of all that match in an order; records, which cost, are made of that part only."""
+        found = sorted(self._matching(wanted), key=key, reverse=reverse)[offset : offset + limit]
+        records = [self.model.state.task(one.uuid) for one in found]
+        return [one for one in records if one is not None]
+
     def count(self, wanted: TaskFilter) -> int:
         if wanted == TaskFilter():
             return len(self.model.state)

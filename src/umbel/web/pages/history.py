@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from umbel.errors import ConfigurationError, HistoryError
-from umbel.history.export import as_csv, as_parquet, plain
+from umbel.history.export import as_csv, as_parquet, for_spreadsheets, plain
 from umbel.history.markup import Markup
 from umbel.history.query import Answer, Tables, read, require_duckdb
 from umbel.history.scales import count
@@ -34,7 +34,7 @@ DOWNLOAD_MAX = 100_000
 TIMEOUT_S = 10.0
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 FORMATS: Mapping[str, tuple[str, Callable[[Answer], str | bytes]]] = {
-    "csv": ("text/csv; charset=utf-8", as_csv),
+    "csv": ("text/csv; charset=utf-8", lambda answer: as_csv(for_spreadsheets(answer))),
     "parquet": ("application/vnd.apache.parquet", as_parquet),
 }
 EXAMPLE = "select name, count(*) as n, avg(run_s) as run_s\nfrom attempts group by name order by n desc"
