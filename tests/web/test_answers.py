@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from umbel.app.app import App
 from umbel.brokers.interface import DeadLetter
+from umbel.events.view import TaskRecord
 from umbel.monitor.shapes import TaskFilter
 from umbel.web.actions import Retry, Revoke, Terminate
 from umbel.web.application import application
@@ -165,7 +166,12 @@ def test_flowers_pages_make_records_of_what_they_show_only(
                 sent(site, f"t{number}", number + 1, timestamp=1000.0 - number)
             state = site.cluster.model.state
             real = state.task
-            monkeypatch.setattr(state, "task", lambda uuid: made.append(uuid) or real(uuid))
+
+            def note(uuid: str) -> TaskRecord | None:
+                made.append(uuid)
+                return real(uuid)
+
+            monkeypatch.setattr(state, "task", note)
 
             def page(**given: str) -> list[str]:
                 request = Request({"type": "http", "query_string": urlencode(given).encode(), "headers": []})
@@ -189,7 +195,12 @@ def test_what_is_sent_again_is_read_on_the_loop(tmp_path: Path, monkeypatch: pyt
             )
             state, threads = site.cluster.model.state, list[int]()
             real = state.task
-            monkeypatch.setattr(state, "task", lambda uuid: threads.append(get_ident()) or real(uuid))
+
+            def note(uuid: str) -> TaskRecord | None:
+                threads.append(get_ident())
+                return real(uuid)
+
+            monkeypatch.setattr(state, "task", note)
             result = await site.act(ANN, Retry(ids=["t1", "t2", "t3"]))
             assert len(result.sent) == 1 and result.refused.keys() == {"t1", "t3"}
             assert set(threads) == {get_ident()}
