@@ -110,7 +110,8 @@ def test_a_change_without_the_csrf_token_is_refused(served: Served) -> None:
 
 def test_logging_out_ends_the_session(served: Served) -> None:
     with served.browser() as browser:
-        kept = f"umbel_session={browser.cookies['umbel_session']}"
+        ((name, value),) = browser.cookies.items()
+        kept = f"{name}={value}"
         assert browser.post("/session/end").status_code == 303
     with served.client(cookie=kept) as thief:
         assert thief.get("/api/v1/me").status_code == 401
@@ -152,6 +153,27 @@ def test_only_so_many_streams_are_open(served: Served) -> None:
         opened = [stack.enter_context(served.stream(token)) for _ in range(60)]
         found = [raw.recv(12).split()[1] for raw in opened]
     assert found.count(b"200") == CLIENTS_MAX and found.count(b"503") == 60 - CLIENTS_MAX
+    wait_until(lambda: served.dashboard.hub.clients == 0, what="streams to be closed")
+
+
+def test_a_stream_ends_with_its_token_and_one_visitor_has_so_many(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "STREAMS_MAX", 2)
+    monkeypatch.setattr(hub, "JUDGE_S", 0.05)
+    token = served.token(Role.VIEWER, name="short")
+    with ExitStack() as stack:
+        opened = []
+        for _ in range(3):
+            opened.append(stack.enter_context(served.stream(token)))
+            opened[-1].recv(9)
+        assert [raw.recv(3) for raw in opened] == [b"200", b"200", b"429"]
+        assert served.dashboard.journal.remove_token("short")
+        for raw in opened[:2]:
+            found = b""
+            while not found.endswith(b"\r\n0\r\n\r\n"):  # the last chunk: it ended in good order
+                found += (part := raw.recv(65_536))
+                assert part, found[-100:]
     wait_until(lambda: served.dashboard.hub.clients == 0, what="streams to be closed")
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from umbel.web.endpoints import ENDPOINTS, Call, Endpoint
-from umbel.web.hub import TOPICS, EventStream, Hub
+from umbel.web.hub import STREAMS_MAX, TOPICS, EventStream, Hub
 from umbel.web.openapi import API, document
 from umbel.web.problems import Refused, as_json
 from umbel.web.site import site_of, visitor_of
@@ -61,6 +61,10 @@ def _streaming(hub: Hub) -> Callable[[Request], Awaitable[Response]]:
     async def stream(request: Request) -> Response:
         if hub.is_full:
             raise Refused(503, "Too many streams", "too many pages are open; try again", retry_after="10")
+        visitor = visitor_of(request)
+        if hub.has_many_of(visitor.name):
+            detail = f"{visitor.name} has {STREAMS_MAX} pages open; close some"
+            raise Refused(429, "Too many streams", detail, retry_after="10")
         topics = [one for one in request.query_params.get("topics", "").split(",") if one]
         unknown = [one for one in topics if one not in TOPICS]
         if unknown:
@@ -68,7 +72,10 @@ def _streaming(hub: Hub) -> Callable[[Request], Awaitable[Response]]:
             raise Refused(400, "Bad Request", f"unknown topic {unknown[0][:100]!r}; known: {known}")
         last = request.headers.get("last-event-id", "")
         number = int(last) if last.isdecimal() and len(last) < 20 else None
-        return EventStream(hub, number, frozenset(topics))  # type: ignore[return-value]  # an ASGI app too
+        known = request.scope["umbel.still_known"]
+        return EventStream(  # type: ignore[return-value]  # an ASGI app too
+            hub, number, frozenset(topics), visitor=visitor.name, still_known=known
+        )
 
     return stream
 

@@ -26,7 +26,8 @@ from umbel.web.dashboard import Dashboard
 from umbel.web.gate import Gate
 from umbel.web.problems import Problem, Refused, answer
 from umbel.web.settings import WebSettings, check
-from umbel.web.visitors import address_of, end_cookie, set_cookie
+from umbel.web.site import path_to
+from umbel.web.visitors import end_cookie
 
 
 def asgi(app: App, **options: Any) -> ASGIApp:
@@ -36,6 +37,10 @@ def asgi(app: App, **options: Any) -> ASGIApp:
     except TypeError:
         known = ", ".join(WebSettings.__struct_fields__)
         raise ConfigurationError(f"unknown option among {', '.join(options)}; known: {known}") from None
+    if settings.is_open:
+        raise ConfigurationError(
+            "login=False would let everyone in whom your application serves; say who asks with authenticate="
+        )
     return application(Dashboard(app, settings))
 
 
@@ -70,18 +75,22 @@ def application(dashboard: Dashboard) -> ASGIApp:
 
 def _sessions(dashboard: Dashboard) -> list[BaseRoute]:
     async def begin(request: Request) -> Response:
-        text = (
-            request.url.query if request.method == "GET" else (await request.body()).decode(errors="replace")
-        )
+        is_form = request.method == "POST"
+        text = (await request.body() if is_form else request.scope["query_string"]).decode(errors="replace")
         (token,) = parse_qs(text).get("token", [""])[:1]
-        number, _ = dashboard.visitors.log_in(token, address_of(request.scope))
-        home = f"{request.scope.get('root_path', '')}/"
-        return RedirectResponse(home, 303, headers={"Set-Cookie": set_cookie(number, request.scope)})
+        try:
+            number, session = await dashboard.visitors.log_in(token, request.scope)
+        except Refused as refused:
+            if refused.problem.status in {401, 429} and "text/html" in request.headers.get("accept", ""):
+                return RedirectResponse(path_to(request, "/login?failed"), 303)
+            raise
+        cookie = dashboard.visitors.set_cookie(number, session, request.scope)
+        return RedirectResponse(path_to(request, "/"), 303, headers={"Set-Cookie": cookie})
 
     async def end(request: Request) -> Response:
         dashboard.visitors.log_out(request.scope)
-        home = f"{request.scope.get('root_path', '')}/login"
-        return RedirectResponse(home, 303, headers={"Set-Cookie": end_cookie(request.scope)})
+        headers = {"Set-Cookie": end_cookie(request.scope)}
+        return RedirectResponse(path_to(request, "/login"), 303, headers=headers)
 
     return [
         Route("/session", begin, methods=["GET", "POST"]),

@@ -3,6 +3,7 @@
 It wraps the whole application, so no handler can forget it.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from umbel.web.dashboard import Dashboard
 
 BODY_MAX = 1_000_000
+LENGTH_DIGITS_MAX = 20  # Python refuses to read very long numbers
 PUBLIC = ("/login", "/session", "/healthcheck")
 PUBLIC_BELOW = "/static/"
 HEADERS = {
@@ -64,11 +66,13 @@ class Gate:
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         is_public = path in PUBLIC or path.startswith(PUBLIC_BELOW)
-        visitor = self._dashboard.visitors.judge(scope)
+        visitors = self._dashboard.visitors
+        visitor = await visitors.judge(scope)
         if visitor is None and not is_public:
             return _unknown(scope)
         if visitor is not None:
             scope["umbel.visitor"] = visitor
+            scope["umbel.still_known"] = partial(visitors.still_knows, visitor, dict(scope))
         await self._app(scope, receive, send)
         return None
 
@@ -87,7 +91,7 @@ def _unknown(scope: Scope) -> Response:
 def _limited(scope: Scope, receive: Receive) -> Receive:
     """The request's body, of at most BODY_MAX bytes."""
     length = Headers(scope=scope).get("content-length", "0")
-    if not length.isdecimal() or int(length) > BODY_MAX:
+    if not length.isdecimal() or len(length) > LENGTH_DIGITS_MAX or int(length) > BODY_MAX:
         raise Refused(413, "Content Too Large", f"a request may have {BODY_MAX:,} bytes at most")
     size = 0
 

@@ -3,12 +3,15 @@
 Changes are collected ten times a second into numbered pushes, of which the last PUSHES_MAX are kept. A client
 that comes back says which number it saw last, and gets what came since, merged into one; who missed more
 than is kept is told to reload. So a client costs no memory of its own, and one that reads slowly gets fewer
-and larger pushes. Who does not take a push for SLOW_S is dropped, and beyond `clients_max` nobody is let in.
+and larger pushes. Who does not take a push for SLOW_S is dropped. Beyond `clients_max` nobody is let in, nor
+one visitor beyond STREAMS_MAX. Every JUDGE_S it is asked whether the client may still look.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+import logging
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from time import time
 
 import msgspec
@@ -17,11 +20,14 @@ from starlette.types import Receive, Scope, Send
 from umbel.monitor.changes import Change
 from umbel.monitor.cluster import KnownCluster
 
+log = logging.getLogger("umbel.web")
 PUSH_S = 0.1
 FIGURES_S = 1.0
 KEEP_ALIVE_S = 15.0
 SLOW_S = 10.0
+JUDGE_S = 15.0
 PUSHES_MAX = 300
+STREAMS_MAX = 50  # of one visitor
 TOPICS = ("nodes", "tasks", "queues", "elections", "rates", "audit", "health")
 Topics = Mapping[str, Change]
 
@@ -35,8 +41,8 @@ class Hub:
     """Numbers begin with the time, so that a client of an earlier run is told to reload."""
 
     def __init__(self, cluster: KnownCluster, *, clients_max: int) -> None:
-        self.clients = 0
         self.dropped = 0
+        self._streams: Counter[str] = Counter()  # by visitor
         self._clients_max = clients_max
         self._cluster = cluster
         self._number = int(time() * 1000)
@@ -49,8 +55,24 @@ class Hub:
         return self._number
 
     @property
+    def clients(self) -> int:
+        return self._streams.total()
+
+    @property
     def is_full(self) -> bool:
         return self.clients >= self._clients_max
+
+    def has_many_of(self, visitor: str) -> bool:
+        return self._streams[visitor] >= STREAMS_MAX
+
+    @contextmanager
+    def counted(self, visitor: str) -> Iterator[None]:
+        self._streams[visitor] += 1
+        try:
+            yield
+        finally:
+            self._streams[visitor] -= 1
+            self._streams += Counter()  # forgets who has none
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -125,24 +147,43 @@ class Hub:
 
 
 class EventStream:
-    """The response: an ASGI application of its own, as it watches how fast the client reads."""
+    """The response: an ASGI application of its own, as it watches how fast the client reads.
 
-    def __init__(self, hub: Hub, last: int | None, topics: Collection[str]) -> None:
+    `still_known`: whether its visitor may still look; a token may have ended since it was opened.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        last: int | None,
+        topics: Collection[str],
+        *,
+        visitor: str,
+        still_known: Callable[[], Awaitable[bool]],
+    ) -> None:
         self._hub, self._last, self._topics = hub, last, topics
+        self._visitor, self._still_known = visitor, still_known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._hub.clients += 1
-        try:
+        with self._hub.counted(self._visitor):
             writing = asyncio.create_task(self._write(send))
             leaving = asyncio.create_task(_gone(receive))
-            await asyncio.wait([writing, leaving], return_when=asyncio.FIRST_COMPLETED)
-            for task in (writing, leaving):
-                task.cancel()
-            await asyncio.wait([writing, leaving])
-            if not writing.cancelled():
-                writing.exception()
-        finally:
-            self._hub.clients -= 1
+            judging = asyncio.create_task(self._judge())
+            try:
+                await asyncio.wait([writing, leaving, judging], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await _end(writing, leaving, judging)
+            if not judging.cancelled():
+                with suppress(TimeoutError, OSError):
+                    async with asyncio.timeout(SLOW_S):
+                        await send({"type": "http.response.body", "body": b""})
+
+    async def _judge(self) -> None:
+        """Until the visitor may not look any more."""
+        while True:
+            await asyncio.sleep(JUDGE_S)
+            if not await self._still_known():
+                return
 
     async def _write(self, send: Send) -> None:
         headers = [
@@ -164,6 +205,14 @@ class EventStream:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(ended, Exception) and not isinstance(ended, OSError):
+            log.error("stream failed", exc_info=ended)
 
 
 def _event(name: str, number: int, data: bytes) -> bytes:

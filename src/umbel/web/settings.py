@@ -22,6 +22,7 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `authenticate`: for an application that mounts the dashboard: given the ASGI scope, who asks and
     in which role, or None.
+    `login`: False: this machine's users are let in as admins; with `authenticate`, it alone decides.
     """
 
     host: str = "127.0.0.1"
@@ -36,6 +37,11 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True):
     tasks_max: int = TASKS_MAX
     clients_max: int = CLIENTS_MAX
     enable_events: bool = True
+
+    @property
+    def is_open(self) -> bool:
+        """Nobody is asked who they are."""
+        return not self.login and self.authenticate is None
 
 
 def is_loopback(host: str) -> bool:
@@ -64,9 +70,13 @@ def check(settings: WebSettings, *, named_tokens: int) -> None:
             raise ConfigurationError(
                 f"--trusted-proxy {one!r} is neither an address nor a network; write 10.0.0.5 or 10.0.0.0/8"
             ) from None
+    if settings.is_open and settings.proxies:
+        raise ConfigurationError(
+            "--no-login with --trusted-proxy would let in whom the proxy does not name; leave one of them out"
+        )
     if is_loopback(settings.host):
         return
-    if not settings.login:
+    if settings.is_open:
         raise ConfigurationError(
             f"--no-login on {settings.host} would let everyone in; use it with a loopback address only"
         )

@@ -6,10 +6,14 @@ Origin is the host that was asked, and it carries the CSRF token of the visitor.
 browser's keeping, so nothing can send it unasked, and the CSRF token is not needed.
 """
 
+import asyncio
 import hashlib
 import hmac
+import logging
+import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable
+from math import inf
 from secrets import token_bytes, token_urlsafe
 from time import time
 from urllib.parse import urlsplit
@@ -18,13 +22,14 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from umbel.web.origins import FORWARDED, address_of, cookie_name, is_secure, peer_of
 from umbel.web.problems import Forbidden, Refused
 from umbel.web.roles import Role
 from umbel.web.settings import WebSettings, is_from, is_loopback
 from umbel.web.site import Visitor
-from umbel.web.tokens import Token, digest_of, find_token, make_token
+from umbel.web.tokens import PREFIX, Token, digest_of, find_token, make_token, valid
 
-COOKIE = "umbel_session"
+log = logging.getLogger("umbel.web")
 SESSION_S = 12 * 3600.0
 SESSIONS_MAX = 10_000
 GUESSES_MAX = 20  # wrong tokens of one address in GUESSES_S
@@ -36,13 +41,17 @@ LOG_IN = "/session"  # a plain form, which has its token in the form
 
 
 class Session(msgspec.Struct, frozen=True):
+    """`digest`: of the token that it was begun with, and with which it ends; "" for the one-time token."""
+
     name: str
     role: Role
     expires_at: float
+    digest: str = ""
 
 
 class Visitors:
-    """`tokens` are read each time they are needed: one that was removed is worth nothing at once."""
+    """`tokens` are read each time they are needed, in a thread: one that was removed is worth nothing at
+    once, and a session that it began ends with it."""
 
     def __init__(self, settings: WebSettings, tokens: Callable[[], list[Token]]) -> None:
         self._settings = settings
@@ -52,28 +61,44 @@ class Visitors:
         self._guesses: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self.one_time = make_token() if settings.login and is_loopback(settings.host) else ""
 
-    def judge(self, scope: Scope) -> Visitor | None:
+    async def judge(self, scope: Scope) -> Visitor | None:
         """Who asks, or None if nobody knows; Refused for what must not be answered at all."""
         headers = Headers(scope=scope)
-        self._check_host(headers)
-        found = self._bearer(headers, scope) or self._known(headers, scope)
+        if self._settings.is_open:
+            _check_is_local(headers, scope)
+        given = self._bearer(headers)
+        if given is None:
+            found = await self._known(headers, scope)
+        else:
+            address = self.address_of(scope)
+            found = _holder(await self._named(given, address), address)
         if scope["method"] not in SAFE:
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             self._check_change(headers, None if path == LOG_IN else found)
         return found
 
-    def log_in(self, token: str, address: str) -> tuple[str, Session]:
+    async def still_knows(self, visitor: Visitor, scope: Scope) -> bool:
+        """Whether the same request would come from the same visitor now."""
+        headers = Headers(scope=scope)
+        given = self._bearer(headers)
+        try:
+            if given is None:
+                return await self._known(headers, scope) == visitor
+            token = find_token(await self._read(), given, time())
+        except Refused:
+            return False
+        return token is not None and _holder(token, visitor.address) == visitor
+
+    async def log_in(self, token: str, scope: Scope) -> tuple[str, Session]:
         """A session for a token, the one-time token or a named one; Refused for any other."""
+        address, ends_at = self.address_of(scope), time() + SESSION_S
         self._check_guesses(address)
-        now = time()
-        name, role = "one-time token", Role.ADMIN
-        if not self._spend(token):
-            known = find_token(self._tokens(), token, now) if token else None
-            if known is None:
-                self._note_guess(address, now)
-                raise Refused(401, "Unauthorized", "the token is wrong, was used before, or has ended")
-            name, role = known.name, known.role
-        number, session = token_urlsafe(32), Session(name, role, now + SESSION_S)
+        if self._spend(token):
+            session = Session("one-time token", Role.ADMIN, ends_at)
+        else:
+            known = await self._named(token, address)
+            session = Session(known.name, known.role, min(ends_at, known.expires_at or inf), known.digest)
+        number = token_urlsafe(32)
         self._sessions[digest_of(number)] = session
         if len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
@@ -82,37 +107,83 @@ class Visitors:
     def log_out(self, scope: Scope) -> None:
         self._sessions.pop(digest_of(_cookie(Headers(scope=scope))), None)
 
+    def address_of(self, scope: Scope) -> str:
+        return address_of(scope, self._settings.proxies)
+
+    def set_cookie(self, number: str, session: Session, scope: Scope) -> str:
+        secure = "; Secure" if is_secure(scope, self._settings.proxies) else ""
+        return _written_cookie(number, max(0, int(session.expires_at - time())), scope) + secure
+
     # -- who -------------------------------------------------------------------------------------
 
-    def _bearer(self, headers: Headers, scope: Scope) -> Visitor | None:
+    def _bearer(self, headers: Headers) -> str | None:
+        """The bearer token; None without one, or if it belongs to the application or proxy in front."""
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer":
+        is_alone = self._settings.authenticate is None and not self._settings.proxies
+        if kind.lower() != "bearer" or not (is_alone or given.strip().startswith(PREFIX)):
             return None
-        address = address_of(scope)
-        self._check_guesses(address)
-        token = find_token(self._tokens(), given.strip(), time())
-        if token is None:
-            self._note_guess(address, time())
-            raise Refused(401, "Unauthorized", "the token is wrong or has ended", www_authenticate="Bearer")
-        return Visitor(name=token.name, role=token.role, csrf="", address=address)
+        return given.strip()
 
-    def _known(self, headers: Headers, scope: Scope) -> Visitor | None:
-        address = address_of(scope)
+    async def _named(self, given: str, address: str) -> Token:
+        """The valid token that this is; Refused for another, and after too many others."""
+        self._check_guesses(address)
+        tokens = await self._read()
+        self._check_guesses(address)  # others may have guessed meanwhile
+        found = find_token(tokens, given, time())
+        if found is None:
+            self._note_guess(address, time())
+            detail = "the token is wrong, was used before, or has ended"
+            raise Refused(401, "Unauthorized", detail, www_authenticate="Bearer")
+        return found
+
+    async def _known(self, headers: Headers, scope: Scope) -> Visitor | None:
+        address = self.address_of(scope)
         number = _cookie(headers)
-        session = self._sessions.get(digest_of(number)) if number else None
-        if session is not None and time() < session.expires_at:
+        session = await self._session(number) if number else None
+        if session is not None:
             return self._visitor(session.name, session.role, f"session {number}", address)
-        if self._settings.proxies and is_from(address, self._settings.proxies):
-            name = headers.get(self._settings.proxy_header, "")
-            if name:
-                return self._visitor(name, self._settings.proxy_role, f"proxy {name}", address)
+        name = self._named_by_proxy(headers, scope)
+        if name:
+            return self._visitor(name, self._settings.proxy_role, f"proxy {name}", address)
         if self._settings.authenticate is not None:
             told = self._settings.authenticate(scope)
             if told is not None:
                 return self._visitor(told[0], Role(told[1]), f"host {told[0]}", address)
-        if not self._settings.login:
+        if self._settings.is_open:
             return self._visitor("local user", Role.ADMIN, "local", address)
         return None
+
+    async def _session(self, number: str) -> Session | None:
+        """None, too, once its token has ended or was removed."""
+        key = digest_of(number)
+        session = self._sessions.get(key)
+        if session is None:
+            return None
+        is_valid = time() < session.expires_at
+        if is_valid and session.digest:
+            is_valid = session.digest in {one.digest for one in valid(await self._read(), time())}
+        if not is_valid:
+            self._sessions.pop(key, None)
+        return session if is_valid else None
+
+    def _named_by_proxy(self, headers: Headers, scope: Scope) -> str:
+        if not is_from(peer_of(scope), self._settings.proxies):
+            return ""
+        names = headers.getlist(self._settings.proxy_header)
+        if len(names) > 1:  # one of them may be the visitor's own
+            detail = (
+                f"the header {self._settings.proxy_header} came {len(names)} times; let the proxy replace it"
+            )
+            raise Refused(400, "Bad Request", detail)
+        return names[0] if names else ""
+
+    async def _read(self) -> list[Token]:
+        try:
+            return await asyncio.to_thread(self._tokens)
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            log.error("cannot read the tokens", extra={"error": str(error)})
+            detail = "the dashboard cannot read its file; its log says more"
+            raise Refused(503, "Service Unavailable", detail, retry_after="5") from None
 
     def _visitor(self, name: str, role: Role, key: str, address: str) -> Visitor:
         csrf = hmac.new(self._secret, key.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
@@ -120,18 +191,10 @@ class Visitors:
 
     # -- what is refused -------------------------------------------------------------------------
 
-    def _check_host(self, headers: Headers) -> None:
-        """Without a login, a page elsewhere whose name leads here must not be answered."""
-        if self._settings.login:
-            return
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-        if not is_loopback(host):
-            raise Forbidden(f"the dashboard is not {host!r}; open it by its own address")
-
     def _check_change(self, headers: Headers, visitor: Visitor | None) -> None:
         origin = headers.get("origin")
         if origin is not None:
-            if urlsplit(origin).netloc != headers.get("host", ""):
+            if _place(origin) != headers.get("host", ""):
                 raise Forbidden(f"the request comes from another site: {origin[:100]}")
         elif visitor is not None and visitor.csrf and headers.get("sec-fetch-site") != "same-origin":
             raise Forbidden("the request does not say where it comes from; send the header Origin")
@@ -158,24 +221,47 @@ class Visitors:
             self._guesses.popitem(last=False)
 
 
-def address_of(scope: Scope) -> str:
-    client = scope.get("client")
-    return str(client[0]) if client else "unknown"
+def _check_is_local(headers: Headers, scope: Scope) -> None:
+    """Without a login, only this machine is answered, and no page elsewhere whose name leads here."""
+    host = headers.get("host", "")
+    if not is_loopback(_hostname(host)):
+        raise Forbidden(f"the dashboard is not {host[:100]!r}; open it by its own address")
+    if not is_loopback(peer_of(scope)) or any(name in headers for name in FORWARDED):
+        raise Forbidden("without a login only this machine is answered, and nobody behind a proxy")
+
+
+def _place(origin: str) -> str:
+    """Host and port of an Origin; "" for what is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _holder(token: Token, address: str) -> Visitor:
+    return Visitor(name=token.name, role=token.role, csrf="", address=address)
 
 
 def _cookie(headers: Headers) -> str:
+    wanted = cookie_name(headers)
     for part in headers.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
-        if name == COOKIE:
+        if name == wanted:
             return value
     return ""
 
 
-def set_cookie(number: str, scope: Scope) -> str:
-    path = scope.get("root_path") or "/"
-    secure = "; Secure" if scope.get("scheme") == "https" else ""
-    return f"{COOKIE}={number}; Path={path}; HttpOnly; SameSite=Strict; Max-Age={int(SESSION_S)}{secure}"
-
-
 def end_cookie(scope: Scope) -> str:
-    return f"{COOKIE}=; Path={scope.get('root_path') or '/'}; HttpOnly; SameSite=Strict; Max-Age=0"
+    return _written_cookie("", 0, scope)
+
+
+def _written_cookie(value: str, age_s: int, scope: Scope) -> str:
+    name, path = cookie_name(Headers(scope=scope)), scope.get("root_path") or "/"
+    return f"{name}={value}; Path={path}; HttpOnly; SameSite=Strict; Max-Age={age_s}"
