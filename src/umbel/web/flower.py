@@ -138,7 +138,8 @@ def _newest(task: Tracked) -> Any:
 
 
 def _sortable(value: Any) -> tuple[bool, Any]:
-    return value is None, value
+    """What is not known is lowest, as Flower has it."""
+    return value is not None, value
 
 
 def _chosen(value: str | None) -> str:
