@@ -144,15 +144,16 @@ class BufferFull(BrokerUnavailable):
 
 
 class SendUnknown(BrokerUnavailable):
-    """The broker did not say whether it has these messages. With the same ids they can be sent again:
-    each runs once."""
+    """The broker did not say whether it has these messages. On Redis and the embedded broker they can be sent
+    again with the same ids, and each runs once; on RabbitMQ one that had arrived runs twice."""
 
     def __init__(self, task_ids: Sequence[str], why: str) -> None:
         self.task_ids = tuple(task_ids)
         more = f" and {len(self.task_ids) - 1} more" if len(self.task_ids) > 1 else ""
         super().__init__(
             f"it is not known whether task {self.task_ids[0]}{more} was sent: {why}. "
-            "Send again with the same task_id: it runs once, whether or not the first one arrived"
+            "Send again with the same task_id: on Redis and the embedded broker it runs once, whether or not "
+            "the first one arrived; on RabbitMQ it may run twice"
         )
 
 

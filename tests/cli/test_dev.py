@@ -71,10 +71,10 @@ def test_a_change_is_loaded_and_a_mistake_is_waited_for(tmp_path: Path) -> None:
         )
     try:
         wait_until(lambda: answers("1"), deadline_s=60, what="the worker")
-        first = next(
-            line.split()[-1] for line in log.read_text().splitlines() if line.startswith("umbel web:")
+        first = wait_until(
+            lambda: re.search(r"(?m)^umbel web: .*?(\S+)$", log.read_text()), what="the address"
         )
-        assert urlopen(first.partition("/session")[0] + "/healthcheck", timeout=30).read() == b"OK"
+        assert urlopen(first[1].partition("/session")[0] + "/healthcheck", timeout=30).read() == b"OK"
         wait_until(lambda: succeeded.search(log.read_text()), what="the success in the log")
         tasks.write_text("def broken(:\n")
         wait_until(lambda: "starts at the next change" in log.read_text(), deadline_s=30, what="the mistake")

@@ -95,7 +95,20 @@ SUBJECTS = (
             ((*_SCRIPTS, *_SETTLE), ("marks",)),
             (_SETTLE, ("settle",)),
             ((*_SCRIPTS, "brokers/test_redis.py"), ("spend",)),  # with the contract of signatures
-            (_SCRIPTS, ("depths", "publish", "bury", "requeue", "revoke", "event_log", "unique", "askers")),
+            (
+                _SCRIPTS,
+                (
+                    "depths",
+                    "publish",
+                    "publish_once",
+                    "bury",
+                    "requeue",
+                    "revoke",
+                    "event_log",
+                    "unique",
+                    "askers",
+                ),
+            ),
             ((*_SCRIPTS, "backends/test_redis.py"), ("results", "store", "chord")),
             (
                 (*_SCRIPTS, "brokers/test_redis_coordination.py"),

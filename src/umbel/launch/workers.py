@@ -37,7 +37,7 @@ def make_worker(
     """A worker for the app. Must be called on the event loop it will run on."""
     project, name = project or found.project or NativeProject(found.app), node_name(node)
     settings = project.begin(settings, name)
-    of_broker = replace(project.for_broker(settings), remembers_signatures=True)
+    of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
     tasks, queues = project.task_rules(settings), settings.worker_queues or (settings.task_default_queue,)
     served = tasks_for(project, tasks, queues)
     pool = choose(settings, served, host=found.spec, node=name, logs=logs)

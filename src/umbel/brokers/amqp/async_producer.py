@@ -1,8 +1,7 @@
 """AmqpAsyncProducer: publishing from an event loop, confirmed on return, on one connection.
 
 RabbitMQ cannot tell whether it has a message already. A connection that is cut before the confirmation
-leaves the sender without an answer, so nothing is sent again by itself: the messages carry a mark by which
-the workers run them once, however often they come.
+leaves the sender without an answer, so nothing is sent again by itself: it may be there, and then run twice.
 """
 
 import asyncio
@@ -44,7 +43,9 @@ class AmqpAsyncProducer:
 
     async def publish(self, batch: Sequence[Outgoing], attempt: Attempt) -> None:
         publisher = await self._ready()
-        posts = outbox.tasks(batch, self._queues, cluster_now(), once=True)
+        if self._link is not None and self._link.blocked:  # it reads nothing: what is written stays in memory
+            raise BrokerUnavailable(f"RabbitMQ takes no messages now: {self._link.blocked}")
+        posts = outbox.tasks(batch, self._queues, cluster_now())
         news = await _announcements(publisher, posts)
         attempt.is_out = True
         refused = await publisher.try_send([*news, *posts])
@@ -72,7 +73,7 @@ class AmqpAsyncProducer:
         async with self._opening:
             if self._link is None or self._link.error is not None or self._publisher is None:
                 self._link = await self._open()
-                self._publisher = Publisher(self._link)
+                self._publisher = Publisher(self._link, may_repeat=False)
             return self._publisher
 
     async def _open(self) -> Link:
@@ -96,6 +97,6 @@ async def _announcements(publisher: Publisher, posts: Sequence[Post]) -> list[Po
         for post in posts
         if post.queue is not None and post.queue.is_task and post.queue.name not in publisher.declared
     }
-    if new and topology.FACTS not in publisher.declared:
-        await publisher.declare(topology.stream_of_facts())
+    if new:
+        await publisher.need(topology.stream_of_facts())
     return [entry(topology.FACTS, encode_record(QueueFact(name))) for name in sorted(new)]

@@ -15,7 +15,6 @@ from time import monotonic
 from umbel.brokers.amqp import dead_letters, locks, outbox, signatures, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
-from umbel.brokers.amqp.consumer import Arrived, Consumer
 from umbel.brokers.amqp.coordination import AmqpCoordination
 from umbel.brokers.amqp.event_log import EventLog
 from umbel.brokers.amqp.outbox import Post
@@ -26,7 +25,6 @@ from umbel.brokers.amqp.subscription import AmqpSubscription
 from umbel.brokers.evidence import Evidence
 from umbel.brokers.interface import (
     DEAD_LETTER_PEEK_MAX,
-    Ack,
     Broadcast,
     BrokerSettings,
     Capabilities,
@@ -149,26 +147,8 @@ class AmqpBroker:
             claims.put_back(taken)
             raise
         deliveries = claims.deliver(owner, taken)
-        if self._settings.remembers_signatures:
-            deliveries = await self._each_once(session, taken, deliveries)
         news = revokes.after(revoked_after, cluster_now())
         return Claim(deliveries, news, revokes.cursor, lease_ended=not claims.renew(owner))
-
-    async def _each_once(
-        self, session: Session, taken: Sequence[tuple[Consumer, Arrived]], deliveries: list[Delivery]
-    ) -> list[Delivery]:
-        """Without those that their client sent again because it did not know of the first."""
-        arrived = [one for _, one in taken]
-        try:
-            copies = await signatures.sent_twice(session, arrived, deliveries, cluster_now())
-        except BaseException:
-            session.claims.take_back(deliveries, taken)
-            raise
-        if not copies:
-            return deliveries
-        log.info("message sent twice; it runs once", extra={"count": len(copies)})
-        await self.settle([Ack(tag) for tag in copies])
-        return [one for one in deliveries if one.tag not in copies]
 
     def _usable(self, queues: Sequence[str]) -> Sequence[str]:
         """Those that were not refused a moment ago; all, if each was."""
@@ -251,13 +231,7 @@ class AmqpBroker:
             parked, consumer.early = consumer.early, []
             early = [Outgoing(consumer.queue, one.message, one.mark.due) for one in parked]
             posts = [
-                outbox.task(
-                    outgoing,
-                    session.queues,
-                    cluster_now(),
-                    ran=one.mark.ran or one.redelivered,
-                    once=one.mark.once,
-                )
+                outbox.task(outgoing, session.queues, cluster_now(), ran=one.mark.ran or one.redelivered)
                 for outgoing, one in zip(early, parked, strict=True)
             ]
             try:

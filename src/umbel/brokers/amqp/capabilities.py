@@ -29,6 +29,8 @@ CAPABILITIES = Capabilities(
         "fetches messages reads new revokes first",
         "unique": "RabbitMQ has no key that can be set atomically and expires, and a queue per key would "
         "outlive the task; use Redis or the embedded broker for unique tasks",
+        "sent_once": "RabbitMQ cannot tell whether it has a message already: an awaited send that was cut "
+        "off may have been sent, and sending it again may run it twice",
         "return_order": "RabbitMQ may hand out the next message before it has put a returned one back: "
         "a returned message is usually first in its queue, and seldom second",
         "fenced_publish": "RabbitMQ has no conditional publish: Umbel checks the lease just before it "

@@ -34,7 +34,7 @@ class Claimed(msgspec.Struct):
     delivery: Delivery
     starts: int
     is_again: bool  # by RabbitMQ's word: somebody had it before
-    marks: tuple[str, ...] = ()  # that it has used: its signature's, that of its id
+    mark: str = ""  # of the signature that it has used
 
 
 class Owner:
@@ -186,12 +186,6 @@ class Claims:
             )
             deliveries.append(delivery)
         return deliveries
-
-    def take_back(self, deliveries: Sequence[Delivery], taken: Sequence[tuple[Consumer, Arrived]]) -> None:
-        """Undo `deliver`: nobody has seen these."""
-        for delivery in deliveries:
-            del self.standing[delivery.tag]
-        self.put_back(taken)
 
     def note_unrun(self, claimed: Claimed) -> None:
         """RabbitMQ will mark it redelivered; we know that it has not run."""

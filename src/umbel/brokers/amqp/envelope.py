@@ -48,19 +48,13 @@ _OF_RABBITMQ = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-f
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
-    """What the broker remembers with a message: when it is due, and that it may have run.
-
-    `once`: its sender may send it again under the same id, and it must run once.
-    """
+    """What the broker remembers with a message: when it is due, and that it may have run."""
 
     due: float = 0.0
     ran: bool = False
-    once: bool = False
 
     def text(self) -> str:
-        if not (self.due or self.ran or self.once):
-            return ""
-        return f"{_MARK}:{self.due!r}:{self.ran:d}" + (":1" if self.once else "")
+        return f"{_MARK}:{self.due!r}:{self.ran:d}" if self.due or self.ran else ""
 
 
 NO_MARK = Mark()
@@ -227,11 +221,11 @@ def _small(value: Any) -> Any:
 def _mark(text: str) -> Mark:
     """A mark that is not ours, or not well formed, marks nothing."""
     kind, _, rest = text.partition(":")
-    due, ran, once, *_ = (*rest.split(":"), "", "")
+    due, _, ran = rest.partition(":")
     if kind != _MARK:
         return NO_MARK
     try:
-        mark = Mark(float(due), ran == "1", once == "1")
+        mark = Mark(float(due), ran == "1")
     except ValueError:
         return NO_MARK
     return mark if 0 <= mark.due <= LATEST_S else NO_MARK

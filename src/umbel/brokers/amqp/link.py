@@ -24,7 +24,13 @@ from umbel.brokers.amqp.frames import (
 )
 from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S, Handshake
 from umbel.brokers.amqp.location import Location
-from umbel.brokers.amqp.refusals import ChannelClosed, channel_refusal, connection_refusal, unreachable
+from umbel.brokers.amqp.refusals import (
+    ChannelClosed,
+    Undecided,
+    channel_refusal,
+    connection_refusal,
+    unreachable,
+)
 from umbel.errors import BrokerError, BrokerUnavailable
 
 READ_BYTES = 64 * 1024
@@ -327,14 +333,14 @@ class Channel:
         if self.error is not None:
             return
         self.error = error
-        waiting: list[asyncio.Future[Any]] = [*self._calls]
-        waiting += [one.future for one in self._unconfirmed.values()]
+        calls, batches = [*self._calls], dict.fromkeys(self._unconfirmed.values())
         self._calls.clear()
         self._unconfirmed.clear()
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # who was cancelled meanwhile does not ask
+        for future in calls:
+            _refuse(future, error)
+        of_batches = Undecided(error) if isinstance(error, ChannelClosed) and len(batches) > 1 else error
+        for batch in batches:
+            _refuse(batch.future, of_batches)
         self.on_end(error)
 
     def _confirmed(self, tag: int, *, multiple: bool, accepted: bool) -> None:
@@ -369,6 +375,12 @@ async def open_link(location: Location, *, timeout_s: float, heartbeat_s: int, n
         link.abort("cancelled")
         raise
     return link
+
+
+def _refuse(future: asyncio.Future[Any], error: BrokerError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # who was cancelled meanwhile does not ask
 
 
 def _drop(_: object) -> None:

@@ -78,16 +78,14 @@ def broadcast(one: Broadcast, ttl_s: float, *, ask_who_hears: bool = False) -> P
     return Post(one.routing_key, properties, one.body, exchange=one.exchange, via=via)
 
 
-def task(
-    outgoing: Outgoing, queues: TaskQueues, now: float, *, ran: bool = False, once: bool = False
-) -> Post:
+def task(outgoing: Outgoing, queues: TaskQueues, now: float, *, ran: bool = False) -> Post:
     delay_s, message = outgoing.not_before - now, outgoing.message
     if outgoing.exchange:
-        return _by_exchange(outgoing, queues, Mark(outgoing.not_before if delay_s > 0 else 0.0, ran, once))
+        return _by_exchange(outgoing, queues, Mark(outgoing.not_before if delay_s > 0 else 0.0, ran))
     if delay_s <= 0:
-        mark = Mark(0.0, ran, once) if ran or once else NO_MARK
+        mark = Mark(ran=True) if ran else NO_MARK
         return Post(outgoing.queue, encode(message, mark), message.body, queues.queue(outgoing.queue))
-    properties = encode(message, Mark(outgoing.not_before, ran, once))
+    properties = encode(message, Mark(outgoing.not_before, ran))
     step_ms = topology.delay_step_ms(delay_s)
     if step_ms is None:  # the claiming worker waits these few milliseconds
         return Post(outgoing.queue, properties, message.body, queues.queue(outgoing.queue))
@@ -104,8 +102,8 @@ def _by_exchange(outgoing: Outgoing, queues: TaskQueues, mark: Mark) -> Post:
     return Post(outgoing.routing_key, properties, message.body, exchange=outgoing.exchange, via=via)
 
 
-def tasks(batch: Sequence[Outgoing], queues: TaskQueues, now: float, *, once: bool = False) -> list[Post]:
-    return [task(outgoing, queues, now, ran=outgoing.redelivered, once=once) for outgoing in batch]
+def tasks(batch: Sequence[Outgoing], queues: TaskQueues, now: float) -> list[Post]:
+    return [task(outgoing, queues, now, ran=outgoing.redelivered) for outgoing in batch]
 
 
 def dead_letter(queue: str, message: Message, reason: str, starts: int, now: float) -> Post:

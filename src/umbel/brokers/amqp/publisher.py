@@ -2,10 +2,15 @@
 
 A message for a queue that was deleted since it was declared comes back; it is declared and sent
 again, once. What the server refuses is reported by its place, so that the others count: a queue that
-cannot be declared refuses its messages, a full one (`reject-publish`) answers each, and a message
-over the server's size limit closes its channel, so large ones are sent alone.
+cannot be declared refuses its messages, and a full one (`reject-publish`) answers each.
+
+A message to an exchange that was deleted, or over the server's size limit, closes its channel, and with it
+goes the answer for others that were under way there. So each exchange has a channel of its own, and large
+messages go alone. What was under way beside others when its channel was closed may have been accepted: who
+may repeat it sends it again, alone, and then knows whom the refusal concerns; elsewhere it is `Undecided`.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from umbel.brokers.amqp import topology
@@ -13,22 +18,27 @@ from umbel.brokers.amqp.declared import mismatch
 from umbel.brokers.amqp.frames import Incoming, encode_publish
 from umbel.brokers.amqp.link import Channel, Link, route_of
 from umbel.brokers.amqp.outbox import Post, Refusals, refusal
-from umbel.brokers.amqp.refusals import FULL, ChannelClosed, closed_publish
+from umbel.brokers.amqp.refusals import FULL, ChannelClosed, Undecided, closed_publish
 from umbel.brokers.amqp.topology import Call, Exchange, Queue
 from umbel.brokers.refusals import unbound
 from umbel.errors import BrokerRefused, WireError
 
 DELETED_AGAIN = "its queue was deleted twice while publishing"
 ALONE_BYTES = 8 * 1024 * 1024  # the smallest limit that a RabbitMQ has by default is 16 MiB
+ALONE, OTHERS = "alone", "others"  # channels; those of exchanges have a slash before their name
+CHANNELS_MAX = 16
 
 
 class Publisher:
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, *, may_repeat: bool = True) -> None:
         self.declared: set[str] = set()
         self.exchanges: set[str] = set()
         self.peculiar: set[str] = set()  # queues that somebody made with arguments of their own
         self._link = link
-        self._channel: Channel | None = None
+        self._may_repeat = may_repeat
+        self._channels: dict[str, Channel] = {}
+        self._opening, self._alone = asyncio.Lock(), asyncio.Lock()
+        self._declaring: dict[str, asyncio.Lock] = {}
 
     async def send(self, posts: Sequence[Post]) -> None:
         """Publish all of them; BrokerRefused if the server refused some."""
@@ -37,32 +47,69 @@ class Publisher:
 
     async def try_send(self, posts: Sequence[Post]) -> Refusals:
         """Publish, and say which were refused."""
-        if not posts:
-            return {}
-        try:
-            return await self._try_send(posts)
-        except ChannelClosed as error:
-            if error.code == ChannelClosed.NOT_FOUND and any(post.via is not None for post in posts):
-                self.exchanges.clear()  # one was deleted: what none of them took is sent again
-                return await self._try_send(posts)
-            raise closed_publish(self._link.location, error) from None
-
-    async def _try_send(self, posts: Sequence[Post]) -> Refusals:
         refused: Refusals = {}
         bad = await self._declare_missing(posts)
-        together, alone = list[int](), list[int]()
+        together, alone = dict[str, list[int]](), list[int]()
         for place, post in enumerate(posts):
             if bad and (problem := bad.get(post.needs)):
                 refused[place] = problem
+            elif len(post.body) > ALONE_BYTES:
+                alone.append(place)
             else:
-                (alone if len(post.body) > ALONE_BYTES else together).append(place)
-        await self._publish(posts, together, refused)
+                together.setdefault(post.exchange, []).append(place)
+        for exchange, places in together.items():
+            await self._publish_together(exchange, posts, places, refused)
         for place in alone:
-            try:
-                await self._publish(posts, [place], refused)
-            except ChannelClosed as error:
-                refused[place] = error.text
+            await self._publish_alone(posts, [place], refused)
         return refused
+
+    async def _publish_together(
+        self, exchange: str, posts: Sequence[Post], places: Sequence[int], refused: Refusals
+    ) -> None:
+        """Beside what others send to this exchange."""
+        try:
+            return await self._publish(self._channel_for(exchange), posts, places, refused)
+        except Undecided as error:
+            closed, is_theirs = error.closed, False
+        except ChannelClosed as error:
+            closed, is_theirs = error, bool(exchange) or len(places) == 1
+            self._raise_if_general(closed, posts[places[0]])
+        is_gone = closed.code == ChannelClosed.NOT_FOUND
+        if is_gone:
+            self.exchanges.clear()
+        if is_theirs and not is_gone:
+            refused |= dict.fromkeys(places, closed.text)
+        elif is_theirs or self._may_repeat:
+            await self._repeat(exchange, posts, places, refused)
+        else:
+            raise Undecided(closed)
+        return None
+
+    async def _repeat(
+        self, exchange: str, posts: Sequence[Post], places: Sequence[int], refused: Refusals
+    ) -> None:
+        bad = await self._declare_missing([posts[place] for place in places])
+        refused |= {place: bad[posts[place].needs] for place in places if posts[place].needs in bad}
+        left = [place for place in places if place not in refused]
+        for some in [left] if exchange else [[place] for place in left]:
+            await self._publish_alone(posts, some, refused)
+
+    async def _publish_alone(self, posts: Sequence[Post], places: Sequence[int], refused: Refusals) -> None:
+        """What closes the channel is one of these: a single one, or for the same exchange."""
+        if not places:
+            return
+        try:
+            async with self._alone:
+                await self._publish(ALONE, posts, places, refused)
+        except ChannelClosed as error:
+            self._raise_if_general(error, posts[places[0]])
+            refused |= dict.fromkeys(places, error.text)
+
+    def _raise_if_general(self, closed: ChannelClosed, post: Post) -> None:
+        """It concerns the user, or a broadcast, whose sender declares its exchange."""
+        problem = closed_publish(self._link.location, closed)
+        if problem is not closed or (post.exchange and post.via is None):
+            raise problem from None
 
     async def declare(self, what: Queue | Exchange, *, exactly: bool = False) -> None:
         """Make it, or agree with what is there, unless it must be `exactly` so.
@@ -83,6 +130,19 @@ class Publisher:
             self.peculiar.add(what.name)
         await channel.close()
         (self.declared if isinstance(what, Queue) else self.exchanges).add(what.name)
+
+    async def need(self, what: Queue | Exchange) -> None:
+        """Declare it unless that was done; who needs the same meanwhile waits for it."""
+        known, name = (
+            self.declared if isinstance(what, Queue) else self.exchanges,
+            str(type(what)) + what.name,
+        )
+        async with self._declaring.setdefault(name, asyncio.Lock()):
+            try:
+                if what.name not in known:
+                    await self.declare(what)
+            finally:
+                self._declaring.pop(name, None)
 
     async def make(self, what: str, calls: Sequence[Call]) -> None:
         """Declare and bind several things at once."""
@@ -109,15 +169,15 @@ class Publisher:
             known = self.declared if isinstance(what, Queue) else self.exchanges
             if what.name not in known and post.needs not in refused:
                 try:
-                    await self.declare(what)
+                    await self.need(what)
                 except (BrokerRefused, WireError) as error:
                     refused[post.needs] = str(error)
         return refused
 
-    async def _publish(self, posts: Sequence[Post], places: Sequence[int], refused: Refusals) -> None:
-        if not places:
-            return
-        channel = await self._open_channel()
+    async def _publish(
+        self, name: str, posts: Sequence[Post], places: Sequence[int], refused: Refusals
+    ) -> None:
+        channel = await self._open_channel(name)
         frames: dict[int, bytes] = {}
         for place in places:
             try:
@@ -129,15 +189,23 @@ class Publisher:
         for nacked in done.refused:
             refused[sent[nacked]] = FULL
         if done.returned:
-            refused |= await self._send_again(channel, done.returned, {place: posts[place] for place in sent})
+            refused |= await self._send_again(name, done.returned, {place: posts[place] for place in sent})
 
-    async def _open_channel(self) -> Channel:
-        if self._channel is None or self._channel.error is not None:
-            self._channel = await self._link.channel(confirms=True)
-        return self._channel
+    def _channel_for(self, exchange: str) -> str:
+        name = f"/{exchange}"
+        return name if name in self._channels or len(self._channels) < CHANNELS_MAX else OTHERS
+
+    async def _open_channel(self, name: str) -> Channel:
+        if (channel := self._channels.get(name)) is not None and channel.error is None:
+            return channel
+        async with self._opening:
+            channel = self._channels.get(name)
+            if channel is None or channel.error is not None:
+                channel = self._channels[name] = await self._link.channel(confirms=True)
+        return channel
 
     async def _send_again(
-        self, channel: Channel, returned: Sequence[Incoming], posts: Mapping[int, Post]
+        self, name: str, returned: Sequence[Incoming], posts: Mapping[int, Post]
     ) -> Refusals:
         """Declare the queues that are missing and send what was for them; why the others go nowhere."""
         routes = {route_of(one) for one in returned}
@@ -148,6 +216,7 @@ class Publisher:
             self.declared.discard(key)
             if (queue := wanted.get(key)) is not None:
                 await self.declare(queue)
+        channel = await self._open_channel(name)
         done = await channel.publish(
             (
                 encode_publish(channel.number, *route_of(one), one.properties, one.body, mandatory=True)

@@ -40,6 +40,14 @@ class ChannelClosed(BrokerRefused):
         self.text = text
 
 
+class Undecided(BrokerUnavailable):
+    """One of several batches closed their channel: which one, and what was accepted, is not known."""
+
+    def __init__(self, closed: ChannelClosed) -> None:
+        super().__init__(f"one of several messages made RabbitMQ close their channel: {closed.text}")
+        self.closed = closed
+
+
 class QueueRefused(BrokerRefused):
     """One queue cannot be declared or consumed; others are not concerned."""
 

@@ -8,9 +8,6 @@ A message that RabbitMQ itself marks as redelivered may use its signature again,
 claimer lost its connection, or gave it back. What the message says of itself does not count. A parked
 message is sent again, so its signature is freed first.
 
-The ids of messages that an awaiting client sent are used in the same way: it may have sent one twice, because
-it did not know whether the first had arrived.
-
 The end is written when all that the message brought is confirmed, and before it is acknowledged. A worker
 that dies in between leaves a message behind that has ended; it is then refused as a copy.
 """
@@ -21,17 +18,14 @@ from uuid import uuid4
 
 from umbel.brokers.amqp import topology
 from umbel.brokers.amqp.claims import Claimed
-from umbel.brokers.amqp.consumer import Arrived
 from umbel.brokers.amqp.handshake import REPLY_TIMEOUT_S
 from umbel.brokers.amqp.outbox import Post, entry
 from umbel.brokers.amqp.records import ENDED, FREE, Use, encode_record
 from umbel.brokers.amqp.session import Session
-from umbel.brokers.interface import Ack, Bury, Delivery, Spend, Tag, Verdict
+from umbel.brokers.interface import Ack, Bury, Spend, Tag, Verdict
 from umbel.errors import BrokerUnavailable
 
 LOOK_AGAIN_S = 0.005
-SENT_REMEMBERED_S = 600.0  # after the first of several messages with one id was claimed
-_SENT = "sent/"
 
 
 async def spend(session: Session, signatures: Sequence[Spend]) -> frozenset[Tag]:
@@ -53,20 +47,8 @@ async def spend(session: Session, signatures: Sequence[Spend]) -> frozenset[Tag]
     copies |= {tag for mark, tag in tried.items() if not first[mark]}
     for one in signatures:
         if one.tag not in copies and (claimed := standing.get(one.tag)) is not None:
-            claimed.marks += (one.mark,)  # the end of a copy ends nothing else
+            claimed.mark = one.mark  # the end of a copy ends nothing else
     return frozenset(copies)
-
-
-async def sent_twice(
-    session: Session, arrived: Sequence[Arrived], deliveries: Sequence[Delivery], now: float
-) -> frozenset[Tag]:
-    """Those of these deliveries whose sender sent them again, under the same id: another one runs, or ran."""
-    marked = [
-        Spend(delivery.tag, f"{_SENT}{delivery.message.correlation_id}", now + SENT_REMEMBERED_S)
-        for one, delivery in zip(arrived, deliveries, strict=True)
-        if one.mark.once
-    ]
-    return await spend(session, marked) if marked else frozenset()
 
 
 async def _try(session: Session, uses: Sequence[Use]) -> Mapping[str, bool]:
@@ -91,14 +73,14 @@ async def end(session: Session, verdicts: Sequence[Verdict], finished: Collectio
     """All that these messages brought is confirmed."""
     standing = session.claims.standing
     tags = [one.tag for one in verdicts if isinstance(one, Ack | Bury) and one.tag in finished]
-    marks = [mark for tag in tags if tag in standing for mark in standing[tag].marks]
-    if posts := [_post(Use(mark, ENDED)) for mark in marks]:
+    marks = [standing[tag].mark for tag in tags if tag in standing]
+    if posts := [_post(Use(mark, ENDED)) for mark in marks if mark]:
         await session.publisher.send(posts)
 
 
 def freed(claimed: Claimed) -> list[Post]:
-    """Free the signature of a message that is sent again. Its id stays used: what is sent is no copy."""
-    return [_post(Use(mark, FREE)) for mark in claimed.marks if not mark.startswith(_SENT)]
+    """Free the signature of a message that is sent again."""
+    return [_post(Use(claimed.mark, FREE))] if claimed.mark else []
 
 
 def _post(use: Use) -> Post:

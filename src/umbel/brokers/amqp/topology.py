@@ -12,7 +12,7 @@ closes the channel if they differ. Umbel's names begin with `umbel.`, and Celery
     umbel.dead                 dead letters
     umbel.revokes              stream: the durable record of revoked tasks
     umbel.starts               stream: starts counted against suspect messages
-    umbel.signatures           stream: signatures that were used, and ids of messages that may come twice
+    umbel.signatures           stream: signatures that were used, where messages are signed
     umbel.facts                stream: queues, recorders, leases and elections
     umbel.clock                stream: the clock mark; short, because only the highest counts
     umbel.events               stream: the durable event log, written while a recorder is registered;

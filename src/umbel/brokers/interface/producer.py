@@ -44,7 +44,7 @@ class AsyncProducer(Protocol):
 
     Messages are told apart by their correlation id, the id of their task. Where `repeats` is true, messages
     that were published within SENT_REMEMBERED_S are left out, so a publish whose outcome is not known can be
-    repeated; elsewhere the workers leave them out, and who does not know the outcome says so.
+    repeated; elsewhere that could make two of one, so who does not know the outcome says so.
     """
 
     @property

@@ -33,4 +33,4 @@ class BrokerSettings:
     prefetch_floor: int = 0  # on RabbitMQ, so many messages of a queue are held even if fewer are wanted
     connection_name: str = "umbel"  # by which the server lists its connections
     keyring: Keyring | None = None  # who speaks over this broker signs with it
-    remembers_signatures: bool = False  # a worker's: it asks `spend`, and runs what was sent twice once
+    remembers_signatures: bool = False  # a worker's: it asks `spend`

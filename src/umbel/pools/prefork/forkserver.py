@@ -26,6 +26,7 @@ from typing import NoReturn
 import msgspec
 from setproctitle import setproctitle
 
+from umbel.errors import UmbelError
 from umbel.pools.guard import Raised, call_guarded
 from umbel.pools.hosting import in_one_line, load_host
 from umbel.pools.interface import Host, HostSpec
@@ -89,7 +90,8 @@ class ForkServer:
         spec = HostSpec(self._setup.loader, self._setup.target, self._setup.search_path)
         loaded = call_guarded(load_host, spec, self._setup.node, forks=True)
         if isinstance(loaded, Raised):
-            traceback.print_exception(loaded.error)
+            if not isinstance(loaded.error, UmbelError):  # those say what to do
+                traceback.print_exception(loaded.error)
             self._tell(Problem(in_one_line(loaded.error)))
             self._end(status=1)
         self._host = loaded.value
