@@ -9,6 +9,8 @@ import pytest
 from tests.history.published import Story, publish
 from umbel.errors import BadQuery, HistoryError, NothingBuilt
 from umbel.events.tables import TABLES
+from umbel.history import query
+from umbel.history.export import as_csv, for_spreadsheets
 from umbel.history.query import Answer, Tables, read
 from umbel.history.tables import newest_build
 
@@ -96,6 +98,10 @@ def test_a_wrong_query_is_refused_with_the_place(lake: Path, sql: str, problem: 
         "select * from 'https://example.com/x.parquet'",
         "export database '{folder}/all'",
         "explain analyze copy tasks to '{folder}/out.csv'",
+        "explain analyze copy (select 1) to '{file}' (format parquet, use_tmp_file false)",
+        "explain analyze create table mine as select 1",
+        "explain analyze drop view tasks",
+        "explain select 1",
     ],
 )
 def test_nothing_but_the_tables_can_be_reached_or_changed(lake: Path, tmp_path: Path, sql: str) -> None:
@@ -122,6 +128,26 @@ def test_a_query_that_takes_too_long_is_ended(lake: Path) -> None:
             "select count(*) from range(10000000000) a, range(1000) b where a.range % 7 = b.range",
             timeout_s=0.2,
         )
+
+
+def test_all_that_is_asked_has_one_limit_of_time(lake: Path) -> None:
+    slow = "select count(*) from range(10000000000) a, range(1000) b where a.range % 7 = b.range"
+    with pytest.raises(BadQuery, match="took longer"):
+        read(lake, lambda tables: tables.rows(slow), timeout_s=0.2)
+    with pytest.raises(BadQuery, match="no time left"):
+        read(lake, lambda tables: tables.rows("select 1"), timeout_s=0.0)
+
+
+def test_memory_threads_and_the_size_of_an_answer_are_bounded(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ask(lake, "select current_setting('memory_limit'), current_setting('threads')").rows
+    assert told == [("953.6 MiB", 2)]
+    monkeypatch.setattr(query, "BYTES_MAX", 1_000_000)
+    assert len(ask(lake, "select repeat('x', 400) from range(2000)").rows) == 2000
+    for large in ("repeat('x', 600)", "[repeat('x', 600)]", "{'a': repeat('x', 600)}"):
+        with pytest.raises(BadQuery, match="more than 1,000,000 bytes"):
+            ask(lake, f"select {large} from range(2000)")
 
 
 def test_the_newest_build_is_read_and_what_is_being_written_is_not(tmp_path: Path) -> None:
@@ -184,3 +210,9 @@ def test_a_table_that_an_older_build_did_not_have_is_empty(tmp_path: Path) -> No
     manifest = tmp_path / "tables/_manifest/000001.json"
     manifest.write_text('{"build": "b1", "tables": {}}')
     assert ask(tmp_path, "select * from elections").columns == TABLES["elections"].names
+
+
+def test_texts_that_a_spreadsheet_would_run_are_marked(lake: Path) -> None:
+    answer = ask(lake, """select '=1+1' as "=a", '@x' as b, -5 as c, 'plain' as d, null as e""")
+    assert as_csv(for_spreadsheets(answer)) == "'=a,b,c,d,e\n'=1+1,'@x,-5,plain,\n"
+    assert as_csv(answer).startswith("=a,")  # for machines, as it is

@@ -7,10 +7,11 @@ from umbel.events.reading import EventReader
 from umbel.events.state import ClusterState
 from umbel.events.types import Event, TaskEvent
 from umbel.monitor.changes import NAMES_MAX, Changes
-from umbel.monitor.elections import ELECTIONS_MAX, ElectionBook, LeaseBook, node_of
+from umbel.monitor.elections import CANDIDATES_MAX, ELECTIONS_MAX, ElectionBook, LeaseBook, node_of
 from umbel.monitor.filters import admits_of
 from umbel.monitor.health import health_of
-from umbel.monitor.model import ClusterModel
+from umbel.monitor.membership import is_row
+from umbel.monitor.model import TEXT_MAX, ClusterModel
 from umbel.monitor.rates import STEP_S, STEPS_MAX, RateBook, Step, added, bucket_of, percentile
 from umbel.monitor.shapes import Node, TaskFilter
 from umbel.monitor.story import story_of
@@ -255,3 +256,36 @@ def test_a_new_version_of_a_node_is_a_mark_and_metered_names_are_bounded() -> No
     flood = [told("task-received", uuid=f"t{n}", name=f"task{n}", retries=0) for n in range(METERED_MAX + 50)]
     model.take(encode_events(flood), NOW)
     assert len({name for _, _, name in model.meters.by_node}) == METERED_MAX + 1
+
+
+def test_a_row_about_a_member_with_numbers_beyond_all_bounds_is_not_believed() -> None:
+    row = {"node": "w@h", "state": "alive", "software": "umbel", "pid": 1, "incarnation": 5, "clock": 1}
+    row |= {"freq_s": 2.0, "silent_s": 0.0}
+    assert is_row(row)
+    for name, value in (("incarnation", 2**200), ("clock", -1), ("pid", 2**63), ("freq_s", 1e300)):
+        assert not is_row(row | {name: value}), name
+    assert not is_row(row | {"node": "n" * 5000})
+
+
+def test_an_election_keeps_no_more_than_its_limits() -> None:
+    book = ElectionBook()
+    for term in range(CANDIDATES_MAX + 50):
+        told_by = {"eid": "e", "winner": f"w{term}@h", "term": term, "outcome": "x" * 5000}
+        book.take(other("worker-elected", phase="elected", **told_by))
+        book.take(other("worker-elected", phase="done", **told_by))
+    (election,) = book.all()
+    assert len(election.candidates) == CANDIDATES_MAX and len(election.outcome) < 5000
+    assert election.violations == ["done by more than one winner"]
+    assert len(book.take(other("worker-elect", id="i" * 5000))) < 5000
+
+
+def test_texts_of_events_are_cut_before_they_are_kept() -> None:
+    model = ClusterModel()
+    long = told("task-failed", uuid="t", retries=0, exception="x" * 100_000, traceback="y" * 100_000)
+    model.take(encode_events([long]), NOW)
+    model.replay([encode_events([long | {"uuid": "u"}])], NOW)
+    for uuid in ("t", "u"):
+        found = model.state.task(uuid)
+        assert found is not None and len(found.exception or "") == len(found.traceback or "") == TEXT_MAX + 1
+        (kept,) = model.story(uuid)
+        assert len(getattr(kept, "exception", "")) == TEXT_MAX + 1

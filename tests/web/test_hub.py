@@ -10,7 +10,7 @@ from umbel.monitor.changes import Change
 from umbel.web import hub as hub_module
 from umbel.web.dashboard import Dashboard
 from umbel.web.hub import PUSHES_MAX, Hub
-from umbel.web.redaction import redact, redact_data
+from umbel.web.redaction import redact, redact_data, shown
 from umbel.web.settings import WebSettings
 
 
@@ -72,6 +72,55 @@ def test_a_client_that_reads_slowly_gets_one_push_for_many(hub: Hub, monkeypatch
 )
 def test_what_reads_like_a_secret_is_taken_out(text: str, clean: str) -> None:
     assert redact(text) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'x-api-key': 'hunter2'}",
+        "{'api-key': 'hunter2'}",
+        "{'private-key': 'hunter2'}",
+        "{'api key': 'hunter2'}",
+        "{'pwd': 'hunter2'}",
+        "{'db_pass': 'hunter2'}",
+        r'{"body": "{\"password\": \"hunter2\", \"n\": 1}"}',
+        r'{"body": "{\"password\": \"a\\\"hunter2\"}"}',
+        r"""'{"body": "{\\"token\\": \\"hunter2\\"}"}'""",
+        "redis://:pa/hunter2@h",
+        "redis://:p@hunter2@h",
+        "amqp://user:hunter2",
+        "('amqp://user:hunter2...',)",
+        "Authorization: Token hunter2",
+        "{'password': 'a\\\nhunter2'}",
+        "('password', 7654321)",
+        "mysql --password hunter2 --host h",
+        "['--db-password', 'hunter2']",
+    ],
+)
+def test_secrets_are_found_however_they_are_written(text: str) -> None:
+    assert "hunter2" not in redact(text) and "7654321" not in redact(text) and "***" in redact(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://host:8080",
+        "GET http://host:8080/path failed",
+        "'http://host:8080', 'ann@example.com'",
+        "http://[::1]:8080/",
+        "cannot reach http://host:8080: refused.",
+        "compass: north, passenger=3, bypass: yes",
+        "('key', 5)",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_what_is_cut_is_redacted_by_what_stood_behind_the_cut() -> None:
+    assert shown("redis://:hunter2@host", 12) == "redis://:***" + "…"
+    assert shown("x" * 10 + "password='" + "y" * 2000, 30) == "x" * 10 + "password=***" + "…"
+    assert shown("x" * 30, 30) == "x" * 30
 
 
 def test_data_is_redacted_by_key_and_cut() -> None:

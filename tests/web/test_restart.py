@@ -69,7 +69,7 @@ def test_the_last_hour_and_the_audit_are_shown_again_after_a_kill(tmp_path: Path
         assert sum(one or 0 for one in site.rates().failed) == 1  # joined, not counted again
         assert [one.text for one in site.rates().marks] == ["v1.4"]
         assert [one.kind for one in site.happenings()] == ["lost"]
-        newest, older = site.audit()
+        newest, older = await site.audit()
         assert (newest.id, newest.action, newest.status, newest.who) == (audit_id, "purge", "done", "ann")
         assert older.action == "mark"
         await site.stop()
@@ -124,7 +124,7 @@ def test_a_broker_that_is_away_is_waited_for_and_said(tmp_path: Path) -> None:
         assert health.level == "bad" and "does not hear the cluster" in health.sentence
         result = await site.act(ANN, Purge(queue="celery"))
         assert not result.done and result.problem
-        assert site.audit()[0].status == "failed"
+        assert (await site.audit())[0].status == "failed"
         await site.stop()
 
     asyncio.run(scenario())

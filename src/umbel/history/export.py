@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from math import isfinite
@@ -9,6 +10,8 @@ from typing import Any
 
 from umbel.history.arrow import arrow, parquet
 from umbel.history.query import Answer
+
+CALCULATED = ("=", "+", "-", "@", "\t", "\r")
 
 
 def plain(value: Any) -> Any:
@@ -44,6 +47,16 @@ def as_csv(answer: Answer) -> str:
     writer.writerow(answer.columns)
     writer.writerows([["" if value is None else plain(value) for value in row] for row in answer.rows])
     return text.getvalue()
+
+
+def for_spreadsheets(answer: Answer) -> Answer:
+    """With an apostrophe before each text that a spreadsheet would calculate or run."""
+    rows = [tuple(map(_guarded, row)) for row in answer.rows]
+    return replace(answer, columns=tuple(map(_guarded, answer.columns)), rows=rows)
+
+
+def _guarded(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(CALCULATED) else value
 
 
 def as_parquet(answer: Answer) -> bytes:

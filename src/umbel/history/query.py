@@ -2,8 +2,8 @@
 
 DuckDB reads the Parquet files that the manifest names, each table as a view. What is asked comes
 from people, so it is confined: one statement that reads, no other file, no network, no extension,
-no setting changed, so many rows and so many seconds. Sorting what does not fit into memory uses a
-separate folder, which is bounded and removed afterwards.
+no setting changed, so much memory, so many rows, bytes and seconds. Sorting what does not fit into memory
+uses a separate folder, which is bounded and removed afterwards.
 """
 
 import tempfile
@@ -11,7 +11,10 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -24,7 +27,11 @@ if TYPE_CHECKING:
     import duckdb
 
 ROWS_MAX = 1_000_000
+BYTES_MAX = 512 * 1024 * 1024  # of what is fetched
+FETCHED_AT_ONCE = 1000  # rows
 TIMEOUT_S = 60.0
+MEMORY_MAX = "1GB"
+THREADS = "2"
 SPILL_MAX = "16GB"
 _RENAMED = {column.was: column.name for table in TABLES.values() for column in table.columns if column.was}
 WorkT = TypeVar("WorkT")
@@ -56,9 +63,10 @@ class Unreadable(HistoryError):
 class Tables:
     """The tables of one build, open for reading."""
 
-    def __init__(self, build: Build, connection: "duckdb.DuckDBPyConnection") -> None:
+    def __init__(self, build: Build, connection: "duckdb.DuckDBPyConnection", ends_at: float) -> None:
         self.build = build
         self._connection = connection
+        self._ends_at = ends_at  # of the monotonic clock, for all that is asked
 
     def ask(
         self,
@@ -68,17 +76,20 @@ class Tables:
         limit: int = ROWS_MAX,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
-        """Run one query; BadQuery when it is none, is wrong or takes too long."""
+        """Run one query; BadQuery when it is none, is wrong, takes too long or answers too much."""
         import duckdb
 
-        alarm = threading.Timer(timeout_s, self._connection.interrupt)
+        left_s = min(timeout_s, self._ends_at - monotonic())
+        if left_s <= 0:
+            raise BadQuery("there is no time left for the query; narrow what is asked")
+        alarm = threading.Timer(left_s, self._connection.interrupt)
         alarm.daemon = True
         alarm.start()
         try:
             self._refuse_changes(sql)
             result = self._connection.execute(sql, parameters or None)
             described = result.description or []
-            rows = result.fetchmany(limit + 1)
+            rows = _fetched(result, limit + 1)
         except duckdb.InterruptException:
             raise BadQuery(
                 f"the query took longer than {timeout_s:g} s; narrow it, or raise --timeout"
@@ -101,25 +112,25 @@ class Tables:
         statements = self._connection.extract_statements(sql)
         if len(statements) != 1:
             raise BadQuery(f"got {len(statements)} queries; give one at a time")
-        if statements[0].type not in {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}:
+        if statements[0].type != duckdb.StatementType.SELECT:  # EXPLAIN ANALYZE does what it explains
             kind = str(statements[0].type).rpartition(".")[2]
             raise BadQuery(f"history is read-only and {kind} is refused; use SELECT")
 
 
-def read(lake: Path, work: Callable[[Tables], WorkT]) -> WorkT:
-    """Do all of the work on the newest build.
+def read(lake: Path, work: Callable[[Tables], WorkT], *, timeout_s: float = inf) -> WorkT:
+    """Do all of the work on the newest build, within `timeout_s`.
 
     During a read, new builds may remove the files that are read. Then the work is
     done again, once, on what is the newest by now.
     """
-    build = newest_build(lake)
+    build, ends_at = newest_build(lake), monotonic() + timeout_s
     try:
-        with _opened(build) as tables:
+        with _opened(build, ends_at) as tables:
             return work(tables)
     except Unreadable:
         if newest_number(lake) == build.number:
             raise
-    with _opened(newest_build(lake)) as tables:
+    with _opened(newest_build(lake), ends_at) as tables:
         return work(tables)
 
 
@@ -130,6 +141,33 @@ def require_duckdb() -> None:
         raise ConfigurationError(
             "reading history needs DuckDB, which is not installed; run: pip install 'umbel[history]'"
         ) from None
+
+
+def _fetched(result: "duckdb.DuckDBPyConnection", limit: int) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    while len(rows) < limit:
+        part = result.fetchmany(min(FETCHED_AT_ONCE, limit - len(rows)))
+        if not part:
+            break
+        size += sum(map(_size, chain.from_iterable(part)))
+        if size > BYTES_MAX:
+            raise BadQuery(f"the answer has more than {BYTES_MAX:,} bytes; select fewer columns or rows")
+        rows += part
+    return rows
+
+
+def _size(value: Any) -> int:
+    """About how many bytes a value has."""
+    match value:
+        case str() | bytes():
+            return len(value)
+        case list() | tuple():
+            return 8 + sum(map(_size, value))
+        case dict():
+            return 8 + sum(_size(key) + _size(one) for key, one in value.items())
+        case _:
+            return 8
 
 
 def _problem(sql: str, error: Exception) -> str:
@@ -153,7 +191,7 @@ def _problem(sql: str, error: Exception) -> str:
 
 
 @contextmanager
-def _opened(build: Build) -> Iterator[Tables]:
+def _opened(build: Build, ends_at: float) -> Iterator[Tables]:
     import duckdb
 
     with tempfile.TemporaryDirectory(prefix="umbel-history-") as spill:
@@ -163,6 +201,8 @@ def _opened(build: Build) -> Iterator[Tables]:
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
                 "python_enable_replacements": "false",
+                "memory_limit": MEMORY_MAX,
+                "threads": THREADS,
                 "temp_directory": spill,
                 "max_temp_directory_size": SPILL_MAX,
             },
@@ -174,7 +214,7 @@ def _opened(build: Build) -> Iterator[Tables]:
             except duckdb.Error as error:
                 raise Unreadable(build, error) from None
             _confine(connection, build)
-            yield Tables(build, connection)
+            yield Tables(build, connection, ends_at)
         finally:
             connection.close()
 

@@ -15,6 +15,7 @@ from umbel.monitor.cursors import read_key, read_time, shown_key, shown_time
 from umbel.monitor.feed import Feed
 from umbel.monitor.filters import Redact, admits_of, root_of
 from umbel.monitor.health import health_of
+from umbel.monitor.hiding import Hides
 from umbel.monitor.model import ClusterModel, load_of
 from umbel.monitor.rates import STEP_S, Step, added, grouped, percentile
 from umbel.monitor.shapes import (
@@ -50,9 +51,9 @@ T = TypeVar("T")
 class KnownCluster:
     """What is made from all tasks or all nodes is made once for everyone who asks within a moment."""
 
-    def __init__(self, feed: Feed, redact: Redact) -> None:
+    def __init__(self, feed: Feed, redact: Redact, hides: Hides) -> None:
         self.feed = feed
-        self._redact = redact
+        self._redact, self._hides = redact, hides
         self._made: dict[str, tuple[float, Any]] = {}
 
     @property
@@ -228,7 +229,7 @@ class KnownCluster:
             worker=wanted.worker or None,
             limit=limit + 1,
             below=read_key(cursor) if cursor else None,
-            admits=admits_of(wanted, self._redact),
+            admits=admits_of(wanted, self._redact, self._hides),
         )
         last = state.place(tasks[limit - 1].uuid) if len(tasks) > limit else None
         return tasks[:limit], "" if last is None else shown_key(last)
@@ -240,6 +241,14 @@ class KnownCluster:
         records = [self.model.state.task(uuid) for _, uuid in places[:limit]]
         more = shown_time(*places[limit - 1]) if len(places) > limit else ""
         return [one for one in records if one is not None], more
+
+    def part(
+        self, wanted: TaskFilter, offset: int, limit: int, *, key: Callable[[Tracked], Any], reverse: bool
+    ) -> list[TaskRecord]:
+        """A part of all that match in an order; records, which cost, are made of that part only."""
+        found = sorted(self._matching(wanted), key=key, reverse=reverse)[offset : offset + limit]
+        records = [self.model.state.task(one.uuid) for one in found]
+        return [one for one in records if one is not None]
 
     def count(self, wanted: TaskFilter) -> int:
         if wanted == TaskFilter():
@@ -256,7 +265,7 @@ class KnownCluster:
         return found
 
     def _matching(self, wanted: TaskFilter) -> list[Tracked]:
-        admits = admits_of(wanted, self._redact)
+        admits = admits_of(wanted, self._redact, self._hides)
         return [
             task
             for task in self.model.state.tracked()

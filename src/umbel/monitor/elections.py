@@ -16,6 +16,7 @@ from umbel.monitor.shapes import Candidate, Election, Lease
 ELECTIONS_MAX = 500
 CANDIDATES_MAX = 1000
 LEASES_MAX = 200
+TEXT_MAX = 1000  # of anything that a node says
 ELECTED = "elected"
 CLOSED = frozenset({"done", "failed", "expired"})
 LEADER = "worker-leader"
@@ -34,8 +35,12 @@ class _Heard(msgspec.Struct):
     attempt: int = 0
     phase: str = "open"
     outcome: str = ""
-    done_by: set[str] = set()
+    done_by: str = ""  # the first that said so
     violations: set[str] = set()
+
+    def stand(self, node: str, number: int, clock: int) -> None:
+        if len(self.candidates) < CANDIDATES_MAX or (node, number) in self.candidates:
+            self.candidates[node, number] = clock
 
 
 class ElectionBook:
@@ -45,11 +50,11 @@ class ElectionBook:
     def take(self, event: Event) -> str:
         """The id of the election that the event is about; "" for another event."""
         match event:
-            case WorkerElect(id=str(id)):
-                self._stood(self._of(id, "v1", event), event)
+            case WorkerElect(id=str(given)):
+                self._stood(self._of(id := _cut(given), "v1", event), event)
                 return id
-            case WorkerElected(eid=str(id)):
-                self._told(self._of(id, "v2", event), event)
+            case WorkerElected(eid=str(given)):
+                self._told(self._of(id := _cut(given), "v2", event), event)
                 return id
             case _:
                 return ""
@@ -71,27 +76,30 @@ class ElectionBook:
         return known
 
     def _stood(self, known: _Heard, event: WorkerElect) -> None:
-        known.topic = event.topic or known.topic
-        if len(known.candidates) < CANDIDATES_MAX:
-            known.candidates[event.hostname, event.pid] = event.clock
+        known.topic = _cut(event.topic) or known.topic
+        known.stand(_cut(event.hostname), event.pid, event.clock)
         known.phase = ELECTED
 
     def _told(self, known: _Heard, event: WorkerElected) -> None:
-        known.topic, known.policy = event.topic or known.topic, event.policy or known.policy
+        known.topic, known.policy = _cut(event.topic) or known.topic, _cut(event.policy) or known.policy
         known.attempt = max(known.attempt, event.attempt or 0)
-        term, winner, phase = event.term or 0, event.winner or "", event.phase or ""
+        term, winner, phase = event.term or 0, _cut(event.winner), _cut(event.phase)
         if phase == ELECTED and winner:
             if known.winners.get(term, winner) != winner:
                 known.violations.add("two winners in one term")
-            if len(known.winners) < CANDIDATES_MAX:
+            if len(known.winners) < CANDIDATES_MAX or term in known.winners:
                 known.winners[term] = winner
-            known.candidates[winner, term] = event.clock
+            known.stand(winner, term, event.clock)
         if phase == "done" and winner:
-            known.done_by.add(winner)
-            if len(known.done_by) > 1:
+            known.done_by = known.done_by or winner
+            if known.done_by != winner:
                 known.violations.add("done by more than one winner")
         if (term, phase in CLOSED) >= (known.term, known.phase in CLOSED):
-            known.term, known.phase, known.outcome = term, phase, event.outcome or ""
+            known.term, known.phase, known.outcome = term, phase, _cut(event.outcome)
+
+
+def _cut(text: str | None) -> str:
+    return (text or "")[:TEXT_MAX]
 
 
 def _shown(known: _Heard) -> Election:

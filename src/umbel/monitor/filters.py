@@ -4,21 +4,23 @@ import re
 from collections.abc import Callable
 
 from umbel.events.state import Tracked
+from umbel.events.types import TaskReceived, TaskSent
 from umbel.events.view import seconds
+from umbel.monitor.hiding import Hides, hides_nothing, is_open
 from umbel.monitor.shapes import TaskFilter
 
 Admits = Callable[[Tracked], bool]
 Redact = Callable[[str], str]
 
 
-def admits_of(wanted: TaskFilter, redact: Redact) -> Admits | None:
+def admits_of(wanted: TaskFilter, redact: Redact, hides: Hides = hides_nothing) -> Admits | None:
     """What is to be asked of each task; None: all are wanted. Name and worker have indices of their own.
 
-    What `redact` takes out of a text is not found either.
+    What `redact` takes out of a text is not found either, nor what nobody masked of a task that `hides`.
     """
     checks = [check for check in (_state(wanted), _queue(wanted), _root(wanted), _time(wanted)) if check]
     if wanted.text:
-        checks.append(_text(wanted.text, redact))
+        checks.append(_text(wanted.text, redact, hides))
     if not checks:
         return None
     return checks[0] if len(checks) == 1 else lambda task: all(check(task) for check in checks)
@@ -47,12 +49,15 @@ def _time(wanted: TaskFilter) -> Admits | None:
     return lambda task: task.best is not None and low <= seconds(task.best.at_us) <= high
 
 
-def _text(text: str, redact: Redact) -> Admits:
+def _text(text: str, redact: Redact, hides: Hides) -> Admits:
     found = re.compile(re.escape(text), re.IGNORECASE).search
     named: dict[str | None, bool] = {None: False}  # names are few, and repeat
 
     def has(shown: str | None) -> bool:
         return bool(shown and found(shown) and found(redact(shown)))
+
+    def is_shown(described: TaskReceived | TaskSent) -> bool:
+        return not (hides(described.name) and is_open(described.args, described.kwargs))
 
     def is_in(task: Tracked) -> bool:
         name = task.name
@@ -61,7 +66,7 @@ def _text(text: str, redact: Redact) -> Admits:
         if named[name] or task.uuid.startswith(text):
             return True
         described = task.received if task.received is not None else task.sent
-        if described is not None and (has(described.args) or has(described.kwargs)):
+        if described is not None and (has(described.args) or has(described.kwargs)) and is_shown(described):
             return True
         return task.failed is not None and has(task.failed.exception)
 

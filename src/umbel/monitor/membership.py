@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from random import uniform
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
@@ -38,6 +38,8 @@ from umbel.wire.gossip import read_worker_event
 INBOX_MAX = 10_000
 ASKING_MAX = 100
 Rows = list[dict[str, Any]]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=100_000_000_000)]
 
 
 class ClusterBroker(FanOut, ClusterRecord, Protocol):
@@ -123,7 +125,7 @@ async def known_members(asker: Asker, timeout_s: float) -> Rows:
     )
     rows: dict[str, dict[str, Any]] = {}
     for view in told.replies.values():
-        for row in filter(_is_row, view if isinstance(view, list) else ()):
+        for row in filter(is_row, view if isinstance(view, list) else ()):
             known = rows.get(row["node"])
             if known is None or is_better(_opinion(row), _opinion(known)):
                 rows[row["node"]] = row
@@ -136,17 +138,17 @@ async def known_members(asker: Asker, timeout_s: float) -> Rows:
 class _Row(msgspec.Struct):
     """What a node must say of another for it to be believed."""
 
-    node: str
+    node: Annotated[str, msgspec.Meta(max_length=1000)]
     state: Literal["alive", "suspect", "lost", "left"]
-    software: str
-    pid: int
-    incarnation: int
-    clock: int
-    freq_s: float
-    silent_s: float
+    software: Annotated[str, msgspec.Meta(max_length=1000)]
+    pid: Count
+    incarnation: Count
+    clock: Count
+    freq_s: Seconds
+    silent_s: Seconds
 
 
-def _is_row(row: Any) -> bool:
+def is_row(row: Any) -> bool:
     try:
         msgspec.convert(row, _Row)
     except msgspec.ValidationError:

@@ -4,7 +4,9 @@ from datetime import UTC, datetime
 
 from umbel.brokers.interface import DeadLetter, Delivery
 from umbel.errors import WireError
+from umbel.monitor.hiding import Hides, hides_nothing, is_open
 from umbel.monitor.shapes import DeadLetterRow, WaitingMessage
+from umbel.protocol.delivery.sensitive import MASK
 from umbel.wire.message import Message
 from umbel.wire.task import TaskHeaders, read_headers, to_v2
 
@@ -22,7 +24,7 @@ def letter_row(letter: DeadLetter) -> DeadLetterRow:
     )
 
 
-def waiting_row(delivery: Delivery) -> WaitingMessage:
+def waiting_row(delivery: Delivery, hides: Hides = hides_nothing) -> WaitingMessage:
     try:
         headers = read_headers(to_v2(delivery.message))
     except WireError as error:
@@ -35,11 +37,12 @@ def waiting_row(delivery: Delivery) -> WaitingMessage:
             priority=delivery.message.priority,
             starts=delivery.starts,
         )
+    is_hidden = hides(headers.task) and is_open(headers.argsrepr, headers.kwargsrepr)
     return WaitingMessage(
         task_id=headers.id,
         task=headers.task,
-        args=headers.argsrepr,
-        kwargs=headers.kwargsrepr,
+        args=MASK if is_hidden else headers.argsrepr,
+        kwargs=MASK if is_hidden else headers.kwargsrepr,
         retries=headers.retries,
         priority=delivery.message.priority,
         starts=delivery.starts,

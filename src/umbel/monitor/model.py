@@ -3,7 +3,8 @@
 Tasks and workers come from the cluster's state, which is the same on every monitor that heard the
 same. Beside it are kept the events of the tasks that were last heard of, for their timelines; how much
 happened in each step of the last hour; elections, leases, and who came and went. All of it is bounded:
-`tasks_max` tasks, the events of STORIES_MAX of them, an hour of steps, HAPPENINGS_MAX changes.
+`tasks_max` tasks, the events of STORIES_MAX of them, an hour of steps, HAPPENINGS_MAX changes. Texts of
+events are cut to TEXT_MAX before anything keeps them.
 """
 
 from collections import OrderedDict, deque
@@ -28,6 +29,8 @@ from umbel.wire.event import decode_events
 TASKS_MAX = 20_000
 STORIES_MAX = 5_000
 STORY_MAX = 200  # events of one task
+TEXT_MAX = 20_000  # of arguments, results, errors; more is shown nowhere
+TEXTS = ("args", "kwargs", "result", "exception", "traceback")
 HAPPENINGS_MAX = 5_000
 MARKS_MAX = 200
 MARK = "control-mark"
@@ -81,7 +84,7 @@ class ClusterModel:
         """One message of the fan-out: an event, or a list of them. Returns those about nodes."""
         of_nodes: Events = []
         for heard in self.receiver.receive(body):
-            event = heard.event
+            event = _cut(heard.event)
             self.book.count(event["type"], now)
             record = self.state.apply_one(event, now)
             if isinstance(record, TaskEvent):
@@ -97,7 +100,7 @@ class ClusterModel:
         """What was heard and written down before. It is joined with what is known, and counted by nobody."""
         for body in bodies:
             for heard in self.receiver.receive(body):
-                record = self.state.apply_one(heard.event, heard_at)
+                record = self.state.apply_one(_cut(heard.event), heard_at)
                 if isinstance(record, TaskEvent):
                     self._keep(record)
                 elif record is not None:
@@ -224,6 +227,11 @@ class ClusterModel:
             if runtime is not None:
                 self.book.ran(runtime, now)
                 self.meters.ran(name, runtime)
+
+
+def _cut(event: dict[str, Any]) -> dict[str, Any]:
+    long = [name for name in TEXTS if isinstance(text := event.get(name), str) and len(text) > TEXT_MAX]
+    return event | {name: event[name][:TEXT_MAX] + "…" for name in long} if long else event
 
 
 def load_of(beat: WorkerBeat) -> float | None:

@@ -4,12 +4,13 @@ Times are Unix seconds, durations end in `_s`. Records are what leaves the proce
 arguments, results and tracebacks and cut them before it hands one out.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from umbel.events.view import TaskRecord
 
+Moment = Annotated[float, msgspec.Meta(ge=0, le=100_000_000_000)]  # as far as calendars go, and not NaN
 NodeState = Literal["alive", "suspect", "lost", "left"]
 Level = Literal["ok", "warning", "bad"]
 
@@ -101,8 +102,8 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = ""
     text: str = ""  # part of the name, of the arguments or of the error; or the beginning of an id
     root: str = ""
-    since: float | None = None
-    until: float | None = None
+    since: Moment | None = None
+    until: Moment | None = None
 
 
 class TaskPage(msgspec.Struct, frozen=True, kw_only=True):

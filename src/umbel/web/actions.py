@@ -4,7 +4,7 @@ A record says what is wanted and nothing about who wants it. `POST /api/v1/actio
 with its name in `action`; `Site.act` takes the record itself. `ROLES` says who may.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,6 +13,7 @@ from umbel.monitor.shapes import TaskFilter
 from umbel.web.roles import Role
 
 IDS_MAX = 10_000
+DEPTH_MAX = 64
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
@@ -127,6 +128,10 @@ class StartElection(Action, frozen=True, kw_only=True, tag="start_election"):
     topic: Text
     argument: Any = None
 
+    def __post_init__(self) -> None:
+        if _is_deep(self.argument):
+            raise ValueError(f"`argument` is nested deeper than {DEPTH_MAX}")
+
 
 AnyAction = (
     Revoke
@@ -205,3 +210,14 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any]
     status: Literal["sent", "done", "failed", "refused"]
     result: dict[str, Any] | None = None
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        level = [one for many in level if isinstance(many, list | dict) for one in _inside(many)]
+    return bool(level)
+
+
+def _inside(many: list[Any] | dict[str, Any]) -> Iterable[Any]:
+    return many.values() if isinstance(many, dict) else many

@@ -53,6 +53,8 @@ async def _body(request: Request, wanted: Any) -> Any:
         return msgspec.json.decode(await request.body(), type=wanted)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Refused(400, "Bad Request", str(error)) from None
+    except RecursionError:
+        raise Refused(400, "Bad Request", "the body is nested too deep") from None
 
 
 def _streaming(hub: Hub) -> Callable[[Request], Awaitable[Response]]:

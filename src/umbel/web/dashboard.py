@@ -6,8 +6,7 @@ application may not tell it of its start. Everything it hands out is redacted.
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from sqlite3 import Error as FileError
 from time import time
@@ -46,6 +45,7 @@ from umbel.monitor.shapes import (
 from umbel.monitor.story import story_of
 from umbel.urls import without_password
 from umbel.web.actions import ROLES, ActionResult, AnyAction, AuditEntry
+from umbel.web.auditing import ended, entry_of, name_of, result_of
 from umbel.web.hub import Hub
 from umbel.web.inspecting import look_at_worker
 from umbel.web.journal import HOUR_S, Journal
@@ -56,15 +56,15 @@ from umbel.web.resending import as_command, call_of
 from umbel.web.settings import WebSettings
 from umbel.web.site import PAGE_MAX, Visitor
 from umbel.web.telling import ACTION, Teller
+from umbel.web.unwritten import Unwritten, give_back
 from umbel.web.visitors import Visitors
 
 log = logging.getLogger("umbel.web")
 OPEN_AGAIN_S = 2.0
 WRITE_EVERY_S = 1.0
-UNWRITTEN_MAX = 50_000  # messages of events; beyond that they are heard, but not written down
 STORIES_MAX = 20_000
+LOOKING_BACK_MAX = 2
 STEPS_WRITTEN = 3  # the newest, which may still change
-REPLIES_MAX = 2000
 
 
 class Dashboard:
@@ -76,11 +76,12 @@ class Dashboard:
         self.visitors = Visitors(settings, self.journal.tokens)
         self._broker = open_broker(app.settings.for_broker())
         model = ClusterModel(tasks_max=settings.tasks_max, stories_max=min(STORIES_MAX, settings.tasks_max))
-        self.cluster = KnownCluster(self._make_feed(model), redact)
+        self.cluster = KnownCluster(self._make_feed(model), redact, self.hides)
         self.hub = Hub(self.cluster, clients_max=settings.clients_max)
         self._make_performer()
-        self._unwritten: deque[tuple[float, bytes]] = deque(maxlen=UNWRITTEN_MAX)
+        self._unwritten = Unwritten()
         self._running: asyncio.Task[None] | None = None
+        self._looking_back = asyncio.Semaphore(LOOKING_BACK_MAX)
 
     @property
     def feed(self) -> Feed:
@@ -150,7 +151,7 @@ class Dashboard:
     # -- the last hour ---------------------------------------------------------------------------
 
     def _note_heard(self, body: bytes, now: float) -> None:
-        self._unwritten.append((now, body))
+        self._unwritten.add(now, body)
 
     async def _write_on(self) -> None:
         while True:
@@ -159,13 +160,15 @@ class Dashboard:
 
     async def _write(self) -> None:
         model = self.cluster.model
-        heard = [self._unwritten.popleft() for _ in range(len(self._unwritten))]
+        heard = self._unwritten.take()
         happened = [model.unsaved.popleft() for _ in range(len(model.unsaved))]
         steps = list(model.book.steps)[-STEPS_WRITTEN:]
         packed = [msgspec.convert(msgspec.to_builtins(step), type(step), strict=False) for step in steps]
         try:
             await asyncio.to_thread(self.journal.write_hour, heard, packed, happened, time())
         except FileError as error:
+            self._unwritten.give_back(heard)
+            give_back(model.unsaved, happened)
             log.warning("cannot write the last hour; retrying with the next", extra={"why": str(error)})
 
     async def _restore(self) -> None:
@@ -206,8 +209,17 @@ class Dashboard:
         return Path(self.app.settings.history_lake)
 
     @property
+    def looking_back(self) -> asyncio.Semaphore:
+        return self._looking_back
+
+    @property
     def task_names(self) -> Sequence[str]:
         return sorted({*self.app.tasks, *self.cluster.model.state.names()})
+
+    def hides(self, name: str | None) -> bool:
+        """Whether the task of that name has arguments that nobody may read."""
+        task = self.app.tasks.get(name or "")
+        return task is not None and task.options.hides is not None
 
     def health(self) -> Health:
         return self.cluster.health()
@@ -236,7 +248,9 @@ class Dashboard:
         self, wanted: TaskFilter, *, limit: int = 50, cursor: str = "", order: str = "clock"
     ) -> TaskPage:
         page = self.cluster.tasks(wanted, limit=max(1, min(limit, PAGE_MAX)), cursor=cursor, order=order)
-        return msgspec.structs.replace(page, tasks=[redact_task(one, LIST_MAX) for one in page.tasks])
+        return msgspec.structs.replace(
+            page, tasks=[redact_task(one, LIST_MAX, self.hides) for one in page.tasks]
+        )
 
     def count(self, wanted: TaskFilter) -> int:
         return self.cluster.count(wanted)
@@ -245,7 +259,7 @@ class Dashboard:
         found = self.cluster.model.state.task(task_id)
         if found is None:
             return None
-        clean = redact_task(found, DETAIL_MAX)
+        clean = redact_task(found, DETAIL_MAX, self.hides)
         events, edges, attempts = story_of(self.cluster.model.story(task_id))
         call = call_of(found)
         is_whole = not isinstance(call, str) and (clean.args, clean.kwargs) == (found.args, found.kwargs)
@@ -276,7 +290,8 @@ class Dashboard:
         return self.cluster.queues()
 
     async def peek(self, queue: str, limit: int = 20) -> list[WaitingMessage]:
-        rows = [waiting_row(one) for one in await self._broker.peek(queue, max(1, min(limit, PAGE_MAX)))]
+        waiting = await self._broker.peek(queue, max(1, min(limit, PAGE_MAX)))
+        rows = [waiting_row(one, self.hides) for one in waiting]
         return [
             msgspec.structs.replace(one, args=shown(one.args, LIST_MAX), kwargs=shown(one.kwargs, LIST_MAX))
             for one in rows
@@ -308,7 +323,8 @@ class Dashboard:
         return Schedule(leader=leader_of(lease) or None, term=lease.term, tasks=tasks, note=note)
 
     def elections(self) -> list[Election]:
-        return self.cluster.elections()
+        found = self.cluster.elections()
+        return [msgspec.structs.replace(one, outcome=shown(one.outcome, LIST_MAX)) for one in found]
 
     def leases(self) -> list[Lease]:
         return self.cluster.leases()
@@ -316,8 +332,9 @@ class Dashboard:
     def rates(self, *, last_s: float = HOUR_S, step_s: int = 0) -> Rates:
         return self.cluster.rates(last_s=last_s, step_s=step_s)
 
-    def audit(self, *, limit: int = 100, before: int = 0) -> list[AuditEntry]:
-        return self.journal.audit(limit=max(1, min(limit, PAGE_MAX)), before=before)
+    async def audit(self, *, limit: int = 100, before: int = 0) -> list[AuditEntry]:
+        limit = max(1, min(limit, PAGE_MAX))
+        return await asyncio.to_thread(self.journal.audit, limit=limit, before=before)
 
     # -- what pages change -----------------------------------------------------------------------
 
@@ -325,23 +342,23 @@ class Dashboard:
         """Write it to the audit, do it, write what came of it. Raises `Forbidden` for a role that may not."""
         needed = ROLES[type(action)]
         if not visitor.role.may(needed):
-            await self._written(_entry(visitor, action, "refused"))
-            raise Forbidden(f"{_name(action)} needs the role {needed}; {visitor.name} is {visitor.role}")
+            await self._written(entry_of(visitor, action, "refused"), self.journal.refuse)
+            raise Forbidden(f"{name_of(action)} needs the role {needed}; {visitor.name} is {visitor.role}")
         action = self._performer.check(action)
-        entry = await self._written(_entry(visitor, action, "sent"))
+        entry = await self._written(entry_of(visitor, action, "sent"), self.journal.begin)
         outcome: dict[str, Any] = {"problem": "it was interrupted"}
         try:
             outcome = await self._performer.perform(action)
         except BrokerError as error:
             outcome = {"problem": str(error)}
         finally:
-            result = _result(entry.id, outcome)
-            await self._finish(entry, result)
+            result = result_of(entry.id, outcome)
+            await self._finish(ended(entry, result))
         return result
 
-    async def _written(self, entry: AuditEntry) -> AuditEntry:
+    async def _written(self, entry: AuditEntry, write: Callable[[AuditEntry], int]) -> AuditEntry:
         try:
-            number = await asyncio.to_thread(self.journal.begin, entry)
+            number = await asyncio.to_thread(write, entry)
         except FileError as error:
             raise Refused(
                 503, "Audit unavailable", f"nothing is done that cannot be audited: {error}"
@@ -349,49 +366,15 @@ class Dashboard:
         self.cluster.model.changes.note("audit", str(number))
         return msgspec.structs.replace(entry, id=number)
 
-    async def _finish(self, entry: AuditEntry, result: ActionResult) -> None:
-        kept = redact_data(msgspec.to_builtins(result, enc_hook=str), REPLIES_MAX)
-        ended = msgspec.structs.replace(entry, status="done" if result.done else "failed", result=kept)
-        await asyncio.to_thread(self.journal.finish, ended)
+    async def _finish(self, entry: AuditEntry) -> None:
+        try:
+            await asyncio.to_thread(self.journal.finish, entry)
+        except FileError as error:
+            log.error("action done, but its outcome is not in the audit", extra={"why": str(error)})
         self.cluster.model.changes.note("audit", str(entry.id))
         fields = ("who", "role", "address", "action", "target", "status")
-        told = {name: getattr(ended, name) for name in fields} | {"replies": kept.get("replies", {})}
+        told = {name: getattr(entry, name) for name in fields} | {"replies": (entry.result or {})["replies"]}
         try:
             await self._teller.tell(ACTION, told)
         except BrokerError as error:
             log.warning("action done, but its event was not sent", extra={"why": str(error)})
-
-
-def _entry(visitor: Visitor, action: AnyAction, status: Any) -> AuditEntry:
-    arguments = msgspec.to_builtins(action)
-    return AuditEntry(
-        id=0,
-        at=time(),
-        who=visitor.name,
-        role=visitor.role.value,
-        address=visitor.address,
-        action=_name(action),
-        target=_target(arguments),
-        arguments=redact_data(arguments, REPLIES_MAX),
-        status=status,
-    )
-
-
-def _name(action: AnyAction) -> str:
-    return str(type(action).__struct_config__.tag)
-
-
-def _target(arguments: dict[str, Any]) -> str:
-    for name in ("ids", "letters", "queue", "name", "task", "id", "text"):
-        found = arguments.get(name)
-        if found:
-            many = found if isinstance(found, list) else [found]
-            more = f" and {len(many) - 1} more" if len(many) > 1 else ""
-            return f"{many[0]}{more}"[:200]
-    return ", ".join(arguments.get("nodes", ())) or "all nodes"
-
-
-def _result(audit_id: int, outcome: dict[str, Any]) -> ActionResult:
-    fine = not (outcome.get("problem") or outcome.get("silent") or outcome.get("refused"))
-    clean = outcome | {"replies": redact_data(outcome.get("replies", {}), REPLIES_MAX)}
-    return ActionResult(audit_id=audit_id, done=fine, **clean)

@@ -157,7 +157,7 @@ async def _rates(call: Call) -> Rates:
 
 
 async def _audit(call: Call) -> list[AuditEntry]:
-    return call.site.audit(limit=call.query.limit, before=call.query.before)
+    return await call.site.audit(limit=call.query.limit, before=call.query.before)
 
 
 async def _me(call: Call) -> Me:

@@ -5,6 +5,7 @@ Flower is `POST /api/v1/actions` here.
 """
 
 import asyncio
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from umbel.events.state import Tracked
 from umbel.events.view import TaskRecord
 from umbel.monitor.shapes import TaskFilter
 from umbel.web.problems import Refused, as_json
@@ -25,7 +27,12 @@ if TYPE_CHECKING:
 ASK_S = 2.0
 QUESTIONS = ("stats", "active_queues", "registered", "conf")
 OF_ONE = ("active", "scheduled", "reserved", "revoked")
-SORT_KEYS = {"name": "name", "state": "state", "received": "received_at", "started": "started_at"}
+SORT_KEYS: Mapping[str, Callable[[Tracked], Any]] = {
+    "name": lambda task: task.name,
+    "state": lambda task: task.counted,
+    "received": lambda task: None if task.received is None else task.received.at_us,
+    "started": lambda task: None if task.started is None else task.started.at_us,
+}
 SAME = (
     *(
         "uuid",
@@ -56,15 +63,14 @@ def routes(dashboard: "Dashboard") -> list[BaseRoute]:
         return as_json(await _workers(dashboard, name))
 
     async def tasks(request: Request) -> Response:
-        return as_json(
-            {one.uuid: as_flower(redact_task(one, LIST_MAX)) for one in _tasks(dashboard, request)}
-        )
+        found = _tasks(dashboard, request)
+        return as_json({one.uuid: as_flower(redact_task(one, LIST_MAX, dashboard.hides)) for one in found})
 
     async def task(request: Request) -> Response:
         found = dashboard.cluster.model.state.task(request.path_params["task_id"])
         if found is None:
             raise Refused(404, "Not Found", f"Unknown task '{request.path_params['task_id'][:200]}'")
-        return as_json(as_flower(redact_task(found, DETAIL_MAX)))
+        return as_json(as_flower(redact_task(found, DETAIL_MAX, dashboard.hides)))
 
     async def lengths(_request: Request) -> Response:
         rows = [{"name": one.queue, "messages": one.ready} for one in dashboard.queues()]
@@ -113,16 +119,27 @@ def _tasks(dashboard: "Dashboard", request: Request) -> list[TaskRecord]:
         since=_moment(given.get("received_start")),
         until=_moment(given.get("received_end")),
     )
-    found = dashboard.cluster.tasks(wanted, limit=min(limit, PAGE_MAX) + min(offset, 100_000)).tasks
     by = given.get("sort_by", "")
-    if by:
-        key = SORT_KEYS.get(by.lstrip("-"))
-        if key is None:
-            raise Refused(
-                400, "Bad Request", f"Invalid sort_by '{by[:50]}', expected one of {', '.join(SORT_KEYS)}"
-            )
-        found.sort(key=lambda one: (getattr(one, key) is None, getattr(one, key)), reverse=by.startswith("-"))
-    return found[offset : offset + limit]
+    value = SORT_KEYS.get(by.lstrip("-"))
+    if by and value is None:
+        known = ", ".join(SORT_KEYS)
+        raise Refused(400, "Bad Request", f"Invalid sort_by '{by[:50]}', expected one of {known}")
+    return dashboard.cluster.part(
+        wanted,
+        offset,
+        min(limit, PAGE_MAX),
+        key=_newest if value is None else lambda task: _sortable(value(task)),
+        reverse=value is None or by.startswith("-"),
+    )
+
+
+def _newest(task: Tracked) -> Any:
+    return task.key
+
+
+def _sortable(value: Any) -> tuple[bool, Any]:
+    """What is not known is lowest, as Flower has it."""
+    return value is not None, value
 
 
 def _chosen(value: str | None) -> str:

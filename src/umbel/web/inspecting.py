@@ -31,10 +31,15 @@ async def look_at_worker(feed: Feed, node: Node, failures: list[TaskRecord]) -> 
         active=active,
         reserved=_maps(found["reserved"]),
         queues=sorted(str(one["name"]) for one in _maps(found["active_queues"]) if "name" in one),
-        registered=[str(one) for one in found["registered"] or []][:SHOWN_MAX],
+        registered=texts_of(found["registered"]),
         settings=found["conf"] if isinstance(found["conf"], dict) else {},
         failures=failures,
     )
+
+
+def texts_of(reply: Any) -> list[str]:
+    """Nothing for a reply that is a refusal."""
+    return [str(one) for one in reply][:SHOWN_MAX] if isinstance(reply, list) else []
 
 
 def _maps(reply: Any) -> list[dict[str, Any]]:

@@ -3,7 +3,8 @@
 An action is in the audit, on disk, before it is sent. What was heard in the last hour is kept as it came: a
 restart joins it with what is heard then and shows the same; charts and changes of membership are kept as
 they were drawn. Limits: an hour and HEARD_BYTES_MAX of events (beyond that the oldest go), an hour of steps,
-AUDIT_MAX entries of the audit.
+AUDIT_MAX entries of the audit. What was refused has a table and a limit of its own, REFUSED_MAX, so that who
+may do nothing cannot push out what was done.
 """
 
 import sqlite3
@@ -25,11 +26,13 @@ HOUR_S = 3600.0
 HEARD_BYTES_MAX = 256 * 1024 * 1024
 HEARD_AT_ONCE = 200  # messages in a row
 AUDIT_MAX = 100_000
+REFUSED_MAX = 1000
 TOKENS_MAX = 1000
 BUSY_MS = 5000
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS audit (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS refused (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS steps (at INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS happened (
     id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL);
@@ -37,6 +40,10 @@ CREATE TABLE IF NOT EXISTS heard (
     id INTEGER PRIMARY KEY, at REAL NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, body BLOB NOT NULL);
 """
+DROP_OLDEST_AUDIT = """
+DELETE FROM audit WHERE id <= (SELECT id FROM audit ORDER BY id DESC LIMIT 1 OFFSET ?)"""
+DROP_OLDEST_REFUSED = """
+DELETE FROM refused WHERE id <= (SELECT id FROM refused ORDER BY id DESC LIMIT 1 OFFSET ?)"""
 
 
 class Journal:
@@ -45,16 +52,16 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._one_at_a_time = threading.Lock()
         try:
+            _make_private(path)
             self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._file.execute(f"PRAGMA busy_timeout={BUSY_MS}")
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=FULL")  # the audit outlives a power cut
             self._file.executescript(SCHEMA)
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(
                 f"the dashboard cannot use its file {path}: {error}; name another with --state"
             ) from None
-        path.chmod(0o600)  # it has the audit, and hashes of tokens
 
     def close(self) -> None:
         with self._one_at_a_time:
@@ -65,18 +72,35 @@ class Journal:
     def begin(self, entry: AuditEntry) -> int:
         """Write the entry of an action that is about to be sent; its number."""
         with self._one_at_a_time, self._file:
-            row = self._file.execute("INSERT INTO audit (at, body) VALUES (?, ?)", (entry.at, _packed(entry)))
-            number = int(row.lastrowid or 0)
-            self._file.execute("DELETE FROM audit WHERE id <= ?", (number - AUDIT_MAX,))
+            self._file.execute("BEGIN")
+            number = self._insert(entry)
+            self._file.execute(DROP_OLDEST_AUDIT, (AUDIT_MAX,))
         return number
+
+    def refuse(self, entry: AuditEntry) -> int:
+        """Write the entry of an action that is not done; numbered like the others, kept beside them."""
+        with self._one_at_a_time, self._file:
+            self._file.execute("BEGIN")
+            number = self._insert(entry)
+            self._file.execute("DELETE FROM audit WHERE id = ?", (number,))  # the number is not given again
+            self._file.execute("INSERT INTO refused (id, body) VALUES (?, ?)", (number, _packed(entry)))
+            self._file.execute(DROP_OLDEST_REFUSED, (REFUSED_MAX,))
+        return number
+
+    def _insert(self, entry: AuditEntry) -> int:
+        row = self._file.execute("INSERT INTO audit (at, body) VALUES (?, ?)", (entry.at, _packed(entry)))
+        return int(row.lastrowid or 0)
 
     def finish(self, entry: AuditEntry) -> None:
         with self._one_at_a_time, self._file:
             self._file.execute("UPDATE audit SET body = ? WHERE id = ?", (_packed(entry), entry.id))
 
     def audit(self, *, limit: int, before: int = 0) -> list[AuditEntry]:
+        below = before or 2**62
         rows = self._rows(
-            "SELECT id, body FROM audit WHERE id < ? ORDER BY id DESC LIMIT ?", (before or 2**62, limit)
+            "SELECT id, body FROM audit WHERE id < ? UNION ALL SELECT id, body FROM refused WHERE id < ?"
+            " ORDER BY id DESC LIMIT ?",
+            (below, below, limit),
         )
         return [msgspec.structs.replace(_read(body, AuditEntry), id=number) for number, body in rows]
 
@@ -90,14 +114,10 @@ class Journal:
         now: float,
     ) -> None:
         """What came since the last time; and drop what is too old, or too much."""
+        parts = [_part(heard[start : start + HEARD_AT_ONCE]) for start in range(0, len(heard), HEARD_AT_ONCE)]
         with self._one_at_a_time, self._file:
             self._file.execute("BEGIN")
-            for start in range(0, len(heard), HEARD_AT_ONCE):
-                part = heard[start : start + HEARD_AT_ONCE]
-                body = zlib.compress(msgspec.msgpack.encode([one for _, one in part]), 1)
-                self._file.execute(
-                    "INSERT INTO heard (at, size, body) VALUES (?, ?, ?)", (part[-1][0], len(body), body)
-                )
+            self._file.executemany("INSERT INTO heard (at, size, body) VALUES (?, ?, ?)", parts)
             self._file.executemany(
                 "INSERT OR REPLACE INTO steps (at, body) VALUES (?, ?)",
                 [(step.at, _packed(step)) for step in steps],
@@ -166,6 +186,20 @@ class Journal:
     def _rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         with self._one_at_a_time:
             return self._file.execute(query, values).fetchall()
+
+
+def _make_private(path: Path) -> None:
+    """It has the audit, and hashes of tokens. SQLite makes the files beside it with the mode of this one."""
+    path.touch(mode=0o600)
+    for one in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        if one.exists():
+            one.chmod(0o600)
+
+
+def _part(heard: Sequence[tuple[float, bytes]]) -> tuple[float, int, bytes]:
+    """A row: when the last of them was heard, the size, and the messages, compressed."""
+    body = zlib.compress(msgspec.msgpack.encode([one for _, one in heard]), 1)
+    return heard[-1][0], len(body), body
 
 
 def _packed(value: object) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from umbel.app.app import App
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import Broker, DeadLetter
 from umbel.errors import UmbelError
 from umbel.launch.timetable import change_pauses
 from umbel.monitor.cluster import KnownCluster
@@ -45,13 +45,14 @@ from umbel.web.actions import (
     TimeLimit,
 )
 from umbel.web.problems import Refused
-from umbel.web.resending import call_of
+from umbel.web.resending import Call, call_of
 from umbel.web.telling import MARK, Teller
 
 LETTERS_MAX = 100_000
 ASK_S = 3.0
 SEND_AT_ONCE = 50
 Outcome = dict[str, Any]  # fields of ActionResult
+Resending = tuple[str, Call, Any]  # the task that is sent again, and how
 
 
 class Performer:
@@ -103,6 +104,8 @@ class Performer:
     # -- tasks -----------------------------------------------------------------------------------
 
     def _named(self, action: OnTasks) -> Any:
+        if action.nodes:
+            raise Refused(422, "Unprocessable", "tasks are found on whichever node; leave out `nodes`")
         if bool(action.ids) == (action.match is not None):
             raise Refused(422, "Unprocessable", "name tasks by `ids`, or all that `match` a filter")
         if action.match is None:
@@ -124,35 +127,38 @@ class Performer:
         return _answered(await told, len(action.ids))
 
     async def _retry(self, ids: Sequence[str]) -> Outcome:
+        """What is known is read here, on the loop, which changes it; only sending is done in a thread."""
         refused: dict[str, str] = {}
         sent: list[str] = []
         for start in range(0, len(ids), SEND_AT_ONCE):
-            part = ids[start : start + SEND_AT_ONCE]
-            await asyncio.to_thread(self._resend, part, sent, refused)
+            calls = [self._call(one, refused) for one in ids[start : start + SEND_AT_ONCE]]
+            ready = [call for call in calls if call is not None]
+            await asyncio.to_thread(self._send, ready, sent, refused)
         return {"count": len(sent), "sent": sent, "refused": refused}
 
-    def _resend(self, ids: Sequence[str], sent: list[str], refused: dict[str, str]) -> None:
-        for one in ids:
-            task = self._cluster.model.state.task(one)
-            call = "it is not known any more" if task is None else call_of(task)
-            if isinstance(call, str) or task is None:
-                refused[one] = str(call)
-                continue
-            options: Any = {"queue": call.queue} if call.queue else {}
-            if task.root_id and task.root_id != one:
-                options |= {"root_id": task.root_id, "parent_id": one}
+    def _call(self, task_id: str, refused: dict[str, str]) -> Resending | None:
+        task = self._cluster.model.state.task(task_id)
+        call = "it is not known any more" if task is None else call_of(task)
+        if isinstance(call, str) or task is None:
+            refused[task_id] = str(call)
+            return None
+        options: Any = {"queue": call.queue} if call.queue else {}
+        if task.root_id and task.root_id != task_id:
+            options |= {"root_id": task.root_id, "parent_id": task_id}
+        return task_id, call, options
+
+    def _send(self, ready: Sequence[Resending], sent: list[str], refused: dict[str, str]) -> None:
+        for task_id, call, options in ready:
             try:
                 sent.append(self._app.send(call.name, call.args, call.kwargs, options).id)
             except (UmbelError, TypeError, ValueError) as error:
-                refused[one] = str(error)
+                refused[task_id] = str(error)
 
     # -- messages --------------------------------------------------------------------------------
 
     async def _letters(self, action: RequeueDead | DropDead) -> Outcome:
         known = await self._broker.dead_letters(LETTERS_MAX)
-        chosen = {
-            name: one.letter_id for one in known for name in (str(one.letter_id), letter_row(one).task_id)
-        }
+        chosen = by_name(known)
         missing = {name: "there is no such dead letter" for name in action.letters if name not in chosen}
         ids = [one.letter_id for one in known] if action.every else []
         ids += [chosen[name] for name in action.letters if name in chosen]
@@ -186,6 +192,12 @@ class Performer:
         except (UmbelError, TypeError, ValueError) as error:
             return {"problem": str(error)}
         return {"count": 1, "replies": {"election": {"state": outcome.state, "winner": outcome.winner}}}
+
+
+def by_name(known: Sequence[DeadLetter]) -> dict[str, int | str]:
+    """Letters by their own ids, and by those of their tasks, which clients choose: they give way."""
+    of_tasks = {letter_row(one).task_id: one.letter_id for one in known}
+    return of_tasks | {str(one.letter_id): one.letter_id for one in known}
 
 
 def _command(action: AnyAction) -> tuple[str, Mapping[str, Any]]:

@@ -2,7 +2,8 @@
 
 Arguments that a task names as `sensitive` are masked by the worker already. Here goes what nobody
 named: values beside a key that reads like a secret (`password`, `api_key`, `token`), and passwords in URLs. A
-value that is a list or a map takes the rest of the text with it, as nothing says where it ends.
+value that is a list or a map takes the rest of the text with it, as nothing says where it ends. Where a text
+can be read in two ways, more of it goes.
 
 It stops being right for a secret without a telling key: name it in `sensitive`.
 """
@@ -14,37 +15,60 @@ from typing import Any
 import msgspec
 
 from umbel.events.view import TaskRecord
+from umbel.monitor.hiding import Hides, is_open
 from umbel.protocol.delivery.sensitive import MASK
 
 TEXT_MAX = 65_536  # no more of a text is looked at
 LIST_MAX = 500
 DETAIL_MAX = 20_000
+BEYOND = 600  # what is behind the limit may tell that something before it is a secret
 DEPTH_MAX = 16
 CUT = "…"
 
+HINTS = ("pass", "pwd", "secret", "token", "key", "auth", "cred", "cookie", "session", "signature", "://")
 KEYS = (
-    r"passw(?:or)?d|passphrase|secret|token|api_?key|apikey|auth(?:orization)?|credential|cookie|"
-    r"private_?key|access_?key|session_?id|signature"
+    r"passw(?:or)?d|passphrase|passcode|pwd|(?<![a-z])pass(?![a-z])|secret|token|api[\s_-]?key|"
+    r"auth(?:orization)?|credential|cookie|private[\s_-]?key|access[\s_-]?key|session[\s_-]?id|signature"
 )
+_QUOTE = r"(?:\\{0,8}[\"'])"  # with backslashes: JSON within JSON
+_SPACE = r"\s{0,5}"
 _KEY = re.compile(KEYS, re.IGNORECASE)
 _VALUE = re.compile(
-    rf"((?:{KEYS})[\w.-]{{0,40}}[\"']?\s{{0,5}}(?:[:=]|,(?=\s{{0,5}}[\"']))\s{{0,5}})"
-    r"((?:bearer|basic|digest)\s{1,5}[^\s,;)}\]'\"]+|b?\"(?:[^\"\\]|\\.)*\"?|b?'(?:[^'\\]|\\.)*'?|[\[({][\s\S]*|[^\s,;)}\]]+)",
+    rf"((?:{KEYS})[\w.-]{{0,40}}"
+    rf"(?:{_QUOTE}?{_SPACE}[:=]|{_QUOTE}{_SPACE},|{_SPACE},(?={_SPACE}[\"'])){_SPACE})"
+    r"(?:(?:bearer|basic|digest|token|apikey|negotiate)\s{1,5}[^\s,;)}\]'\"]+"
+    r"|(?P<slashes>\\{1,8})(?P<quote>[\"'])"
+    r"(?:(?!(?<!\\)(?P=slashes)(?P=quote))[\s\S])*(?:(?P=slashes)(?P=quote))?"
+    r"|b?\"(?:[^\"\\]|\\[\s\S])*\"?|b?'(?:[^'\\]|\\[\s\S])*'?|[\[({][\s\S]*|[^\s,;)}\]]+)",
     re.IGNORECASE,
 )
-_URL = re.compile(r"(://[^\s:/@]{0,200}:)[^\s@/]{1,500}(@)")
+_OPTION = re.compile(
+    rf"((?<![\w-])--?[\w-]{{0,40}}?(?:{KEYS})[\w-]{{0,40}}\s{{1,5}})"
+    r"(?:\"[^\"]*\"?|'[^']*'?|[^\s\-\"',;)}\]][^\s\"',;)}\]]*)",
+    re.IGNORECASE,
+)
+_PORT = r"\d{1,5}(?:[/?#\s\"',;:)}\]>…]|\.(?:\s|$)|$)"
+_URL = re.compile(  # to the last `@`; without one it was cut, if it is no port
+    rf"(://[^\s:/@\[]{{0,200}}:)(?:[^\s\"']{{1,1000}}(?=@)|(?!{_PORT})[^\s\"'@]{{1,1000}})"
+)
 _TEXTS = ("args", "kwargs", "result", "exception", "traceback")
 
 
 def redact(text: str) -> str:
     """The text without what reads like a secret, and not longer than TEXT_MAX."""
     text = text[:TEXT_MAX]
-    return _URL.sub(rf"\1{MASK}\2", _VALUE.sub(rf"\1{MASK}", text))
+    lower = text.lower()
+    if not any(hint in lower for hint in HINTS):
+        return text
+    for pattern in (_VALUE, _OPTION, _URL):
+        text = pattern.sub(rf"\1{MASK}", text)
+    return text
 
 
 def shown(text: str, limit: int) -> str:
-    clean = redact(text)
-    return clean if len(clean) <= limit else clean[:limit] + CUT
+    clean = redact(text[: limit + BEYOND])
+    is_whole = len(text) <= limit + BEYOND and len(clean) <= limit
+    return clean if is_whole else clean[:limit] + CUT
 
 
 def redact_data(value: Any, limit: int = DETAIL_MAX, depth: int = 0) -> Any:
@@ -71,7 +95,9 @@ def is_secret(key: str) -> bool:
     return _KEY.search(key) is not None
 
 
-def redact_task(task: TaskRecord, limit: int) -> TaskRecord:
+def redact_task(task: TaskRecord, limit: int, hides: Hides) -> TaskRecord:
+    if hides(task.name) and is_open(task.args, task.kwargs):
+        task = msgspec.structs.replace(task, args=MASK, kwargs=MASK)
     return msgspec.structs.replace(
         task,
         **{name: shown(value, limit) for name in _TEXTS if (value := getattr(task, name)) is not None},

@@ -25,6 +25,7 @@ What is promised to pages:
   missed; reload. `?topics=tasks,rates` narrows. `Last-Event-ID` resumes.
 """
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -66,7 +67,7 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Site(Protocol):
-    """What a page asks and changes. Methods that are async ask the broker or the nodes.
+    """What a page asks and changes. Methods that are async ask the broker, the nodes or a file.
 
     They raise BrokerError when the broker does not answer; the application turns that into a 503.
     """
@@ -81,6 +82,8 @@ class Site(Protocol):
     def problem(self) -> str: ...  # what keeps it from hearing the cluster; ""
     @property
     def lake(self) -> Path: ...  # where the history is recorded, if it is
+    @property
+    def looking_back(self) -> asyncio.Semaphore: ...  # how many may ask the history at once
     @property
     def task_names(self) -> Sequence[str]: ...  # of the app and of what was heard, for suggestions
 
@@ -106,7 +109,7 @@ class Site(Protocol):
     def elections(self) -> list[Election]: ...
     def leases(self) -> list[Lease]: ...
     def rates(self, *, last_s: float = 3600.0, step_s: int = 0) -> Rates: ...  # 0: some 360 points
-    def audit(self, *, limit: int = 100, before: int = 0) -> list[AuditEntry]: ...  # newest first
+    async def audit(self, *, limit: int = 100, before: int = 0) -> list[AuditEntry]: ...  # newest first
 
     async def act(self, visitor: Visitor, action: AnyAction) -> ActionResult:
         """Write it to the audit, do it, write what came of it. Raises `Forbidden` for a role that may not."""

@@ -176,7 +176,7 @@ def test_a_mark_is_on_the_charts_and_everything_done_is_in_the_audit(shop: Shop)
     page = shop.open("/audit")
     [newest, *_] = page.locator("tr[data-audit]").all()
     assert "mark" in newest.inner_text() and "done" in newest.inner_text()
-    done = {one.action for one in shop.served.dashboard.audit(limit=1000)}
+    done = {one.action for one in shop.served.dashboard.journal.audit(limit=1000)}
     shown = {one.inner_text().replace(" ", "_") for one in page.locator("tr[data-audit] td b").all()}
     assert shown == done >= {"mark"}
 

@@ -17,6 +17,7 @@ from umbel.history.scales import duration
 from umbel.monitor.shapes import Happening, Node
 from umbel.web.pages.drawing.ring import Member, ring
 from umbel.web.pages.frame import render
+from umbel.web.pages.numbers import number_of
 from umbel.web.site import path_to, site_of
 
 REPLAY_S = 3600
@@ -56,12 +57,9 @@ async def cluster(request: Request) -> Response:
 
 def nodes_at(nodes: Sequence[Node], happened: Sequence[Happening], at: float) -> list[Node]:
     """The nodes in the states that they had then; who was not there yet is left out."""
-    then: dict[str, str | None] = {}
-    for one in reversed(
-        happened
-    ):  # newest first: what each change after `at` replaced is the state before it
-        if one.kind in STATES and one.at > at:
-            then[one.subject] = None
+    then: dict[str, str | None] = {
+        one.subject: None for one in happened if one.kind in STATES and one.at > at
+    }  # what each change after `at` replaced is the state before it
     for one in happened:
         if one.kind in STATES and one.at <= at and one.subject in then:
             then[one.subject] = STATES[one.kind]
@@ -119,4 +117,4 @@ def _with(node: Node, state: str) -> Node:
 
 
 def _ago(text: str) -> int:
-    return min(REPLAY_S, int(text)) if text.isascii() and text.isdigit() else 0
+    return min(REPLAY_S, number_of(text))

@@ -1,6 +1,6 @@
 """History: what the lake's tables know beyond the last hour, with filters in the URL, and SQL.
 
-Queries run in threads, two at a time, and each has a limit of time and of rows: whoever looks back must
+Queries run in threads, a few at a time, and each has a limit of time and of rows: whoever looks back must
 not keep others from looking at now.
 
 Texts are redacted like everywhere, but a query can take a text to pieces that no pattern knows. So
@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from umbel.errors import ConfigurationError, HistoryError
-from umbel.history.export import as_csv, as_parquet, plain
+from umbel.history.export import as_csv, as_parquet, for_spreadsheets, plain
 from umbel.history.markup import Markup
 from umbel.history.query import Answer, Tables, read, require_duckdb
 from umbel.history.scales import count
@@ -32,10 +32,9 @@ from umbel.web.site import site_of, visitor_of
 ROWS_MAX = 1000
 DOWNLOAD_MAX = 100_000
 TIMEOUT_S = 10.0
-AT_ONCE = asyncio.Semaphore(2)
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 FORMATS: Mapping[str, tuple[str, Callable[[Answer], str | bytes]]] = {
-    "csv": ("text/csv; charset=utf-8", as_csv),
+    "csv": ("text/csv; charset=utf-8", lambda answer: as_csv(for_spreadsheets(answer))),
     "parquet": ("application/vnd.apache.parquet", as_parquet),
 }
 EXAMPLE = "select name, count(*) as n, avg(run_s) as run_s\nfrom attempts group by name order by n desc"
@@ -47,9 +46,8 @@ async def history(request: Request) -> Response:
     found: Past | None = None
     answer: Answer | None = None
     by = given.get("by", "name") if given.get("by") in GROUPS else "name"
-    mark = _time(given, "mark")
     try:
-        wanted = _wanted(given)
+        wanted, mark = _wanted(given), _time(given, "mark")
         found = await _ask(request, lambda tables: past(tables, wanted, by, mark))
         if given.get("sql") and _may_ask(request):
             answer = await _ask(request, lambda tables: _query(tables, given["sql"], ROWS_MAX))
@@ -102,10 +100,10 @@ async def history_download(request: Request) -> Response:
 
 
 async def _ask(request: Request, work: Callable[[Tables], ResultT]) -> ResultT:
-    lake = site_of(request).lake
+    site = site_of(request)
     require_duckdb()
-    async with AT_ONCE:
-        return await asyncio.to_thread(read, lake, work)
+    async with site.looking_back:
+        return await asyncio.to_thread(read, site.lake, work, timeout_s=TIMEOUT_S)
 
 
 def _may_ask(request: Request) -> bool:

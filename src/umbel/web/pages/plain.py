@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from umbel.web.pages.frame import render, render_login
+from umbel.web.pages.numbers import number_of
 from umbel.web.site import site_of
 
 AUDIT_PAGE = 100
@@ -31,13 +32,13 @@ async def elections(request: Request) -> Response:
 
 
 async def audit(request: Request) -> Response:
-    before = request.query_params.get("before", "")
-    entries = site_of(request).audit(limit=AUDIT_PAGE, before=int(before) if before.isdigit() else 0)
+    before = number_of(request.query_params.get("before", ""))
+    entries = await site_of(request).audit(limit=AUDIT_PAGE, before=before)
     return render(
         request,
         "audit.html",
         entries=entries,
-        before=before,
+        before=before or "",
         older=entries[-1].id if len(entries) == AUDIT_PAGE else None,
     )
 

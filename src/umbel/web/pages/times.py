@@ -4,25 +4,30 @@ from datetime import UTC, datetime
 
 from umbel.history.scales import duration
 
+UNKNOWN = "–"
+
 
 def instant(at: float | None) -> str:
-    return "–" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    found = _moment(at)
+    return UNKNOWN if found is None else found.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def clock_time(at: float | None) -> str:
     """To the millisecond, for what happens within one."""
-    if at is None:
-        return "–"
-    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S.") + f"{round(at * 1000) % 1000:03}"
+    found = _moment(at)
+    if at is None or found is None:
+        return UNKNOWN
+    return found.strftime("%H:%M:%S.") + f"{round(at * 1000) % 1000:03}"
 
 
 def iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    found = _moment(at)
+    return "" if found is None else found.isoformat(timespec="milliseconds")
 
 
 def ago(at: float | None, now: float) -> str:
     if at is None:
-        return "–"
+        return UNKNOWN
     past = now - at
     return "now" if past < 1 else f"{duration(float(round(past)))} ago"
 
@@ -31,11 +36,25 @@ def parse_local(text: str) -> float:
     """A date and time as a form sends it, in UTC."""
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no date and time; write it like 2026-05-01T13:00") from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        at = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        at = -1.0
+    if at < 0:
+        raise ValueError(f"{text[:50]!r} is no date and time since 1970; write it like 2026-05-01T13:00")
+    return at
 
 
 def local(at: float | None) -> str:
     """The same the other way round."""
-    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M")
+    found = _moment(at)
+    return "" if found is None else found.strftime("%Y-%m-%dT%H:%M")
+
+
+def _moment(at: float | None) -> datetime | None:
+    """None also for what no calendar has: times come from nodes whose clocks may be anything."""
+    if at is None:
+        return None
+    try:
+        return datetime.fromtimestamp(at, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
