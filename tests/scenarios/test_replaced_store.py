@@ -162,7 +162,7 @@ def test_a_worker_outlives_the_replacement_of_its_brokers_data(
     running = long_task(cluster, tmp_path)
     ground.replace()
 
-    cluster.umbel("call", "replaced_tasks.add", "3", "4", "--wait", "30")  # by a process of its own
+    cluster.umbel("call", "replaced_tasks.add", "3", "4", "--wait", "30", prefix=("env",))  # by a new process
     assert send("replaced_tasks.add", (3, 4)).get(timeout=ENOUGH_S) == 7  # by one that sent before
     said = wait_until(
         lambda: [line for line in cluster.log("w1").splitlines() if "data was replaced" in line],
