@@ -14,7 +14,7 @@ from typing import TypeVar
 from umbel.app.aio.clients import LoopClient
 from umbel.app.configuration.settings import Settings
 from umbel.app.running.request import Request
-from umbel.app.sending.publish import Patience, publishing
+from umbel.app.sending.publish import Patience, Publication
 from umbel.brokers.interface import BATCH_MAX, Attempt
 from umbel.errors import BrokerUnavailable, SendUnknown, TooLarge
 from umbel.wire.message import Outgoing
@@ -30,19 +30,15 @@ async def publish(
         raise TooLarge(
             f"{len(batch)} messages in one step, over the limit of {BATCH_MAX}; send them in parts"
         )
-    steps = publishing(batch, settings, request)
+    publication = Publication(batch, settings, request)
+    if publication.must_wait():
+        return False
     try:
-        messages, timeout_s = next(steps)
-        try:
-            left_s = _left_s(ends)
-            await _send(client, messages, left_s, patience_s=min(timeout_s, left_s))
-        except BrokerUnavailable as error:
-            steps.throw(error)
-        else:
-            next(steps)
-    except StopIteration as end:
-        return bool(end.value)
-    raise AssertionError("one question is asked")
+        left_s = _left_s(ends)
+        await _send(client, publication.messages, left_s, patience_s=min(publication.timeout_s, left_s))
+    except BrokerUnavailable as error:
+        return publication.failed(error)
+    return publication.succeeded()
 
 
 async def patiently(work: Callable[[], Awaitable[T]], ends: float, what: str) -> T:

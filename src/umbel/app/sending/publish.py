@@ -14,7 +14,7 @@ task's end bears no mark of the first attempt, and could run twice. Only the tas
 """
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from random import random
 from time import monotonic, sleep
 from typing import TypeVar
@@ -72,47 +72,53 @@ def publish(
     producer: Producer, batch: Sequence[Outgoing], settings: Settings, request: Request | None
 ) -> bool:
     """Whether it was sent; False: it is kept until the running task ends."""
-    steps = publishing(batch, settings, request)
+    publication = Publication(batch, settings, request)
+    if publication.must_wait():
+        return False
     try:
-        messages, timeout_s = next(steps)
-        try:
-            patiently(lambda: producer.publish(messages), timeout_s)
-        except BrokerUnavailable as error:
-            steps.throw(error)
-        else:
-            next(steps)
-    except StopIteration as end:
-        return bool(end.value)
-    raise AssertionError("one question is asked")
+        patiently(lambda: producer.publish(publication.messages), publication.timeout_s)
+    except BrokerUnavailable as error:
+        return publication.failed(error)
+    return publication.succeeded()
 
 
-def publishing(
-    batch: Sequence[Outgoing], settings: Settings, request: Request | None
-) -> Generator[tuple[Sequence[Outgoing], float], None, bool]:
-    """What `publish` does, apart from how it waits: it says what to send within which time, and is told
-    when that failed. The last value says whether the batch was sent."""
-    if request is None or request.called_directly:
-        yield batch, settings.publish_timeout_s
-        return True
-    # What waits goes first. Who has waited once does not wait again with every message.
-    waiting, timeout_s = tuple(request.unsent), 0.0 if request.unsent else settings.publish_timeout_s
-    if monotonic() >= request.try_again_at:
-        try:
-            yield [*waiting, *batch], timeout_s
-        except AccessRefused:
-            raise
-        except (
-            SendUnknown
-        ) as error:  # of this batch: what waited was promised, and goes out with the task's end
-            raise SendUnknown([one.message.correlation_id for one in batch], error.why) from error
-        except BrokerUnavailable as error:
-            _keep(request, batch, settings.publish_buffer_max, error)
+class Publication:
+    """What `publish` does, apart from how it waits: what is sent within which time, and what comes of it.
+
+    Each step says whether the batch was sent.
+    """
+
+    def __init__(self, batch: Sequence[Outgoing], settings: Settings, request: Request | None) -> None:
+        self._batch = batch
+        self._limit = settings.publish_buffer_max
+        self._task = None if request is None or request.called_directly else request
+        # What waits goes first. Who has waited once does not wait again with every message.
+        self._waiting = () if self._task is None else tuple(self._task.unsent)
+        self.messages: Sequence[Outgoing] = [*self._waiting, *batch] if self._waiting else batch
+        self.timeout_s = 0.0 if self._waiting else settings.publish_timeout_s
+
+    def must_wait(self) -> bool:
+        """The broker was away a moment ago: what the task sends is kept."""
+        if self._task is None or monotonic() >= self._task.try_again_at:
             return False
-        sent = set(map(id, waiting))  # other coroutines of the task may have added some, or sent these
-        request.unsent[:] = [one for one in request.unsent if id(one) not in sent]
+        _keep(self._task, self._batch, self._limit, None)
         return True
-    _keep(request, batch, settings.publish_buffer_max, None)
-    return False
+
+    def succeeded(self) -> bool:
+        if self._task is not None and self._waiting:
+            sent = set(
+                map(id, self._waiting)
+            )  # other coroutines of the task may have added some, or sent these
+            self._task.unsent[:] = [one for one in self._task.unsent if id(one) not in sent]
+        return True
+
+    def failed(self, error: BrokerUnavailable) -> bool:
+        if self._task is None or isinstance(error, AccessRefused):
+            raise error
+        if isinstance(error, SendUnknown):  # what waited was promised, and goes out with the task's end
+            raise SendUnknown([one.message.correlation_id for one in self._batch], error.why) from error
+        _keep(self._task, self._batch, self._limit, error)
+        return False
 
 
 def _keep(request: Request, batch: Sequence[Outgoing], limit: int, error: BrokerUnavailable | None) -> None:

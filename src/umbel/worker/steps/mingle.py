@@ -71,7 +71,8 @@ class Mingle(Step):
 
     async def look_around(self) -> None:
         """Before this node listens: does anybody? Asked with a request to itself, which nobody else heeds."""
-        if not self._context.settings.without_mingle:
+        is_waited_for = self._cluster.capabilities.transport not in ONLY_OURS
+        if is_waited_for and not self._context.settings.without_mingle:
             with suppress(BrokerError):
                 heard = await self._asker.tell("ping", destination=[self._context.identity.node])
                 self._began_alone = heard == 0
