@@ -1,0 +1,147 @@
+"""DjangoApp: the app of a Django project."""
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
+
+from umbel.app.app import App
+from umbel.app.options import TaskKeywords
+from umbel.app.results import AsyncResult
+from umbel.app.running.request import current_request
+from umbel.app.sending.options import SendOptions
+from umbel.app.sending.prepare import Prepared, is_unique
+from umbel.app.sending.uniqueness import UniqueCall, send_call, unique_call
+from umbel.contrib.django.commits import left_to_commit, on_commit, waiting_for
+from umbel.contrib.django.configuration import DEFAULT_DATABASE, DjangoSettings
+from umbel.contrib.django.connections import after_task, before_task, close_all, leave_to_parent
+from umbel.contrib.django.discovery import DjangoDiscovery
+from umbel.contrib.django.tasks import (
+    AsyncDjangoTask,
+    BoundDjangoTaskDecorator,
+    DjangoTask,
+    DjangoTaskDecorator,
+)
+from umbel.pools.interface import ChildContext, Runner
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class DjangoApp(App):
+    Task = DjangoTask
+
+    def __init__(self, given: DjangoSettings) -> None:
+        super().__init__(given.name, directory=given.directory, **given.of_app)
+        self.discovery = DjangoDiscovery()
+        self._send_on_commit = given.send_on_commit
+        self.signals.task_prerun.connect(_before)
+        self.signals.task_postrun.connect(_after)
+
+    if TYPE_CHECKING:  # at run time `Task` above says it all
+
+        @overload
+        def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncDjangoTask[P, R]: ...
+        @overload
+        def task(self, function: Callable[P, R], /) -> DjangoTask[P, R]: ...
+        @overload
+        def task(
+            self, function: None = None, /, *, bind: Literal[True], **options: Unpack[TaskKeywords]
+        ) -> BoundDjangoTaskDecorator: ...
+        @overload
+        def task(
+            self, function: None = None, /, *, bind: Literal[False] = False, **options: Unpack[TaskKeywords]
+        ) -> DjangoTaskDecorator: ...
+        def task(self, function: Any = None, /, *, bind: bool = False, **options: Any) -> Any: ...
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def send_on_commit(self, using: str = DEFAULT_DATABASE) -> AbstractContextManager[None]:
+        """What is sent inside this block waits for the commit: chains and groups too."""
+        return waiting_for(using)
+
+    def send_at_once(self) -> AbstractContextManager[None]:
+        """What is sent inside this block goes at once, whatever SEND_ON_COMMIT says."""
+        return waiting_for(None)
+
+    def publish(self, prepared: Sequence[Prepared]) -> None:
+        database = left_to_commit(self._send_on_commit)
+        if database is None:
+            super().publish(prepared)
+        else:
+            on_commit(lambda: self.publish(prepared), database)
+
+    async def apublish(self, prepared: Sequence[Prepared], ends: float) -> None:
+        database = left_to_commit(self._send_on_commit)
+        if database is None:
+            await super().apublish(prepared, ends)
+        else:
+            on_commit(lambda: self.publish(prepared), database)
+
+    def send(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    ) -> AsyncResult[Any]:
+        database = self._commit_before(name, options)
+        if database is None:
+            return super().send(name, args, kwargs, options)
+        return self._send_unique(unique_call(self, name, args, kwargs, options), database)
+
+    async def asend_unique(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
+    ) -> AsyncResult[Any]:
+        database = self._commit_before(name, options)
+        if database is None:
+            return await super().asend_unique(name, args, kwargs, options)
+        return self._send_unique(unique_call(self, name, args, kwargs, options), database)
+
+    def _commit_before(self, name: str, options: SendOptions) -> str | None:
+        """The database that taking the key of a unique task waits for: a rollback could not give it back."""
+        known = self.tasks.get(name)
+        if not is_unique(known.options if known else None, options):
+            return None
+        return left_to_commit(self._send_on_commit)
+
+    def _send_unique(self, call: UniqueCall, database: str) -> AsyncResult[Any]:
+        result = call.result
+
+        def send() -> None:
+            result.id = send_call(self, call).id  # of the call that waits already, if there is one
+
+        on_commit(send, database)
+        return result
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Inside this block tasks run in this process, at once, whatever SEND_ON_COMMIT says."""
+        with self.send_at_once(), super().eager():
+            yield
+
+    # -- in a worker -----------------------------------------------------------------------------
+
+    def before_children(self, node: str, *, forks: bool) -> None:
+        if forks:
+            leave_to_parent()
+
+    def start_child(self, context: ChildContext) -> Runner:
+        if context.is_process:
+            leave_to_parent()
+        return super().start_child(context)
+
+    def stop_child(self) -> None:
+        super().stop_child()
+        close_all()
+
+
+def _before(task: DjangoTask[Any, Any], **_context: object) -> None:
+    if _has_thread(task):
+        before_task()
+
+
+def _after(task: DjangoTask[Any, Any], **_context: object) -> None:
+    if _has_thread(task):
+        after_task()
+
+
+def _has_thread(task: DjangoTask[Any, Any]) -> bool:
+    """Whether this thread is the task's. Not in eager mode, and not where a loop runs coroutines."""
+    request = current_request()
+    return request is not None and not request.is_eager and not task.is_async
