@@ -16,10 +16,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from tests.servers.postgres import ask_postgres, postgres_url
 from tests.waiting import wait_until
+
+__all__ = ["postgres_url"]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROJECTS = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
@@ -105,8 +109,33 @@ def run(step: Step, home: Path, environment: dict[str, str]) -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("project", PROJECTS)
 def test_an_example_prints_what_its_readme_says(project: str, tmp_path: Path) -> None:
-    home = shutil.copytree(EXAMPLES / project, tmp_path / project)
-    environment = environment_for(tmp_path)
+    notes = run_readme(project, tmp_path, environment_for(tmp_path))
+    if project == "etl":
+        assert "%" in notes, "no progress was shown"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("project", ["django_store", "flask_store"])
+def test_a_store_does_the_same_on_postgresql(project: str, tmp_path: Path, postgres_url: str) -> None:
+    run_readme(project, tmp_path, environment_for(tmp_path) | database_at(postgres_url))
+    orders = {"django_store": "store_order", "flask_store": "orders"}[project]
+    assert ask_postgres(postgres_url, f"SELECT state FROM {orders}") == [("packed",)]
+
+
+def database_at(url: str) -> dict[str, str]:
+    place = urlsplit(url)
+    return {
+        "DATABASE_URL": url.replace("postgresql:", "postgresql+psycopg:"),
+        "PGHOST": place.hostname or "",
+        "PGPORT": str(place.port),
+        "PGUSER": place.username or "",
+        "PGDATABASE": place.path.strip("/"),
+    }
+
+
+def run_readme(project: str, folder: Path, environment: dict[str, str]) -> str:
+    """Run its commands; what they wrote beside their answers."""
+    home = shutil.copytree(EXAMPLES / project, folder / project)
     notes = ""
     with ExitStack() as background:
         for step in steps_of((home / "README.md").read_text()):
@@ -116,8 +145,7 @@ def test_an_example_prints_what_its_readme_says(project: str, tmp_path: Path) ->
                     wait_for_server(environment[PORTS[server]])
             else:
                 notes += run(step, home, environment)
-    if project == "etl":
-        assert "%" in notes, "no progress was shown"
+    return notes
 
 
 def test_the_index_names_every_example() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from umbel.app.app import App
@@ -11,7 +12,7 @@ from umbel.app.running.request import current_request
 from umbel.app.sending.options import SendOptions
 from umbel.app.sending.prepare import Prepared, is_unique
 from umbel.app.sending.uniqueness import UniqueCall, send_call, unique_call
-from umbel.contrib.django.commits import left_to_commit, on_commit, waiting_for
+from umbel.contrib.django.commits import aon_commit, awaits_for, on_commit, waiting_for, waits_for
 from umbel.contrib.django.configuration import DEFAULT_DATABASE, DjangoSettings
 from umbel.contrib.django.connections import after_task, before_task, close_all, leave_to_parent
 from umbel.contrib.django.discovery import DjangoDiscovery
@@ -64,50 +65,44 @@ class DjangoApp(App):
         return waiting_for(None)
 
     def publish(self, prepared: Sequence[Prepared]) -> None:
-        database = left_to_commit(self._send_on_commit)
+        database = waits_for(self._send_on_commit)
         if database is None:
             super().publish(prepared)
         else:
             on_commit(lambda: self.publish(prepared), database)
 
     async def apublish(self, prepared: Sequence[Prepared], ends: float) -> None:
-        database = left_to_commit(self._send_on_commit)
+        database = await awaits_for(self._send_on_commit)
         if database is None:
             await super().apublish(prepared, ends)
         else:
-            on_commit(lambda: self.publish(prepared), database)
+            await aon_commit(lambda: self.publish(prepared), database)
+
+    # A rollback could not give back the key of a unique task: it is taken when the call is sent.
 
     def send(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
-        database = self._commit_before(name, options)
+        known = self.tasks.get(name)
+        if not is_unique(known.options if known else None, options):
+            return super().send(name, args, kwargs, options)
+        database = waits_for(self._send_on_commit)
         if database is None:
             return super().send(name, args, kwargs, options)
-        return self._send_unique(unique_call(self, name, args, kwargs, options), database)
+        sending = _UniqueSend(self, unique_call(self, name, args, kwargs, options))
+        on_commit(sending, database)
+        return sending.result
 
     async def asend_unique(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
-        database = self._commit_before(name, options)
+        database = await awaits_for(self._send_on_commit)
         if database is None:
             return await super().asend_unique(name, args, kwargs, options)
-        return self._send_unique(unique_call(self, name, args, kwargs, options), database)
-
-    def _commit_before(self, name: str, options: SendOptions) -> str | None:
-        """The database that taking the key of a unique task waits for: a rollback could not give it back."""
-        known = self.tasks.get(name)
-        if not is_unique(known.options if known else None, options):
-            return None
-        return left_to_commit(self._send_on_commit)
-
-    def _send_unique(self, call: UniqueCall, database: str) -> AsyncResult[Any]:
-        result = call.result
-
-        def send() -> None:
-            result.id = send_call(self, call).id  # of the call that waits already, if there is one
-
-        on_commit(send, database)
-        return result
+        make = partial(unique_call, self, name, args, kwargs, options)
+        sending = _UniqueSend(self, await self.aprepare(make, self.send_ends()))
+        await aon_commit(sending, database)
+        return sending.result
 
     @contextmanager
     def eager(self) -> Iterator[None]:
@@ -129,6 +124,17 @@ class DjangoApp(App):
     def stop_child(self) -> None:
         super().stop_child()
         close_all()
+
+
+class _UniqueSend:
+    """Sends a call on commit. Its result is then that of the call which waits already, if there is one."""
+
+    def __init__(self, app: App, call: UniqueCall) -> None:
+        self._app, self._call = app, call
+        self.result = call.result
+
+    def __call__(self) -> None:
+        self.result.id = send_call(self._app, self._call).id
 
 
 def _before(task: DjangoTask[Any, Any], **_context: object) -> None:

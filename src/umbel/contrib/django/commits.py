@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
 # The database that a block of code named; None: what it sends goes at once. "": as the settings say.
@@ -29,16 +30,15 @@ def waiting_for(database: str | None) -> Iterator[None]:
         _asked.reset(token)
 
 
-def left_to_commit(configured: str | None) -> str | None:
+def waits_for(configured: str | None) -> str | None:
     """The database whose transaction a send waits for here and now; None: it goes at once."""
-    asked = _asked.get()
-    database = configured if asked == "" else asked
-    if database is None:
-        return None
-    connection = connections[database]
-    # A connection that is not open has no transaction, and asking Django would open it.
-    is_open = connection.connection is not None
-    return database if connection.in_atomic_block or (is_open and not connection.autocommit) else None
+    database = _database(configured)
+    return database if database is not None and _in_transaction(database) else None
+
+
+async def awaits_for(configured: str | None) -> str | None:
+    """The same in async code, whose transactions are in the thread that Django has for it."""
+    return None if _database(configured) is None else await sync_to_async(waits_for)(configured)
 
 
 def on_commit(send: Callable[[], object], database: str) -> None:
@@ -47,3 +47,19 @@ def on_commit(send: Callable[[], object], database: str) -> None:
             send()
 
     transaction.on_commit(send_now, using=database)
+
+
+async def aon_commit(send: Callable[[], object], database: str) -> None:
+    await sync_to_async(on_commit)(send, database)
+
+
+def _database(configured: str | None) -> str | None:
+    asked = _asked.get()
+    return configured if asked == "" else asked
+
+
+def _in_transaction(database: str) -> bool:
+    connection = connections[database]
+    # A connection that is not open has no transaction, and asking Django would open it.
+    is_open = connection.connection is not None
+    return connection.in_atomic_block or (is_open and not connection.autocommit)

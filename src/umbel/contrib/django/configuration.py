@@ -17,6 +17,7 @@ from umbel.errors import BadSetting, ConfigurationError, UnknownSetting
 
 DEFAULT_DATABASE = "default"
 SEND_ON_COMMIT = "send_on_commit"
+SOURCE = "UMBEL of Django's settings"
 _KNOWN = (*Settings.__struct_fields__, SEND_ON_COMMIT)
 
 
@@ -37,39 +38,38 @@ def read_settings() -> DjangoSettings:
             f"or set {ENVIRONMENT_VARIABLE}"
         )
     module = getattr(settings, "SETTINGS_MODULE", None) or "django"
-    source = f"UMBEL of {module}"
-    given = _named(getattr(settings, "UMBEL", {}), source)
+    given = _named(getattr(settings, "UMBEL", {}))
     return DjangoSettings(
         name=module.partition(".")[0],
         directory=_directory(getattr(settings, "BASE_DIR", None)),
-        send_on_commit=_database(given.pop(SEND_ON_COMMIT, False), source),
+        send_on_commit=_database(given.pop(SEND_ON_COMMIT, False)),
         of_app=given,
     )
 
 
-def _named(given: object, source: str) -> dict[str, Any]:
+def _named(given: object) -> dict[str, Any]:
     """The settings by the names that an app has for them, checked."""
     if not isinstance(given, Mapping):
         raise ConfigurationError(
-            f'{source} is {given!r}: it must be a dict, such as {{"BROKER": "redis://..."}}'
+            f'{SOURCE} is {given!r}: it must be a dict, such as {{"BROKER": "redis://..."}}'
         )
     named: dict[str, Any] = {}
     for written, value in given.items():
         name = str(written).lower()
         if name not in _KNOWN:
             raise UnknownSetting(
-                written, [one.upper() if str(written).isupper() else one for one in _KNOWN], source=source
+                written, [one.upper() if str(written).isupper() else one for one in _KNOWN], source=SOURCE
             )
         if name in named:
-            raise ConfigurationError(f"{source} has {name!r} twice; write it once, in capitals or without")
+            raise ConfigurationError(f"{SOURCE} has {name!r} twice; write it once, in capitals or without")
         named[name] = value
     with_others(
-        Settings(), {name: value for name, value in named.items() if name != SEND_ON_COMMIT}, source=source
+        Settings(), {name: value for name, value in named.items() if name != SEND_ON_COMMIT}, source=SOURCE
     )
     return named
 
 
-def _database(asked: object, source: str) -> str | None:
+def _database(asked: object) -> str | None:
     if asked is False or asked is None:
         return None
     database = DEFAULT_DATABASE if asked is True else asked
@@ -77,7 +77,7 @@ def _database(asked: object, source: str) -> str | None:
         return database
     known = ", ".join(map(repr, settings.DATABASES))
     raise BadSetting(
-        "SEND_ON_COMMIT", asked, f"it must be True, False or one of DATABASES: {known}", source=source
+        "SEND_ON_COMMIT", asked, f"it must be True, False or one of DATABASES: {known}", source=SOURCE
     )
 
 

@@ -5,8 +5,8 @@ from django.db.models import F
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 
-from shop.models import Item, Order
-from shop.tasks import pack
+from store.models import Item, Order
+from store.tasks import pack
 
 
 def order(_request: HttpRequest, name: str) -> JsonResponse:

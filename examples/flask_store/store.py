@@ -1,4 +1,4 @@
-"""The shop: its factory, and where orders come in."""
+"""The store: its factory, and where orders come in."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,12 @@ from sqlalchemy.exc import IntegrityError
 from database import Base, Item, Order, init_database, session
 from tasks import pack, umbel
 
-SQLITE = f"sqlite:///{Path(__file__).parent / 'shop.sqlite3'}"
+SQLITE = f"sqlite:///{Path(__file__).parent / 'store.sqlite3'}"
 orders = Blueprint("orders", __name__)
 
 
 def create_app() -> Flask:
-    app = Flask("shop")
+    app = Flask("store")
     app.config["DATABASE"] = os.environ.get("DATABASE_URL", SQLITE)
     app.config["UMBEL"] = {"task_time_limit_s": 60}
     init_database(app)
@@ -38,7 +38,7 @@ def order(name: str) -> tuple[dict[str, object], int]:
 
 
 def create_tables() -> None:
-    """Of the shop, with a hat in stock."""
+    """Of the store, with a hat in stock."""
     Base.metadata.create_all(session().get_bind())
     session().add(Item(name="hat"))
     session().commit()

@@ -1,4 +1,4 @@
-"""The shop's settings. The database is SQLite, or the PostgreSQL that PGDATABASE, PGHOST, … name."""
+"""The store's settings. The database is SQLite, or the PostgreSQL that PGDATABASE, PGHOST, … name."""
 
 import os
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 BASE_DIR = Path(__file__).parent.parent
 SECRET_KEY = "for the example"
 ALLOWED_HOSTS = ["testserver", "localhost"]
-INSTALLED_APPS = ["umbel.contrib.django", "shop"]
-ROOT_URLCONF = "shop.urls"
+INSTALLED_APPS = ["umbel.contrib.django", "store"]
+ROOT_URLCONF = "store.urls"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 
-SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": BASE_DIR / "shop.sqlite3"}
+SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": BASE_DIR / "store.sqlite3"}
 POSTGRESQL = {"ENGINE": "django.db.backends.postgresql", "NAME": os.environ.get("PGDATABASE")}
 DATABASES = {"default": POSTGRESQL if "PGDATABASE" in os.environ else SQLITE}
 

@@ -2,7 +2,7 @@
 
 from umbel import App
 
-app = App("shop")
+app = App("store")
 
 
 @app.task

@@ -1,4 +1,4 @@
-"""The shop: orders come in, and who asks later is told what became of them."""
+"""The store: orders come in, and who asks later is told what became of them."""
 
 from fastapi import FastAPI, HTTPException
 

@@ -1,6 +1,6 @@
 """What servers and workers load: `flask --app wsgi run`, `umbel worker -A wsgi`."""
 
-from shop import create_app
+from store import create_app
 from tasks import umbel
 
 __all__ = ["app", "umbel"]

@@ -5,12 +5,12 @@ import sys
 
 import django
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "store.settings")
 django.setup()
 
 from django.test import Client  # noqa: E402 (models can be imported once Django is set up)
 
-from shop.models import Item, Order  # noqa: E402
+from store.models import Item, Order  # noqa: E402
 from umbel.contrib.django import app  # noqa: E402
 
 

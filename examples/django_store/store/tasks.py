@@ -1,6 +1,6 @@
 """What happens to an order, after the customer has been answered."""
 
-from shop.models import Order
+from store.models import Order
 from umbel.contrib.django import app
 
 

@@ -1,1 +1,0 @@
-"""A shop: orders come in by a view, and are packed by a task."""
