@@ -8,12 +8,12 @@ import pytest
 
 from tests.worker.recorded import FOLLOW_UP, QUEUE, Recorded, Sink, message_of, result_of
 from umbel.brokers.interface import Ack, Delivery, Return, Started, Tag
-from umbel.protocol.delivery.delivery import Run, TaskRules
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.task import read_headers
 from umbel.worker.messages import kept_outcomes
+from umbel.worker.messages.admission import arrival_of
 from umbel.worker.messages.adoption import Adoption
-from umbel.worker.messages.claimed import Claimed, arrival_of
+from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.kept_outcomes import KEPT_S, KeptOutcomes
 
 MESSAGE = message_of(1)
@@ -214,8 +214,6 @@ def test_a_message_whose_task_runs_here_is_adopted(ended: frozenset[Tag], left: 
 def test_what_was_acknowledged_before_it_ran_and_comes_back_is_acknowledged_again() -> None:
     worker, claimed = Worker(frozenset({1})), delivered(1)
     headers = read_headers(MESSAGE)
-    held = Claimed(
-        7, claimed, MESSAGE, headers, arrival_of(claimed, headers), Run(TaskRules(acks_early=True))
-    )
+    held = Claimed(7, claimed, MESSAGE, headers, arrival_of(claimed, headers), acked=True)
     assert worker.rest(delivered(2), held=(held,)) == []
     assert worker.sink.verdicts == [Ack(2)]

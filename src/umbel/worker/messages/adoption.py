@@ -33,8 +33,6 @@ class Adoption:
         self, deliveries: Sequence[Delivery], claimed: Mapping[int, Claimed]
     ) -> Sequence[Delivery]:
         """All but those that run here, or have run: these are adopted."""
-        if not any(one.redelivered for one in deliveries):
-            return deliveries
         running = {one.headers.id: one for one in claimed.values()}
         return [
             one for one in deliveries if not (one.redelivered and await self._adopt(one, running, claimed))
