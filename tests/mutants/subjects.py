@@ -56,7 +56,7 @@ SUBJECTS = (
     ),
     *(
         Subject(f"worker/messages/{name}.py", ("worker/test_settling_order.py", "worker/test_settling.py"))
-        for name in ("settling", "after_settling")
+        for name in ("settling", "before_settling", "after_settling")
     ),
     Subject("events/precedence.py", ("events/test_precedence.py",)),
     Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),

@@ -38,6 +38,7 @@ class Sink(Settler):
 
     def __init__(self) -> None:
         self.verdicts: list[Verdict] = []
+        self.outcomes: dict[Tag, Delivery] = {}
         self.kept: list[Outgoing | None] = []  # for the case that the broker has forgotten them
         self.reports: list[Report] = []
         self.released: list[tuple[str, str]] = []

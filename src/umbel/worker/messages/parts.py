@@ -53,11 +53,6 @@ class MessageParts:
         self.adoption = Adoption(context, kept, self.settler)
         self.admission = Admission(context, policy, revoked, self.settler, self.endings, events)
 
-    @property
-    def pending(self) -> int:
-        """What is not settled yet, with all that comes of it."""
-        return self.settler.pending + self.after.waiting
-
     async def drained(self) -> None:
         await self.settler.drained()
         await self.after.drained()

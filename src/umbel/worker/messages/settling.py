@@ -34,11 +34,11 @@ from umbel.brokers.interface import (
 )
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
-from umbel.pools.guard import Raised, Returned, await_guarded
-from umbel.pools.off_loop import OffLoop
+from umbel.pools.guard import Raised, await_guarded
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
+from umbel.worker.messages.before_settling import BeforeSettling
 from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.process.outages import Outages
 from umbel.worker.settings import Ending
@@ -46,37 +46,9 @@ from umbel.worker.settings import Ending
 log = logging.getLogger("umbel.worker.settling")
 PART = "settling"
 BATCH_MAX = 500
-BEFORE_TIMEOUT_S = 30.0  # for one attempt at what comes before a settle
 NOT_APPLIED = (
     "task finished after its claim had expired; outcome dropped unless the message is redelivered here"
 )
-
-
-class _Before:
-    """Work that comes before a settle. A call that does not return is waited for again, not repeated."""
-
-    def __init__(self, work: Callable[[], Ending], attempts_max: int, joins: Tag | None) -> None:
-        self.joins = joins
-        self._work = work
-        self._attempts_max = attempts_max
-        self._attempts = 0
-        self._call: OffLoop[Ending] | None = None
-
-    async def attempt(self) -> Returned[Ending] | Raised:
-        self._attempts += 1
-        self._call = self._call or OffLoop("umbel-ending", self._work)
-        try:
-            happened = await self._call.ended(BEFORE_TIMEOUT_S)
-        except TimeoutError:
-            return Raised(BrokerUnavailable(f"no answer within {BEFORE_TIMEOUT_S:g} s"))
-        self._call = None
-        return happened
-
-    def goes_on(self, error: BaseException) -> bool:
-        """Whether it is tried again after this error."""
-        if self._attempts_max:
-            return self._attempts < self._attempts_max
-        return isinstance(error, BrokerUnavailable)
 
 
 class SettlingBroker(Messages, ClusterRecord, Protocol):
@@ -120,8 +92,9 @@ class Settler:
         self._results: list[StoredResult] = []
         self._follow_ups: list[Outgoing] = []
         self._after: list[bytes] = []  # of what was reported
-        self._first: list[_Before] = []
+        self._first: list[BeforeSettling] = []
         self._uniques: list[tuple[str, str]] = []
+        self.outcomes: dict[Tag, Delivery] = {}  # by claim: messages of outcomes that wait
         self._kept = kept
         self._messages: dict[Tag, Outgoing] = {}  # of verdicts that wait and end without an outcome
         self._dead: list[Refused] = []
@@ -139,7 +112,7 @@ class Settler:
 
     def add_outcome(self, ack: Ack, delivery: Delivery) -> None:
         """A task has ended; if its claim has ended first, the outcome is kept for its message's return."""
-        self._kept.wait(ack, delivery)
+        self.outcomes[ack.tag] = delivery
         self.add(ack)
 
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
@@ -172,7 +145,7 @@ class Settler:
 
         `joins`: the verdict that what it gives is settled with.
         """
-        self._first.append(_Before(work, attempts_max, joins))
+        self._first.append(BeforeSettling(work, attempts_max, joins))
         self._wake()
 
     def release(self, key: str, task_id: str) -> None:
@@ -200,8 +173,9 @@ class Settler:
                 self._gathered.set()
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
                 continue
-            self._outages.worked(PART)
-            failures, self.problem = 0, ""
+            if failures:
+                self._outages.worked(PART)
+                failures, self.problem = 0, ""
             if not self.pending and not self._uniques:
                 self._idle.set()
 
@@ -224,8 +198,9 @@ class Settler:
             self._settled()
             self._keep_unknown(sent, settled)
             self._note_applied(sent, settled)
-            self._note_conflicts(batch, settled.conflicts)
-            self._refused(settled.refused)
+            self._note_ended(batch, settled.conflicts)
+            if settled.refused:
+                self._refused(settled.refused)
         await self._bury_unknown()
         await self._release_gathered()
 
@@ -233,11 +208,20 @@ class Settler:
         if settled.applied:
             passed_over = settled.conflicts | settled.unknown
             bringing = [one for one in batch if isinstance(one, Ack | Bury) and one.tag not in passed_over]
-            self._do_after([one.after for one in bringing if one.after])
+            if after := [one.after for one in bringing if one.after]:
+                self._do_after(after)
 
-    def _note_conflicts(self, batch: Sequence[Verdict], conflicts: frozenset[Tag]) -> None:
-        again = self._kept.settled(batch, conflicts)
-        self._waiting += again.values()
+    def _note_ended(self, batch: Sequence[Verdict], conflicts: frozenset[Tag]) -> None:
+        outcomes = [
+            (one, self.outcomes.pop(one.tag))
+            for one in batch
+            if isinstance(one, Ack) and one.tag in self.outcomes
+        ]
+        if self._kept.confirmed and not (conflicts or self._kept.came_back):
+            return
+        again = self._kept.settled(outcomes, conflicts)
+        for ack, delivery in again.values():
+            self.add_outcome(ack, delivery)
         if count := len(conflicts - again.keys()):
             self._counters.conflicts += count
             self._outages.consequence(
@@ -323,11 +307,12 @@ class Settler:
         if follow_ups:
             await self._publish(follow_ups)
             del self._follow_ups[: len(follow_ups)]
-        self._do_after(after)
-        del self._after[: len(after)]
+        if after:
+            self._do_after(after)
+            del self._after[: len(after)]
         self._settled()
 
-    async def _do_next(self, first: "_Before") -> None:
+    async def _do_next(self, first: BeforeSettling) -> None:
         """Done, or given up; raises when it is to be tried again."""
         more = await first.attempt()
         if not isinstance(more, Raised):

@@ -43,7 +43,8 @@ class TaskEvents:
         return self._events.task_events
 
     async def logged(self) -> None:
-        await self._events.logged()
+        if self._events.recorded:
+            await self._events.logged()
 
     def received(self, claimed: Claimed) -> None:
         if self._meters is not None:

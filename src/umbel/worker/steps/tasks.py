@@ -73,8 +73,8 @@ class Tasks(Step):
 
     @property
     def claimed(self) -> int:
-        """Messages claimed and not settled."""
-        return len(self._claimed) + self._parts.pending
+        """Messages claimed and not settled, with all that comes of them."""
+        return len(self._claimed) + self._settler.pending + len(self._parts.after.waiting)
 
     @property
     def problem(self) -> str:
@@ -382,5 +382,5 @@ class Tasks(Step):
         except (TimeoutError, BrokerError):
             log.error(
                 "messages not acknowledged before shutdown; their tasks may run again",
-                extra={"count": self._parts.pending},
+                extra={"count": self.claimed},
             )
