@@ -35,6 +35,7 @@ class Recorder:
     refuses: Callable[[str, Any], Exception | None] = lambda what, value: None
     refused: Sequence[Refused] = ()
     keyring: None = None
+    recorded: bool = True
     before: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a broker's reply takes
 
     def _ask(self, what: str, value: Any) -> None:
@@ -109,7 +110,7 @@ def play(
             store_outages=Outages("result store"),
             kept=kept,
             together=together,
-            logged=recorder.logged,
+            events=recorder,
             refused=refused.extend,
             settled=lambda: settled.append(settler.pending),
             after=after.extend,
@@ -137,6 +138,17 @@ def test_verdicts_are_settled_together_with_all_they_bring() -> None:
         await run_until_drained(bench)
         assert bench.recorder.asked == [("logged", None), ("settle", verdicts)]
         assert (bench.settler.pending, bench.settled) == (0, [0])
+
+    play(scenario)
+
+
+def test_without_a_recorder_no_event_log_is_waited_for() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.recorded = False
+        bench.settler.add(Ack(1))
+        bench.settler.report([RESULT], ())
+        await bench.settler.flush()
+        assert bench.recorder.asked == [("store", [RESULT]), ("settle", [Ack(1)])]
 
     play(scenario)
 

@@ -76,7 +76,8 @@ class Admission:
                 self.scheduled.add(claimed, decision.until, now)
             self._settler.add(Return(delivery.tag, not_before=decision.until))
             return None
-        self._events.received(claimed)
+        if self._events.noted:
+            self._events.received(claimed)
         if isinstance(decision, Refuse):
             self._endings.refuse(claimed, decision.why)
             return None

@@ -202,7 +202,8 @@ class Endings:
             return
         name = _COUNTED_AS[outcome.kind]
         setattr(self._counters, name, getattr(self._counters, name) + 1)
-        self._events.ended(claimed, outcome)
+        if self._events.noted:
+            self._events.ended(claimed, outcome)
         self._log_ending(claimed, outcome)
         brought = self._brought_by(claimed, outcome)
         if outcome.kind == "requeued":

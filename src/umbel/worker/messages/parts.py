@@ -41,7 +41,7 @@ class MessageParts:
             outages=context.outages,
             store_outages=context.store_outages,
             together=together,
-            logged=events.logged,
+            events=events.step,
             refused=self._end_refused,
             kept=kept,
             settled=settled,

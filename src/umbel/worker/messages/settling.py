@@ -12,7 +12,7 @@ is what happened, and never leaves out one that nobody repeats.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import random
 from typing import Protocol
@@ -55,12 +55,19 @@ class SettlingBroker(Messages, ClusterRecord, Protocol):
     """Messages, and the keys of unique tasks, which are released with them."""
 
 
+class SentEvents(Protocol):
+    recorded: bool  # a recorder runs, so there is an event log
+
+    async def logged(self) -> None:
+        """Return when the event log has the events sent so far."""
+        ...
+
+
 class Settler:
     """`settled` is called whenever fewer messages are claimed than before.
 
-    `logged` returns when the event log, if there is one, has the events sent so far. `refused` gets
-    what the broker or the store refuses; messages among that are dead letters then. `after` gets the work
-    that was to wait until this or that is settled.
+    `refused` gets what the broker or the store refuses; messages among that are dead letters then.
+    `after` gets the work that was to wait until this or that is settled.
     """
 
     def __init__(
@@ -72,7 +79,7 @@ class Settler:
         outages: Outages,
         store_outages: Outages,
         together: bool,
-        logged: Callable[[], Awaitable[None]],
+        events: SentEvents,
         refused: Callable[[Sequence[Refused]], None],
         kept: KeptOutcomes,
         settled: Callable[[], None] = lambda: None,
@@ -84,7 +91,7 @@ class Settler:
         self._outages = outages
         self._store_outages = store_outages
         self._together = together  # results ride with their acks
-        self._logged = logged
+        self._events = events
         self._refused = refused
         self._settled = settled
         self._do_after = after
@@ -187,7 +194,8 @@ class Settler:
             if not self._waiting:
                 break
             batch = self._waiting[: 1 if self._singly else BATCH_MAX]
-            await self._logged()
+            if self._events.recorded:
+                await self._events.logged()
             sent = await self._with_results_stored(batch)
             settled = await self._settle(sent)
             if settled is None:
@@ -300,7 +308,10 @@ class Settler:
             await self._do_next(self._first[0])
             del self._first[0]
         results, follow_ups, after = tuple(self._results), tuple(self._follow_ups), tuple(self._after)
-        await self._logged()  # what is reported meanwhile has its own turn: its events may not be there yet
+        if self._events.recorded:
+            await (
+                self._events.logged()
+            )  # what is reported meanwhile has its own turn: its events may be missing
         if results:
             await self._store(results)
             del self._results[: len(results)]

@@ -10,6 +10,7 @@ for long when it cannot be written (`logged`).
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from time import time
 from typing import Any
@@ -47,7 +48,7 @@ class Events(Step):
         self._asked_for = context.settings.send_task_events
         self._enabled = False
         self.recorded = False  # whether a recorder runs
-        self.task_events = self._asked_for  # whether anybody wants task events: asked before one is built
+        self._on_wanted: list[Callable[[bool], None]] = []
         self._waiting: list[dict[str, Any]] = []
         self._arrived = asyncio.Event()
         self._failing = False
@@ -81,8 +82,15 @@ class Events(Step):
         self._note_listeners()
         return was_on
 
+    def on_wanted(self, callback: Callable[[bool], None]) -> None:
+        """Call it, now and at each change, with whether anybody wants task events."""
+        self._on_wanted.append(callback)
+        self._note_listeners()
+
     def _note_listeners(self) -> None:
-        self.task_events = self._asked_for or self._enabled or self.recorded
+        wanted = self._asked_for or self._enabled or self.recorded
+        for callback in self._on_wanted:
+            callback(wanted)
 
     async def start(self) -> None:
         coordination = self._cluster.coordination
