@@ -308,10 +308,9 @@ class Settler:
             await self._do_next(self._first[0])
             del self._first[0]
         results, follow_ups, after = tuple(self._results), tuple(self._follow_ups), tuple(self._after)
+        # What is reported from here on has its own turn: its events may not be in the log yet.
         if self._events.recorded:
-            await (
-                self._events.logged()
-            )  # what is reported meanwhile has its own turn: its events may be missing
+            await self._events.logged()
         if results:
             await self._store(results)
             del self._results[: len(results)]
