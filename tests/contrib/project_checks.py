@@ -12,10 +12,11 @@ from django.test import Client, override_settings
 from store.models import Item, Order
 from store.tasks import pack
 from umbel import chain, group
+from umbel.app.configuration.settings import with_others
 from umbel.contrib.django import app
 from umbel.contrib.django.configuration import read_settings
 from umbel.contrib.django.connections import leave_to_parent
-from umbel.errors import ConfigurationError
+from umbel.errors import BrokerUnavailable, ConfigurationError
 from umbel.testing import EmbeddedWorker, Inbox
 
 
@@ -137,6 +138,19 @@ def test_without_autocommit_a_send_that_should_wait_is_refused(umbel_inbox: Inbo
         transaction.rollback()
         transaction.set_autocommit(True)
     umbel_inbox.assert_empty()
+
+
+def test_a_broker_that_is_away_at_the_commit_is_told_to_who_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = {"broker": "redis://127.0.0.1:1/0", "publish_timeout_s": 0.0}
+    monkeypatch.setattr(app, "settings", with_others(app.settings, nowhere, source="this test"))
+    transaction_ends = transaction.atomic()
+    transaction_ends.__enter__()
+    Item.objects.create(name="shoe", left=1)
+    add.delay([1])
+    with pytest.raises(BrokerUnavailable):
+        transaction_ends.__exit__(None, None, None)
+    assert Item.objects.filter(name="shoe").exists()
+    app.close()
 
 
 def test_an_order_that_cannot_be_is_rolled_back_with_its_task(umbel_inbox: Inbox) -> None:

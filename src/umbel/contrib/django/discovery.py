@@ -25,7 +25,7 @@ class DjangoDiscovery(Discovery):
 def _installed() -> Iterable[str]:
     if not apps.ready:  # `umbel worker -A umbel.contrib.django`; manage.py has done it
         django.setup()
-        _enable_log()
+    _enable_log()
     return [config.name for config in apps.get_app_configs()]
 
 
