@@ -14,11 +14,12 @@ from umbel.brokers.sqlite import messages as sqlite_messages
 from umbel.errors import BadMessage, WireError
 from umbel.pools.interface import Job
 from umbel.pools.prefork.messages import ToChild
+from umbel.wire.compat.legacy import to_v2
 from umbel.wire.envelope_redis import seal, unseal
 from umbel.wire.event import decode_events, encode_event
 from umbel.wire.frames import FrameReader, JobBatch, encode_frame
 from umbel.wire.message import Message
-from umbel.wire.task import decode_task, parse_instant, read_headers, to_v2
+from umbel.wire.task import decode_task, parse_instant, read_headers
 
 HUGE = [10**20, 2**63, 2**31, -1, -(2**63) - 1, 10**400]
 ODD: list[Any] = [

@@ -13,7 +13,8 @@ from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
 from umbel.pools.guard import each_guarded
 from umbel.protocol.delivery.delivery import AdmissionPolicy, Park, Refuse
 from umbel.protocol.delivery.revoked import RevokedTasks
-from umbel.wire.task import read_headers, to_v2
+from umbel.wire.compat.legacy import to_v2
+from umbel.wire.task import read_headers
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed, arrival_of
 from umbel.worker.messages.endings import Endings
