@@ -23,7 +23,8 @@ from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, Returned, call_to_the_end, is_guarded
 from umbel.pools.hosting import in_one_line, soft_limit_reached
 from umbel.pools.interface import Job, Outcome, Runner, Told
-from umbel.pools.prefork.messages import EndJob, NoOutcome, ToChild, outcome_frame
+from umbel.pools.prefork.child import outcome_frame
+from umbel.pools.prefork.messages import EndJob, NoOutcome, ToChild
 from umbel.wire.frames import Cancel, FrameReader, JobBatch, Ready, SoftLimit, Stop, encode_frame
 
 _READ_BYTES = 64 * 1024

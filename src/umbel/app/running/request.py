@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from umbel.app.types.call_types import CallTypes
 from umbel.pools.interface import Told
 from umbel.wire.message import Outgoing
-from umbel.wire.task import SignatureMap, TaskCall
+from umbel.wire.task import SignatureMap, TaskCall, TaskHeaders
 
 if TYPE_CHECKING:
+    from umbel.app.interfaces import SendingApp
     from umbel.protocol.delivery.sensitive import Secrets
 
 Teller = Callable[[Told], None]
@@ -193,3 +194,11 @@ def request_of(
 def parse_arguments(types: CallTypes, call: TaskCall, request: Request) -> None:
     """From what came in the message to what the function wants; WrongType names what does not fit."""
     call.args, call.kwargs = request.args, request.kwargs = types.parse(call.args, call.kwargs)
+
+
+def keeps_result(app: "SendingApp", headers: TaskHeaders) -> bool:
+    """Whether a result is stored: the message says so, else the task, else the app."""
+    ignored = headers.ignore_result
+    if ignored is None and headers.task in app.tasks:
+        ignored = app.tasks[headers.task].options.ignore_result
+    return not (app.settings.task_ignore_result if ignored is None else ignored)

@@ -23,6 +23,7 @@ by another signal: SIGURG, because where nobody handles it, it does nothing.
 import contextlib
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -37,19 +38,20 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 from setproctitle import setproctitle
 
-from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
+from umbel.errors import BadFrame, SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import is_guarded
 from umbel.pools.hosting import in_one_line, load_host, soft_limit_of, soft_limit_reached
-from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Runner, Told
+from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Outcome, Runner, Told
 from umbel.pools.prefork import kernel
-from umbel.pools.prefork.limits import Limits, note_calls
-from umbel.pools.prefork.messages import Setup, Spoiled, ToChild, outcome_frame
+from umbel.pools.prefork.limits import KINDS, Limits, note_calls
+from umbel.pools.prefork.messages import NoOutcome, Setup, Spoiled, ToChild
 from umbel.pools.stacks import offer_stacks
 from umbel.wire.frames import (
     Armed,
     Cancel,
     FrameReader,
     JobBatch,
+    Outcomes,
     Problem,
     Ready,
     SoftLimit,
@@ -155,7 +157,7 @@ class Child:
         """Run jobs until told to stop, or until the main process is gone."""
         self._raised_at_limit = soft_limit
         signal.signal(INTERRUPT, self._on_soft_limit)
-        self._limits = Limits()
+        self._limits = Limits([*map(resource.getrlimit, KINDS)])
         self._channel.sendall(encode_frame(Ready(self._pid)))
         while True:
             while self._inbox:
@@ -219,7 +221,11 @@ class Child:
     def _look(self) -> None:
         """What the last task has done to its process."""
         _catch(INTERRUPT, self._on_soft_limit)
-        if self._limits is not None and (lowered := self._limits.lowered()):
+        Limits.touched = False
+        limits = [*map(resource.getrlimit, KINDS)]
+        if self._limits is None or limits == self._limits.known:
+            return
+        if lowered := self._limits.lowered(limits):
             self._spoiled = True
             with self._sending:
                 self._channel.sendall(encode_frame(Spoiled(f"a task lowered its limits: {lowered}")))
@@ -263,6 +269,18 @@ class Child:
                 raise WorkerStopping("the worker is shutting down; the task returns to its queue")
             raise soft_limit_reached(self._raised_at_limit)
         self._armed = job
+
+
+def outcome_frame(outcome: Outcome) -> bytearray:
+    """Also for an outcome that no frame can hold: it says why."""
+    try:
+        return encode_frame(Outcomes((outcome,)))
+    except _UNWRITABLE as error:
+        problem = f"the task ran, but its outcome could not be sent to the worker: {in_one_line(error)}"
+        return encode_frame(NoOutcome(outcome.number, problem))
+
+
+_UNWRITABLE = (BadFrame, msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 def _catch(signum: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:

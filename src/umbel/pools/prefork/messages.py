@@ -10,7 +10,6 @@ from typing import Literal
 
 import msgspec
 
-from umbel.errors import BadFrame
 from umbel.pools.guard import Returned, call_guarded
 from umbel.pools.hosting import in_one_line
 from umbel.pools.interface import Job, LostJob, Outcome, PoolSettings, Told
@@ -28,7 +27,6 @@ from umbel.wire.frames import (
 )
 
 FDS_PER_FORK = 2
-_UNWRITABLE = (BadFrame, msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -142,14 +140,6 @@ def batch_frames(
         else:
             unfit[job.number] = f"cannot be sent to a child process: {in_one_line(single.error)}"
     return frames, unfit
-
-
-def outcome_frame(outcome: Outcome) -> bytearray:
-    try:
-        return encode_frame(Outcomes((outcome,)))
-    except _UNWRITABLE as error:
-        problem = f"the task ran, but its outcome could not be sent to the worker: {in_one_line(error)}"
-        return encode_frame(NoOutcome(outcome.number, problem))
 
 
 def lost_outcome(message: NoOutcome) -> LostJob:
