@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.wire import strategies
 from umbel.brokers.sqlite import messages as sqlite_messages
+from umbel.brokers.sqlite import publishing
 from umbel.errors import BadMessage, WireError
 from umbel.pools.interface import Job
 from umbel.pools.prefork.messages import ToChild
@@ -95,7 +96,7 @@ def assert_that_everything_behind_can_hold(message: Message) -> None:
         datetime.fromtimestamp(instant, UTC).isoformat()
     event = {"type": "task-received", "uuid": headers.id, **msgspec.to_builtins(headers)}
     decode_events(encode_event(event))
-    assert sqlite_messages.decode(sqlite_messages.encode(v2)) == v2
+    assert sqlite_messages.decode(publishing.encode(v2)) == v2
     assert unseal(seal(v2, "q", "tag")).message == v2
     try:
         decode_task(v2)
