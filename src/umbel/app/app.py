@@ -29,8 +29,9 @@ from umbel.app.running.request import CURRENT_REQUEST, Request
 from umbel.app.running.tracer import Tracer
 from umbel.app.saved_groups import SavedGroups
 from umbel.app.sending.batches import prepare_many
+from umbel.app.sending.defaults import SendDefaults, queue_of
 from umbel.app.sending.options import SendOptions, check_options
-from umbel.app.sending.prepare import Prepared, SendDefaults, is_unique, origin, prepare, queue_of
+from umbel.app.sending.prepare import Prepared, is_unique, origin, prepare
 from umbel.app.sending.publish import patiently, publish
 from umbel.app.sending.routing import Router
 from umbel.app.sending.sent_events import SentEvents

@@ -11,7 +11,7 @@ from umbel.app.configuration.settings import Settings
 from umbel.app.running.chord_parts import part_ended
 from umbel.app.running.follow_ups import after_failure, steps_that_never_run
 from umbel.app.running.request import Request, keeps_result, request_of
-from umbel.app.sending.prepare import queue_of
+from umbel.app.sending.defaults import queue_of
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
