@@ -22,7 +22,7 @@ from umbel.app.running.follow_ups import after_failure, after_success, steps_tha
 from umbel.app.running.request import Request, Running, Teller, keeps_result, parse_arguments, request_of
 from umbel.app.running.showing import described, hidden, shown_arguments
 from umbel.app.running.tracebacks import traceback_text
-from umbel.app.sending.publish import patiently
+from umbel.app.sending.patience import patiently
 from umbel.clock import cluster_now, correct, offset_s
 from umbel.errors import (
     BrokerError,

@@ -13,7 +13,7 @@ from umbel.app.options import TaskOptions, checked_priority
 from umbel.app.running.request import Request
 from umbel.app.sending.defaults import SendDefaults, Sender, first, text_max
 from umbel.app.sending.options import SendOptions
-from umbel.app.sending.publish import patiently
+from umbel.app.sending.patience import patiently
 from umbel.backends.interface import Addressed
 from umbel.clock import cluster_now
 from umbel.wire.instant import LATEST_S
