@@ -112,7 +112,8 @@ class Leftovers:
         done_at = time()
         headers = read_headers(message)
         results: list[StoredResult] = []
-        if keeps_result(self._app, headers):
+        known = self._app.tasks.get(headers.task)
+        if keeps_result(headers, known.options if known else None, self._app.settings):
             results.append(encode_failure(headers.id, described, None, status=status, done_at=done_at))
         try:
             call = decode_task(message, accept=self._app.settings.accept_content)

@@ -203,7 +203,7 @@ class _Run:
             follow_ups = after_success(self._app, call, request, value)
         body = self._part_ended(call, request, SUCCESS, value)
         results: tuple[StoredResult, ...] = ()
-        if keeps_result(self._app, call.headers):
+        if keeps_result(call.headers, task.options, self._app.settings):
             results = (encode_success(request.id, value, done_at=time(), **self._about(request)),)
         return self._outcome(
             "success",
@@ -275,7 +275,7 @@ class _Run:
         if task.hooks is not None:
             task.hooks.retried(request, cause, text)
         results: tuple[StoredResult, ...] = ()
-        if keeps_result(self._app, call.headers):
+        if keeps_result(call.headers, task.options, self._app.settings):
             results = (self._failure(request, cause, text, status=RETRY, done_at=None),)
         return self._outcome(
             "retry",
@@ -297,7 +297,7 @@ class _Run:
         if task.hooks is not None:
             task.hooks.failed(request, error, text)
         results: list[StoredResult] = []
-        if keeps_result(self._app, call.headers):
+        if keeps_result(call.headers, task.options, self._app.settings):
             results.append(self._failure(request, error, text, status=FAILURE, done_at=done_at))
         what = described(error, self.secrets)
         results += steps_that_never_run(call, what, text, status=FAILURE, done_at=done_at)

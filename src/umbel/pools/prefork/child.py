@@ -38,13 +38,13 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 from setproctitle import setproctitle
 
-from umbel.errors import BadFrame, SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
+from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import is_guarded
 from umbel.pools.hosting import in_one_line, load_host, soft_limit_of, soft_limit_reached
 from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Outcome, Runner, Told
 from umbel.pools.prefork import kernel
 from umbel.pools.prefork.limits import KINDS, Limits, note_calls
-from umbel.pools.prefork.messages import NoOutcome, Setup, Spoiled, ToChild
+from umbel.pools.prefork.messages import Setup, Spoiled, ToChild, no_outcome
 from umbel.pools.stacks import offer_stacks
 from umbel.wire.frames import (
     Armed,
@@ -57,6 +57,7 @@ from umbel.wire.frames import (
     SoftLimit,
     Stop,
     encode_frame,
+    encode_frame_or,
 )
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class Child:
                 # The task forked and its copy came back here. The channel belongs to the original.
                 os._exit(0)
             with self._sending:
-                self._channel.sendall(outcome_frame(outcome))
+                self._channel.sendall(_outcome_frame(outcome))
             ended_at = outcome.started_at + outcome.runtime_s
             if Limits.touched or abs(ended_at - self._looked_at) >= _LOOK_S:
                 self._looked_at = ended_at
@@ -271,16 +272,8 @@ class Child:
         self._armed = job
 
 
-def outcome_frame(outcome: Outcome) -> bytearray:
-    """Also for an outcome that no frame can hold: it says why."""
-    try:
-        return encode_frame(Outcomes((outcome,)))
-    except _UNWRITABLE as error:
-        problem = f"the task ran, but its outcome could not be sent to the worker: {in_one_line(error)}"
-        return encode_frame(NoOutcome(outcome.number, problem))
-
-
-_UNWRITABLE = (BadFrame, msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
+def _outcome_frame(outcome: Outcome) -> bytearray:
+    return encode_frame_or(Outcomes((outcome,)), lambda error: no_outcome(outcome, error))
 
 
 def _catch(signum: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:

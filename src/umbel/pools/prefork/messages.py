@@ -142,6 +142,11 @@ def batch_frames(
     return frames, unfit
 
 
+def no_outcome(outcome: Outcome, error: Exception) -> NoOutcome:
+    problem = f"the task ran, but its outcome could not be sent to the worker: {in_one_line(error)}"
+    return NoOutcome(outcome.number, problem)
+
+
 def lost_outcome(message: NoOutcome) -> LostJob:
     fault = message.problem
     return LostJob(message.job, started=False, reason=fault, ran=True, fault=fault)
