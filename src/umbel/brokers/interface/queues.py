@@ -13,11 +13,12 @@ DEAD_LETTER_PEEK_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How many messages of a queue wait, are parked until due, and are claimed."""
+    """How many messages of a queue wait, are parked until due, and are claimed; whether it is paused."""
 
     ready: int
     delayed: int
     claimed: int
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,4 +75,6 @@ class Autoscaler(Step):
             depths = await self._queues.queues()
         except BrokerError:  # then nothing more can be taken from it either
             return 0
-        return sum(depth.ready for name, depth in depths.items() if name in self._context.queues)
+        return sum(
+            depth.ready for name, depth in depths.items() if name in self._context.queues and not depth.paused
+        )

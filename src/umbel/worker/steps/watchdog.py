@@ -54,4 +54,6 @@ class Watchdog(Step):
             depths = await self._queues.queues()
         except BrokerError:
             return None
-        return sum(depth.ready for name, depth in depths.items() if name in self._context.queues)
+        return sum(
+            depth.ready for name, depth in depths.items() if name in self._context.queues and not depth.paused
+        )
