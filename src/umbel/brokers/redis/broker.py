@@ -212,7 +212,7 @@ class RedisBroker:
             for at in range(0, len(found), 4)
             if any(found[at + 1 : at + 4])
         }
-        return pauses.with_pauses(depths, await self._link.call("HKEYS", self._keys.paused))
+        return pauses.with_pauses(depths, await pauses.names(self._link, self._keys))
 
     async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
         commands = [("LRANGE", key, -limit, -1) for key in self._keys.lists_of(queue)]

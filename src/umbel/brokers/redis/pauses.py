@@ -8,6 +8,7 @@ import msgspec
 from umbel.brokers.interface import MOVED_AT_ONCE_MAX, Depth, Pause
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
+from umbel.brokers.redis.replies import ServerRefused
 from umbel.brokers.refusals import signed_for
 from umbel.wire.values import UNREADABLE
 
@@ -27,6 +28,14 @@ async def resume(link: Link, keys: Keys, queue: str) -> bool:
 async def paused(link: Link, keys: Keys) -> dict[str, Pause]:
     found = await link.call("HGETALL", keys.paused)
     return {queue.decode(): _read(mark) for queue, mark in sorted(_pairs(found))}
+
+
+async def names(link: Link, keys: Keys) -> Sequence[bytes]:
+    """Of paused queues; none where a key of that name is something else, as for the claims."""
+    with suppress(ServerRefused):
+        found: list[bytes] = await link.call("HKEYS", keys.paused)
+        return found
+    return ()
 
 
 def with_pauses(depths: Mapping[str, Depth], names: Sequence[bytes]) -> dict[str, Depth]:
