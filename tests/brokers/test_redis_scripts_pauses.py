@@ -43,16 +43,16 @@ def test_messages_are_moved_in_their_order_by_priority_and_then_those_not_due(sc
         scripts.fill(at_step("r", step), f"{step}r")
     three = at_step("q", 3)
     scripts.delay("q", 5e9, f"t:1:P:{three}\0late")
-    scripts.delay("q", 4e9, "t:2:P:q\0soon")
+    scripts.delay("q", 4e9, ":2:P:q\0soon")
     assert move(scripts, 3) == [3, 0]
     assert scripts.waiting("r") == [b"0r", b"0a", b"0b"]
     assert scripts.waiting(at_step("r", 3)) == [b"3r", b"3a"]
     assert scripts.delayed("r") == []
     assert move(scripts, 6) == [6, 0]
-    assert scripts.delayed("r") == [(b"t:2:P:r\0soon", 4e9)]
+    assert scripts.delayed("r") == [(b":2:P:r\0soon", 4e9)]
     assert move(scripts, 100) == [1, 0]
     target = at_step("r", 3).encode()
-    assert scripts.delayed("r") == [(b"t:2:P:r\0soon", 4e9), (b"t:1:P:" + target + b"\0late", 5e9)]
+    assert scripts.delayed("r") == [(b":2:P:r\0soon", 4e9), (b"t:1:P:" + target + b"\0late", 5e9)]
     for step in STEPS:
         assert scripts.waiting(at_step("q", step)) == []
         assert scripts.waiting(at_step("r", step)) == [f"{step}{one}".encode() for one in "rab"]
