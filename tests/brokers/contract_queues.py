@@ -86,9 +86,15 @@ class QueueControlContract:
                 await asyncio.wait([waiting])
                 await worker.wait_ready([QUEUE], 0.02, owner=OWNER)  # at its time-out
                 assert texts((await take(worker)).deliveries) == []
-                again = asyncio.create_task(take_or_wait(worker))
+                again = asyncio.create_task(worker.wait_ready([QUEUE], LONG_S, owner=OWNER))
+                await asyncio.wait([again], timeout=0.1)
+                assert not again.done()
+                again.cancel()
+                await asyncio.wait([again])
+                assert texts((await take(worker)).deliveries) == []
+                taking = asyncio.create_task(take_or_wait(worker))
                 await operator.resume(QUEUE)
-                assert texts(await again) == ["a"]
+                assert texts(await taking) == ["a"]
 
         run(scenario())
 

@@ -17,6 +17,8 @@ from umbel.control.queue_pauses import (
     waiting_in,
 )
 
+STEPS = 20  # in which a move tells how far it is
+
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
@@ -93,7 +95,7 @@ def move(
         question = f"Move {count} of {waiting} messages from {source!r} to {target!r}?"
         if count and not yes and not click.confirm(question, err=True):
             return None
-        show = (lambda _moved, _of: None) if as_json else _progress
+        show = (lambda _moved, _of: None) if as_json else _Progress().show
         return await move_messages(broker, source, target, limit=limit, on_progress=show)
 
     moved = ask_broker(app_name, work, url=url)
@@ -106,9 +108,17 @@ def move(
     return exits.OK
 
 
-def _progress(moved: int, of: int) -> None:
-    if moved < of:
-        click.echo(f"umbel: {moved} of {of} messages moved", err=True)
+class _Progress:
+    """At most STEPS lines, however many messages there are."""
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    def show(self, moved: int, of: int) -> None:
+        step = moved * STEPS // of
+        if self._step < step < STEPS:
+            click.echo(f"umbel: {moved} of {of} messages moved", err=True)
+        self._step = step
 
 
 def _show(outcome: PauseOutcome, said: str, as_json: bool) -> int:
