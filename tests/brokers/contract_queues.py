@@ -86,15 +86,34 @@ class QueueControlContract:
                 await asyncio.wait([waiting])
                 await worker.wait_ready([QUEUE], 0.02, owner=OWNER)  # at its time-out
                 assert texts((await take(worker)).deliveries) == []
-                again = asyncio.create_task(worker.wait_ready([QUEUE], LONG_S, owner=OWNER))
-                await asyncio.wait([again], timeout=0.1)
-                assert not again.done()
-                again.cancel()
-                await asyncio.wait([again])
+                for queues in ([QUEUE], [QUEUE, OTHER]):
+                    assert texts((await take(worker, queues=queues)).deliveries) == []
+                    again = asyncio.create_task(worker.wait_ready(queues, LONG_S, owner=OWNER))
+                    await asyncio.wait([again], timeout=0.1)
+                    assert not again.done()
+                    again.cancel()
+                    await asyncio.wait([again])
                 assert texts((await take(worker)).deliveries) == []
                 taking = asyncio.create_task(take_or_wait(worker))
                 await operator.resume(QUEUE)
-                assert texts(await taking) == ["a"]
+                await asyncio.wait([taking], timeout=LONG_S / 2)
+                assert taking.done() and texts(taking.result()) == ["a"]
+
+        run(scenario())
+
+    def test_what_was_fetched_ahead_of_a_pause_goes_back(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as operator, under_test.open() as worker:
+                assert texts((await take(worker, 100)).deliveries) == []  # so many may come
+                await operator.publish(outgoing("a", "b", "c"))
+                await operator.pause(QUEUE, MARK)
+                await known(worker)
+                assert texts((await take(worker, 100)).deliveries) == []
+
+                async def all_wait() -> bool:
+                    return (await operator.queues())[QUEUE] == Depth(3, 0, 0, paused=True)
+
+                await eventually(all_wait, what="all messages in their queue")
 
         run(scenario())
 

@@ -48,6 +48,15 @@ class Looker:
         self.page.goto(self.served.url + path)
         return self.page
 
+    def open_queue(self, name: str) -> Page:
+        """When the dashboard has heard of it: queues and who consumes them are asked for now and then."""
+
+        def is_known() -> bool:
+            return any(one.queue == name for one in self.served.dashboard.queues())
+
+        wait_until(is_known, deadline_s=DEADLINE_S, what=f"the queue {name} to be known")
+        return self.open(f"/queues/{name}")
+
     def send(self, name: str, *arguments: Any, **options: Any) -> str:
         return str(self._aside(lambda: self.app.send_task(name, arguments, **options)).id)
 

@@ -119,7 +119,7 @@ def test_queues_are_added_left_looked_into_and_purged(shop: Shop) -> None:
 
 
 def test_a_queue_is_paused_emptied_into_another_and_resumed(shop: Shop) -> None:
-    page = shop.open("/queues/celery")
+    page = shop.open_queue("celery")
     assert shop.confirm(page.get_by_role("button", name="Pause")) == "Pause the queue celery?"
     shop.until(page.locator("#acts .state:has-text('paused')"), "the pause to be shown")
     ids = [shop.send("shop.add", number, 3) for number in range(3)]
@@ -133,10 +133,10 @@ def test_a_queue_is_paused_emptied_into_another_and_resumed(shop: Shop) -> None:
     assert (parking["ready"], parking["paused"]) == (2, False)
     page = shop.open("/queues")
     assert "paused" in page.locator("tr[data-queue=celery]").inner_text()
-    page = shop.open("/queues/parking")
+    page = shop.open_queue("parking")
     page.locator("form[data-action=move_messages] [name=target]").fill("celery")
     shop.confirm(page.get_by_role("button", name="Move", exact=True))
-    page = shop.open("/queues/celery")
+    page = shop.open_queue("celery")
     shop.do("resume_queue")
     shop.wait_for(*ids, state="SUCCESS")
     shop.until(page.get_by_role("button", name="Pause"), "the button to pause it again")

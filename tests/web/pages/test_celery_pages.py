@@ -88,7 +88,7 @@ def test_what_celery_supports_is_done_and_answered(looker: Looker) -> None:
 
 
 def test_a_queue_is_paused_for_celerys_workers_and_resumed(looker: Looker) -> None:
-    page = looker.open("/queues/celery")
+    page = looker.open_queue("celery")
     looker.confirm(page.get_by_role("button", name="Pause"))
     told = looker.replies()
     assert all(node(looker, name) in told for name in NAMES)
@@ -96,7 +96,7 @@ def test_a_queue_is_paused_for_celerys_workers_and_resumed(looker: Looker) -> No
     run, revoked = looker.send(ADD, 5, 5), looker.send(ADD, 6, 6)
     looker.until(page.locator("[data-figure=ready]:text-is('2')"), "two messages that wait")
     looker.served.dashboard.app.control.revoke(revoked)
-    page = looker.open("/queues/celery")
+    page = looker.open_queue("celery")
     looker.do("resume_queue")
     looker.wait_for(run, state="SUCCESS")
     looker.wait_for(revoked, state="REVOKED")

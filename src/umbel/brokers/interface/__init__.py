@@ -57,7 +57,7 @@ from umbel.brokers.interface.producer import (
     Producer,
 )
 from umbel.brokers.interface.queue_control import MOVED_AT_ONCE_MAX, PAUSED_MAX, Pause, QueueControl
-from umbel.brokers.interface.queues import DEAD_LETTER_PEEK_MAX, DeadLetter, Depth, Queues
+from umbel.brokers.interface.queues import DEAD_LETTER_PEEK_MAX, DeadLetter, Depth, Queues, ready_for
 from umbel.brokers.interface.settings import DEFAULT_LEASE_S, BrokerSettings
 from umbel.brokers.transport import Capabilities
 
@@ -104,6 +104,7 @@ __all__ = [
     "Subscription",
     "Tag",
     "Verdict",
+    "ready_for",
 ]
 
 
