@@ -124,7 +124,7 @@ def test_a_queue_is_paused_emptied_into_another_and_resumed(shop: Shop) -> None:
     shop.until(page.locator("#acts .state:has-text('paused')"), "the pause to be shown")
     ids = [shop.send("shop.add", number, 3) for number in range(3)]
     shop.until(page.locator("[data-figure=ready]:text-is('3')"), "three messages that wait")
-    assert page.locator("#waiting a").count() == 3
+    shop.until(page.locator("#waiting a"), "them in the list", count=3)
     page.locator("form[data-action=move_messages] [name=target]").fill("parking")
     page.locator("form[data-action=move_messages] [name=limit]").fill("2")
     question = shop.confirm(page.get_by_role("button", name="Move", exact=True))
