@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.brokers.under_test import eventually
 from tests.servers.redis import RedisServer
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 from umbel import App, chain, chord, group
 from umbel.app.aio import loop_warning, sent_teller
 from umbel.app.aio.clients import THREADS_MAX
@@ -31,13 +30,6 @@ from umbel.wire.result import encode_state
 
 def messages(count: int, size: int = 2) -> list[Outgoing]:
     return [Outgoing("celery", Message(b"", b"x" * size))] * count
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    async def ask() -> bool:
-        return bool(condition())
-
-    await eventually(ask, what=what)
 
 
 # -- back-pressure ---------------------------------------------------------------------------------
@@ -323,7 +315,7 @@ def test_a_running_task_is_told_when_nobody_knows_whether_its_message_was_sent(t
 
     async def scenario() -> None:
         await app.asend_task("anything")
-        with app.producer._store.database.write(), Running(request):  # type: ignore[attr-defined]
+        with app.producer.database.write(), Running(request):  # type: ignore[attr-defined]
             request.unsent[:] = kept = messages(1)
             with pytest.raises(SendUnknown) as caught:
                 await app.asend_task("anything", task_id="a")
@@ -588,7 +580,7 @@ def test_a_sqlite_file_that_is_locked_is_an_error_in_time(tmp_path: Path) -> Non
 
     async def scenario() -> None:
         await app.asend_task("anything")
-        store = app.producer._store  # type: ignore[attr-defined]
+        store: Any = app.producer
         with store.database.write(), pytest.raises(BrokerUnavailable) as caught:
             await app.asend_task("anything", task_id="a")
         assert isinstance(caught.value, SendUnknown)
@@ -653,5 +645,5 @@ def test_a_result_in_a_file_is_not_read_on_the_loop(tmp_path: Path) -> None:
 
 
 def store_messages(app: App) -> int:
-    with app.producer._store.database.read() as db:  # type: ignore[attr-defined]
+    with app.producer.database.read() as db:  # type: ignore[attr-defined]
         return int(db.execute("SELECT count(*) FROM messages").fetchone()[0])
