@@ -8,6 +8,7 @@ import msgspec
 
 from umbel.brokers.interface import Pause
 from umbel.brokers.sqlite import messages, rows
+from umbel.brokers.sqlite.publishing import file
 from umbel.wire.signing import HEADER
 
 Row = tuple[float, int, bytes]
@@ -40,7 +41,7 @@ def move(db: sqlite3.Connection, source: str, target: str, limit: int) -> tuple[
 
     A message keeps its number, and so its place by age.
     """
-    messages.file(db)
+    file(db)
     for table, first in (("ready", "priority"), ("delayed", "not_before")):
         found = db.execute(
             f"""SELECT first, id, message FROM messages JOIN (

@@ -247,7 +247,7 @@ class Store(Publisher):
     def resume(self, queue: str) -> bool:
         with self.database.write(durable=True) as db:
             was_paused = pauses.resume(db, queue)
-            awake = waiters.addresses(db, [waiters.queue(queue)])
+            awake = wakeup.addresses(db, [wakeup.queue(queue)])
         self.poke(awake)
         return was_paused
 
@@ -258,7 +258,7 @@ class Store(Publisher):
     def move(self, source: str, target: str, limit: int) -> int:
         with self.database.write(durable=True) as db:
             moved, is_signed = pauses.move(db, source, target, min(limit, MOVED_AT_ONCE_MAX))
-            awake = waiters.addresses(db, [waiters.queue(target)])
+            awake = wakeup.addresses(db, [wakeup.queue(target)])
         self.poke(awake)
         if is_signed and not moved:
             raise signed_for(source)
