@@ -28,6 +28,7 @@ from umbel.app.running.eager import EagerBackend, EagerMode, EagerRunner
 from umbel.app.running.request import CURRENT_REQUEST, Request
 from umbel.app.running.tracer import Tracer
 from umbel.app.saved_groups import SavedGroups
+from umbel.app.sending.announcing import announce
 from umbel.app.sending.batches import prepare_many
 from umbel.app.sending.options import SendOptions, check_options
 from umbel.app.sending.prepare import Prepared, SendDefaults, is_unique, origin, prepare, queue_of
@@ -81,7 +82,7 @@ class App(AsyncSending):
         self.settings: Settings = assemble(given, directory=directory_of(directory))
         self.router = Router(self.settings.task_routes)
         self.send_defaults: dict[str, SendDefaults] = {}  # by task, for `prepare`
-        self.signals = Signals()
+        self.signals: Signals = Signals()
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.panel = UsersPanel()
         self.steps = Steps()
@@ -220,14 +221,9 @@ class App(AsyncSending):
     ) -> Prepared:
         known = self.tasks.get(name)
         defaults = known.options if known else None
-        prepared = prepare(
-            self, name, args, kwargs, options, defaults=defaults, sender=sender, task_id=task_id
-        )
         if self.signals.before_task_publish.receivers:
-            self.signals.before_task_publish.send(
-                task=name, task_id=prepared.task_id, args=args, kwargs=kwargs, queue=prepared.outgoing.queue
-            )
-        return prepared
+            options, task_id = announce(self, name, args, kwargs, options, defaults=defaults, task_id=task_id)
+        return prepare(self, name, args, kwargs, options, defaults=defaults, sender=sender, task_id=task_id)
 
     def publish(self, prepared: Sequence[Prepared]) -> None:
         outgoing, began = self.begin_publishing(prepared), time()

@@ -80,7 +80,7 @@ class Claimed:
         rules = self.run.rules
         return hard or rules.hard_limit_s, soft or rules.soft_limit_s
 
-    def job(self) -> Job:
+    def job(self, lamport: int = 0) -> Job:
         assert self.run is not None, "only an admitted message becomes a job"
         hard, soft = self.limits
         return Job(
@@ -94,6 +94,7 @@ class Claimed:
             self.run.alone or hard is not None or soft is not None,
             self.delivery.redelivered,
             offset_s(),
+            lamport,
         )
 
 

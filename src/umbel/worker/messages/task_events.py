@@ -42,6 +42,11 @@ class TaskEvents:
     def wanted(self) -> bool:
         return self._events.task_events
 
+    @property
+    def lamport(self) -> int:
+        """The node's logical time."""
+        return self._events.clock.value
+
     async def logged(self) -> None:
         await self._events.logged()
 

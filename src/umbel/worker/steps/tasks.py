@@ -290,7 +290,7 @@ class Tasks(Step):
         self._pool.submit(each_guarded(self._job, runnable, self._bury_faulty))
 
     def _job(self, claimed: Claimed) -> Job:
-        job = claimed.job()
+        job = claimed.job(self._events.lamport)
         self._claimed[claimed.number] = claimed
         self.totals[claimed.headers.task] += 1
         return job
