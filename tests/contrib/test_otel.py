@@ -199,7 +199,8 @@ def test_it_is_instrumented_once_and_can_be_undone(app: App, spans: InMemorySpan
 def test_an_app_that_is_not_instrumented_loads_nothing_of_it() -> None:
     """Nor Sentry: who has them installed for other reasons pays nothing here."""
     code = (
-        "import sys; from umbel import App; app = App(broker='sqlite:///nowhere.db'); app.prepare('t', (), {}, {});"
+        "import sys; from umbel import App\n"
+        "App(broker='sqlite:///nowhere.db').prepare('t', (), {}, {})\n"
         "print([one for one in sys.modules if one.startswith(('opentelemetry', 'sentry_sdk'))])"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
