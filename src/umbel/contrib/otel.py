@@ -203,7 +203,8 @@ def _text(error: BaseException) -> str:
 
 
 def _key(group_id: str) -> str:
-    return f"{group_id}.traces"
+    """Kept beside the chord; where a Celery worker brings the last part, it stays until results expire."""
+    return f"traces-{group_id}"
 
 
 def _links(kept: bytes) -> list[trace.Link]:
