@@ -27,6 +27,7 @@ from umbel.worker.messages.parts import MessageParts
 from umbel.worker.messages.revoke_record import RevokeRecord
 from umbel.worker.messages.scheduled import Scheduled
 from umbel.worker.messages.task_events import TaskEvents
+from umbel.worker.steps.child_book import ChildBook
 from umbel.worker.steps.connection import RETURNED_TEXT
 
 log = logging.getLogger("umbel.worker.tasks")
@@ -59,6 +60,7 @@ class Tasks(Step):
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
         self._before_taking: list[Callable[[], Awaitable[None]]] = []
         self.revokes = RevokeRecord(context, self.revoked)
+        self.children = ChildBook()
         self._claimed: dict[int, Claimed] = {}
         self._room = asyncio.Event()
         self._stopping = False
@@ -352,6 +354,7 @@ class Tasks(Step):
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
         if what == "failed" and not self._pool_failed.done():
             self._pool_failed.set_result(str(fields["reason"]))
+        self.children.note(what, fields)
         if what == "died":
             self._counters.children_died += 1
         log.log(_CHILD_LOGGED_AT.get(what, logging.DEBUG), "child %s", what, extra=self._of_child(fields))
