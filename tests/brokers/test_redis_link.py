@@ -7,6 +7,7 @@ import pytest
 
 from tests.brokers.under_test import run
 from tests.servers.redis import RedisServer
+from tests.waiting import until
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.link import ANSWERED_MAX, Link
 from umbel.errors import BrokerUnavailable
@@ -20,6 +21,7 @@ class Rounds:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._number = 0
+        self.begun = 0
         self.went_on: Counter[int] = Counter()
         self._next()
 
@@ -28,6 +30,7 @@ class Rounds:
         self._loop.call_soon(self._next)
 
     async def send(self, link: Link) -> str:
+        self.begun += 1
         try:
             reply = (await link.call("ECHO", "here")).decode()
         except BrokerUnavailable:
@@ -42,7 +45,7 @@ async def while_silent(redis: RedisServer, end: str) -> tuple[list[str], Counter
     redis.pause()
     rounds = Rounds()
     sending = [asyncio.create_task(rounds.send(link)) for _ in range(SENDERS)]
-    await asyncio.sleep(0)
+    await until(lambda: rounds.begun == SENDERS, "all to have sent")
     if end == "the link is closed":
         link.close()
     redis.resume()
