@@ -167,9 +167,14 @@ def test_a_context_that_cannot_be_read_begins_a_trace(
 
 
 def test_awaited_tasks_at_once_are_told_apart(app: App, spans: InMemorySpanExporter) -> None:
-    @app.task(name="t.inner")
-    async def inner() -> None:
-        await asyncio.sleep(0)
+    both, begun = asyncio.Event(), list[str]()
+
+    @app.task(name="t.inner", bind=True)
+    async def inner(self: Task[..., Any]) -> None:
+        begun.append(self.request.id)
+        if len(begun) == 2:
+            both.set()
+        await both.wait()
 
     async def run_both() -> None:
         tracer = AsyncTracer(app, hostname="w@host")

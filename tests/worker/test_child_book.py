@@ -1,4 +1,4 @@
-from umbel.worker.steps.child_book import ChildBook
+from umbel.worker.child_book import ChildBook
 
 
 def test_children_are_known_by_their_place_and_counted_when_they_are_replaced() -> None:

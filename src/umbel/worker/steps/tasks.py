@@ -22,6 +22,7 @@ from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.worker.bootsteps import Step
+from umbel.worker.child_book import ChildBook
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.admission import job_of
 from umbel.worker.messages.claimed import Claimed
@@ -29,7 +30,6 @@ from umbel.worker.messages.parts import MessageParts
 from umbel.worker.messages.revoke_record import RevokeRecord
 from umbel.worker.messages.scheduled import Scheduled
 from umbel.worker.messages.task_events import TaskEvents
-from umbel.worker.steps.child_book import ChildBook
 from umbel.worker.steps.connection import RETURNED_TEXT
 
 log = logging.getLogger("umbel.worker.tasks")
