@@ -115,7 +115,7 @@ def test_who_hears_of_a_call_may_add_headers_to_its_message(app: App) -> None:
 def test_a_failure_is_told_with_its_arguments_but_for_the_sensitive_ones(app: App) -> None:
     seen = watch(app)
 
-    @app.task(sensitive=["password"])
+    @app.task(sensitive=("password",))
     def login(user: str, password: str, *, tries: int) -> None:
         raise PermissionError(password)
 

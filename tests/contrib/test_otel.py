@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from umbel import App, Task, chain, chord, group
+from umbel import App, Task, chain, chord
 from umbel.app.running.async_tracer import AsyncTracer
 from umbel.contrib.otel import instrument, uninstrument
 from umbel.pools.interface import Job
@@ -115,7 +115,7 @@ def test_the_body_of_a_chord_is_linked_to_its_parts(app: App, spans: InMemorySpa
         return sum(numbers)
 
     with app.eager():
-        assert chord(group(part.s(n) for n in range(3)), body.s()).apply_async().get() == 3
+        assert chord([part.s(n) for n in range(3)], body.s()).apply_async().get() == 3
     sends, body_send = named(spans, "apply_async/t.part"), only(spans, "apply_async/t.body")
     linked = [(one.context.trace_id, one.context.span_id) for one in body_send.links]
     assert linked == [ids(one) for one in sends]
@@ -124,7 +124,7 @@ def test_the_body_of_a_chord_is_linked_to_its_parts(app: App, spans: InMemorySpa
 
 
 def test_a_failure_says_why_without_its_secrets(app: App, spans: InMemorySpanExporter) -> None:
-    @app.task(name="t.login", sensitive=["password"])
+    @app.task(name="t.login", sensitive=("password",))
     def login(user: str, password: str) -> None:
         raise PermissionError(f"no entry for {user} with {password}")
 

@@ -64,7 +64,7 @@ def test_a_failure_is_told_with_its_task_and_its_arguments(app: App, told: Told)
 
 
 def test_sensitive_arguments_never_leave(app: App, told: Told) -> None:
-    @app.task(name="t.login", sensitive=["password"])
+    @app.task(name="t.login", sensitive=("password",))
     def login(user: str, password: str) -> None:
         copied = password * 2
         logging.getLogger("t").warning("trying %s", password)  # Sentry keeps log lines as breadcrumbs

@@ -323,7 +323,7 @@ def measured(*events: dict[str, Any]) -> ClusterModel:
 
 
 def test_what_waits_at_a_worker_is_measured_as_flower_does() -> None:
-    names = {"uuid": "a", "name": "add", "retries": 0}
+    names: dict[str, Any] = {"uuid": "a", "name": "add", "retries": 0}
     waiting = [told("task-received", NOW, **(names | {"uuid": one})) for one in ("a", "b", "c")]
     later = told("task-received", NOW, **(names | {"uuid": "later", "eta": "2030-01-01T00:00:00+00:00"}))
     begun = [*waiting, later, told("task-started", NOW + 4, **names)]

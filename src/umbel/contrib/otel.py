@@ -24,9 +24,11 @@ from umbel.app.app import App
 from umbel.app.running.request import Request, current_request
 from umbel.app.sending.arranging import arrange
 from umbel.app.sending.prepare import Prepared
-from umbel.errors import ConfigurationError, WireError
+from umbel.errors import BrokerError, ConfigurationError, WireError
+from umbel.pools.guard import Raised, call_guarded
 from umbel.version import VERSION
 from umbel.wire.call import read_header_map
+from umbel.wire.show import cut
 from umbel.wire.values import decode_json, encode_json
 
 try:
@@ -40,6 +42,7 @@ except ImportError as missing:
 
 LINKS_MAX = 128  # as many as a span keeps, by OpenTelemetry's default
 FLUSH_MS = 3000
+TEXT_MAX_CHARS = 8 * 1024
 PARENT = "traceparent"
 
 
@@ -120,13 +123,14 @@ class Spans:
         """The parts of the chord, if this is its body, sent by the task that ended last."""
         if request is None or request.chord is None or not request.group:
             return []
-        if request.chord["options"].get("task_id") != task_id:
+        if (request.chord.get("options") or {}).get("task_id") != task_id:
             return []
-        kept = self._app.backend.read_group(_key(request.group))
-        if kept is None:
+        try:
+            kept = self._app.backend.read_group(_key(request.group))
+            self._app.backend.forget_group(_key(request.group))
+        except BrokerError:  # the body is sent without
             return []
-        self._app.backend.forget_group(_key(request.group))
-        return _links(kept)
+        return [] if kept is None else _links(kept)
 
     # -- running ---------------------------------------------------------------------------------
 
@@ -197,9 +201,11 @@ def _of_run(request: Request) -> dict[str, Any]:
 
 
 def _text(error: BaseException) -> str:
-    request = current_request()
-    said = str(error)
-    return said if request is None or request.secrets is None else request.secrets.strike(said)
+    shown, request = call_guarded(str, error), current_request()
+    said = f"<{type(error).__name__}>" if isinstance(shown, Raised) else shown.value
+    if request is not None and request.secrets is not None:
+        said = request.secrets.strike(said)
+    return cut(said, TEXT_MAX_CHARS)
 
 
 def _key(group_id: str) -> str:
