@@ -128,6 +128,8 @@ class AppBase(SendingApp, Protocol):
 class RunningApp(SendingApp, Protocol):
     """Runs calls of its tasks: what the tracer needs."""
 
+    @property
+    def tasks(self) -> Mapping[str, RunnableTask]: ...
     def find_task(self, name: str) -> RunnableTask | None: ...
 
 

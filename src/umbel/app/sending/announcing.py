@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from umbel.app.options import TaskOptions
-from umbel.app.sending.ids import new_id
+from umbel.app.sending.defaults import Sender, queue_of
 from umbel.app.sending.options import SendOptions, check_options
-from umbel.app.sending.prepare import Prepared, Sender, queue_of
+from umbel.app.sending.prepare import Prepared, new_id
 from umbel.app.signals import Signals
 
 _NO_TASK = TaskOptions()
