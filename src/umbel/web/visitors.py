@@ -17,6 +17,7 @@ from inspect import iscoroutine
 from math import inf
 from secrets import token_bytes, token_urlsafe
 from time import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -230,18 +231,17 @@ def _told_by_host(authenticate: Authenticate, scope: Scope) -> tuple[str, Role] 
     happened = call_guarded(authenticate, scope)
     if isinstance(happened, Raised):
         log.error("authenticate raised an exception", exc_info=happened.error)
-    elif happened.value is None:
-        return None
     else:
-        match happened.value:
+        told: Any = happened.value
+        if told is None:
+            return None
+        match told:
             case (str() as name, role) if role in ROLES:
                 return name, Role(role)
-        log.error(
-            "authenticate returned neither (name, role) nor None",
-            extra={"returned": brief(happened.value), "roles": ", ".join(ROLES)},
-        )
-        if iscoroutine(happened.value):  # an `async def`, which is not awaited here
-            happened.value.close()
+        if iscoroutine(told):  # an `async def`, which is not awaited here
+            told.close()
+        fields = {"returned": brief(told), "roles": ", ".join(ROLES)}
+        log.error("authenticate returned neither (name, role) nor None", extra=fields)
     detail = "the application that serves this dashboard cannot say who asks (authenticate); its log says why"
     raise Refused(503, "Service Unavailable", detail)
 
