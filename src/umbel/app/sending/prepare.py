@@ -25,6 +25,7 @@ from umbel.app.sending.routing import NAMES_MAX, Router
 from umbel.app.types.call_types import CallTypes
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
+from umbel.brokers.registry import check_limits_on
 from umbel.clock import cluster_now
 from umbel.errors import TooLarge
 from umbel.wire.instant import LATEST_S
@@ -80,7 +81,7 @@ class SendDefaults(msgspec.Struct, frozen=True):
     serializer: str
     sends_results: bool
     headers: TaskHeaders  # without those that differ from call to call
-    template: CallTemplate | None  # None: not JSON, an expiry of its own, or something to hide
+    template: CallTemplate | None  # None: not JSON, an expiry or a limit of its own, or something to hide
     keyring: Keyring | None  # what its messages are signed with
 
 
@@ -155,6 +156,7 @@ def _encoded_in_full(
         root_id=options.get("root_id") or (sender.root_id if sender else None) or task_id,
         parent_id=options.get("parent_id") or (sender.id if sender else None),
         origin=origin(),
+        umbel_limit=_limit_key(send_defaults.own, args, kwargs),
         **_shown(send_defaults, args, kwargs),
         **stated,
     )
@@ -177,6 +179,11 @@ def _encoded_in_full(
         expiration_ms=expiration_ms,
     )
     return Outgoing(_queue(options, send_defaults), message, due)
+
+
+def _limit_key(own: TaskOptions, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | msgspec.UnsetType:
+    """Filled in here, where all arguments can be read; a worker reads no more than JSON."""
+    return msgspec.UNSET if own.cluster_limit is None else own.cluster_limit.key_of(args, kwargs)
 
 
 def _shown(send_defaults: SendDefaults, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
@@ -247,7 +254,10 @@ def _send_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
         ignore_result=_first(own.ignore_result, settings.task_ignore_result),
     )
     serializer = own.serializer or settings.task_serializer
-    is_special = serializer != "json" or own.expires_s is not None or own.hides is not None
+    if own.cluster_limit is not None:
+        check_limits_on(settings.broker, task)
+    of_its_own = (own.expires_s, own.hides, own.cluster_limit)
+    is_special = serializer != "json" or any(one is not None for one in of_its_own)
     made = app.send_defaults[task] = SendDefaults(
         own=own,
         settings=settings,

@@ -34,6 +34,7 @@ from umbel.brokers.interface import (
     Depth,
     EventLogState,
     LoggedEvent,
+    Permit,
     Refused,
     Replaced,
     Settled,
@@ -221,6 +222,9 @@ class AmqpBroker:
 
     async def spend(self, used: Sequence[Spend]) -> frozenset[Tag]:
         return await signatures.spend(await self._sessions.get(), used)
+
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+        raise NotSupported(CAPABILITIES.reasons["limits"])
 
     async def bury(self, refused: Sequence[Refused]) -> None:
         await verdicts.bury(await self._sessions.get(), refused, cluster_now())

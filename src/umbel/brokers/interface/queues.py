@@ -13,11 +13,12 @@ DEAD_LETTER_PEEK_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How many messages of a queue wait, are parked until due, and are claimed."""
+    """How many messages of a queue wait, are parked until due, are claimed, and wait for a cluster limit."""
 
     ready: int
     delayed: int
     claimed: int
+    limited: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ _PARTS = {
     "chord": ("marks", "chord"),
     "askers": ("askers",),
     "unique": ("unique",),
+    "limit": ("marks", "limit"),
     "spend": ("spend",),
     "election": ("coordination", "election"),
     "lease": ("marks", "coordination", "lease"),

@@ -17,6 +17,7 @@ from umbel.brokers.interface import (
     Depth,
     EventLogState,
     LoggedEvent,
+    Permit,
     Refused,
     Replaced,
     Return,
@@ -49,6 +50,7 @@ CAPABILITIES = Capabilities(
     event_log=True,
     priorities="0 first",
     unique=True,
+    limits=True,
 )
 WORK_S = 10.0  # the most that one operation may take once it has the database
 KEEP_ALIVES_PER_LEASE = 3
@@ -165,6 +167,9 @@ class SqliteBroker:
 
     async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
         return await self._thread.call(self._store.spend, signatures)
+
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+        return await self._thread.call(self._store.permit, asked)
 
     async def bury(self, refused: Sequence[Refused]) -> None:
         await self._thread.call(self._store.bury, refused)

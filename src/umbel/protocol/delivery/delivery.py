@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from umbel.protocol.delivery.limits import ClusterLimit
 from umbel.protocol.delivery.rate import TokenBucket
 from umbel.protocol.delivery.sensitive import Sensitive
 
@@ -29,6 +30,7 @@ class TaskRules:
 
     acks_early: bool = False
     rate_per_second: float = 0.0
+    limit: ClusterLimit | None = None
     soft_limit_s: float | None = None
     hard_limit_s: float | None = None
     is_async: bool = False

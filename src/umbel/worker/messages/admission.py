@@ -17,6 +17,7 @@ from umbel.wire.task import read_headers, to_v2
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed, arrival_of
 from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.permits import Permits
 from umbel.worker.messages.scheduled import Scheduled
 from umbel.worker.messages.settling import Settler
 from umbel.worker.messages.task_events import TaskEvents
@@ -44,6 +45,7 @@ class Admission:
         self._settler = settler
         self._endings = endings
         self._events = events
+        self._permits = Permits(context, settler, endings)
         self._numbers = count(1)
         keyring = context.broker.keyring
         self._verification = None if keyring is None else Verification(keyring, context, settler, endings)
@@ -57,7 +59,11 @@ class Admission:
     async def admit(self, deliveries: Sequence[Delivery]) -> list[Claimed]:
         now = cluster_now()
         judged = each_guarded(lambda one: self._judge(one, now), deliveries, self._endings.bury_faulty)
-        return await self._settled_first([claimed for claimed in judged if claimed is not None])
+        admitted = [claimed for claimed in judged if claimed is not None]
+        if self._permits.is_asked:
+            granted = each_guarded(self._take_up, await self._permits.granted(), self._bury_faulty)
+            admitted += [claimed for claimed in granted if claimed is not None]
+        return await self._settled_first(admitted)
 
     def _judge(self, delivery: Delivery, now: float) -> Claimed | None:
         """The message if it may run now; otherwise its verdict is on the way."""
@@ -72,18 +78,30 @@ class Admission:
                 self.scheduled.add(claimed, decision.until, now)
             self._settler.add(Return(delivery.tag, not_before=decision.until))
             return None
-        self._events.received(claimed)
         if isinstance(decision, Refuse):
+            self._events.received(claimed)
             self._endings.refuse(claimed, decision.why)
+            self._permits.note_refused(claimed, self._policy.rules.get(claimed.headers.task))
             return None
+        claimed.run = decision
+        if decision.rules.limit is not None:
+            self._permits.ask(claimed, decision.rules.limit)
+            return None
+        return self._take_up(claimed)
+
+    def _take_up(self, claimed: Claimed) -> Claimed | None:
+        delivery = claimed.delivery
+        self._events.received(claimed)
         if delivery.redelivered or delivery.starts:
             self._counters.repeated += 1
-        claimed.run = decision
         if problem := self._beyond_the_pool(claimed):
             self._endings.bury(claimed, NotSupported(problem), charged=False)
             return None
         self._notices.received(claimed.message, delivery.queue)
         return claimed
+
+    def _bury_faulty(self, claimed: Claimed, error: BaseException) -> None:
+        self._endings.bury_faulty(claimed.delivery, error, claimed)
 
     def _beyond_the_pool(self, claimed: Claimed) -> str:
         """Why the pool cannot run it; "" when it can. Tasks routed elsewhere were not judged at the start."""
