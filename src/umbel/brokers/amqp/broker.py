@@ -46,6 +46,7 @@ from umbel.brokers.interface import (
 from umbel.brokers.links import unheard
 from umbel.brokers.refusals import unbound
 from umbel.clock import cluster_now
+from umbel.errors import NotSupported
 from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke

@@ -21,11 +21,9 @@ class Limits:
         self._holding = holding
         self._lease_s = lease_s
         self._slots: dict[Tag, str] = {}  # by claim: the bucket that it holds a slot of
-        self._is_used = False
 
     async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
         """Those that may not start: they wait in the broker now (""), or the limit cannot be kept (why)."""
-        self._is_used = True
         refused: dict[Tag, str] = {}
         holds, gone = self._holding.holds_of([one.tag for one in asked])
         refused |= dict.fromkeys(gone, "")
@@ -63,8 +61,7 @@ class Limits:
             self._slots.pop(tag, None)
 
     async def sweep(self) -> None:
-        if self._is_used:
-            await self._run("sweep")
+        await self._run("sweep")
 
     async def purge(self, queue: str) -> int:
         removed: int = await self._run("purge", queue)

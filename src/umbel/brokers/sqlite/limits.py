@@ -1,8 +1,8 @@
 """Limits for the whole cluster: which claimed messages may start now, and who waits for whom.
 
-A slot is a row that names a claim; it counts while that claim stands. Who waits has its slip in `limited`, and
-is called when it may start: its slip goes to `ready`, or to `delayed` until it is due, and a row of `slots`
-without a ticket keeps its place for CALL_S. The pace is decided by `protocol/delivery/limits.py`.
+A slot is a row that names a claim; it counts while that claim stands. Who waits has its slip in `limited`,
+and is called when it may start: its slip goes to `ready`, or to `delayed` until it is due, and a row of
+`slots` without a ticket keeps its place for CALL_S. The pace is decided by `protocol/delivery/limits.py`.
 """
 
 import sqlite3

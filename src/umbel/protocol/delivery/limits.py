@@ -64,7 +64,7 @@ class Rate:
     """At most so many starts in any second, minute or hour, by key: `Rate("100/m", key="{customer}")`."""
 
     def __init__(self, rate: str, *, key: str = "") -> None:
-        found = _RATE.match(rate) if isinstance(rate, str) else None
+        found = _RATE.match(str(rate))
         if found is None or not 1 <= int(found[1]) <= RATE_MAX:
             raise ConfigurationError(
                 f"{rate!r} is not a rate for the cluster; write a whole number from 1 to {RATE_MAX} and a "
