@@ -23,13 +23,20 @@ def command() -> None:
 @broker_option
 @json_option
 def ls(app_name: str | None, url: str | None, as_json: bool) -> int:
-    """List the queues with their counts of waiting, delayed and running messages."""
+    """List the queues with their counts of waiting, delayed and running messages.
+
+    Limited are those that wait for a limit of the whole cluster.
+    """
     depths = ask_broker(app_name, lambda broker: broker.queues(), url=url)
-    rows = [(name, depth.ready, depth.delayed, depth.claimed) for name, depth in sorted(depths.items())]
+    columns = ("queue", "ready", "delayed", "claimed", "limited")
+    rows = [
+        (name, depth.ready, depth.delayed, depth.claimed, depth.limited)
+        for name, depth in sorted(depths.items())
+    ]
     if as_json:
-        print_json([dict(zip(("queue", "ready", "delayed", "claimed"), row, strict=True)) for row in rows])
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
     else:
-        print_table(("queue", "ready", "delayed", "claimed"), rows)
+        print_table(columns, rows)
     return exits.OK
 
 
@@ -62,7 +69,7 @@ def purge(app_name: str | None, url: str | None, queue: str, yes: bool, as_json:
 
     async def empty(broker: Queues) -> int | None:
         depth = (await broker.queues()).get(queue)
-        waiting = depth.ready + depth.delayed if depth else 0
+        waiting = depth.ready + depth.delayed + depth.limited if depth else 0
         if waiting and not yes and not click.confirm(f"Remove {waiting} messages from {queue!r}?", err=True):
             return None
         return await broker.purge(queue)

@@ -35,6 +35,7 @@ class Admission:
         events: TaskEvents,
     ) -> None:
         self.scheduled = Scheduled()
+        self.granted: Sequence[Claimed] = ()  # of those admitted last: what may start under its limit
         self._broker: Messages = context.broker
         self._pool = context.pool
         self._counters = context.counters
@@ -60,9 +61,11 @@ class Admission:
         now = cluster_now()
         judged = each_guarded(lambda one: self._judge(one, now), deliveries, self._endings.bury_faulty)
         admitted = [claimed for claimed in judged if claimed is not None]
+        self.granted = ()
         if self._permits.is_asked:
             granted = each_guarded(self._take_up, await self._permits.granted(), self._bury_faulty)
-            admitted += [claimed for claimed in granted if claimed is not None]
+            self.granted = [claimed for claimed in granted if claimed is not None]
+            admitted += self.granted
         return await self._settled_first(admitted)
 
     def _judge(self, delivery: Delivery, now: float) -> Claimed | None:

@@ -23,6 +23,7 @@ from umbel.protocol.retry import reconnect_wait_s
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed
+from umbel.worker.messages.late_permits import LatePermits
 from umbel.worker.messages.parts import MessageParts
 from umbel.worker.messages.revoke_record import RevokeRecord
 from umbel.worker.messages.scheduled import Scheduled
@@ -67,6 +68,7 @@ class Tasks(Step):
         self._parts = parts = MessageParts(context, events, self._policy, self.revoked, self._room.set)
         self._settler, self._endings = parts.settler, parts.endings
         self._adoption, self._admission = parts.adoption, parts.admission
+        self._late_permits = LatePermits(self._return_late)
 
     @property
     def claimed(self) -> int:
@@ -110,6 +112,7 @@ class Tasks(Step):
     def stop_taking(self) -> None:
         """Claim nothing more, and return what has not started."""
         self._stopping = True
+        self._late_permits.stop()
         self._room.set()
         if self._background:
             for job in self._pool.withdraw():
@@ -183,6 +186,19 @@ class Tasks(Step):
             self._context.outages.consequence(
                 log, logging.WARNING, ELSEWHERE, named="maybe run twice", count=self.running
             )
+
+    def _return_late(self, late: Sequence[Claimed]) -> None:
+        """What may start under its limit and has not goes back to its queue; others may have room for it."""
+        numbers = {claimed.number for claimed in late if self.is_holding(claimed) and not claimed.acked}
+        if not numbers or self._stopping:
+            return
+        keep: list[Job] = []
+        for job in self._pool.withdraw():
+            if job.number in numbers:
+                self._endings.give_back(self._claimed.pop(job.number), ran=False)
+            else:
+                keep.append(job)
+        self._put_back(keep)
 
     def _withdraw_claimed(self) -> list[Claimed]:
         """What has not started, but for what was acknowledged early: that is nobody else's."""
@@ -288,6 +304,7 @@ class Tasks(Step):
                 self._endings.give_back(claimed, ran=False)
             return
         self._pool.submit(each_guarded(self._job, runnable, self._bury_faulty))
+        self._late_permits.watch(self._admission.granted)
 
     def _job(self, claimed: Claimed) -> Job:
         job = claimed.job()
