@@ -1,7 +1,7 @@
 """Limits that hold for the whole cluster: never above them, no key stuck after a kill, nobody else held up.
 
 The ledger that the tasks write is the judge. With UMBEL_SOAK=1 eight workers and a large backlog:
-UMBEL_SOAK_LIMITED says how large.
+SOAK_MESSAGES says how large.
 """
 
 import os
@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 from umbel.errors import NotSupported
 
 SOAK = bool(os.environ.get("UMBEL_SOAK"))
-MESSAGES = int(os.environ.get("UMBEL_SOAK_LIMITED", "1000000")) if SOAK else 240
+MESSAGES = int(os.environ.get("SOAK_MESSAGES", "1000000")) if SOAK else 240
 KEYS, WORKERS, KILLS = (1000, 8, 6) if SOAK else (24, 3, 1)
 PACED_KEYS, PACED_EACH, PLAIN = 4, 30, 40
 WAIT_S = 3600.0 if SOAK else 90.0
@@ -115,6 +115,10 @@ def calls(cluster: Cluster) -> Iterator[tuple[str, tuple[object, ...]]]:
         yield "plain", (number,)
 
 
+def wait_for_some(ledger: Ledger, count: int) -> None:
+    wait_until(lambda: ledger.read().ended_of("few") >= count, deadline_s=WAIT_S, what=f"{count} runs")
+
+
 def send_all(cluster: Cluster) -> None:
     tasks = cluster.app.tasks
     waiting = [tasks[f"cluster_limit_tasks.{name}"].s(*args) for name, args in calls(cluster)]
@@ -135,10 +139,7 @@ def test_limits_hold_for_the_cluster_and_outlive_its_workers(broker: str, tmp_pa
             cluster.start_worker(name, "-c", "2", wait=False)
         wanted = MESSAGES // KEYS * KEYS
         for kill in range(1, KILLS + 1):
-            share = wanted * kill // (KILLS + 2)
-            wait_until(
-                lambda s=share: ledger.read().ended_of("few") >= s, deadline_s=WAIT_S, what="some runs"
-            )
+            wait_for_some(ledger, wanted * kill // (KILLS + 2))
             name = names[kill % WORKERS]
             cluster.kill_worker(name)
             ledger.kills[name] = monotonic()

@@ -30,7 +30,6 @@ class TaskRules:
 
     acks_early: bool = False
     rate_per_second: float = 0.0
-    limit: ClusterLimit | None = None
     soft_limit_s: float | None = None
     hard_limit_s: float | None = None
     is_async: bool = False
@@ -40,6 +39,7 @@ class TaskRules:
     redelivers_timed_out: bool = False  # after its hard limit too; the failure is stored all the same
     rejects_failed: bool = False  # a failure makes its message a dead letter
     rejects_by_queue: bool = False  # dead letters go where their queue says, if the broker has that
+    limit: ClusterLimit | None = None  # of the whole cluster; the rate is this worker's
 
     @property
     def acks_before(self) -> bool:
