@@ -5,7 +5,7 @@ SOAK_MESSAGES says how large.
 """
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,8 @@ class Ledger:
     file: Path
     begun: list[tuple[Run, str, float]] = field(default_factory=list)
     ended: dict[Run, list[float]] = field(default_factory=lambda: defaultdict(list))
+    kills: dict[str, float] = field(default_factory=dict)
+    _counts: Counter[tuple[str, bool]] = field(default_factory=Counter)
     _read: int = 0
 
     def read(self) -> "Ledger":
@@ -52,13 +54,14 @@ class Ledger:
                 what, task, key, number, worker, at = line.split()
                 run = (task, key, int(number))
                 if what == "end":
+                    self._counts[task, key == STUCK] += run not in self.ended
                     self.ended[run].append(float(at))
                 else:
                     self.begun.append((run, worker, float(at)))
         return self
 
     def ended_of(self, task: str, *, stuck: bool = False) -> int:
-        return sum(name == task and (key == STUCK) is stuck for name, key, _ in self.ended)
+        return self._counts[task, stuck]
 
     def times(self, task: str) -> dict[str, list[tuple[float, float]]]:
         """By key: from when to when each ran. One that was killed ran until then."""
@@ -70,8 +73,6 @@ class Ledger:
                 is_over = ends and ends[-1] >= began
                 found[run[1]].append((began, ends.pop() if is_over else self.killed_after(worker, began)))
         return found
-
-    kills: dict[str, float] = field(default_factory=dict)
 
     def killed_after(self, worker: str, began: float) -> float:
         assert self.kills[worker] >= began - 1.0, f"{worker} began and never ended"

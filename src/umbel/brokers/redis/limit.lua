@@ -80,7 +80,10 @@ local function parts_of(entry)
   local size = tonumber(length or 0)
   local task, member = string.sub(rest or '', 1, size), string.sub(rest or entry, size + 1)
   local cut = string.find(member, '\0', 1, true)
-  return task, cut and string.sub(member, 1, cut - 1) or '', cut and string.sub(member, cut + 1) or entry
+  if not cut then -- somebody else wrote it
+    return '', '', entry
+  end
+  return task, string.sub(member, 1, cut - 1), string.sub(member, cut + 1)
 end
 
 -- Call those that may start now, or soon: how many.
