@@ -1,6 +1,6 @@
 """TaskOptions: what `@app.task(...)` says about one task, checked when the task is defined."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
@@ -91,6 +91,15 @@ class TaskOptions:
     hides: Sensitive | None = None  # the same, once the function is known
     types: CallTypes | None = None  # what its annotations say; None: nothing to check or to convert
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+    @property
+    def differs_by_call(self) -> bool:
+        """Whether headers of its calls differ in more than ids and arguments, or do not show the latter."""
+        return self.expires_s is not None or self.hides is not None or self.cluster_limit is not None
+
+    def limit_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | msgspec.UnsetType:
+        """Filled in where the call is sent: all arguments can be read here, a worker reads JSON alone."""
+        return msgspec.UNSET if self.cluster_limit is None else self.cluster_limit.key_of(args, kwargs)
 
     @property
     def retry_options(self) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def _encoded_in_full(
         root_id=options.get("root_id") or (sender.root_id if sender else None) or task_id,
         parent_id=options.get("parent_id") or (sender.id if sender else None),
         origin=origin(),
-        umbel_limit=_limit_key(send_defaults.own, args, kwargs),
+        umbel_limit=send_defaults.own.limit_key(args, kwargs),
         **_shown(send_defaults, args, kwargs),
         **stated,
     )
@@ -179,11 +179,6 @@ def _encoded_in_full(
         expiration_ms=expiration_ms,
     )
     return Outgoing(_queue(options, send_defaults), message, due)
-
-
-def _limit_key(own: TaskOptions, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | msgspec.UnsetType:
-    """Filled in here, where all arguments can be read; a worker reads no more than JSON."""
-    return msgspec.UNSET if own.cluster_limit is None else own.cluster_limit.key_of(args, kwargs)
 
 
 def _shown(send_defaults: SendDefaults, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
@@ -256,8 +251,7 @@ def _send_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
     serializer = own.serializer or settings.task_serializer
     if own.cluster_limit is not None:
         check_limits_on(settings.broker, task)
-    of_its_own = (own.expires_s, own.hides, own.cluster_limit)
-    is_special = serializer != "json" or any(one is not None for one in of_its_own)
+    is_special = serializer != "json" or own.differs_by_call
     made = app.send_defaults[task] = SendDefaults(
         own=own,
         settings=settings,
