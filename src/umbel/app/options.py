@@ -92,10 +92,10 @@ class TaskOptions:
     types: CallTypes | None = None  # what its annotations say; None: nothing to check or to convert
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
-    @property
-    def differs_by_call(self) -> bool:
-        """Whether headers of its calls differ in more than ids and arguments, or do not show the latter."""
-        return self.expires_s is not None or self.hides is not None or self.cluster_limit is not None
+    def is_plain(self, serializer: str) -> bool:
+        """Whether the headers of its calls differ in ids and arguments alone, and show the latter."""
+        others = (self.expires_s, self.hides, self.cluster_limit)
+        return serializer == "json" and all(one is None for one in others)
 
     def limit_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | msgspec.UnsetType:
         """Filled in where the call is sent: all arguments can be read here, a worker reads JSON alone."""

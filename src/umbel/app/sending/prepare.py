@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from umbel.app.configuration.settings import Settings
+from umbel.app.limits import check_limit
 from umbel.app.options import TaskOptions, checked_priority
 from umbel.app.running.request import Request
 from umbel.app.sending.ids import new_id
@@ -25,7 +26,6 @@ from umbel.app.sending.routing import NAMES_MAX, Router
 from umbel.app.types.call_types import CallTypes
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
-from umbel.brokers.registry import check_limits_on
 from umbel.clock import cluster_now
 from umbel.errors import TooLarge
 from umbel.wire.instant import LATEST_S
@@ -249,9 +249,7 @@ def _send_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
         ignore_result=_first(own.ignore_result, settings.task_ignore_result),
     )
     serializer = own.serializer or settings.task_serializer
-    if own.cluster_limit is not None:
-        check_limits_on(settings.broker, task)
-    is_special = serializer != "json" or own.differs_by_call
+    check_limit(own, settings.broker)
     made = app.send_defaults[task] = SendDefaults(
         own=own,
         settings=settings,
@@ -262,7 +260,7 @@ def _send_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
         serializer=serializer,
         sends_results=sends_results(settings.backend),
         headers=headers,
-        template=None if is_special else CallTemplate(headers, text_max=_text_max(settings)),
+        template=CallTemplate(headers, text_max=_text_max(settings)) if own.is_plain(serializer) else None,
         keyring=settings.keyring,
     )
     return made
