@@ -4,15 +4,13 @@ Many of them fit into one process, each with its own connection to the embedded 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.waiting import POLL_S
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.control.client import Asker
@@ -54,9 +52,17 @@ class LightNode:
             chosen, Identity(self.name, pid, pid * 1000), self.broker, cast("Any", None), cast("Any", pool)
         )
         self.revoked = RevokedTasks()
+        self.before_taking: dict[
+            str, Callable[[], Coroutine[Any, Any, None]] | None
+        ] = {}  # what tasks would wait for
         tasks = cast(
             "Any",
-            SimpleNamespace(revoked=self.revoked, revokes=SimpleNamespace(read=_nothing), before_taking=id),
+            SimpleNamespace(
+                revoked=self.revoked,
+                revokes=SimpleNamespace(read=_nothing),
+                before_taking=self.before_taking.__setitem__,
+                drop_revoked=lambda: None,
+            ),
         )
         self.events = Events(self.context)
         self.heart = Heart(self.context, self.events)
@@ -125,14 +131,6 @@ async def light_nodes(
         yield nodes
         for node in nodes.values():
             await node.stop()
-
-
-async def until(condition: Callable[[], object], *, what: str, deadline_s: float = 20.0) -> None:
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + deadline_s
-    while not condition():
-        assert loop.time() < ends, f"waited in vain for {what}"
-        await asyncio.to_thread(Event().wait, POLL_S)
 
 
 async def _nothing() -> None:
