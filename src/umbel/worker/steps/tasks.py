@@ -169,17 +169,9 @@ class Tasks(Step):
 
     def drop_revoked(self) -> None:
         """What has been revoked since it was taken, and has not started, must not start."""
-        if not any(map(self._is_revoked, self._claimed.values())):
-            return
-        keep: list[Job] = []
-        for job in self._pool.withdraw():
-            claimed = self._claimed[job.number]
-            if self._is_revoked(claimed):
-                del self._claimed[job.number]
+        if any(map(self._is_revoked, self._claimed.values())):
+            for claimed in self._withdrawn(self._is_revoked):
                 self._handle(claimed, self._endings.refuse, Refusal.REVOKED)
-            else:
-                keep.append(job)
-        self._put_back(keep)
 
     def return_unstarted(self) -> None:
         """The lease had ended, and others have the messages: what has not started must not start here too.
@@ -196,26 +188,23 @@ class Tasks(Step):
     def _return_late(self, late: Sequence[Claimed]) -> None:
         """What may start under its limit and has not goes back to its queue; others may have room for it."""
         numbers = {claimed.number for claimed in late if self.is_holding(claimed) and not claimed.acked}
-        if not numbers or self._stopping:
-            return
-        keep: list[Job] = []
-        for job in self._pool.withdraw():
-            if job.number in numbers:
-                self._endings.give_back(self._claimed.pop(job.number), ran=False)
-            else:
-                keep.append(job)
-        self._put_back(keep)
+        if numbers and not self._stopping:
+            for claimed in self._withdrawn(lambda one: one.number in numbers):
+                self._endings.give_back(claimed, ran=False)
 
     def _withdraw_claimed(self) -> list[Claimed]:
         """What has not started, but for what was acknowledged early: that is nobody else's."""
+        return self._withdrawn(lambda claimed: not claimed.acked) if self._background else []
+
+    def _withdrawn(self, goes: Callable[[Claimed], bool]) -> list[Claimed]:
+        """Those that go, of what has not started; the rest may start here."""
         withdrawn: list[Claimed] = []
         keep: list[Job] = []
-        for job in self._pool.withdraw() if self._background else ():
-            claimed = self._claimed[job.number]
-            if claimed.acked:
-                keep.append(job)
-            else:
+        for job in self._pool.withdraw():
+            if goes(self._claimed[job.number]):
                 withdrawn.append(self._claimed.pop(job.number))
+            else:
+                keep.append(job)
         self._put_back(keep)
         return withdrawn
 
