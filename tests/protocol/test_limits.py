@@ -91,6 +91,7 @@ def test_a_rate_costs_a_little_of_itself() -> None:
     }
     assert Concurrency(3).terms == Terms(3)
     assert Rate(" 5 / m ").count == 5
+    assert (Rate("5/m").key, Concurrency(1).key, Rate("5/m").terms.most) == ("", "", 0)
 
 
 @pytest.mark.parametrize("rate", ["", "5", "5/d", "0/s", "1.5/s", "-1/s", "٣/s", "2000000/s", 5, None])
@@ -176,6 +177,8 @@ def test_a_call_without_a_key_is_refused(args: Any, error: type[Exception], why:
 def test_a_key_must_name_what_the_task_has_and_may_show() -> None:
     with pytest.raises(ConfigurationError, match=r"no parameter 'custmer'.*did you mean 'customer'"):
         bound(plain, "{custmer}")
+    with pytest.raises(ConfigurationError, match=r"which the key of its limit names$"):
+        bound(plain, "{x9z}")
     for name in ("rest", "more", "customer"):  # of many values, of many names, and by position alone
         with pytest.raises(ConfigurationError, match=f"no parameter '{name}'"):
             bound(some, f"{{{name}}}")

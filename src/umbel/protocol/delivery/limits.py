@@ -120,8 +120,6 @@ class ClusterLimit:
 
     def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The key of a call; ValueError or TypeError when it has none."""
-        if not self.fields:
-            return self.template.format()
         key = self.template.format(**{one.name: self._value(one, args, kwargs) for one in self.fields})
         if problem := key_problem(key):
             raise ValueError(f"the limit of task {self.task!r} has the key {key[:80]!r}: {problem}")

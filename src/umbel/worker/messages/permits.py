@@ -55,9 +55,10 @@ class Permits:
         except BrokerError as error:
             self._give_up(starting, error)
             return ()
-        self._counters.parked += sum(not why for why in refused.values())
         for claimed in starting:
-            if why := refused.get(claimed.delivery.tag):
+            why = refused.get(claimed.delivery.tag)
+            self._counters.parked += why == ""
+            if why:
                 self._endings.bury(claimed, NotSupported(f"its limit cannot be kept: {why}"), charged=False)
         return [claimed for claimed in starting if claimed.delivery.tag not in refused]
 
