@@ -60,9 +60,21 @@ def test_what_may_start_is_received_and_what_waits_is_not() -> None:
 def test_tasks_without_a_limit_ask_for_nothing() -> None:
     recorded = Recorded()
     asked = Asked(recorded)
-    assert len(admit(recorded, limited(), delivery_of())) == 2
+    assert len(admit(recorded, delivery_of())) == 1
     assert asked.asked == []
     assert recorded.admission.granted == ()
+
+
+def test_a_task_that_has_no_limit_any_more_keeps_nobody_waiting() -> None:
+    recorded = Recorded()
+    asked = Asked(recorded)
+    assert len(admit(recorded, limited())) == 1
+    assert asked.asked == [Permit(TAG, "t", f"{TASK}:ada", Terms(), ends=True)]
+    recorded = Recorded()
+    recorded.broker.capabilities.limits = False
+    asked = Asked(recorded)
+    assert len(admit(recorded, limited())) == 1
+    assert asked.asked == []
 
 
 def test_a_message_that_names_no_key_gets_it_from_its_arguments_or_is_given_up() -> None:
@@ -85,7 +97,7 @@ def test_one_that_is_refused_passes_its_turn_on() -> None:
     recorded = Recorded(rules=LIMITED)
     asked = Asked(recorded)
     assert admit(recorded, limited(expires=-100.0), limited(None, expires=-100.0)) == []
-    assert asked.asked == [Permit(TAG, "t", f"{TASK}:ada", Terms(1), ends=True)]
+    assert asked.asked == [Permit(TAG, "t", f"{TASK}:ada", Terms(), ends=True)]
     assert recorded.counted["revoked"] == 2
 
 

@@ -116,7 +116,7 @@ class ClusterLimit:
     terms: Terms
 
     def bucket(self, key: str) -> str:
-        return f"{self.task}:{key}"
+        return bucket_of(self.task, key)
 
     def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The key of a call; ValueError or TypeError when it has none."""
@@ -143,6 +143,10 @@ class ClusterLimit:
                 f"{type(value).__name__}: it must be a text or a number"
             )
         return str(value)
+
+
+def bucket_of(task: str, key: str) -> str:
+    return f"{task}:{key}"
 
 
 def key_problem(key: str) -> str:

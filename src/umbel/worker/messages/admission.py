@@ -8,6 +8,8 @@ Then it is a job for the pool.
 from collections.abc import Sequence
 from itertools import count
 
+import msgspec
+
 from umbel.brokers.interface import Ack, Delivery, Messages, Return, Started, Verdict
 from umbel.clock import cluster_now, offset_s
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
@@ -90,12 +92,14 @@ class Admission:
             if self._events.noted:
                 self._events.received(claimed)
             self._endings.refuse(claimed, decision.why)
-            self._permits.note_refused(claimed, self._policy.rules.get(claimed.headers.task))
+            self._permits.pass_on(claimed)
             return None
         let_run(claimed, decision)
         if decision.rules.limit is not None:
             self._permits.ask(claimed, decision.rules.limit)
             return None
+        if claimed.headers.umbel_limit is not msgspec.UNSET:  # it had one when this was sent
+            self._permits.pass_on(claimed)
         return self._take_up(claimed)
 
     def _take_up(self, claimed: Claimed) -> Claimed | None:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from umbel.brokers.interface import Messages, Permit, Return
 from umbel.errors import BrokerError, BrokerRefused, NotSupported
-from umbel.protocol.delivery.delivery import TaskRules
-from umbel.protocol.delivery.limits import ClusterLimit
+from umbel.protocol.delivery.limits import ClusterLimit, Terms, bucket_of
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.endings import Endings
@@ -20,6 +19,7 @@ from umbel.worker.messages.settling import Settler
 class Permits:
     def __init__(self, context: WorkerContext, settler: Settler, endings: Endings) -> None:
         self._broker: Messages = context.broker
+        self._are_kept = context.broker.capabilities.limits
         self._counters = context.counters
         self._settler = settler
         self._endings = endings
@@ -38,13 +38,13 @@ class Permits:
         else:
             self._asked.append((permit, claimed))
 
-    def note_refused(self, claimed: Claimed, rules: TaskRules | None) -> None:
-        """It will not start: if others wait for it to, they wait no longer."""
-        if rules is None or rules.limit is None or not isinstance(key := claimed.headers.umbel_limit, str):
-            return
-        limit = rules.limit
-        permit = Permit(claimed.delivery.tag, claimed.headers.id, limit.bucket(key), limit.terms, ends=True)
-        self._asked.append((permit, claimed))
+    def pass_on(self, claimed: Claimed) -> None:
+        """It will not start, or its task has no limit any more: if it was its turn, the next has it."""
+        key, task = claimed.headers.umbel_limit, claimed.headers.task
+        if isinstance(key, str) and self._are_kept:
+            bucket = bucket_of(task, key)
+            permit = Permit(claimed.delivery.tag, claimed.headers.id, bucket, Terms(), ends=True)
+            self._asked.append((permit, claimed))
 
     async def granted(self) -> Sequence[Claimed]:
         """Those of the messages asked for that may start now; all others have gone their way."""
