@@ -71,7 +71,7 @@ def test_a_task_that_has_no_limit_any_more_keeps_nobody_waiting() -> None:
     assert len(admit(recorded, limited())) == 1
     assert asked.asked == [Permit(TAG, "t", f"{TASK}:ada", Terms(), ends=True)]
     recorded = Recorded()
-    recorded.broker.capabilities.limits = False
+    recorded.admission._permits._are_kept = False  # as on RabbitMQ
     asked = Asked(recorded)
     assert len(admit(recorded, limited())) == 1
     assert asked.asked == []
