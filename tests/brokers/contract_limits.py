@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec
 
 from tests.brokers.contract_verdicts import lose, settle_all
 from tests.brokers.under_test import (
@@ -38,6 +40,22 @@ async def start(
     return [one for one in deliveries if one.tag not in refused]
 
 
+P = ParamSpec("P")
+
+
+def kept(test: Callable[P, None]) -> Callable[P, None]:
+    """Where limits are not kept there is nothing more to promise than the refusal, which one test is for."""
+
+    @wraps(test)
+    def run_where_kept(*args: P.args, **kwargs: P.kwargs) -> None:
+        under_test = kwargs["under_test"]
+        assert isinstance(under_test, BrokerUnderTest)
+        if under_test.capabilities.limits:
+            test(*args, **kwargs)
+
+    return run_where_kept
+
+
 async def depth(broker: Broker, queue: str = QUEUE) -> Depth:
     return (await broker.queues()).get(queue, Depth(0, 0, 0))
 
@@ -69,7 +87,7 @@ class LimitsContract:
 
         run(scenario())
 
-    @needs("limits")
+    @kept
     def test_other_keys_and_tasks_go_on(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -82,7 +100,7 @@ class LimitsContract:
 
         run(scenario())
 
-    @needs("limits")
+    @kept
     def test_who_was_called_comes_before_who_comes_new(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker, under_test.open() as peer:
@@ -99,7 +117,7 @@ class LimitsContract:
 
         run(scenario())
 
-    @needs("limits")
+    @kept
     def test_a_slot_is_free_when_its_message_is_returned_or_its_owner_stops(
         self, under_test: BrokerUnderTest
     ) -> None:
@@ -118,7 +136,7 @@ class LimitsContract:
 
         run(scenario())
 
-    @needs("limits")
+    @kept
     def test_a_dead_holder_frees_its_slot(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with (
@@ -146,7 +164,7 @@ class LimitsContract:
 
         run(scenario())
 
-    @needs("limits")
+    @kept
     def test_one_that_ends_without_starting_passes_its_turn_on(self, under_test: BrokerUnderTest) -> None:
         """It was revoked, or expired, while it waited."""
 
@@ -166,7 +184,7 @@ class LimitsContract:
 
         run(scenario())
 
-    @needs("limits")
+    @kept
     def test_a_limit_that_was_changed_holds_at_once(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -181,7 +199,7 @@ class LimitsContract:
 
         run(scenario())
 
-    @needs("limits")
+    @kept
     def test_a_rate_is_kept_and_who_waits_is_due_at_its_time(self, under_test: BrokerUnderTest) -> None:
         rate = Rate("10/s")
 
@@ -212,7 +230,7 @@ class LimitsContract:
         for first in started:
             assert sum(first <= one < first + 0.9 for one in started) <= 10
 
-    @needs("limits")
+    @kept
     def test_what_waits_for_a_rate_wakes_a_worker_when_it_is_due(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -228,7 +246,7 @@ class LimitsContract:
 
         run(scenario())
 
-    @needs("limits")
+    @kept
     def test_an_empty_bucket_leaves_what_waits_behind_its_first(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -241,7 +259,7 @@ class LimitsContract:
 
         run(scenario())
 
-    @needs("limits")
+    @kept
     def test_what_waits_is_purged_with_its_queue_and_no_other(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with under_test.open() as broker:
@@ -256,7 +274,7 @@ class LimitsContract:
 
         run(scenario())
 
-    @needs("limits")
+    @kept
     def test_a_claim_that_has_ended_is_not_started(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
             async with (
