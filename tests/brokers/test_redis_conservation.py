@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.brokers.tokens import FAR, HOSTILE, outgoing_of, token_in, token_of, tokens_in
 from tests.brokers.under_test import OWNER, PEER, QUEUE, BrokerUnderTest, result, run
 from tests.servers.redis import RedisServer
-from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Permit, Return, Started, Verdict
+from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Pause, Permit, Return, Started, Verdict
 from umbel.brokers.redis.broker import RedisBroker
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.scripts import script
@@ -33,7 +33,15 @@ MEMBERS = [*(f"{field}\0{{envelope}}" for field in FIELDS), "{envelope}"]
 SCORES = ["-inf", "+inf", "0", "1.5", "-9e99", "9e99", f"{FAR}"]
 BUCKETS = ["t:a", "t:b"]
 BREAKABLE = [
-    *(QUEUE, f"{QUEUE}\x06\x163", OTHER, "umbel.dead", f"umbel.delayed.{QUEUE}", "umbel.queues"),
+    *(
+        QUEUE,
+        f"{QUEUE}\x06\x163",
+        OTHER,
+        "umbel.dead",
+        f"umbel.delayed.{QUEUE}",
+        "umbel.queues",
+        "umbel.paused",
+    ),
     *("umbel.slots.t:a", "umbel.waiting.t:b", "umbel.limit.t:a", "umbel.limits", "umbel.waits"),
 ]
 TEXTS = {
@@ -232,6 +240,16 @@ class World:
         await self.broker.queues()
         await self.broker.wait_ready([QUEUE], 0.0)
 
+    async def pause(self, chance: random.Random) -> None:
+        await self.broker.pause(chance.choice([QUEUE, OTHER]), Pause(0.0))
+
+    async def resume(self, chance: random.Random) -> None:
+        await self.broker.resume(chance.choice([QUEUE, OTHER]))
+
+    async def move(self, chance: random.Random) -> None:
+        source, target = chance.choice([(QUEUE, OTHER), (OTHER, QUEUE), (QUEUE, f"{QUEUE}\x06\x163")])
+        await self.broker.move(source, target, chance.randint(1, 12))
+
     async def requeue(self, chance: random.Random) -> None:
         letters = await self.broker.dead_letters()
         await self.broker.requeue_dead([one.letter_id for one in letters])
@@ -272,6 +290,9 @@ STEPS: dict[str, Callable[[World, random.Random], Any]] = {
         World.renew,
         World.look,
         World.requeue,
+        World.pause,
+        World.resume,
+        World.move,
     )
 }
 OFTEN = ["publish", "claim", "claim", "permit", "settle", "settle", "reap", "junk_ready"]

@@ -136,6 +136,12 @@ CREATE TABLE signatures (
 CREATE INDEX signatures_by_expiry ON signatures (expires_at);
 """
 
+_PAUSES = """
+CREATE TABLE pauses (
+    queue TEXT PRIMARY KEY, since REAL NOT NULL, told TEXT NOT NULL -- JSON: nodes that do not look here
+) WITHOUT ROWID;
+"""
+
 # A message that waits for a limit of the cluster has its slip in `limited`.
 _LIMITS = """
 CREATE TABLE limits (
@@ -153,7 +159,7 @@ CREATE TABLE slots (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES, _LIMITS)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES, _PAUSES, _LIMITS)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:
