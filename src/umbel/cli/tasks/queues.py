@@ -9,7 +9,6 @@ from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import print_json, print_table
 from umbel.cli.tasks.queue_control import move, pause, resume
-from umbel.control.queue_pauses import waiting_in
 from umbel.monitor.messages import waiting_row
 
 PEEK_MAX = 1000
@@ -70,7 +69,8 @@ def purge(app_name: str | None, url: str | None, queue: str, yes: bool, as_json:
     """Remove all waiting messages from QUEUE. Running tasks are not affected."""
 
     async def empty(broker: Queues) -> int | None:
-        waiting = await waiting_in(broker, queue)
+        depth = (await broker.queues()).get(queue)
+        waiting = depth.ready + depth.delayed + depth.limited if depth else 0
         if waiting and not yes and not click.confirm(f"Remove {waiting} messages from {queue!r}?", err=True):
             return None
         return await broker.purge(queue)
