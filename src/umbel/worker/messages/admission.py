@@ -194,7 +194,7 @@ def let_run(claimed: Claimed, run: Run) -> None:
     claimed.soft_limit_s = soft or run.rules.soft_limit_s
 
 
-def job_of(claimed: Claimed) -> Job:
+def job_of(claimed: Claimed, lamport: int = 0) -> Job:
     assert claimed.run is not None, "only an admitted message becomes a job"
     hard, soft = claimed.hard_limit_s, claimed.soft_limit_s
     return Job(
@@ -208,4 +208,5 @@ def job_of(claimed: Claimed) -> Job:
         claimed.run.alone or hard is not None or soft is not None,
         claimed.delivery.redelivered,
         offset_s(),
+        lamport,
     )

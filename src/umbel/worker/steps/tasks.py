@@ -22,6 +22,7 @@ from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.worker.bootsteps import Step
+from umbel.worker.child_book import ChildBook
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.admission import job_of
 from umbel.worker.messages.claimed import Claimed
@@ -63,6 +64,7 @@ class Tasks(Step):
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
         self._before_taking: dict[str, Callable[[], Awaitable[None]]] = {}  # by who asks for it
         self.revokes = RevokeRecord(context, self.revoked)
+        self.children = ChildBook()
         self._claimed: dict[int, Claimed] = {}
         self._room = asyncio.Event()
         self._stopping = False
@@ -306,7 +308,7 @@ class Tasks(Step):
         self._late_permits.watch(self._admission.granted)
 
     def _job(self, claimed: Claimed) -> Job:
-        job = job_of(claimed)
+        job = job_of(claimed, self._events.step.clock.value)
         self._claimed[claimed.number] = claimed
         self.totals[claimed.headers.task] += 1
         return job
@@ -368,6 +370,7 @@ class Tasks(Step):
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
         if what == "failed" and not self._pool_failed.done():
             self._pool_failed.set_result(str(fields["reason"]))
+        self.children.note(what, fields)
         if what == "died":
             self._counters.children_died += 1
         log.log(_CHILD_LOGGED_AT.get(what, logging.DEBUG), "child %s", what, extra=self._of_child(fields))
