@@ -242,7 +242,7 @@ class Store(Publisher):
         with self.database.read() as db:
             counts, paused = messages.depths(db), pauses.read(db)
         queues = sorted(counts.keys() | paused.keys())
-        return {queue: Depth(*counts.get(queue, (0, 0, 0)), paused=queue in paused) for queue in queues}
+        return {queue: Depth(*counts.get(queue, (0, 0, 0, 0)), paused=queue in paused) for queue in queues}
 
     def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
         with self.database.read() as db:
