@@ -29,6 +29,7 @@ from umbel.brokers.registry import open_broker
 from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, make_request
 from umbel.control.state import REVOKE_RETENTION_S
+from umbel.coordination.failures import retry_one
 from umbel.errors import BrokerUnavailable
 from umbel.protocol.pidbox import Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
@@ -195,6 +196,20 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
 
     discard_all = purge
 
+    def retry(self, task_id: str, *, reply_to: str | None = None, timeout: float = WAIT_S) -> str:
+        """Send a failed task again, as a new task, and return its id; NotKept if its message is not there.
+
+        `reply_to`: where the result goes, if it is sent to who asks for it.
+        """
+        accept, thread = self._the_app().settings.accept_content, self._open_thread()
+
+        async def send_again() -> str:
+            async with asyncio.timeout(timeout):
+                broker, _ = await thread.opened(timeout)
+                return await retry_one(broker, task_id, accept=accept, reply_to=reply_to)
+
+        return thread.wait_for(send_again(), timeout + SLACK_S)
+
     def close(self) -> None:
         """Close the connection; the next question opens another."""
         with self._making:
@@ -257,6 +272,9 @@ class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] 
 
     async def purge(self, *queues: str, timeout: float = WAIT_S) -> int:
         return await asyncio.to_thread(self._control.purge, *queues, timeout=timeout)
+
+    async def retry(self, task_id: str, *, reply_to: str | None = None, timeout: float = WAIT_S) -> str:
+        return await asyncio.to_thread(self._control.retry, task_id, reply_to=reply_to, timeout=timeout)
 
     async def election(self, id: str, topic: str, action: Any = None, **options: Any) -> ElectionOutcome:
         return await asyncio.to_thread(self._control.election, id, topic, action, **options)

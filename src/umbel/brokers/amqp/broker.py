@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
-from umbel.brokers.amqp import dead_letters, locks, outbox, signatures, topology, verdicts
+from umbel.brokers.amqp import dead_letters, failures, locks, outbox, signatures, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.coordination import AmqpCoordination
@@ -36,6 +36,8 @@ from umbel.brokers.interface import (
     LoggedEvent,
     Refused,
     Replaced,
+    Resend,
+    Resent,
     Settled,
     Spend,
     Subscription,
@@ -70,6 +72,7 @@ class AmqpBroker:
         )
         self._coordination = AmqpCoordination(self._sessions, settings)
         self._event_log = EventLog(settings)
+        self._failed = topology.failed_queue(settings)
         self._unusable: dict[str, float] = {}  # queues, and until when they are left alone
 
     @property
@@ -199,7 +202,7 @@ class AmqpBroker:
     async def settle(self, batch: Sequence[Verdict]) -> Settled:
         session = await self._sessions.get()
         claims = session.claims
-        judged = verdicts.judge(batch, claims.standing, session.queues, cluster_now())
+        judged = verdicts.judge(batch, claims.standing, session.queues, cluster_now(), self._failed)
         if judged.posts or judged.unwritten:
             await verdicts.post(session, judged, cluster_now())
         if self._settings.remembers_signatures:
@@ -285,6 +288,15 @@ class AmqpBroker:
 
     async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
         return await dead_letters.drop(await self._sessions.get(), letter_ids)
+
+    async def keep_failed(self, failed: Sequence[Refused]) -> None:
+        await failures.keep(await self._sessions.get(), failed, cluster_now(), self._failed)
+
+    async def failed(self, limit: int, *, task_id: str = "") -> Sequence[DeadLetter]:
+        return await failures.read(await self._sessions.get(), limit, task_id)
+
+    async def resend(self, letters: Sequence[Resend]) -> Resent:
+        return await failures.resend(await self._sessions.get(), letters, cluster_now())
 
     # -- what a cluster shares -------------------------------------------------------------------
 

@@ -139,6 +139,10 @@ local function move(verb, field, envelope, text)
     local buried, problem = bury(prefix, list, envelope, text, now)
     return buried, problem and 'it cannot be put among the dead letters, and stays with this worker: ' .. problem
   end
+  if string.sub(verb, 1, 5) == 'keep ' then -- "keep <limits>": its end is stored, so it ends in any case
+    local kept, problem = keep(prefix, list, envelope, text, now, string.sub(verb, 6))
+    return kept or bury_refused(prefix, list, envelope, text .. '; it cannot be kept: ' .. problem, now) or true
+  end
   local due = tonumber(string.sub(verb, 8)) -- "return <when it is due>"
   if due <= now then
     return push_or_bury(prefix, 'RPUSH', list, envelope, now)
@@ -156,7 +160,8 @@ for i = others - 1, 0, -1 do
   local verb, field, charged, text = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3]
   local envelope = verb ~= 'started' and redis.call('HGET', inflight, field)
   if envelope then
-    envelope = remember(envelope, charged, verb ~= 'bury' and text == 'ran')
+    local ran = string.sub(verb, 1, 6) == 'return' and text == 'ran'
+    envelope = remember(envelope, charged, ran)
     local moved, problem = move(verb, field, envelope, text)
     if not moved then -- under another name, so that the same verdict is not applied once more
       redis.call('HSET', inflight, 'kept-' .. field, envelope)

@@ -136,7 +136,17 @@ CREATE TABLE signatures (
 CREATE INDEX signatures_by_expiry ON signatures (expires_at);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES)
+_FAILED = """
+CREATE TABLE failed (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,   -- never given twice: the id of a retry is made from it
+    task_id TEXT NOT NULL, queue TEXT NOT NULL, priority INTEGER NOT NULL, starts INTEGER NOT NULL,
+    reason TEXT NOT NULL, buried_at REAL NOT NULL, message BLOB NOT NULL
+);
+CREATE INDEX failed_by_task ON failed (task_id);
+CREATE INDEX failed_by_age ON failed (buried_at);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES, _FAILED)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:

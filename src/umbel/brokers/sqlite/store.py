@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain
 
 from umbel.brokers.interface import (
+    RESEND_CHUNK,
     BrokerSettings,
     Claim,
     DeadLetter,
@@ -18,6 +19,8 @@ from umbel.brokers.interface import (
     Depth,
     Refused,
     Replaced,
+    Resend,
+    Resent,
     Settled,
     Spend,
     Tag,
@@ -26,6 +29,7 @@ from umbel.brokers.interface import (
 from umbel.brokers.sqlite import (
     claims,
     dead_letters,
+    failures,
     messages,
     meta,
     refusals,
@@ -201,6 +205,8 @@ class Store:
         with self.database.write() as db:
             now_s = self.clock.wall_s()
             judged = verdicts.judge(batch, verdicts.standing_claims(db, [verdict.tag for verdict in batch]))
+            if judged.kept:
+                failures.keep(db, judged.kept, self.settings, now_s)
             grown = verdicts.apply(db, judged, now_s)
             if self._holding.marks:
                 signatures.end(db, self._holding.marks_ended(batch, judged.conflicts))
@@ -290,6 +296,28 @@ class Store:
     def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
         with self.database.write(durable=True, makes_room=True) as db:
             return dead_letters.drop(db, letter_ids)
+
+    def keep_failed(self, failed: Sequence[Refused]) -> None:
+        with self.database.write(durable=True) as db:
+            failures.keep_sent(db, failed, self.settings, self.clock.wall_s())
+
+    def failed(self, limit: int, task_id: str) -> Sequence[DeadLetter]:
+        with self.database.read() as db:
+            return failures.read(db, limit, task_id, self.settings, self.clock.wall_s())
+
+    def resend(self, letters: Sequence[Resend]) -> Resent:
+        """In portions: others wait while a transaction runs."""
+        sent: set[int] = set()
+        refused: dict[int, str] = {}
+        for first in range(0, len(letters), RESEND_CHUNK):
+            with self.database.write(durable=True) as db:
+                portion = letters[first : first + RESEND_CHUNK]
+                done, grown = failures.resend(db, portion, first, self.clock.wall_s())
+                awake = waiters.addresses(db, map(waiters.queue, grown))
+            self.poke(awake)
+            sent |= done.sent
+            refused |= done.refused
+        return Resent(frozenset(sent), refused)
 
     def revoke(self, batch: Sequence[Revoke]) -> None:
         with self.database.write(durable=True) as db:

@@ -38,6 +38,7 @@ class TaskRules:
     redelivers_timed_out: bool = False  # after its hard limit too; the failure is stored all the same
     rejects_failed: bool = False  # a failure makes its message a dead letter
     rejects_by_queue: bool = False  # dead letters go where their queue says, if the broker has that
+    keeps_failed: bool = False  # the message of a failure is kept, so that it can be retried
 
     @property
     def acks_before(self) -> bool:

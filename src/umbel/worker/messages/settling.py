@@ -25,6 +25,7 @@ from umbel.brokers.interface import (
     Bury,
     ClusterRecord,
     Delivery,
+    Failures,
     Messages,
     Refused,
     Return,
@@ -79,8 +80,8 @@ class _Before:
         return isinstance(error, BrokerUnavailable)
 
 
-class SettlingBroker(Messages, ClusterRecord, Protocol):
-    """Messages, and the keys of unique tasks, which are released with them."""
+class SettlingBroker(Messages, Failures, ClusterRecord, Protocol):
+    """Messages, failures, and the keys of unique tasks, which are released with them."""
 
 
 class Settler:
@@ -125,6 +126,7 @@ class Settler:
         self._kept = kept
         self._messages: dict[Tag, Outgoing] = {}  # of verdicts that wait and end without an outcome
         self._dead: list[Refused] = []
+        self._failed: list[Refused] = []  # to be kept
         self._singly = 0  # so many of those that wait are settled one by one
         self._gathered = asyncio.Event()
         self._idle = asyncio.Event()
@@ -134,13 +136,18 @@ class Settler:
     @property
     def pending(self) -> int:
         """What is not settled, stored or sent yet: a worker that has much of it takes nothing new."""
-        reported = len(self._results) + len(self._follow_ups) + len(self._after)
+        reported = len(self._results) + len(self._follow_ups) + len(self._after) + len(self._failed)
         return len(self._waiting) + reported + len(self._first)
 
     def add_outcome(self, ack: Ack, delivery: Delivery) -> None:
         """A task has ended; if its claim has ended first, the outcome is kept for its message's return."""
         self._kept.wait(ack, delivery)
-        self.add(ack)
+        self.add(ack, Outgoing(delivery.queue, delivery.message) if ack.keep else None)
+
+    def keep_failed(self, message: Outgoing, reason: str) -> None:
+        """Keep the message of a task that was acknowledged before it failed."""
+        self._failed.append(Refused(message, reason))
+        self._wake()
 
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
         """`message`: what is returned or buried, for the case that the broker has forgotten it."""
@@ -207,7 +214,7 @@ class Settler:
 
     async def _settle_gathered(self) -> None:
         while True:
-            while self._first or self._results or self._follow_ups or self._after:
+            while self._first or self._results or self._follow_ups or self._after or self._failed:
                 await self._store_reported()
             # From here to the slice nothing is awaited: what a verdict depends on was stored above.
             if not self._waiting:
@@ -285,6 +292,8 @@ class Settler:
                     self.report(verdict.results, verdict.follow_ups, verdict.after)
                     if isinstance(verdict, Bury) and message is not None:
                         self._dead.append(Refused(message, verdict.reason))
+                    elif isinstance(verdict, Ack) and verdict.keep and message is not None:
+                        self.keep_failed(message, verdict.keep)
                 case Return() if message is not None:
                     self._counters.unknown += 1
                     self.resend(message)
@@ -317,6 +326,10 @@ class Settler:
             del self._first[0]
         results, follow_ups, after = tuple(self._results), tuple(self._follow_ups), tuple(self._after)
         await self._logged()  # what is reported meanwhile has its own turn: its events may not be there yet
+        if self._failed:  # before its result is seen: who sees the failure can retry it
+            failed = tuple(self._failed)
+            await self._broker.keep_failed(failed)
+            del self._failed[: len(failed)]
         if results:
             await self._store(results)
             del self._results[: len(results)]
