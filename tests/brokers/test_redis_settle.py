@@ -332,3 +332,26 @@ def test_what_a_settle_in_doubt_has_sent_is_not_sent_again(
             assert redis_server.ask("EXISTS", "P:next", "P:umbel.dead") == 0
 
     run(scenario())
+
+
+def test_a_failure_that_cannot_be_kept_is_a_dead_letter(
+    redis_server: RedisServer, prefixed: BrokerUnderTest
+) -> None:
+    redis_server.ask("SET", "P:umbel.failed", "not a stream")
+
+    async def scenario() -> None:
+        async with prefixed.open() as broker:
+            first, second, third = await hold(broker, 3)
+            settled = await broker.settle(
+                [Ack(first.tag, keep="one"), Ack(second.tag), Ack(third.tag, [result("m2")], keep="three")]
+            )
+            assert (settled.applied, settled.conflicts, settled.refused) == (3, frozenset(), ())
+            letters = await broker.dead_letters()
+            assert [one.message.correlation_id for one in letters] == ["m2", "m0"]
+            assert letters[0].reason.startswith(
+                "three; it cannot be kept among the failures: the key 'P:umbel.failed'"
+            )
+            assert redis_server.ask("GET", "P:celery-task-meta-m2") is not None
+            assert await broker.forget_owner(OWNER) == 0  # nothing is held any more
+
+    run(scenario())

@@ -122,13 +122,23 @@ for i = first_done, first_done + done - 1, CHUNK do
   redis.call('HDEL', inflight, unpack(ARGV, i, math.min(i + CHUNK - 1, first_done + done - 1)))
 end
 
+-- The failure is stored, so the message ends in any case.
+local function keep_or_bury(field, envelope, reason, limits)
+  local list = list_of(field)
+  local kept, problem = keep(prefix, list, envelope, reason, now, limits)
+  if not kept then
+    bury(prefix, list, envelope, reason .. '; it cannot be kept among the failures: ' .. problem, now)
+  end
+  redis.call('HDEL', inflight, field)
+end
+
 for i = 0, others - 1 do
-  local field = ARGV[first_other + 4 * i + 1]
-  if ARGV[first_other + 4 * i] == 'started' then
-    local envelope = redis.call('HGET', inflight, field)
-    if envelope then
-      redis.call('HSET', inflight, field, remember(envelope, 1, false))
-    end
+  local verb, field = ARGV[first_other + 4 * i], ARGV[first_other + 4 * i + 1]
+  local envelope = redis.call('HGET', inflight, field)
+  if envelope and verb == 'started' then
+    redis.call('HSET', inflight, field, remember(envelope, 1, false))
+  elseif envelope and string.sub(verb, 1, 5) == 'keep ' then -- "keep <limits>"
+    keep_or_bury(field, envelope, ARGV[first_other + 4 * i + 3], string.sub(verb, 6))
   end
 end
 
@@ -138,10 +148,6 @@ local function move(verb, field, envelope, text)
   if verb == 'bury' then
     local buried, problem = bury(prefix, list, envelope, text, now)
     return buried, problem and 'it cannot be put among the dead letters, and stays with this worker: ' .. problem
-  end
-  if string.sub(verb, 1, 5) == 'keep ' then -- "keep <limits>": its end is stored, so it ends in any case
-    local kept, problem = keep(prefix, list, envelope, text, now, string.sub(verb, 6))
-    return kept or bury_refused(prefix, list, envelope, text .. '; it cannot be kept: ' .. problem, now) or true
   end
   local due = tonumber(string.sub(verb, 8)) -- "return <when it is due>"
   if due <= now then
@@ -160,8 +166,7 @@ for i = others - 1, 0, -1 do
   local verb, field, charged, text = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3]
   local envelope = verb ~= 'started' and redis.call('HGET', inflight, field)
   if envelope then
-    local ran = string.sub(verb, 1, 6) == 'return' and text == 'ran'
-    envelope = remember(envelope, charged, ran)
+    envelope = remember(envelope, charged, verb ~= 'bury' and text == 'ran')
     local moved, problem = move(verb, field, envelope, text)
     if not moved then -- under another name, so that the same verdict is not applied once more
       redis.call('HSET', inflight, 'kept-' .. field, envelope)
