@@ -14,6 +14,7 @@ from uuid import UUID, uuid5
 from umbel.brokers.interface import DeadLetter, Failures, Queues, Resend
 from umbel.clock import cluster_now
 from umbel.errors import BadMessage, BrokerRefused, NotKept, WireError
+from umbel.protocol.delivery.sensitive import MASK, Hides, hides_nothing, is_open
 from umbel.protocol.delivery.trust import is_replayed
 from umbel.wire.message import Outgoing
 from umbel.wire.retried import retried, retry_of
@@ -24,6 +25,11 @@ LOOK_MAX = 100_000
 ONE_BY_ONE_MAX = 20  # ids that are looked for each by itself; more: all letters are read
 ANY_CONTENT = ("json", "msgpack")  # what can be read without running code of the sender's
 _NAMESPACE = UUID("8a1f5a55-6b1f-5a0e-9b53-2d6a1d0f6f2e")
+
+
+def hides_everything(_name: str | None) -> bool:
+    """Where no app says which arguments are sensitive."""
+    return True
 
 
 class FailureBroker(Failures, Queues, Protocol):
@@ -115,8 +121,10 @@ class Retried:
     gone: list[str] = field(default_factory=list)
 
 
-async def find_failed(broker: FailureBroker, wanted: Wanted) -> list[FailedTask]:
-    """Those that match, newest first."""
+async def find_failed(
+    broker: FailureBroker, wanted: Wanted, hides: Hides = hides_nothing
+) -> list[FailedTask]:
+    """Those that match, newest first. `hides`: of which tasks arguments that nobody masked are not shown."""
     letters: list[DeadLetter] = []
     if 0 < len(wanted.ids) <= ONE_BY_ONE_MAX:
         for task_id in wanted.ids:
@@ -124,24 +132,26 @@ async def find_failed(broker: FailureBroker, wanted: Wanted) -> list[FailedTask]
     else:
         letters += await broker.failed(LOOK_MAX)
     letters += await broker.dead_letters(LOOK_MAX)
-    found = [task for letter in letters if (task := failed_task(letter)) is not None and wanted.holds(task)]
+    tasks = (failed_task(letter, hides) for letter in letters)
+    found = [task for task in tasks if task is not None and wanted.holds(task)]
     return sorted(found, key=lambda one: one.letter.buried_at, reverse=True)
 
 
-def failed_task(letter: DeadLetter) -> FailedTask | None:
+def failed_task(letter: DeadLetter, hides: Hides = hides_nothing) -> FailedTask | None:
     """None: it is no message of a task."""
     try:
         headers = read_headers(to_v2(letter.message))
     except WireError:
         return None
+    is_hidden = is_open(headers.argsrepr, headers.kwargsrepr) and hides(headers.task)
     return FailedTask(
         letter=letter,
         task_id=headers.id,
         task=headers.task,
         root_id=headers.root_id or headers.id,
         retry_of=retry_of(letter.message.headers) or "",
-        args=headers.argsrepr,
-        kwargs=headers.kwargsrepr,
+        args=MASK if is_hidden else headers.argsrepr,
+        kwargs=MASK if is_hidden else headers.kwargsrepr,
         sender=headers.origin,
     )
 

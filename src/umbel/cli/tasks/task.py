@@ -17,6 +17,7 @@ from umbel.cli.broker import ask_broker
 from umbel.cli.history.lake import lake_option
 from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import print_json, print_table, say
+from umbel.cli.tasks.failed import failed, retry
 from umbel.errors import AppNotFound, BadMessage
 from umbel.events.reading import EventReader
 from umbel.events.types import TaskEvent
@@ -47,7 +48,11 @@ SHOWN = (
 
 @click.group("task")
 def command() -> None:
-    """Look at one task."""
+    """Look at one task; list the failed ones and retry them."""
+
+
+command.add_command(failed)
+command.add_command(retry)
 
 
 @command.command("show")
