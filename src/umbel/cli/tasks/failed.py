@@ -1,4 +1,4 @@
-"""`umbel task failed` and `umbel task retry`: failed tasks whose messages are kept, and sending them again."""
+"""`umbel task failed`, `umbel task retry`: failed tasks whose messages are kept, and sending them again."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
