@@ -1,5 +1,6 @@
 """C3: what failed is retried, each task once, linked to its retry, whoever is killed meanwhile."""
 
+import json
 import os
 import signal
 import subprocess
@@ -61,7 +62,7 @@ def test_all_that_failed_is_retried_once_while_clients_and_workers_are_killed(
         assert kept.keys() == set(old)
         assert broker == "amqp" or set(kept.values()) == {1}  # there keeping and settling are two steps
         (tmp_path / "mended").touch()
-        _retry_and_kill(cluster, where.broker, SPREAD_S[broker])
+        _retry_and_kill(cluster, where.broker, SPREAD_S[broker] * (50 if SOAK else 1))
         done = cluster.umbel("task", "retry", "--name", "*pays", "--yes", check=False)
         assert done.returncode in (0, 3), done.stderr  # 3: nothing is left
         wait_until(lambda: len(_retries(tmp_path)) == TASKS, deadline_s=300, what="each to be retried")
