@@ -355,3 +355,23 @@ def test_a_failure_that_cannot_be_kept_is_a_dead_letter(
             assert await broker.forget_owner(OWNER) == 0  # nothing is held any more
 
     run(scenario())
+
+
+def test_failures_are_kept_in_their_order_within_their_number(prefixed: BrokerUnderTest) -> None:
+    async def scenario() -> None:
+        async with prefixed.open(failed_keep=3, failed_keep_s=60.0) as broker:
+            held = await hold(broker, 6)
+            verdicts: list[Verdict] = [
+                Ack(one.tag, keep=f"{one.message.correlation_id} broke") for one in held
+            ]
+            verdicts[1], verdicts[4] = Return(held[1].tag), Started(held[4].tag)
+            assert (await broker.settle(verdicts)).applied == 6
+            kept = await broker.failed(10)
+            assert [one.reason for one in kept] == ["m5 broke", "m3 broke", "m2 broke"]
+            assert {one.queue for one in kept} == {QUEUE} and not await broker.dead_letters()
+            assert texts((await take(broker)).deliveries) == ["m1"]
+            assert (await broker.settle([Ack(held[4].tag, keep="at last")])).applied == 1
+            last = (await broker.failed(10))[0]
+            assert (last.reason, last.starts) == ("at last", 1)
+
+    run(scenario())
