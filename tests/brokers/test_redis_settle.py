@@ -361,9 +361,7 @@ def test_failures_are_kept_in_their_order_within_their_number(prefixed: BrokerUn
     async def scenario() -> None:
         async with prefixed.open(failed_keep=3, failed_keep_s=60.0) as broker:
             held = await hold(broker, 6)
-            verdicts: list[Verdict] = [
-                Ack(one.tag, keep=f"{one.message.correlation_id} broke") for one in held
-            ]
+            verdicts: list[Verdict] = [Ack(one.tag, keep=f"m{place} broke") for place, one in enumerate(held)]
             verdicts[1], verdicts[4] = Return(held[1].tag), Started(held[4].tag)
             assert (await broker.settle(verdicts)).applied == 6
             kept = await broker.failed(10)
