@@ -20,7 +20,7 @@ def pays(self: Task[..., Any], directory: str, number: int, secret: str) -> int:
     words = (
         request.id,
         (request.headers or {}).get("retry_of", "-"),
-        request.root_id,
+        str(request.root_id),
         str(int(request.delivery_info["redelivered"])),
         "right" if secret == SECRET else "wrong",
     )
