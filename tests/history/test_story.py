@@ -26,6 +26,7 @@ from umbel.events.timeline import registers_of, timeline
 from umbel.events.types import TaskEvent
 from umbel.events.view import view
 from umbel.history.arrow import arrow, event_schema
+from umbel.history.retries import links_in_tables
 from umbel.history.story import events_in_files, rows_in_tables, story_of
 from umbel.wire.event import encode_events
 from umbel.wire.result import encode_success
@@ -199,3 +200,15 @@ def test_a_retry_and_what_it_retries_are_shown_together(
         )
     _, out, _ = show(monkeypatch, capsys, "t1", *arguments)
     assert "retry of: t0" in out and "retried as: t2" in out and "t2: SUCCESS" in out
+
+
+def test_retries_are_found_in_the_tables_when_the_files_are_gone(tmp_path: Path) -> None:
+    shop = Shop(tasks=5)
+    told = [one for one in shop.rows["timeline"] if one["type"] == "task-received"]
+    new, other, old = (one["task_id"] for one in (told[0], told[1], told[-1]))
+    told[0]["extra"] = json.dumps({"retry_of": old})
+    told[1]["extra"] = json.dumps({"retry_of": "another", "about": old})
+    lake = publish(tmp_path, shop.rows)
+    assert links_in_tables(lake, old) == links_in_tables(lake, new) == {(new, old)}
+    assert links_in_tables(lake, other) == {(other, "another")}
+    assert links_in_tables(tmp_path / "nowhere", old) == set()

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from umbel.errors import NothingBuilt
 from umbel.events.types import TaskEvent, TaskReceived
+from umbel.history.query import read
 
 FIELD = "retry_of"
 LINKS_MAX = 1000
@@ -48,8 +50,25 @@ def _links(connection: Any, files: list[str], uuid: str) -> list[Link]:
                  and (uuid = $uuid or contains(extra, $uuid)) limit $most"""
     wanted = {"files": files, "field": f'"{FIELD}"', "uuid": uuid, "most": LINKS_MAX}
     try:
-        rows = connection.execute(query, wanted).fetchall()
+        rows: list[tuple[str, str]] = connection.execute(query, wanted).fetchall()
     except duckdb.Error:  # one of them is torn or gone: take each by itself
         return [] if len(files) == 1 else [link for one in files for link in _links(connection, [one], uuid)]
+    return _about(uuid, rows)
+
+
+def links_in_tables(lake: Path, uuid: str) -> set[Link]:
+    """From the table `timeline`, which may know what the files do not any more."""
+    query = """select task_id, extra from timeline where type = 'task-received' and contains(extra, $field)
+               and (task_id = $uuid or contains(extra, $uuid)) order by task_id"""
+    wanted = {"field": f'"{FIELD}"', "uuid": uuid}
+    try:
+        rows = read(lake, lambda tables: tables.ask(query, wanted, limit=LINKS_MAX).dicts())
+    except NothingBuilt:
+        return set()
+    return set(_about(uuid, [(row["task_id"], row["extra"]) for row in rows]))
+
+
+def _about(uuid: str, rows: Iterable[tuple[str, str]]) -> list[Link]:
+    """Some may only mention the id elsewhere."""
     found = [(new, msgspec.json.decode(extra).get(FIELD)) for new, extra in rows]
     return [Link(new, old) for new, old in found if isinstance(old, str) and uuid in (new, old)]

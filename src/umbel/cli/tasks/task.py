@@ -25,7 +25,7 @@ from umbel.events.reading import EventReader
 from umbel.events.types import TaskEvent
 from umbel.history.lake import Lake
 from umbel.history.query import require_duckdb
-from umbel.history.retries import Link, links_in_events, links_in_files
+from umbel.history.retries import Link, links_in_events, links_in_files, links_in_tables
 from umbel.history.story import Story, events_in_files, rows_in_tables, story_of
 from umbel.launch.loading import find_app
 from umbel.protocol.delivery.states import READY_STATES
@@ -134,7 +134,9 @@ def _ask(task_id: str, app_name: str | None, url: str | None, lake: Path) -> _Kn
     files = Lake(lake).event_files()
     events = [*events_in_files(files, task_id), *logged]
     story = story_of(task_id, events, rows_in_tables(lake, task_id))
-    return _Known(task_id, story, result, links | links_in_files(files, task_id))
+    return _Known(
+        task_id, story, result, links | links_in_files(files, task_id) | links_in_tables(lake, task_id)
+    )
 
 
 def _ask_cluster(
