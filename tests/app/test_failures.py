@@ -74,6 +74,7 @@ def test_failures_and_dead_letters_are_found_by_what_is_said_of_them(tmp_path: P
         assert await found(broker, where=["reason~Error", "queue=cel*"]) == ["t1"]
         assert await found(broker, where=["kind=dead letter", "task=shop.mail"]) == ["t2"]
         assert await found(broker, where=["args~1"]) == ["t1"]
+        assert await found(broker, where=["root_id=t1", "sender=*", "retry_of=", "kwargs={}"]) == ["t1"]
 
     within(tmp_path, scenario)
 

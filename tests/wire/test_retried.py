@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.errors import WireError
+from umbel.errors import BadMessage, WireError
 from umbel.wire.message import Message
 from umbel.wire.retried import retried, retry_of
 from umbel.wire.task import Embed, SignatureMap, TaskCall, TaskHeaders, decode_task, encode_task
@@ -87,6 +87,34 @@ def test_later_steps_get_new_ids_and_the_chord_that_failed_is_left(
         "new-c",
         [step("new-c1"), step("new-c2")],
     )
+
+
+def test_what_a_later_step_brings_gets_new_ids_too() -> None:
+    """A step may be followed by tasks of its own; a chord is among the parts of a group or a body."""
+    inner = {**step("i"), "kwargs": {"header": [step("h")], "body": step("b")}, "subtask_type": "chord"}
+    followed = step("n", link=[step("l")], link_error=[step("e")], chain=[step("c", chord=step("d"))])
+    embed = Embed(chain=[inner, followed])  # type: ignore[list-item]
+    new = decode_task(retried(encode_task(call(embed)), derive, accept=ACCEPT)).embed.chain
+    assert new is not None
+    assert new[0]["kwargs"] == {"header": [step("new-h")], "body": step("new-b")}
+    options = new[1]["options"]
+    assert (options["link"], options["link_error"]) == ([step("new-l")], [step("new-e")])
+    assert options["chain"] == [step("new-c", chord=step("new-d"))]
+
+
+@pytest.mark.parametrize("value", [b'""', b"7", b"null", b"[]"])
+def test_what_is_no_id_names_no_task(value: bytes) -> None:
+    assert retry_of(b'{"retry_of": %b}' % value) is None
+    assert retry_of(b'{"retry_of": "t1"}') == "t1"
+
+
+@pytest.mark.parametrize("body", [{"args": []}, [1, 2], 7, "abc"])
+def test_a_body_of_another_shape_is_refused(body: Any) -> None:
+    message = Message(
+        b'{"task": "t", "id": "t1"}', msgspec.msgpack.encode(body), "application/x-msgpack", "binary"
+    )
+    with pytest.raises(BadMessage, match="the body must be"):
+        retried(message, derive, accept=ACCEPT)
 
 
 def test_arguments_stay_the_bytes_that_they_were() -> None:
