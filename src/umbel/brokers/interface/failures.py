@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from umbel.brokers.interface.connection import BrokerInfo
-from umbel.brokers.interface.messages import Refused
 from umbel.brokers.interface.queues import DeadLetter
 from umbel.wire.message import Outgoing
 
@@ -35,12 +34,8 @@ class Failures(BrokerInfo, Protocol):
     """Kept failures: at most `BrokerSettings.failed_keep`, for `failed_keep_s`; the oldest make room.
 
     `Ack.keep` brings them here, in the same step as the rest of the verdict where
-    `Capabilities.atomic_settle` says so.
+    `Capabilities.atomic_settle` says so, and `Messages.keep_failed`.
     """
-
-    async def keep_failed(self, failed: Sequence[Refused]) -> None:
-        """Keep messages that were acknowledged before their tasks failed; results are passed over."""
-        ...
 
     async def failed(self, limit: int, *, task_id: str = "") -> Sequence[DeadLetter]:
         """Kept failures, newest first; of one task where its id is given."""

@@ -149,6 +149,10 @@ class Messages(BrokerInfo, Protocol):
         """Put messages among the dead letters that no queue takes; results are passed over."""
         ...
 
+    async def keep_failed(self, failed: Sequence[Refused]) -> None:
+        """Keep messages that were acknowledged before their tasks failed; results are passed over."""
+        ...
+
     async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
         """Use the signatures of these claimed messages; the tags of those that are copies.
 
