@@ -16,10 +16,11 @@ from umbel.clock import cluster_now
 from umbel.errors import BadMessage, BrokerRefused, NotKept, WireError
 from umbel.protocol.delivery.sensitive import MASK, Hides, hides_nothing, is_open
 from umbel.protocol.delivery.trust import is_replayed
+from umbel.wire.compat.legacy import to_v2
 from umbel.wire.message import Outgoing
 from umbel.wire.retried import retried, retry_of
 from umbel.wire.signing import Keyring
-from umbel.wire.task import read_headers, to_v2
+from umbel.wire.task import read_headers
 
 LOOK_MAX = 100_000
 ONE_BY_ONE_MAX = 20  # ids that are looked for each by itself; more: all letters are read

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from umbel.errors import BadMessage
 from umbel.wire.call import Embed, body_bytes, read_embed, read_header_map
+from umbel.wire.compat.legacy import to_v2
 from umbel.wire.limits import DEFAULT_LIMITS
 from umbel.wire.message import JSON_CONTENT, Message
 from umbel.wire.signature import SignatureMap
 from umbel.wire.signing import HEADER as SIGNATURE
-from umbel.wire.task import to_v2
 from umbel.wire.values import UNREADABLE, accepted_serializer, decode_json, encode_json
 
 RETRY_OF = "retry_of"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from umbel.brokers.interface import BrokerSettings, DeadLetter, Refused, Resend, Resent
-from umbel.brokers.sqlite import messages, meta, refusals, rows
+from umbel.brokers.sqlite import messages, meta, publishing, refusals, rows
 from umbel.wire.message import Outgoing
 
 DROPPED = "failed_dropped"
@@ -39,7 +39,7 @@ def keep_sent(
 
     def put(one: Refused) -> None:
         if isinstance(one.part, Outgoing):
-            queue, priority, message = messages.row(one.part.as_letter())
+            queue, priority, message = publishing.row(one.part.as_letter())
             _add(db, [(one.part.message.correlation_id, queue, priority, 0, one.reason, now_s, message)])
 
     refusals.apply_each(db, failed, put)
@@ -73,7 +73,7 @@ def resend(
         table = "failed" if one.letter.failed else "dead_letters"
         gone = db.execute(f"DELETE FROM {table} WHERE id = ?", (int(one.letter.letter_id),)).rowcount
         if gone and one.outgoing is not None:
-            grown.update(messages.insert(db, [one.outgoing], now_s))
+            grown.update(publishing.insert(db, [one.outgoing], now_s))
             sent.add(place)
 
     for place, why in refusals.apply_each(db, range(first, first + len(letters)), put):
