@@ -9,6 +9,7 @@ from tests.brokers.contract_failures import FailuresContract
 from tests.brokers.contract_marks import MarksContract
 from tests.brokers.contract_messages import MessagesContract
 from tests.brokers.contract_processes import ProcessesContract
+from tests.brokers.contract_queues import QueueControlContract
 from tests.brokers.contract_refusals import RefusalsContract
 from tests.brokers.contract_sharing import (
     EventLogContract,
@@ -26,6 +27,7 @@ class LoopContract(
     OwnershipContract,
     VerdictsContract,
     RefusalsContract,
+    QueueControlContract,
     FailuresContract,
     FanoutContract,
     EventLogContract,

@@ -12,13 +12,30 @@ from collections.abc import Mapping, Sequence
 
 from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.dead_letters import letter_of, look, put_back, remove
-from umbel.brokers.amqp.session import Session
+from umbel.brokers.amqp.session import Session, Sessions
 from umbel.brokers.amqp.topology import Queue
 from umbel.brokers.interface import DeadLetter, Refused, Resend, Resent
 from umbel.brokers.refusals import log_refused
+from umbel.clock import cluster_now
 from umbel.wire.message import Outgoing
 
 LOOK_MAX = 100_000
+
+
+class KeptFailures:
+    """What the broker does with failures."""
+
+    _sessions: Sessions
+    _failed: Queue
+
+    async def keep_failed(self, failed: Sequence[Refused]) -> None:
+        await keep(await self._sessions.get(), failed, cluster_now(), self._failed)
+
+    async def failed(self, limit: int, *, task_id: str = "") -> Sequence[DeadLetter]:
+        return await read(await self._sessions.get(), limit, task_id)
+
+    async def resend(self, letters: Sequence[Resend]) -> Resent:
+        return await resend(await self._sessions.get(), letters, cluster_now())
 
 
 async def keep(session: Session, failed: Sequence[Refused], now: float, into: Queue) -> None:

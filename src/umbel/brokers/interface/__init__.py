@@ -5,7 +5,7 @@ settles, listens. `Producer` is synchronous, safe to share between threads and t
 fork: it is what clients and running tasks publish with. `AsyncProducer` is the same for clients on an
 event loop.
 
-`Broker` is made of seven narrower Protocols, a file each. Who needs one of them names that one.
+`Broker` is made of eight narrower Protocols, a file each. Who needs one of them names that one.
 
 The promises, each of which `tests/brokers/contract.py` checks for every broker:
 
@@ -23,7 +23,7 @@ The promises, each of which `tests/brokers/contract.py` checks for every broker:
   in between repeats work and never loses it.
 * A failed task's message that is to be kept (`Ack.keep`) is kept together with the rest of its verdict.
 * Starts are counted, not claims: `starts` grows by `Started` and by `Return(charged=True)`.
-* A message that is not due is not claimed.
+* A message that is not due is not claimed, nor one whose queue is paused.
 
 Where a broker cannot do something it raises `NotSupported` and says why in `Capabilities`.
 Wall-clock instants are Unix seconds, durations are seconds.
@@ -58,7 +58,8 @@ from umbel.brokers.interface.producer import (
     Attempt,
     Producer,
 )
-from umbel.brokers.interface.queues import DEAD_LETTER_PEEK_MAX, DeadLetter, Depth, Queues
+from umbel.brokers.interface.queue_control import MOVED_AT_ONCE_MAX, PAUSED_MAX, Pause, QueueControl
+from umbel.brokers.interface.queues import DEAD_LETTER_PEEK_MAX, DeadLetter, Depth, Queues, ready_for
 from umbel.brokers.interface.settings import DEFAULT_LEASE_S, BrokerSettings
 from umbel.brokers.transport import Capabilities
 
@@ -89,8 +90,12 @@ __all__ = [
     "Failures",
     "FanOut",
     "LoggedEvent",
+    "MOVED_AT_ONCE_MAX",
     "Messages",
+    "PAUSED_MAX",
+    "Pause",
     "Producer",
+    "QueueControl",
     "Queues",
     "RESEND_CHUNK",
     "Refused",
@@ -105,8 +110,11 @@ __all__ = [
     "Subscription",
     "Tag",
     "Verdict",
+    "ready_for",
 ]
 
 
-class Broker(BrokerConnection, Messages, Queues, Failures, FanOut, EventLog, ClusterRecord, Protocol):
+class Broker(
+    BrokerConnection, Messages, Queues, QueueControl, Failures, FanOut, EventLog, ClusterRecord, Protocol
+):
     """The asynchronous face, for one worker process (or one command of the CLI)."""

@@ -136,6 +136,12 @@ CREATE TABLE signatures (
 CREATE INDEX signatures_by_expiry ON signatures (expires_at);
 """
 
+_PAUSES = """
+CREATE TABLE pauses (
+    queue TEXT PRIMARY KEY, since REAL NOT NULL, told TEXT NOT NULL -- JSON: nodes that do not look here
+) WITHOUT ROWID;
+"""
+
 _FAILED = """
 CREATE TABLE failed (
     id INTEGER PRIMARY KEY AUTOINCREMENT,   -- never given twice: the id of a retry is made from it
@@ -146,7 +152,7 @@ CREATE INDEX failed_by_task ON failed (task_id);
 CREATE INDEX failed_by_age ON failed (buried_at);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES, _FAILED)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES, _PAUSES, _FAILED)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:
