@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from umbel.app.configuration.settings import Settings
-from umbel.brokers.registry import open_broker
+from umbel.brokers.registry import check_limits_on, open_broker
 from umbel.errors import BadSetting, ConfigurationError
 from umbel.launch.loading import FoundApp
 from umbel.launch.native import NativeProject
@@ -39,6 +39,7 @@ def make_worker(
     settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
     tasks, queues = project.task_rules(settings), settings.worker_queues or (settings.task_default_queue,)
+    _check_limits(tasks, of_broker.url)
     served = tasks_for(project, tasks, queues)
     pool = choose(settings, served, host=found.spec, node=name, logs=logs)
     worker_settings = WorkerSettings(
@@ -83,6 +84,19 @@ def make_worker(
     )
     backend = project.open_backend(settings)
     return Worker(worker_settings, broker=open_broker(of_broker), backend=backend, pool=pool)
+
+
+def _check_limits(tasks: Mapping[str, TaskRules], url: str) -> None:
+    """Refuse limits for the cluster that could not be kept here."""
+    for name, rules in tasks.items():
+        if rules.limit is None:
+            continue
+        check_limits_on(url, name)
+        if rules.limit.terms.most and rules.acks_before:
+            raise ConfigurationError(
+                f"task {name!r} has a limit of tasks at a time and acknowledges its messages early: such a "
+                "message holds no slot; set acks_late=True for it, or use Rate"
+            )
 
 
 def _told_by(settings: Settings) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from umbel.brokers.sqlite import (
     event_log,
     failures,
     fanout,
+    limits,
     marks,
     results,
     revokes,
@@ -264,6 +265,7 @@ class ClusterStore:
         self._repeat(lambda db: revokes.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: uniques.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: signatures.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
+        self._repeat(lambda db: limits.forget_unused(db, now.wall_s, SWEEP_ROWS_MAX))
         with self._database.write() as db:
             failures.make_room(db, self._settings, now.wall_s)
             fanout.sweep_subscriptions(db, now.boot_s)
