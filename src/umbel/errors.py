@@ -47,6 +47,7 @@ UmbelError
 │   ├── NothingBuilt           there is no history to read yet
 │   └── BadQuery               SQL that cannot be run, or took too long
 ├── ResultTimeout              get() reached its timeout (also a TimeoutError)
+├── NotKept                    a task cannot be retried: its message is not kept
 ├── JoinWouldBlock             a task waits for another task's result
 ├── WorkerStalled              a worker had messages and free slots and took nothing
 ├── PoolError                  the pool of child processes cannot do its work
@@ -303,6 +304,16 @@ class BadQuery(HistoryError):
 
 class ResultTimeout(UmbelError, TimeoutError):
     pass
+
+
+class NotKept(UmbelError):
+    @classmethod
+    def of(cls, task_id: str) -> Self:
+        return cls(
+            f"no message of the task {task_id} is kept: it did not fail, was retried already, made room for"
+            " newer failures, or is not to be kept (`failed_keep`, `keep_failed`); `umbel task failed` lists"
+            " those that are"
+        )
 
 
 class JoinWouldBlock(UmbelError, RuntimeError):

@@ -43,18 +43,23 @@ def nothing() -> None: ...
 def test_the_rules_of_a_task_are_its_own_before_the_apps(tmp_path: Path) -> None:
     app = App("tests", task_time_limit_s=30.0, broker=f"sqlite:///{tmp_path}/never.db")
     app.task(name="plain")(nothing)
-    app.task(name="own", acks_early=True, rate_limit="2/s", time_limit=10, soft_time_limit=8)(nothing)
+    own = app.task(
+        name="own", acks_early=True, rate_limit="2/s", time_limit=10, soft_time_limit=8, keep_failed=False
+    )
+    own(nothing)
     rules = task_rules(app, app.settings)
     assert {name: rules[name] for name in app.tasks} == {
-        "plain": TaskRules(acks_early=False, rate_per_second=0.0, soft_limit_s=None, hard_limit_s=30.0),
+        "plain": TaskRules(acks_early=False, rate_per_second=0.0, hard_limit_s=30.0, keeps_failed=True),
         "own": TaskRules(acks_early=True, rate_per_second=2.0, soft_limit_s=8, hard_limit_s=10),
     }
+    assert not task_rules(app, override(app.settings, failed_keep=0))["plain"].keeps_failed
 
 
 def test_flags_of_the_command_reach_the_rules(app: App) -> None:
     app.task(name="plain")(nothing)
     flagged = override(app.settings, task_time_limit_s=5.0, task_soft_time_limit_s=4.0, task_acks_late=False)
-    assert task_rules(app, flagged)["plain"] == TaskRules(acks_early=True, soft_limit_s=4.0, hard_limit_s=5.0)
+    rules = TaskRules(acks_early=True, soft_limit_s=4.0, hard_limit_s=5.0, keeps_failed=True)
+    assert task_rules(app, flagged)["plain"] == rules
 
 
 # -- what a task leaves that never ran to its end --------------------------------------------------

@@ -259,7 +259,7 @@ def test_a_signature_of_another_type_is_named(scripts: Scripts) -> None:
 
 
 def test_buried_messages_lie_without_their_marks_and_with_the_reason(scripts: Scripts) -> None:
-    assert scripts.run("bury", PREFIX, "P:q", marked("a", starts=3), "one", "P:r", "no JSON", "two") == 1
+    assert scripts.run("bury", PREFIX, "", "P:q", marked("a", starts=3), "one", "P:r", "no JSON", "two") == 1
     first, second = scripts.letters()
     assert float(first.pop("at")) == pytest.approx(scripts.now, abs=10)
     assert first == {"list": "P:q", "envelope": '{"body": "a"}', "reason": "one", "starts": "3"}
@@ -270,11 +270,36 @@ def test_buried_messages_lie_without_their_marks_and_with_the_reason(scripts: Sc
 def test_beyond_their_number_the_oldest_dead_letters_go_and_are_counted(scripts: Scripts) -> None:
     fill = "for _ = 1, 99999 do redis.call('XADD', KEYS[1], '*', 'list', 'old') end"
     scripts._server.ask("EVAL", fill, 1, f"{PREFIX}umbel.dead")
-    assert scripts.run("bury", PREFIX, "P:q", "a", "why") == 1
+    assert scripts.run("bury", PREFIX, "", "P:q", "a", "why") == 1
     assert scripts.ask("EXISTS", "umbel.dead.dropped") == 0
-    assert scripts.run("bury", PREFIX, "P:q", "b", "why", "P:q", "c", "why") == 1
+    assert scripts.run("bury", PREFIX, "", "P:q", "b", "why", "P:q", "c", "why") == 1
     assert scripts.ask("XLEN", "umbel.dead") == 100_000
     assert scripts.ask("GET", "umbel.dead.dropped") == b"2"
+
+
+def test_failures_are_kept_apart_within_their_number_and_time(scripts: Scripts) -> None:
+    old, young = int((scripts.now - 61) * 1000), int((scripts.now - 50) * 1000)
+    scripts.ask("XADD", "umbel.failed", f"{old}-1", "reason", "old")
+    scripts.ask("XADD", "umbel.failed", f"{young}-1", "reason", "young")
+    assert scripts.run("bury", PREFIX, "3 60", "P:q", marked("a", starts=2), "one") == 1
+    kept = [
+        dict(zip(one[::2], one[1::2], strict=True))
+        for _, one in scripts.ask("XRANGE", "umbel.failed", "-", "+")
+    ]
+    assert [one[b"reason"] for one in kept] == [b"young", b"one"]
+    assert (kept[1][b"list"], kept[1][b"envelope"], kept[1][b"starts"]) == (b"P:q", b'{"body": "a"}', b"2")
+    assert scripts.ask("EXISTS", "umbel.dead", "umbel.failed.dropped") == 0
+    assert scripts.run("bury", PREFIX, "3 60", "P:q", "b", "two", "P:q", "c", "three") == 1
+    assert scripts.ask("XLEN", "umbel.failed") == 3
+    assert scripts.ask("GET", "umbel.failed.dropped") == b"1"
+
+
+def test_failures_of_another_type_are_named(scripts: Scripts) -> None:
+    scripts.ask("SET", "umbel.failed", "not a stream")
+    refused = r"^(ERR )?REFUSED the key 'P:umbel\.failed' holds a string, not a stream: "
+    with pytest.raises(ReplyError, match=refused):
+        scripts.run("bury", PREFIX, "3 60", "P:q", "a", "one")
+    assert scripts.run("bury", PREFIX, "", "P:q", "a", "one") == 1
 
 
 def test_a_letter_is_sent_once_more_and_goes(scripts: Scripts) -> None:

@@ -333,3 +333,44 @@ def test_what_a_settle_in_doubt_has_sent_is_not_sent_again(
             assert redis_server.ask("EXISTS", "P:next", "P:umbel.dead") == 0
 
     run(scenario())
+
+
+def test_a_failure_that_cannot_be_kept_is_a_dead_letter(
+    redis_server: RedisServer, prefixed: BrokerUnderTest
+) -> None:
+    redis_server.ask("SET", "P:umbel.failed", "not a stream")
+
+    async def scenario() -> None:
+        async with prefixed.open() as broker:
+            first, second, third = await hold(broker, 3)
+            settled = await broker.settle(
+                [Ack(first.tag, keep="one"), Ack(second.tag), Ack(third.tag, [result("m2")], keep="three")]
+            )
+            assert (settled.applied, settled.conflicts, settled.refused) == (3, frozenset(), ())
+            letters = await broker.dead_letters()
+            assert [one.message.correlation_id for one in letters] == ["m2", "m0"]
+            assert letters[0].reason.startswith(
+                "three; it cannot be kept among the failures: the key 'P:umbel.failed'"
+            )
+            assert redis_server.ask("GET", "P:celery-task-meta-m2") is not None
+            assert await broker.forget_owner(OWNER) == 0  # nothing is held any more
+
+    run(scenario())
+
+
+def test_failures_are_kept_in_their_order_within_their_number(prefixed: BrokerUnderTest) -> None:
+    async def scenario() -> None:
+        async with prefixed.open(failed_keep=3, failed_keep_s=60.0) as broker:
+            held = await hold(broker, 6)
+            verdicts: list[Verdict] = [Ack(one.tag, keep=f"m{place} broke") for place, one in enumerate(held)]
+            verdicts[1], verdicts[4] = Return(held[1].tag), Started(held[4].tag)
+            assert (await broker.settle(verdicts)).applied == 6
+            kept = await broker.failed(10)
+            assert [one.reason for one in kept] == ["m5 broke", "m3 broke", "m2 broke"]
+            assert {one.queue for one in kept} == {QUEUE} and not await broker.dead_letters()
+            assert texts((await take(broker)).deliveries) == ["m1"]
+            assert (await broker.settle([Ack(held[4].tag, keep="at last")])).applied == 1
+            last = (await broker.failed(10))[0]
+            assert (last.reason, last.starts) == ("at last", 1)
+
+    run(scenario())

@@ -43,6 +43,7 @@ def used(shop: Home) -> Ran:
             "listed": shop.run("umbel", "control", "-A", SHOP).stdout,
             "registered": shop.data("umbel", "inspect", "-A", SHOP, "registered", "--json"),
             "queues": shop.data("umbel", "inspect", "-A", SHOP, "active_queues", "--json"),
+            "failed": shop.data("umbel", "task", "failed", "-A", SHOP, "--json"),
         }
         wait_until(lambda: "the report is broken" in log.read_text(), what="the failure in the log")
     return Ran(told, by_umbel, log.read_text(), shop.journal())
@@ -152,3 +153,8 @@ def test_a_worker_is_configured_by_its_name_before_it_starts(ran: Ran) -> None:
     assert configured.startswith("init till@")
     (rules,) = ran.by_umbel["registered"]["replies"].values()
     assert f"{SHOP}.orders.rush [rate_limit=2000/s]" in rules
+
+
+def test_what_failed_can_be_retried(ran: Ran) -> None:
+    """Acknowledged early, as Celery does by default, and kept all the same."""
+    assert "OutOfStock(1)" in {row["reason"] for row in ran.by_umbel["failed"]}

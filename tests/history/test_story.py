@@ -26,6 +26,7 @@ from umbel.events.timeline import registers_of, timeline
 from umbel.events.types import TaskEvent
 from umbel.events.view import view
 from umbel.history.arrow import arrow, event_schema
+from umbel.history.retries import links_in_tables
 from umbel.history.story import events_in_files, rows_in_tables, story_of
 from umbel.wire.event import encode_events
 from umbel.wire.result import encode_success
@@ -169,3 +170,45 @@ def test_a_task_that_nobody_knows_is_said(
     code, out, err = show(monkeypatch, capsys, "t1")
     assert (code, out, len(err.splitlines())) == (exits.NOT_FOUND, "", 1)
     assert "unknown task t1" in err
+
+
+def test_a_retry_and_what_it_retries_are_shown_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{tmp_path / 'umbel.db'}"
+    first = event("received", uuid="t0", name="shop.pay"), event("failed", uuid="t0", exception="broken")
+    again = event("received", uuid="t1", name="shop.pay", retry_of="t0"), event("failed", uuid="t1")
+    last = event("received", uuid="t2", name="shop.pay", retry_of="t1"), event("succeeded", uuid="t2")
+    other = event("received", uuid="t3", name="shop.pay", args="('t0',)", retry_of="t9")
+    write_file(
+        tmp_path / "lake" / "events" / "dt=2026-11-15" / "hour=10" / "a.parquet", [*first, *again, other]
+    )
+    log(url, last)  # not recorded yet
+    arguments = ("--lake", str(tmp_path / "lake"), "-b", url)
+    for asked, retry_of, retried_as, line in (
+        ("t0", None, ["t1"], ["t1", "t2"]),
+        ("t1", "t0", ["t2"], ["t0", "t2"]),
+        ("t2", "t1", [], ["t1", "t0"]),
+    ):
+        code, out, _ = show(monkeypatch, capsys, asked, *arguments, "--json")
+        shown = json.loads(out)
+        assert (code, shown["retry_of"], shown["retried_as"]) == (exits.OK, retry_of, retried_as)
+        assert [one["task_id"] for one in shown["line"]] == line
+        assert {one["state"] for one in shown["line"]} == (
+            {"FAILURE"} if asked == "t2" else {"FAILURE", "SUCCESS"}
+        )
+    _, out, _ = show(monkeypatch, capsys, "t1", *arguments)
+    assert "retry of: t0" in out and "retried as: t2" in out and "t2: SUCCESS" in out
+
+
+def test_retries_are_found_in_the_tables_when_the_files_are_gone(tmp_path: Path) -> None:
+    shop = Shop(tasks=5)
+    told = [one for one in shop.rows["timeline"] if one["type"] == "task-received"]
+    new, other, old = (one["task_id"] for one in (told[0], told[1], told[-1]))
+    told[0]["extra"] = json.dumps({"retry_of": old})
+    told[1]["extra"] = json.dumps({"retry_of": "another", "about": old})
+    lake = publish(tmp_path, shop.rows)
+    assert links_in_tables(lake, old) == links_in_tables(lake, new) == {(new, old)}
+    assert links_in_tables(lake, other) == {(other, "another")}
+    assert links_in_tables(tmp_path / "nowhere", old) == set()

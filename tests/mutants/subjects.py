@@ -53,13 +53,18 @@ SUBJECTS = (
         ("worker/test_judging.py", "worker/test_verification.py", "worker/test_admission.py"),
     ),
     *(
-        Subject(f"worker/messages/{name}.py", ("worker/test_endings.py", "worker/test_endings_faults.py"))
+        Subject(
+            f"worker/messages/{name}.py",
+            ("worker/test_endings.py", "worker/test_endings_kept.py", "worker/test_endings_faults.py"),
+        )
         for name in ("endings", "remains", "refused_parts")
     ),
     *(
         Subject(f"worker/messages/{name}.py", ("worker/test_settling_order.py", "worker/test_settling.py"))
         for name in ("settling", "before_settling", "after_settling")
     ),
+    Subject("wire/retried.py", ("wire/test_retried.py",)),
+    Subject("coordination/failures.py", ("app/test_failures.py",)),
     Subject("events/precedence.py", ("events/test_precedence.py",)),
     Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),
     Subject("protocol/leadership/lease.py", ("protocol/test_lease.py",)),

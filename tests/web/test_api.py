@@ -134,12 +134,17 @@ def test_secrets_do_not_leave(cluster: Cluster, api: httpx.Client) -> None:
 def test_what_failed_is_sent_again_and_what_cannot_is_refused(cluster: Cluster, api: httpx.Client) -> None:
     failed = cluster.app.tasks["web_tasks.pay"].delay(8)
     hidden = cluster.app.tasks["web_tasks.secret"].delay("7654321")
+    masked = cluster.app.tasks["web_tasks.secret"].delay("bad 55555")  # failed, so its message is kept
     ended(api, failed.id), ended(api, hidden.id)
-    result = act(api, "retry", ids=[failed.id, hidden.id, "unknown"])
-    assert result["count"] == 1 and not result["done"]
+    assert ended(api, masked.id)["can_retry"]
+    result = act(api, "retry", ids=[failed.id, hidden.id, masked.id, "unknown"])
+    assert result["count"] == 2 and not result["done"]
     assert "masked" in result["refused"][hidden.id] and "not known" in result["refused"]["unknown"]
-    again = ended(api, result["sent"][0])
-    assert again["task"]["args"] == "(8,)"
+    told = [ended(api, one)["task"] for one in result["sent"]]
+    assert [(one["args"], one["state"]) for one in told] == [("(8,)", "FAILURE"), ("(***,)", "FAILURE")]
+    kept = {row["task_id"]: row for row in cluster.umbel_json("task", "failed")}
+    assert [kept[one]["retry_of"] for one in result["sent"]] == [failed.id, masked.id]
+    assert not {failed.id, masked.id} & kept.keys()
 
 
 def test_a_running_task_is_terminated_and_waiting_ones_revoked_by_filter(

@@ -19,6 +19,8 @@ def pay(amount: int, password: str = "") -> None:
 
 @app.task(sensitive=("pin",))
 def secret(pin: str) -> str:
+    if pin.startswith("bad"):
+        raise ValueError("the pin is wrong")
     return "paid"
 
 

@@ -42,6 +42,7 @@ class Sink(Settler):
         self.kept: list[Outgoing | None] = []  # for the case that the broker has forgotten them
         self.reports: list[Report] = []
         self.released: list[tuple[str, str]] = []
+        self.failed: list[tuple[Outgoing, str]] = []  # to be kept, of those that were acknowledged early
         self.first: list[tuple[Callable[[], Ending], int]] = []
         self.joined: list[Tag | None] = []
         self.after: list[bytes] = []
@@ -68,6 +69,9 @@ class Sink(Settler):
             self.reports.append((list(results), list(follow_ups)))
         if after:
             self.after.append(after)
+
+    def keep_failed(self, message: Outgoing, reason: str) -> None:
+        self.failed.append((message, reason))
 
     def release(self, key: str, task_id: str) -> None:
         self.released.append((key, task_id))

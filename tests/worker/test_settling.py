@@ -11,7 +11,17 @@ import pytest
 
 from tests.worker.light_node import LightNode, nothing_refused
 from umbel.backends.sqlite import SqliteBackend
-from umbel.brokers.interface import Ack, BrokerSettings, Bury, Refused, Return, Settled, Started, Verdict
+from umbel.brokers.interface import (
+    Ack,
+    BrokerSettings,
+    Bury,
+    Delivery,
+    Refused,
+    Return,
+    Settled,
+    Started,
+    Verdict,
+)
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.errors import BrokerUnavailable
 from umbel.events.stamp import EVENT_EXCHANGE
@@ -161,19 +171,21 @@ def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path
             events=node.events,
             refused=nothing_refused,
         )
-        follow_up, returned, dead = (
-            Outgoing(name, Message(b"{}", b"[]")) for name in ("next", "back", "dead")
+        follow_up, returned, dead, failed = (
+            Outgoing(name, Message(b"{}", b"[]")) for name in ("next", "back", "dead", "failed")
         )
         settler.add(Ack("1", [StoredResult("t1", "SUCCESS", b"{}")], [follow_up]))
         settler.add(Return("2"), returned)
         settler.add(Bury("3", "poison", results=[StoredResult("t3", "FAILURE", b"{}")]), dead)
         settler.add(Started("4"))
         settler.add(Bury("5", "its message was not given"))
+        settler.add_outcome(Ack("6", keep="broken"), Delivery("6", failed.queue, failed.message))
         await settler.flush()
         assert sorted(backend.read(["t1", "t3"])) == ["t1", "t3"]
         assert sorted(await node.broker.queues()) == ["back", "next"]
         assert buried == [Refused(dead, "poison")]
-        assert (node.context.counters.unknown, node.context.counters.conflicts) == (4, 0)
+        assert [(one.queue, one.reason) for one in await node.broker.failed(9)] == [("failed", "broken")]
+        assert (node.context.counters.unknown, node.context.counters.conflicts) == (5, 0)
         assert settler.pending == 0
         backend.close()
 

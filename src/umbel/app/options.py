@@ -50,6 +50,7 @@ class TaskKeywords(TypedDict, total=False):
     track_started: bool
     sensitive: tuple[str, ...]
     unique_for: Limit
+    keep_failed: bool
     before_start: Callable[..., Any]
     on_success: Callable[..., Any]
     on_failure: Callable[..., Any]
@@ -88,6 +89,7 @@ class TaskOptions:
     track_started: bool = False
     sensitive: tuple[str, ...] = ()
     unique_for_s: float | None = None
+    keep_failed: bool = True
     hides: Sensitive | None = None  # the same, once the function is known
     types: CallTypes | None = None  # what its annotations say; None: nothing to check or to convert
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -151,6 +153,7 @@ def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOpti
         track_started=given.get("track_started", False),
         sensitive=tuple(given.get("sensitive", ())),
         unique_for_s=given.get("unique_for"),
+        keep_failed=given.get("keep_failed", True),
         hooks={name: value for name, value in given.items() if name in _HOOKS},
     )
 

@@ -14,6 +14,7 @@ from umbel.app.aio.loop_warning import warn_on_loop
 from umbel.app.aio.results import STATE_S, UNANSWERED, AwaitedApp, AwaitedGroup, AwaitedResult
 from umbel.app.joining import Callback, join, refuse_join
 from umbel.app.rebuilding import rebuild_exception, shown_result
+from umbel.app.retrying import RetryableResult
 from umbel.app.running.request import current_request
 from umbel.app.types.call_types import ResultTypes
 from umbel.backends.interface import Backend, InPlaceBackend
@@ -48,7 +49,7 @@ class ResultApp(StoringApp, AwaitedApp, Protocol):
     def control(self) -> "Commands[Any, Any]": ...
 
 
-class AsyncResult(AwaitedResult[R]):
+class AsyncResult(AwaitedResult[R], RetryableResult):
     __slots__ = ("__weakref__", "_eager", "_final", "_types", "app", "id", "ignored", "parent")
 
     def __init__(

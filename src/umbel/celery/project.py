@@ -121,6 +121,7 @@ def _rules(task: Any, settings: Settings) -> TaskRules:
         redelivers_timed_out=late and not task.acks_on_timeout,
         rejects_failed=late and not task.acks_on_failure,
         rejects_by_queue=True,
+        keeps_failed=settings.failed_keep > 0 and getattr(task, "keep_failed", True) is not False,
     )
 
 

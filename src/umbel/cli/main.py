@@ -35,7 +35,7 @@ COMMANDS = {
     "schedule": Lazy("tasks.schedule", "List, run, pause and resume periodic tasks."),
     "events": Lazy("cluster.events", "Show the events of the cluster live, in causal order."),
     "record": Lazy("run.record", "Record the cluster's events as Parquet files."),
-    "task": Lazy("tasks.task", "Show all events of a task, in causal order."),
+    "task": Lazy("tasks.task", "Show the story of a task; list failed tasks, and retry them."),
     "history": Lazy("history.group", "Build tables from recorded events and query them: rows, SQL, report."),
     "top": Lazy("cluster.top", "Watch the cluster in the terminal: members, queues, tasks."),
     "mark": Lazy("cluster.mark", "Set a mark on the charts, as for a deploy."),

@@ -94,6 +94,7 @@ def task_rules(app: App, settings: Settings) -> dict[str, TaskRules]:
             soft_limit_s=task.options.soft_time_limit_s or settings.task_soft_time_limit_s,
             hard_limit_s=task.options.time_limit_s or settings.task_time_limit_s,
             is_async=task.is_async,
+            keeps_failed=settings.failed_keep > 0 and task.options.keep_failed,
         )
         for name, task in app.all_tasks().items()
     }

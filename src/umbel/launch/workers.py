@@ -53,6 +53,7 @@ def make_worker(
         prefetch_max=settings.worker_prefetch_max,
         max_deliveries=settings.task_max_deliveries,
         message_max_bytes=settings.message_max_bytes,
+        failed_keep_max_bytes=settings.failed_keep_max_bytes,
         accept_content=settings.accept_content,
         signing_window_s=settings.signing_window_s,
         accept_unsigned=settings.accept_unsigned,

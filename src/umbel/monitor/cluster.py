@@ -15,7 +15,6 @@ from umbel.monitor.cursors import read_key, read_time, shown_key, shown_time
 from umbel.monitor.feed import Feed
 from umbel.monitor.filters import Redact, admits_of, root_of
 from umbel.monitor.health import health_of
-from umbel.monitor.hiding import Hides
 from umbel.monitor.model import ClusterModel, load_of
 from umbel.monitor.rates import STEP_S, Step, added, grouped, percentile
 from umbel.monitor.shapes import (
@@ -36,6 +35,7 @@ from umbel.monitor.shapes import (
     Workflow,
 )
 from umbel.monitor.workflow import workflow_of
+from umbel.protocol.delivery.sensitive import Hides
 from umbel.protocol.membership.events import Member
 
 FIGURES_S = 5

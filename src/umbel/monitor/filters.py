@@ -6,8 +6,8 @@ from collections.abc import Callable
 from umbel.events.state import Tracked
 from umbel.events.types import TaskReceived, TaskSent
 from umbel.events.view import seconds
-from umbel.monitor.hiding import Hides, hides_nothing, is_open
 from umbel.monitor.shapes import TaskFilter
+from umbel.protocol.delivery.sensitive import Hides, hides_nothing, is_open
 
 Admits = Callable[[Tracked], bool]
 Redact = Callable[[str], str]

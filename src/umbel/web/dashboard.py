@@ -44,6 +44,7 @@ from umbel.monitor.shapes import (
     Workflow,
 )
 from umbel.monitor.story import story_of
+from umbel.protocol.delivery.states import FAILURE
 from umbel.urls import without_password
 from umbel.web.actions import ROLES, ActionResult, AnyAction, AuditEntry
 from umbel.web.auditing import ended, entry_of, name_of, result_of
@@ -269,7 +270,7 @@ class Dashboard:
             edges=edges,
             attempts=[msgspec.structs.replace(one, error=shown(one.error, LIST_MAX)) for one in attempts],
             progress=self._progress(task_id),
-            can_retry=not isinstance(call, str),
+            can_retry=not isinstance(call, str) or found.state == FAILURE,  # its message may be kept
             why_not=call if isinstance(call, str) else "",
             as_call=as_command(call) if is_whole and not isinstance(call, str) else "",
             truncated=changed_fields(found, clean),

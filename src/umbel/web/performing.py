@@ -13,6 +13,7 @@ import msgspec
 
 from umbel.app.app import App
 from umbel.brokers.interface import Broker, DeadLetter
+from umbel.coordination.failures import Retried, Wanted, find_failed, retry_failed
 from umbel.errors import UmbelError
 from umbel.launch.timetable import change_pauses
 from umbel.monitor.cluster import KnownCluster
@@ -51,6 +52,7 @@ from umbel.web.problems import Refused
 from umbel.web.queue_actions import change_queue
 from umbel.web.resending import Call, call_of
 from umbel.web.telling import MARK, Teller
+from umbel.wire.retried import RETRY_OF
 
 LETTERS_MAX = 100_000
 ASK_S = 3.0
@@ -135,14 +137,23 @@ class Performer:
         return _answered(await told, len(action.ids))
 
     async def _retry(self, ids: Sequence[str]) -> Outcome:
-        """What is known is read here, on the loop, which changes it; only sending is done in a thread."""
-        refused: dict[str, str] = {}
-        sent: list[str] = []
-        for start in range(0, len(ids), SEND_AT_ONCE):
-            calls = [self._call(one, refused) for one in ids[start : start + SEND_AT_ONCE]]
+        """From the kept message of a failure, or else from what its events say of the call.
+
+        What is known is read here, on the loop, which changes it; only sending is done in a thread.
+        """
+        kept = await self._retry_kept(ids)
+        refused = kept.refused | dict.fromkeys(kept.gone, "somebody else retried it just now")
+        sent = list(kept.sent.values())
+        others = [one for one in ids if one not in kept.sent and one not in refused]
+        for start in range(0, len(others), SEND_AT_ONCE):
+            calls = [self._call(one, refused) for one in others[start : start + SEND_AT_ONCE]]
             ready = [call for call in calls if call is not None]
             await asyncio.to_thread(self._send, ready, sent, refused)
         return {"count": len(sent), "sent": sent, "refused": refused}
+
+    async def _retry_kept(self, ids: Sequence[str]) -> Retried:
+        found = await find_failed(self._broker, Wanted(ids=frozenset(ids)))
+        return await retry_failed(self._broker, found, accept=self._app.settings.accept_content)
 
     def _call(self, task_id: str, refused: dict[str, str]) -> Resending | None:
         task = self._cluster.model.state.task(task_id)
@@ -150,7 +161,7 @@ class Performer:
         if isinstance(call, str) or task is None:
             refused[task_id] = str(call)
             return None
-        options: Any = {"queue": call.queue} if call.queue else {}
+        options: Any = {"headers": {RETRY_OF: task_id}} | ({"queue": call.queue} if call.queue else {})
         if task.root_id and task.root_id != task_id:
             options |= {"root_id": task.root_id, "parent_id": task_id}
         return task_id, call, options

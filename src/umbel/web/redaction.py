@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from umbel.events.view import TaskRecord
-from umbel.monitor.hiding import Hides, is_open
-from umbel.protocol.delivery.sensitive import MASK
+from umbel.protocol.delivery.sensitive import MASK, Hides, is_open
 
 TEXT_MAX = 65_536  # no more of a text is looked at
 LIST_MAX = 500

@@ -164,7 +164,7 @@ def _read_body(form: Serializer, data: bytes, limits: Limits) -> tuple[list[Any]
     args, kwargs, embed = found
     if not isinstance(args, (list, tuple)):
         raise BadMessage(f"the args of the call must be a list, not {brief(args)}")
-    return list(args), _check_kwargs(kwargs), _read_embed(embed)
+    return list(args), _check_kwargs(kwargs), read_embed(embed)
 
 
 class _KnownOnly(TaskHeaders, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
@@ -210,10 +210,10 @@ def read_body_map(body: dict[str, Any]) -> tuple[list[Any], dict[str, Any], Embe
     args, kwargs = body.get("args"), body.get("kwargs")
     if not (args is None or isinstance(args, (list, tuple))):
         raise BadMessage(f"the args of the call must be a list, not {brief(args)}")
-    return list(args or ()), _check_kwargs(kwargs), _read_embed(body)
+    return list(args or ()), _check_kwargs(kwargs), read_embed(body)
 
 
-def _read_embed(found: object) -> Embed:
+def read_embed(found: object) -> Embed:
     """Check the follow-ups of a call; `{}` and null mean that there are none."""
     if not found or found == _EMPTY:
         return Embed()

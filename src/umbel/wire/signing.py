@@ -87,6 +87,11 @@ class Keyring:
         proof, _ = self.check_task(outgoing.message, outgoing.queue)
         return outgoing if isinstance(proof, Doubted) else self.sign_task(outgoing, now)
 
+    def resigned(self, old: Outgoing, new: Outgoing, now: float) -> Outgoing:
+        """A message that was made from an old one: signed if that was, by one of our keys."""
+        proof, _ = self.check_task(old.message, old.queue)
+        return new if isinstance(proof, Doubted) else self.sign_task(new, now)
+
     # -- control ---------------------------------------------------------------------------------
 
     def sign_request(self, headers: bytes, body: bytes, now: float) -> bytes:

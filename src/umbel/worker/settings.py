@@ -84,6 +84,7 @@ class WorkerSettings:
     prefetch_max: int = 1000
     max_deliveries: int = 3
     message_max_bytes: int = 16 * 1024 * 1024
+    failed_keep_max_bytes: int = 64 * 1024  # of a failed task's message that is kept
     accept_content: tuple[str, ...] = ("json",)  # how control requests may be written, too
     signing_window_s: float = 86_400.0
     accept_unsigned: tuple[str, ...] = ()  # queues; "*": all

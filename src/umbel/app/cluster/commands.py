@@ -58,6 +58,10 @@ class Commands(Generic[ToldT, SeenT]):
         """Have one worker do what the topic's handler does with the action, and say how it ended."""
         raise NotImplementedError
 
+    def retry(self, task_id: str, *, reply_to: str | None = None, timeout: float = WAIT_S) -> Any:
+        """Send a failed task again, as a new task, and return its id; NotKept if its message is not there."""
+        raise NotImplementedError
+
     def ping(
         self, destination: Sequence[str] | None = None, timeout: float = DEFAULT_TIMEOUT_S, **options: Any
     ) -> ToldT:

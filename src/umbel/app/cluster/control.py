@@ -31,6 +31,7 @@ from umbel.brokers.registry import open_broker
 from umbel.clock import cluster_now
 from umbel.control.client import UNANSWERED_TTL_S, Asker, make_request
 from umbel.control.state import REVOKE_RETENTION_S
+from umbel.coordination.failures import retry_one
 from umbel.errors import BrokerUnavailable
 from umbel.protocol.pidbox import Answers, Request
 from umbel.wire.control import REQUEST_EXCHANGE, encode_request
@@ -195,6 +196,18 @@ class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
 
     discard_all = purge
 
+    def retry(self, task_id: str, *, reply_to: str | None = None, timeout: float = WAIT_S) -> str:
+        """Send a failed task again, as a new task, and return its id; NotKept if its message is not there.
+
+        `reply_to`: where the result goes, if it is sent to who asks for it.
+        """
+        accept = self._the_app().settings.accept_content
+
+        async def send_again(broker: Broker, _asker: Asker) -> str:
+            return await retry_one(broker, task_id, accept=accept, reply_to=reply_to)
+
+        return self._on_broker(send_again, timeout)
+
     def _on_broker(self, work: Work[T], timeout_s: float) -> T:
         thread = self._open_thread()
 
@@ -268,6 +281,9 @@ class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] 
 
     async def purge(self, *queues: str, timeout: float = WAIT_S) -> int:
         return await asyncio.to_thread(self._control.purge, *queues, timeout=timeout)
+
+    async def retry(self, task_id: str, *, reply_to: str | None = None, timeout: float = WAIT_S) -> str:
+        return await asyncio.to_thread(self._control.retry, task_id, reply_to=reply_to, timeout=timeout)
 
     async def election(self, id: str, topic: str, action: Any = None, **options: Any) -> ElectionOutcome:
         return await asyncio.to_thread(self._control.election, id, topic, action, **options)

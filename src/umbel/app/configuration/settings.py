@@ -62,6 +62,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     result_expires_s: float = 86_400.0
     result_extended: bool = False
+    failed_keep: int = 10_000  # messages of failed tasks, to be retried; 0: none
+    failed_keep_s: float = 7 * 86_400.0
+    failed_keep_max_bytes: int = 64 * 1024  # larger ones are not kept
 
     worker_concurrency: int | None = None  # None: the number of cores
     worker_pool: Literal["prefork", "solo", "threads", "asyncio", "gevent"] = "prefork"
@@ -140,6 +143,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             result_expires_s=self.result_expires_s,
             event_log_max=self.event_log_max,
             event_log_retention_s=self.event_log_retention_s,
+            failed_keep=self.failed_keep,
+            failed_keep_s=self.failed_keep_s,
             storage_max_bytes=self.storage_max_bytes,
             keyring=self.keyring,
         )
@@ -165,6 +170,9 @@ _AT_LEAST: Mapping[str, float] = {
     "gossip_interval_s": 0.05,
     "mingle_wait_s": 0.01,
     "result_expires_s": 0,
+    "failed_keep": 0,
+    "failed_keep_s": 1,
+    "failed_keep_max_bytes": 1024,
     "worker_grace_s": 0,
     "worker_soft_grace_s": 0,
     "worker_hook_timeout_s": 0,
@@ -184,6 +192,8 @@ HIDDEN = "***"
 _SIZES = frozenset({"worker_max_memory_per_child", "worker_max_memory_hard"})
 _AT_MOST: Mapping[str, float] = {
     "signing_window_s": SIGNING_WINDOW_MAX_S,
+    "failed_keep": 100_000,
+    "failed_keep_s": 49 * 86_400.0,  # RabbitMQ takes no longer time
     "task_default_priority": 9,
     "task_time_limit_s": TIME_LIMIT_MAX_S,
     "task_soft_time_limit_s": TIME_LIMIT_MAX_S,

@@ -47,6 +47,12 @@ HELP: Mapping[str, str] = {
     "task_send_sent_event": "clients send an event for every task they send",
     "result_expires_s": "seconds that results are kept",
     "result_extended": "store name, arguments, worker, retries and queue with each result",
+    "failed_keep": (
+        "messages of failed tasks that the broker keeps, so that they can be [retried](failures.md); the "
+        "oldest make room; 0: none"
+    ),
+    "failed_keep_s": "seconds that they are kept; 49 days at most",
+    "failed_keep_max_bytes": "size of the largest message of a failed task that is kept",
     "worker_concurrency": "tasks that run at once; default: one per core, 100 in green pools",
     "worker_pool": "where tasks run: see [pools](pools.md)",
     "worker_loop": "event loop of a worker; `auto`: uvloop if it is installed",

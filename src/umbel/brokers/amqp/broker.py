@@ -17,6 +17,7 @@ from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.coordination import AmqpCoordination
 from umbel.brokers.amqp.event_log import EventLog
+from umbel.brokers.amqp.failures import KeptFailures
 from umbel.brokers.amqp.outbox import Post
 from umbel.brokers.amqp.records import encode_record
 from umbel.brokers.amqp.refusals import BrokerStarting, ChannelClosed, QueueRefused
@@ -60,7 +61,7 @@ UNUSABLE_S = 5.0  # a queue that cannot be consumed is left alone for so long
 LOOK_EVERY_S = 0.05  # for messages in queues that nobody here consumes
 
 
-class AmqpBroker:
+class AmqpBroker(KeptFailures):
     def __init__(self, settings: BrokerSettings) -> None:
         self._on_replaced: Callable[[Replaced], None] = lambda _: None
         self._on_link: Callable[[LinkChange], None] = unheard
@@ -73,6 +74,7 @@ class AmqpBroker:
         )
         self._coordination = AmqpCoordination(self._sessions, settings)
         self._event_log = EventLog(settings)
+        self._failed = topology.failed_queue(settings)
         self._unusable: dict[str, float] = {}  # queues, and until when they are left alone
 
     @property
@@ -205,7 +207,7 @@ class AmqpBroker:
     async def settle(self, batch: Sequence[Verdict]) -> Settled:
         session = await self._sessions.get()
         claims = session.claims
-        judged = verdicts.judge(batch, claims.standing, session.queues, cluster_now())
+        judged = verdicts.judge(batch, claims.standing, session.queues, cluster_now(), self._failed)
         if judged.posts or judged.unwritten:
             await verdicts.post(session, judged, cluster_now())
         if self._settings.remembers_signatures:

@@ -97,7 +97,7 @@ async def dead_letters(session: Session, limit: int) -> list[DeadLetter]:
     if topology.DEAD not in await session.counts([topology.DEAD]):
         return []
     found, channel = await look(session.link, topology.DEAD, limit)
-    letters = [_letter(incoming) for incoming in found]
+    letters = [letter_of(incoming) for incoming in found]
     await put_back(session, channel, topology.DEAD, len(found))
     return letters
 
@@ -113,7 +113,7 @@ async def requeue(
     async def send(letters: Sequence[DeadLetter]) -> dict[int, str]:
         return await _send(letters, session, now, keyring)
 
-    removal = await _remove(session, letter_ids, send)
+    removal = await remove(session, letter_ids, send)
     if removal.problems:
         raise BrokerRefused(removal.summary(), places=[*removal.problems])
     return removal.count
@@ -125,15 +125,17 @@ async def drop(session: Session, letter_ids: Sequence[int | str]) -> int:
     async def keep_none(_letters: Sequence[DeadLetter]) -> dict[int, str]:
         return {}
 
-    return (await _remove(session, letter_ids, keep_none)).count
+    return (await remove(session, letter_ids, keep_none)).count
 
 
-async def _remove(session: Session, letter_ids: Sequence[int | str], first: First) -> "_Removal":
-    left = (await session.counts([topology.DEAD])).get(topology.DEAD, 0)
-    removal = _Removal(session, await session.link.channel(), letter_ids)
+async def remove(
+    session: Session, letter_ids: Sequence[int | str], first: First, queue: str = topology.DEAD
+) -> "_Removal":
+    left = (await session.counts([queue])).get(queue, 0)
+    removal = _Removal(session, await session.link.channel(), letter_ids, queue)
     try:
         while left > 0 and removal.wanted:
-            found = await get_some(removal.channel, topology.DEAD, min(PORTION, left))
+            found = await get_some(removal.channel, queue, min(PORTION, left))
             await removal.portion(found, first)
             left = left - len(found) if found else 0
     finally:
@@ -144,8 +146,11 @@ async def _remove(session: Session, letter_ids: Sequence[int | str], first: Firs
 class _Removal:
     """What was removed so far, what is held on the channel, and what was refused, by its place."""
 
-    def __init__(self, session: Session, channel: Channel, letter_ids: Sequence[int | str]) -> None:
+    def __init__(
+        self, session: Session, channel: Channel, letter_ids: Sequence[int | str], queue: str
+    ) -> None:
         self.channel = channel
+        self._queue = queue
         self.wanted = {letter_id: place for place, letter_id in enumerate(letter_ids)}
         self.problems: dict[int, str] = {}
         self.count = 0
@@ -154,7 +159,7 @@ class _Removal:
 
     async def portion(self, found: Sequence[Incoming], first: First) -> None:
         self._held += len(found)
-        chosen = [(one, letter) for one in found if (letter := _letter(one)).letter_id in self.wanted]
+        chosen = [(one, letter) for one in found if (letter := letter_of(one)).letter_id in self.wanted]
         refused = await first([letter for _, letter in chosen])
         for number, (one, letter) in enumerate(chosen):
             place = self.wanted.pop(letter.letter_id)
@@ -167,7 +172,7 @@ class _Removal:
 
     async def end(self) -> None:
         if self.channel.error is None:
-            await put_back(self._session, self.channel, topology.DEAD, self._held)
+            await put_back(self._session, self.channel, self._queue, self._held)
 
     def summary(self) -> str:
         first = next(iter(self.problems.values()))
@@ -192,7 +197,7 @@ async def _send(
     return {place // 2: why for place, why in refused.items()}
 
 
-def _letter(incoming: Incoming) -> DeadLetter:
+def letter_of(incoming: Incoming, *, failed: bool = False) -> DeadLetter:
     message, _, ours = decode(incoming)
     return DeadLetter(
         letter_id=decode_properties(incoming.properties).message_id,
@@ -201,4 +206,5 @@ def _letter(incoming: Incoming) -> DeadLetter:
         reason=str(ours.get(outbox.REASON, "")),
         starts=int(ours.get(outbox.STARTS, 0)),
         buried_at=float(ours.get(outbox.BURIED_AT, 0.0)),
+        failed=failed,
     )

@@ -21,6 +21,7 @@ import msgspec
 
 from umbel.brokers.amqp.frames import FRAME_MAX, FRAME_OVERHEAD, Incoming
 from umbel.brokers.amqp.table import Properties, Table, decode_properties, encode_properties
+from umbel.brokers.amqp.topology import TTL_MAX_MS
 from umbel.brokers.interface import Broadcast
 from umbel.errors import BadMessage, TooLarge
 from umbel.wire.instant import LATEST_S
@@ -30,7 +31,6 @@ from umbel.wire.properties import encode_others, others_of
 from umbel.wire.values import UNREADABLE
 
 PERSISTENT, TRANSIENT = 2, 1
-TTL_MAX_MS = 2**32 - 1  # 49 days: RabbitMQ takes no longer one
 PROPERTIES_MAX_BYTES = FRAME_MAX - FRAME_OVERHEAD - 14  # in one frame, behind its class and size
 _JSON_HEADER = "umbel-json"
 _OTHERS_HEADER = "umbel-properties"

@@ -106,7 +106,14 @@ def tasks(batch: Sequence[Outgoing], queues: TaskQueues, now: float) -> list[Pos
     return [task(outgoing, queues, now, ran=outgoing.redelivered) for outgoing in batch]
 
 
-def dead_letter(queue: str, message: Message, reason: str, starts: int, now: float) -> Post:
+def kept_failure(queue: str, message: Message, reason: str, now: float, into: Queue) -> Post:
+    """It is kept as long as its queue says, not as long as it was to wait for its run."""
+    return dead_letter(queue, replace(message, expiration_ms=None), reason, 0, now, into)
+
+
+def dead_letter(
+    queue: str, message: Message, reason: str, starts: int, now: float, into: Queue | None = None
+) -> Post:
     """Whatever the message is like, it can be a dead letter: what cannot be written goes as text."""
     extra: dict[str, Any] = {QUEUE: queue, REASON: reason, STARTS: starts, BURIED_AT: now}
     letter_id = str(uuid4())
@@ -116,7 +123,8 @@ def dead_letter(queue: str, message: Message, reason: str, starts: int, now: flo
         extra[HEADERS] = message.headers[:HEADERS_SHOWN_BYTES].decode(errors="backslashreplace")
         bare = Message(b"{}", message.body, expiration_ms=message.expiration_ms)
         properties = encode(bare, NO_MARK, extra, message_id=letter_id)
-    return Post(topology.DEAD, properties, message.body, topology.dead_letter_queue())
+    place = into or topology.dead_letter_queue()
+    return Post(place.name, properties, message.body, place)
 
 
 def result(stored: StoredResult, reply_to: str) -> Post:

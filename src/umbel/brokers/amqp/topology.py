@@ -10,6 +10,7 @@ closes the channel if they differ. Umbel's names begin with `umbel.`, and Celery
     umbel.delay.<queue>.<ms>   messages not yet due: a quorum queue whose TTL hands them on to
                                <queue>; one for each step of the ladder, made when first needed
     umbel.dead                 dead letters
+    umbel.failed               messages of failed tasks, kept to be retried; the oldest make room
     umbel.revokes              stream: the durable record of revoked tasks
     umbel.starts               stream: starts counted against suspect messages
     umbel.signatures           stream: signatures that were used, where messages are signed
@@ -31,7 +32,7 @@ from umbel.brokers.amqp.frames import Method
 from umbel.brokers.interface import BrokerSettings
 from umbel.protocol.delivery.trust import SIGNING_WINDOW_MAX_S
 
-DEAD = "umbel.dead"
+DEAD, FAILED = "umbel.dead", "umbel.failed"
 REVOKES, STARTS, SIGNATURES, FACTS, CLOCK, EVENTS = (
     "umbel.revokes",
     "umbel.starts",
@@ -46,6 +47,7 @@ EVENT_TTL_MS, EVENT_QUEUE_EXPIRES_MS = 5_000, 60_000
 MAILBOX_TTL_MS, MAILBOX_EXPIRES_MS = 300_000, 10_000
 RESULT_QUEUE_EXPIRES_MS = 86_400_000
 DELAY_STEPS_MS = tuple(50 * 4**step for step in range(14))  # 50 ms, 200 ms, 800 ms, ... 39 days
+TTL_MAX_MS = 2**32 - 1  # 49 days: RabbitMQ takes no longer one
 EVENT_BYTES = 1000  # of one logged event, generously
 
 _CLOCK_BYTES, _FACTS_BYTES, _LARGE_BYTES = 1_000_000, 20_000_000, 1_000_000_000
@@ -195,6 +197,17 @@ def delay_queue(queue: str, step_ms: int) -> Queue:
 
 def dead_letter_queue() -> Queue:
     return Queue(DEAD)
+
+
+def failed_queue(settings: BrokerSettings) -> Queue:
+    """Where it is there with other limits, those stay: RabbitMQ does not change them."""
+    ttl_ms = min(max(1, round(settings.failed_keep_s * 1000)), TTL_MAX_MS)
+    limits = {
+        "x-max-length": max(1, settings.failed_keep),
+        "x-message-ttl": ttl_ms,
+        "x-overflow": "drop-head",
+    }
+    return Queue(FAILED, arguments=limits)
 
 
 def stream(name: str, *, max_bytes: int, max_age_s: float | None = None) -> Queue:

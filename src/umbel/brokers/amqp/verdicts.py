@@ -52,9 +52,16 @@ class Judgement:
 
 
 def judge(
-    verdicts: Sequence[Verdict], standing: dict[Tag, Claimed], queues: TaskQueues, now: float
+    verdicts: Sequence[Verdict],
+    standing: dict[Tag, Claimed],
+    queues: TaskQueues,
+    now: float,
+    failed: topology.Queue,
 ) -> Judgement:
-    """Sort the verdicts into what is to be sent and how the messages end; changes nothing yet."""
+    """Sort the verdicts into what is to be sent and how the messages end; changes nothing yet.
+
+    `failed`: where the messages of failed tasks are kept.
+    """
     judged, ended = Judgement(), set[Tag]()
     starts: dict[Tag, int] = {}
     for verdict in verdicts:
@@ -77,6 +84,9 @@ def judge(
                 judged.finished.append(tag)
                 if verdict.results or verdict.follow_ups:
                     _carry(judged, verdict, claimed, queues, now)
+                if verdict.keep:
+                    message, queue = claimed.delivery.message, claimed.delivery.queue
+                    judged.posts.append(outbox.kept_failure(queue, message, verdict.keep, now, failed))
                 if count:
                     judged.posts += _count(claimed, 0)
             case Return():

@@ -5,7 +5,7 @@ settles, listens. `Producer` is synchronous, safe to share between threads and t
 fork: it is what clients and running tasks publish with. `AsyncProducer` is the same for clients on an
 event loop.
 
-`Broker` is made of seven narrower Protocols, a file each. Who needs one of them names that one.
+`Broker` is made of eight narrower Protocols, a file each. Who needs one of them names that one.
 
 The promises, each of which `tests/brokers/contract.py` checks for every broker:
 
@@ -21,6 +21,7 @@ The promises, each of which `tests/brokers/contract.py` checks for every broker:
 * What one verdict brings (result, follow-up messages, the end of the message) is applied
   together where `Capabilities.atomic_settle` says so; elsewhere in that order, so that a crash
   in between repeats work and never loses it.
+* A failed task's message that is to be kept (`Ack.keep`) is kept together with the rest of its verdict.
 * Starts are counted, not claims: `starts` grows by `Started` and by `Return(charged=True)`.
 * A message that is not due is not claimed, nor one whose queue is paused.
 
@@ -34,6 +35,7 @@ from umbel.brokers.interface.cluster import ClusterRecord
 from umbel.brokers.interface.connection import BrokerConnection, BrokerInfo, Replaced
 from umbel.brokers.interface.declared import DeclaredBinding, DeclaredExchange, DeclaredQueue
 from umbel.brokers.interface.event_log import EventLog, EventLogState, LoggedEvent
+from umbel.brokers.interface.failures import RESEND_CHUNK, Failures, Resend, Resent
 from umbel.brokers.interface.fan_out import Broadcast, FanOut, Subscription
 from umbel.brokers.interface.messages import (
     Ack,
@@ -86,6 +88,7 @@ __all__ = [
     "Depth",
     "EventLog",
     "EventLogState",
+    "Failures",
     "FanOut",
     "LoggedEvent",
     "MOVED_AT_ONCE_MAX",
@@ -96,8 +99,11 @@ __all__ = [
     "Producer",
     "QueueControl",
     "Queues",
+    "RESEND_CHUNK",
     "Refused",
     "Replaced",
+    "Resend",
+    "Resent",
     "Return",
     "SENT_REMEMBERED_S",
     "Settled",
@@ -110,5 +116,7 @@ __all__ = [
 ]
 
 
-class Broker(BrokerConnection, Messages, Queues, QueueControl, FanOut, EventLog, ClusterRecord, Protocol):
+class Broker(
+    BrokerConnection, Messages, Queues, QueueControl, Failures, FanOut, EventLog, ClusterRecord, Protocol
+):
     """The asynchronous face, for one worker process (or one command of the CLI)."""

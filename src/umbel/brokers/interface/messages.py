@@ -29,13 +29,15 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
     """The message is done: store these, send those, forget it.
 
     Mostly one result; a failed step of a chain also ends the steps that will never run.
-    `after` is the worker's own: what it does when this has been applied.
+    `after` is the worker's own: what it does when this has been applied. `keep`: why its task failed; the
+    message is then kept among the failures (`failures.py`) instead of being forgotten.
     """
 
     tag: Tag
     results: Sequence[StoredResult] = ()
     follow_ups: Sequence[Outgoing] = ()
     after: bytes = b""
+    keep: str = ""
 
 
 class Return(msgspec.Struct, frozen=True, gc=False):
@@ -159,6 +161,10 @@ class Messages(BrokerInfo, Protocol):
     async def settle(self, verdicts: Sequence[Verdict]) -> Settled: ...
     async def bury(self, refused: Sequence[Refused]) -> None:
         """Put messages among the dead letters that no queue takes; results are passed over."""
+        ...
+
+    async def keep_failed(self, failed: Sequence[Refused]) -> None:
+        """Keep messages that were acknowledged before their tasks failed; results are passed over."""
         ...
 
     async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:

@@ -38,6 +38,7 @@ class DeadLetter:
     reason: str
     starts: int
     buried_at: float
+    failed: bool = False  # a kept failure (`failures.py`)
 
 
 class Queues(BrokerInfo, Protocol):

@@ -22,6 +22,8 @@ class BrokerSettings:
     event_log_retention_s: float = 7 * 86_400.0
     revokes_max: int = 1_000_000
     revoke_retention_s: float = 7 * 86_400.0
+    failed_keep: int = 10_000  # messages of failed tasks, of which the oldest make room
+    failed_keep_s: float = 7 * 86_400.0
     storage_max_bytes: int | None = None
     key_prefix: str = ""  # before every key and channel in Redis but those of results
     result_key_prefix: str | None = None  # before those; None: the same

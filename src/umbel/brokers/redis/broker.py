@@ -27,6 +27,8 @@ from umbel.brokers.interface import (
     Permit,
     Refused,
     Replaced,
+    Resend,
+    Resent,
     Settled,
     Spend,
     Subscription,
@@ -34,7 +36,7 @@ from umbel.brokers.interface import (
     Verdict,
 )
 from umbel.brokers.links import MAIN, unheard
-from umbel.brokers.redis import dead_letters, event_log, pauses
+from umbel.brokers.redis import dead_letters, event_log, failures, pauses
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.answers import AnswerQueue, is_direct
 from umbel.brokers.redis.bindings import Bindings, Tables, refusal
@@ -262,6 +264,15 @@ class RedisBroker:
     async def bury(self, refused: Sequence[Refused]) -> None:
         await dead_letters.bury(self._link, self._keys, refused)
 
+    async def keep_failed(self, failed: Sequence[Refused]) -> None:
+        await failures.keep(self._link, self._keys, failed, self._settings)
+
+    async def failed(self, limit: int, *, task_id: str = "") -> Sequence[DeadLetter]:
+        return await failures.read(self._link, self._keys, limit, task_id, self._settings)
+
+    async def resend(self, letters: Sequence[Resend]) -> Resent:
+        return await failures.resend(self._link, self._keys, letters)
+
     # -- what a cluster shares -------------------------------------------------------------------
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
@@ -323,7 +334,8 @@ class RedisBroker:
         return await event_log.state(self._link, self._keys)
 
     async def sweep(self) -> None:
-        """Results and elections end by themselves; events and revokes do not."""
+        """Results and elections end by themselves; events, revokes and failures do not."""
+        await failures.sweep(self._link, self._keys, self._settings)
         older_than = time.time() - self._settings.event_log_retention_s
         while await event_log.sweep(self._link, self._keys, older_than, SWEEP_MAX) >= SWEEP_MAX:
             continue

@@ -1,10 +1,14 @@
--- Put messages among the dead letters. ARGV: prefix, then for each: list, envelope, reason.
--- All of them, or none and the reason.
+-- Put messages among the dead letters. ARGV: prefix, limits, then for each: list, envelope, reason. With limits,
+-- "<count> <seconds>", they are failures and are kept as such. All of them, or none and the reason.
 
-local now, dead = server_time(), ARGV[1] .. 'umbel.dead'
-need('stream', 'XLEN', dead)
-unless_full(ARGV[1])
-for i = 2, #ARGV, 3 do
-  bury(ARGV[1], ARGV[i], ARGV[i + 1], ARGV[i + 2], now)
+local prefix, limits, now = ARGV[1], ARGV[2], server_time()
+need('stream', 'XLEN', prefix .. (limits == '' and 'umbel.dead' or 'umbel.failed'))
+unless_full(prefix)
+for i = 3, #ARGV, 3 do
+  if limits == '' then
+    bury(prefix, ARGV[i], ARGV[i + 1], ARGV[i + 2], now)
+  else
+    keep(prefix, ARGV[i], ARGV[i + 1], ARGV[i + 2], now, limits)
+  end
 end
 return 1

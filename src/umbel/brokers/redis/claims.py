@@ -30,6 +30,7 @@ from umbel.brokers.interface import (
 )
 from umbel.brokers.redis.address import Address
 from umbel.brokers.redis.answers import ASKER_LIFE_S, sweep_askers
+from umbel.brokers.redis.failures import keep_limits
 from umbel.brokers.redis.handoff import Adoptions
 from umbel.brokers.redis.holding import Group, Holding
 from umbel.brokers.redis.keys import Keys
@@ -74,6 +75,7 @@ class Claims:
         self._keys = keys
         self._lease_s = settings.lease_s
         self._ttl_ms = ttl_ms_of(settings.result_expires_s)
+        self._keep_limits = keep_limits(settings)
         self._declare = declare
         self._on_replaced = on_replaced
         self._watch = Watch(
@@ -307,7 +309,7 @@ class Claims:
         hold, check = group.hold, 0 if group.sure else 1
         calls, too_large = in_calls(group.verdicts)
         for verdicts in calls:
-            made = settlement(self._keys, verdicts, self._ttl_ms, self.consumed)
+            made = settlement(self._keys, verdicts, self._ttl_ms, self.consumed, self._keep_limits)
             if self._marks:
                 made.arguments += self._ending_marks(verdicts)
             reply = await self._link.run(

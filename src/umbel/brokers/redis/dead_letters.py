@@ -22,7 +22,7 @@ _BURY, _REQUEUE = script("bury"), script("requeue")
 async def read(link: Link, keys: Keys, limit: int) -> list[DeadLetter]:
     """The newest letters, newest first."""
     found = await link.call("XREVRANGE", keys.dead, "+", "-", "COUNT", limit)
-    return [_letter(keys, letter_id, fields) for letter_id, fields in found]
+    return [letter_of(keys, letter_id, fields) for letter_id, fields in found]
 
 
 async def requeue(
@@ -43,7 +43,7 @@ async def requeue(
         found = await link.call("XRANGE", keys.dead, letter_id, letter_id)
         if not found:
             continue
-        letter = _letter(keys, *found[0])
+        letter = letter_of(keys, *found[0])
         if not letter.queue and not letter.message.exchange:
             problems[place] = f"dead letter {letter_id} cannot be requeued: its queue is not known"
             continue
@@ -80,8 +80,8 @@ async def bury(link: Link, keys: Keys, refused: Sequence[Refused]) -> None:
         await link.run(_BURY, *args)
 
 
-def letters(keys: Keys, refused: Sequence[Refused]) -> Iterator[Sequence[Any]]:
-    """The arguments of the script `bury` for each message among these."""
+def letters(keys: Keys, refused: Sequence[Refused], limits: str = "") -> Iterator[Sequence[Any]]:
+    """The arguments of the script `bury` for each message among these; with `limits`, to keep failures."""
     for one in refused:
         if not isinstance(one.part, Outgoing) or weight_of(one.part) > BATCH_BYTES_MAX:
             continue  # the server closes the connection on a larger one; who refused it has said so
@@ -89,10 +89,10 @@ def letters(keys: Keys, refused: Sequence[Refused]) -> Iterator[Sequence[Any]]:
         key = keys.list_of(part.queue, part.message.priority if part.queue else 0)
         by, with_key = ("", "") if part.queue else (part.message.exchange, part.message.routing_key)
         envelope = seal(part.message, part.queue, tag, exchange=by, routing_key=with_key)
-        yield keys.prefix, key, envelope, one.reason.encode(errors="backslashreplace")
+        yield keys.prefix, limits, key, envelope, one.reason.encode(errors="backslashreplace")
 
 
-def _letter(keys: Keys, letter_id: bytes, fields: list[Any]) -> DeadLetter:
+def letter_of(keys: Keys, letter_id: bytes, fields: list[Any], *, failed: bool = False) -> DeadLetter:
     """Fields may be missing: other programs can write to the stream."""
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     return DeadLetter(
@@ -102,6 +102,7 @@ def _letter(keys: Keys, letter_id: bytes, fields: list[Any]) -> DeadLetter:
         reason=values.get(b"reason", b"").decode(errors="replace"),
         starts=int(_number(values.get(b"starts", b""))),
         buried_at=_number(values.get(b"at", b"")),
+        failed=failed,
     )
 
 

@@ -41,6 +41,8 @@ Ours, which Celery does not know:
     umbel.paused                 hash    queue that claims pass over -> since when, who was told, as JSON
     umbel.dead                   stream  dead letters: list, envelope, reason, starts, at
     umbel.dead.dropped           string  how many made room for newer ones
+    umbel.failed                 stream  messages of failed tasks, kept to be retried: the same fields
+    umbel.failed.dropped         string  how many made room for newer ones
     umbel.revokes                hash    task id NUL header -> revoke, as JSON
     umbel.revokes.order          zset    the same JSON -> its cursor
     umbel.revokes.expiry         zset    task id NUL header -> when it may be forgotten
@@ -106,6 +108,7 @@ class Keys:
         self.revokes_cursor = f"{prefix}umbel.revokes.cursor"
         self.paused = f"{prefix}umbel.paused"
         self.dead = f"{prefix}umbel.dead"
+        self.failed = f"{prefix}umbel.failed"
         self.recorders = f"{prefix}umbel.recorders"
         self.events = f"{prefix}umbel.events"
         self.events_offset = f"{prefix}umbel.events.offset"

@@ -100,22 +100,34 @@ local function park(prefix, field, envelope, due)
   return true
 end
 
--- Give a message up, with the reason: true, or nil and why not.
-local DEAD_MAX = 100000
-local function bury(prefix, list, envelope, reason, now)
+-- Put a message into a stream of letters, with the reason; the oldest make room: true, or nil and why not.
+local function put_away(stream, most, list, envelope, reason, now)
   local bare, mark = unmarked(envelope)
-  local dead = prefix .. 'umbel.dead'
-  local _, problem = try('XADD', dead, '*', 'list', list, 'envelope', bare, 'reason', reason,
+  local _, problem = try('XADD', stream, '*', 'list', list, 'envelope', bare, 'reason', reason,
     'starts', mark.starts or 0, 'at', string.format('%.6f', now))
   if problem then
-    return nil, why(problem, dead, 'stream')
+    return nil, why(problem, stream, 'stream')
   end
-  local excess = (try('XLEN', dead) or 0) - DEAD_MAX
+  local excess = (try('XLEN', stream) or 0) - most
   if excess > 0 then
-    try('XTRIM', dead, 'MAXLEN', DEAD_MAX)
-    try('INCRBY', prefix .. 'umbel.dead.dropped', excess)
+    try('XTRIM', stream, 'MAXLEN', most)
+    try('INCRBY', stream .. '.dropped', excess)
   end
   return true
+end
+
+-- Give a message up: true, or nil and why not.
+local DEAD_MAX = 100000
+local function bury(prefix, list, envelope, reason, now)
+  return put_away(prefix .. 'umbel.dead', DEAD_MAX, list, envelope, reason, now)
+end
+
+-- Keep the message of a failed task, as long and as many as the limits, "<count> <seconds>", say.
+local function keep(prefix, list, envelope, reason, now, limits)
+  local most, seconds = string.match(limits, '^(%d+) (%d+)$')
+  local failed = prefix .. 'umbel.failed'
+  try('XTRIM', failed, 'MINID', string.format('%.0f', math.max(0, (now - tonumber(seconds)) * 1000)))
+  return put_away(failed, tonumber(most), list, envelope, reason, now)
 end
 
 -- The end of a message that was refused: true and the reason, or false and both when it cannot be buried.

@@ -122,13 +122,23 @@ for i = first_done, first_done + done - 1, CHUNK do
   redis.call('HDEL', inflight, unpack(ARGV, i, math.min(i + CHUNK - 1, first_done + done - 1)))
 end
 
+-- The failure is stored, so the message ends in any case.
+local function keep_or_bury(field, envelope, reason, limits)
+  local list = list_of(field)
+  local kept, problem = keep(prefix, list, envelope, reason, now, limits)
+  if not kept then
+    bury(prefix, list, envelope, reason .. '; it cannot be kept among the failures: ' .. problem, now)
+  end
+  redis.call('HDEL', inflight, field)
+end
+
 for i = 0, others - 1 do
-  local field = ARGV[first_other + 4 * i + 1]
-  if ARGV[first_other + 4 * i] == 'started' then
-    local envelope = redis.call('HGET', inflight, field)
-    if envelope then
-      redis.call('HSET', inflight, field, remember(envelope, 1, false))
-    end
+  local verb, field = ARGV[first_other + 4 * i], ARGV[first_other + 4 * i + 1]
+  local envelope = redis.call('HGET', inflight, field)
+  if envelope and verb == 'started' then
+    redis.call('HSET', inflight, field, remember(envelope, 1, false))
+  elseif envelope and string.sub(verb, 1, 5) == 'keep ' then -- "keep <limits>"
+    keep_or_bury(field, envelope, ARGV[first_other + 4 * i + 3], string.sub(verb, 6))
   end
 end
 

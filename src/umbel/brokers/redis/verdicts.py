@@ -54,16 +54,20 @@ class Settlement:
                     yield Refused(Outgoing(keys.queue_of(list_key), unseal(envelope).message), why)
 
 
-def settlement(keys: Keys, verdicts: Iterable[Verdict], ttl_ms: int, here: Container[str]) -> Settlement:
-    """`here`: the queues this process consumes."""
+def settlement(
+    keys: Keys, verdicts: Iterable[Verdict], ttl_ms: int, here: Container[str], keep_limits: str = ""
+) -> Settlement:
+    """`here`: the queues this process consumes. `keep_limits`: how many failures are kept, and how long."""
     done: list[Tag] = []
     results: list[StoredResult] = []
     follow_ups: list[Outgoing] = []
     others: list[Any] = []
     for verdict in verdicts:
         match verdict:
-            case Ack(tag):
+            case Ack(tag, keep=""):
                 done.append(tag)
+            case Ack(tag, keep=why):
+                others += (f"keep {keep_limits}", tag, 0, why.encode(errors="backslashreplace"))
             case Return(tag, charged, ran, not_before):
                 others += (f"return {not_before:.6f}", tag, int(charged), "ran" if ran else "")
                 continue

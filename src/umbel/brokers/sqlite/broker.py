@@ -21,6 +21,8 @@ from umbel.brokers.interface import (
     Permit,
     Refused,
     Replaced,
+    Resend,
+    Resent,
     Return,
     Settled,
     Spend,
@@ -204,6 +206,15 @@ class SqliteBroker:
 
     async def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
         return await self._thread.call(self._store.drop_dead, letter_ids)
+
+    async def keep_failed(self, failed: Sequence[Refused]) -> None:
+        await self._thread.call(self._store.keep_failed, failed)
+
+    async def failed(self, limit: int, *, task_id: str = "") -> Sequence[DeadLetter]:
+        return await self._thread.call(self._store.failed, limit, task_id)
+
+    async def resend(self, letters: Sequence[Resend]) -> Resent:
+        return await self._thread.call(self._store.resend, letters)
 
     async def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> int | None:
         await self._thread.call(self._cluster.broadcast, batch, ttl_s)

@@ -15,6 +15,7 @@ from umbel.brokers.sqlite import (
     coordination,
     dead_letters,
     event_log,
+    failures,
     fanout,
     limits,
     marks,
@@ -266,6 +267,7 @@ class ClusterStore:
         self._repeat(lambda db: signatures.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: limits.forget_unused(db, now.wall_s, SWEEP_ROWS_MAX))
         with self._database.write() as db:
+            failures.make_room(db, self._settings, now.wall_s)
             fanout.sweep_subscriptions(db, now.boot_s)
             marks.sweep(db, now.boot_s)
             everyone = wakeup.addresses(db)

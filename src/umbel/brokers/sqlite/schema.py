@@ -159,7 +159,26 @@ CREATE TABLE slots (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES, _PAUSES, _LIMITS)
+_FAILED = """
+CREATE TABLE failed (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,   -- never given twice: the id of a retry is made from it
+    task_id TEXT NOT NULL, queue TEXT NOT NULL, priority INTEGER NOT NULL, starts INTEGER NOT NULL,
+    reason TEXT NOT NULL, buried_at REAL NOT NULL, message BLOB NOT NULL
+);
+CREATE INDEX failed_by_task ON failed (task_id);
+CREATE INDEX failed_by_age ON failed (buried_at);
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    _FIRST,
+    _MARKS,
+    _FILING,
+    _UNIQUES,
+    _SIGNATURES,
+    _PAUSES,
+    _LIMITS,
+    _FAILED,
+)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:

@@ -12,6 +12,7 @@ from itertools import chain
 
 from umbel.brokers.interface import (
     MOVED_AT_ONCE_MAX,
+    RESEND_CHUNK,
     BrokerSettings,
     Claim,
     DeadLetter,
@@ -21,6 +22,8 @@ from umbel.brokers.interface import (
     Permit,
     Refused,
     Replaced,
+    Resend,
+    Resent,
     Settled,
     Spend,
     Tag,
@@ -30,6 +33,7 @@ from umbel.brokers.refusals import signed_for
 from umbel.brokers.sqlite import (
     claims,
     dead_letters,
+    failures,
     limits,
     messages,
     meta,
@@ -180,6 +184,8 @@ class Store(Publisher):
         with self.database.write() as db:
             now_s = self.clock.wall_s()
             judged = verdicts.judge(batch, verdicts.standing_claims(db, [verdict.tag for verdict in batch]))
+            if judged.kept:
+                failures.keep(db, judged.kept, self.settings, now_s)
             grown = verdicts.apply(db, judged, now_s)
             if self._holding.marks:
                 signatures.end(db, self._holding.marks_ended(batch, judged.conflicts))
@@ -298,6 +304,28 @@ class Store(Publisher):
     def drop_dead(self, letter_ids: Sequence[int | str]) -> int:
         with self.database.write(durable=True, makes_room=True) as db:
             return dead_letters.drop(db, letter_ids)
+
+    def keep_failed(self, failed: Sequence[Refused]) -> None:
+        with self.database.write(durable=True) as db:
+            failures.keep_sent(db, failed, self.settings, self.clock.wall_s())
+
+    def failed(self, limit: int, task_id: str) -> Sequence[DeadLetter]:
+        with self.database.read() as db:
+            return failures.read(db, limit, task_id, self.settings, self.clock.wall_s())
+
+    def resend(self, letters: Sequence[Resend]) -> Resent:
+        """In portions: others wait while a transaction runs."""
+        sent: set[int] = set()
+        refused: dict[int, str] = {}
+        for first in range(0, len(letters), RESEND_CHUNK):
+            with self.database.write(durable=True) as db:
+                portion = letters[first : first + RESEND_CHUNK]
+                done, grown = failures.resend(db, portion, first, self.clock.wall_s())
+                awake = wakeup.addresses(db, map(wakeup.queue, grown))
+            self.poke(awake)
+            sent |= done.sent
+            refused |= done.refused
+        return Resent(frozenset(sent), refused)
 
     def revoke(self, batch: Sequence[Revoke]) -> None:
         with self.database.write(durable=True) as db:

@@ -22,6 +22,7 @@ class Judgement:
     finished: list[int] = field(default_factory=list)
     returned: list[tuple[int, Return]] = field(default_factory=list)
     buried: list[tuple[int, Bury]] = field(default_factory=list)
+    kept: dict[int, str] = field(default_factory=dict)  # failures, and why
     started: list[int] = field(default_factory=list)
     results: list[StoredResult] = field(default_factory=list)
     follow_ups: list[Outgoing] = field(default_factory=list)
@@ -47,6 +48,8 @@ def judge(verdicts: Sequence[Verdict], standing: dict[Tag, int]) -> Judgement:
         match verdict:
             case Ack():
                 judged.finished.append(number)
+                if verdict.keep:
+                    judged.kept[number] = verdict.keep
             case Return():
                 judged.returned.append((number, verdict))
                 continue

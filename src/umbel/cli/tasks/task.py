@@ -4,9 +4,11 @@ The lake and its tables know what was recorded, the broker's event log what is n
 result backend how it ended. Whatever of these is there is asked; none of them is needed.
 """
 
+from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -17,11 +19,13 @@ from umbel.cli.broker import ask_broker
 from umbel.cli.history.lake import lake_option
 from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import print_json, print_table, say
+from umbel.cli.tasks.failed import failed, retry
 from umbel.errors import AppNotFound, BadMessage
 from umbel.events.reading import EventReader
 from umbel.events.types import TaskEvent
 from umbel.history.lake import Lake
 from umbel.history.query import require_duckdb
+from umbel.history.retries import Link, links_in_events, links_in_files, links_in_tables
 from umbel.history.story import Story, events_in_files, rows_in_tables, story_of
 from umbel.launch.loading import find_app
 from umbel.protocol.delivery.states import READY_STATES
@@ -31,6 +35,7 @@ from umbel.wire.result import ResultMap, decode_result
 
 READ_AT_ONCE = 5000
 LOG_MAX = 500_000
+LINE_MAX = 20  # tasks of one line of retries that are shown
 SHOWN = (
     "name",
     "args",
@@ -47,7 +52,11 @@ SHOWN = (
 
 @click.group("task")
 def command() -> None:
-    """Look at one task."""
+    """Look at one task; list the failed ones and retry them."""
+
+
+command.add_command(failed)
+command.add_command(retry)
 
 
 @command.command("show")
@@ -60,34 +69,74 @@ def show(task_id: str, app_name: str | None, url: str | None, lake: Path, as_jso
     """Show all events of TASK_ID in causal order, and how it ended.
 
     Asked are the lake (--lake), the event log of the broker (of the app, or -b URL; not RabbitMQ's,
-    which only its recorder can read) and the result backend of the app.
+    which only its recorder can read) and the result backend of the app. A task that was retried, or is a
+    retry, is shown with the others of its line.
 
     Exit code: 0, or 3 if the task is unknown.
     """
-    logged, result = _ask_cluster(app_name, url, task_id)
-    story = _recorded(lake, task_id, logged)
-    if story is None and result is None:
+
+    def ask(one: str) -> _Known:
+        return _ask(one, app_name, url, lake)
+
+    known = ask(task_id)
+    if known.story is None and known.result is None and not known.links:
         click.echo(
             f"umbel: unknown task {task_id}: it has no events in the lake {str(lake)!r} and no"
             " result; name another lake with --lake, or the app with -A",
             err=True,
         )
         return exits.NOT_FOUND
+    others = _line(known, ask)
     if as_json:
-        print_json(_as_data(task_id, story, result))
+        print_json(_as_data(known) | {"line": [_as_data(one) for one in others]})
     else:
-        _print(task_id, story, result)
+        for one in (known, *others):
+            _print(one)
     return exits.OK
 
 
-def _recorded(lake: Path, task_id: str, logged: "list[TaskEvent]") -> "Story | None":
+class _Known(NamedTuple):
+    """What all places know of one task."""
 
+    task_id: str
+    story: Story | None
+    result: ResultMap | None
+    links: set[Link]
+
+    @property
+    def retry_of(self) -> list[str]:
+        return [link.old for link in self.links if link.new == self.task_id]
+
+    @property
+    def retried_as(self) -> list[str]:
+        return sorted(link.new for link in self.links if link.old == self.task_id)
+
+
+def _line(first: _Known, ask: Callable[[str], _Known]) -> list[_Known]:
+    """The tasks that it retries and that retry it, and so on."""
+    seen, found, waiting = {first.task_id}, list[_Known](), deque([first])
+    while waiting and len(seen) < LINE_MAX:
+        one = waiting.popleft()
+        for other in (*one.retry_of, *one.retried_as):
+            if other not in seen:
+                seen.add(other)
+                found.append(ask(other))
+                waiting.append(found[-1])
+    return found
+
+
+def _ask(task_id: str, app_name: str | None, url: str | None, lake: Path) -> _Known:
+    logged, result = _ask_cluster(app_name, url, task_id)
+    links = {link for link in links_in_events(logged) if task_id in link}
     if not lake.is_dir():
-        return story_of(task_id, logged)
-
+        return _Known(task_id, story_of(task_id, logged), result, links)
     require_duckdb()
     files = Lake(lake).event_files()
-    return story_of(task_id, [*events_in_files(files, task_id), *logged], rows_in_tables(lake, task_id))
+    events = [*events_in_files(files, task_id), *logged]
+    story = story_of(task_id, events, rows_in_tables(lake, task_id))
+    return _Known(
+        task_id, story, result, links | links_in_files(files, task_id) | links_in_tables(lake, task_id)
+    )
 
 
 def _ask_cluster(
@@ -128,15 +177,22 @@ async def _logged(broker: EventLog, task_id: str) -> "list[TaskEvent]":
                     told = [reader.read(event) for event in decode_events(entry.body)]
                 except BadMessage:
                     continue
-                found += [one for one in told if isinstance(one, TaskEvent) and one.uuid == task_id]
+                found += [one for one in told if isinstance(one, TaskEvent) and _is_about(one, task_id)]
     return found
 
 
-def _as_data(task_id: str, story: "Story | None", result: "ResultMap | None") -> dict[str, Any]:
+def _is_about(event: TaskEvent, task_id: str) -> bool:
+    """Of the task itself, or the receipt of its retry."""
+    return event.uuid == task_id or any(link.old == task_id for link in links_in_events([event]))
 
+
+def _as_data(known: _Known) -> dict[str, Any]:
+    story, result = known.story, known.result
     return {
-        "task_id": task_id,
+        "task_id": known.task_id,
         "state": _state(story, result),
+        "retry_of": next(iter(known.retry_of), None),
+        "retried_as": known.retried_as,
         "task": msgspec.to_builtins(story.record) if story and story.record else None,
         "result": None if result is None else {"status": result.status, "result": result.result},
         "timeline": [
@@ -150,8 +206,13 @@ def _as_data(task_id: str, story: "Story | None", result: "ResultMap | None") ->
     }
 
 
-def _print(task_id: str, story: "Story | None", result: "ResultMap | None") -> None:
-    click.echo(f"{click.style(one_line(task_id), bold=True)}: {one_line(_state(story, result))}")
+def _print(known: _Known) -> None:
+    story, result = known.story, known.result
+    click.echo(f"{click.style(one_line(known.task_id), bold=True)}: {one_line(_state(story, result))}")
+    for old in known.retry_of:
+        say(f"    retry of: {old}")
+    for new in known.retried_as:
+        say(f"    retried as: {new}")
     record = story.record if story else None
     for name in SHOWN:
         value = getattr(record, name, None)

@@ -40,6 +40,7 @@ class TaskRules:
     rejects_failed: bool = False  # a failure makes its message a dead letter
     rejects_by_queue: bool = False  # dead letters go where their queue says, if the broker has that
     limit: ClusterLimit | None = None  # of the whole cluster; the rate is this worker's
+    keeps_failed: bool = False  # the message of a failure is kept, so that it can be retried
 
     @property
     def acks_before(self) -> bool:

@@ -9,7 +9,7 @@ It stops being right for what the task makes of a value: its hash, its half, its
 texts of fewer than `SHORTEST` characters, or numbers of fewer digits, looked for: they are everywhere.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,21 @@ SHORTEST = 3
 PREFIX = 16  # the beginning of a longer secret is a secret too
 LEAVES_MAX = 1000  # of what a sensitive argument holds; what lies beyond makes the whole text secret
 DEPTH_MAX = 16
+
+
+Hides = Callable[[str | None], bool]  # whether the task of that name has sensitive arguments
+
+
+def hides_nothing(_name: str | None) -> bool:
+    return False
+
+
+def is_open(args: str | None, kwargs: str | None) -> bool:
+    """Whether the texts have arguments, and none of them is masked.
+
+    Umbel's clients and workers mask sensitive ones before they make a text of a call. Celery's do not.
+    """
+    return bool(args or kwargs) and MASK not in (args or "") and MASK not in (kwargs or "")
 
 
 class Hidden:

@@ -99,6 +99,7 @@ class Endings:
         events: TaskEvents,
     ) -> None:
         self._has_uniques = context.broker.capabilities.unique
+        self._kept_max_bytes = context.settings.failed_keep_max_bytes
         self._counters = context.counters
         self._logged_at = _LOGGED_AT | ({"success": logging.INFO} if context.settings.log_successes else {})
         self._logged_by_children = _BY_TRACER if context.settings.children_log_endings else ()
@@ -216,7 +217,7 @@ class Endings:
             self._events.rejected(claimed, requeue=False)
             self._reject(claimed, outcome.summary, brought)
         else:
-            self._finish(claimed, brought)
+            self._finish(claimed, brought, outcome.summary if outcome.kind == "failure" else None)
         if outcome.kind not in ("requeued", "retry"):
             self._release(claimed)
 
@@ -232,13 +233,27 @@ class Endings:
             results = self._remains.addressed(claimed.message, results)
         return Ending(results, outcome.follow_ups, after=outcome.after)
 
-    def _finish(self, claimed: Claimed, end: Ending) -> None:
-        """The task has ended, and its message with it."""
+    def _finish(self, claimed: Claimed, end: Ending, failed: str | None = None) -> None:
+        """The task has ended, and its message with it, unless it `failed` and is to be kept."""
+        keep = "" if failed is None else self._kept_for(claimed, failed)
         if claimed.acked:
+            if keep:
+                self._settler.keep_failed(Outgoing(claimed.delivery.queue, claimed.message), keep)
             self._settler.report(end.results, end.follow_ups, end.after)
         else:
-            ack = Ack(claimed.delivery.tag, end.results, end.follow_ups, end.after)
+            ack = Ack(claimed.delivery.tag, end.results, end.follow_ups, end.after, keep)
             self._settler.add_outcome(ack, claimed.delivery)
+
+    def _kept_for(self, claimed: Claimed, why: str) -> str:
+        """The reason to keep the message of a failed task; "": it is not kept."""
+        if claimed.run is None or not claimed.run.rules.keeps_failed:
+            return ""
+        size = len(claimed.message.body) + len(claimed.message.headers)
+        if size > self._kept_max_bytes:
+            about = self._about(claimed, size_bytes=size, most=self._kept_max_bytes)
+            log.warning("message of a failed task is too large to keep; it cannot be retried", extra=about)
+            return ""
+        return _reason(why) or "failed"
 
     def _reject(self, claimed: Claimed, why: str, end: Ending, *, charged: bool = False) -> None:
         """The message is a dead letter now, unless it has been acknowledged."""
@@ -326,7 +341,8 @@ class Endings:
 
     def _end(self, claimed: Claimed, error: Exception, status: str) -> None:
         self._release(claimed)
-        self._finish(claimed, self._left_by(claimed, error, status))
+        failed = str(error) if status == FAILURE else None
+        self._finish(claimed, self._left_by(claimed, error, status), failed)
 
     def _end_rejected(self, claimed: Claimed, error: Exception, status: str) -> None:
         self._release(claimed)

@@ -1,13 +1,12 @@
 """Settler: brings verdicts to the broker, as many at a time as have gathered.
 
-While one batch is on its way the next gathers, so an idle worker settles each message at once
-and a busy one in large batches, without a timer. A batch that the broker cannot take now
-(unavailable) is kept and tried again; meanwhile the worker claims nothing new, because unsettled
-messages count as claimed, and so do results and follow-ups of messages that were acknowledged before
-they ran. What the broker will never take (refused) ends alone, and the rest is settled.
-While a recorder runs, the events of an outcome are in the event log before the outcome is
-settled: a worker that dies between the two makes history tell a run that is then repeated, which
-is what happened, and never leaves out one that nobody repeats.
+While one batch is on its way the next gathers, so an idle worker settles each message at once and a busy
+one in large batches, without a timer. A batch that the broker cannot take now (unavailable) is kept and
+tried again; meanwhile the worker claims nothing new, because unsettled messages count as claimed, and so do
+results and follow-ups of messages that were acknowledged before they ran. What the broker will never take
+(refused) ends alone, and the rest is settled. While a recorder runs, the events of an outcome are in the
+event log before the outcome is settled: a worker that dies between the two makes history tell a run that is
+then repeated, which is what happened, and never leaves out one that nobody repeats.
 """
 
 import asyncio
@@ -46,9 +45,7 @@ from umbel.worker.settings import Ending
 log = logging.getLogger("umbel.worker.settling")
 PART = "settling"
 BATCH_MAX = 500
-NOT_APPLIED = (
-    "task finished after its claim had expired; outcome dropped unless the message is redelivered here"
-)
+NOT_APPLIED = "task finished after its claim expired; outcome dropped unless the message is redelivered here"
 
 
 class SettlingBroker(Messages, ClusterRecord, Protocol):
@@ -104,7 +101,7 @@ class Settler:
         self.outcomes: dict[Tag, Delivery] = {}  # by claim: messages of outcomes that wait
         self._kept = kept
         self._messages: dict[Tag, Outgoing] = {}  # of verdicts that wait and end without an outcome
-        self._dead: list[Refused] = []
+        self._dead, self._failed = list[Refused](), list[Refused]()  # to be buried, to be kept
         self._singly = 0  # so many of those that wait are settled one by one
         self._gathered = asyncio.Event()
         self._idle = asyncio.Event()
@@ -114,13 +111,18 @@ class Settler:
     @property
     def pending(self) -> int:
         """What is not settled, stored or sent yet: a worker that has much of it takes nothing new."""
-        reported = len(self._results) + len(self._follow_ups) + len(self._after)
+        reported = len(self._results) + len(self._follow_ups) + len(self._after) + len(self._failed)
         return len(self._waiting) + reported + len(self._first)
 
     def add_outcome(self, ack: Ack, delivery: Delivery) -> None:
         """A task has ended; if its claim has ended first, the outcome is kept for its message's return."""
         self.outcomes[ack.tag] = delivery
-        self.add(ack)
+        self.add(ack, Outgoing(delivery.queue, delivery.message) if ack.keep else None)
+
+    def keep_failed(self, message: Outgoing, reason: str) -> None:
+        """Keep the message of a task that was acknowledged before it failed."""
+        self._failed.append(Refused(message, reason))
+        self._wake()
 
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
         """`message`: what is returned or buried, for the case that the broker has forgotten it."""
@@ -188,7 +190,7 @@ class Settler:
 
     async def _settle_gathered(self) -> None:
         while True:
-            while self._first or self._results or self._follow_ups or self._after:
+            while self._first or self._results or self._follow_ups or self._after or self._failed:
                 await self._store_reported()
             # From here to the slice nothing is awaited: what a verdict depends on was stored above.
             if not self._waiting:
@@ -275,8 +277,10 @@ class Settler:
                 case Ack() | Bury():
                     self._counters.unknown += 1
                     self.report(verdict.results, verdict.follow_ups, verdict.after)
-                    if isinstance(verdict, Bury) and message is not None:
+                    if message is not None and isinstance(verdict, Bury):
                         self._dead.append(Refused(message, verdict.reason))
+                    elif message is not None and isinstance(verdict, Ack):
+                        self._failed.append(Refused(message, verdict.keep))
                 case Return() if message is not None:
                     self._counters.unknown += 1
                     self.resend(message)
@@ -308,9 +312,13 @@ class Settler:
             await self._do_next(self._first[0])
             del self._first[0]
         results, follow_ups, after = tuple(self._results), tuple(self._follow_ups), tuple(self._after)
+        failed = tuple(self._failed)
         # What is reported from here on has its own turn: its events may not be in the log yet.
         if self._events.recorded:
             await self._events.logged()
+        if failed:  # before its result is seen: who sees the failure can retry it
+            await self._broker.keep_failed(failed)
+            del self._failed[: len(failed)]
         if results:
             await self._store(results)
             del self._results[: len(results)]

@@ -11,6 +11,7 @@ import msgspec
 
 from umbel.events.meters import Meters
 from umbel.pools.interface import Outcome, Told
+from umbel.wire.retried import RETRY_OF, retry_of
 from umbel.wire.task import TaskHeaders
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.steps.events import Events
@@ -56,6 +57,8 @@ class TaskEvents:
             return
         headers = claimed.headers
         args, kwargs = claimed.shown
+        retried = retry_of(claimed.message.headers)
+        fields: dict[str, Any] = {} if retried is None else {RETRY_OF: retried}
         self._tell(
             "task-received",
             claimed,
@@ -66,6 +69,7 @@ class TaskEvents:
             parent_id=headers.parent_id,
             eta=headers.eta,
             expires=headers.expires,
+            **fields,
         )
 
     def started(self, claimed: Claimed, at: float) -> None:
