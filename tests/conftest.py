@@ -14,6 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 
 import umbel
 from tests.dealing import LongestFirst
+from tests.servers.postgres import end_shared_postgres
 from tests.servers.rabbitmq import end_shared_server
 from umbel.app.configuration.settings import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
 
@@ -47,6 +48,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 def pytest_sessionfinish() -> None:
     end_shared_server()
+    end_shared_postgres()
 
 
 def pytest_unconfigure() -> None:
