@@ -78,6 +78,10 @@ class OutboxSettings:
     open_producer: Callable[[], AsyncProducer]
     tell_sent: TellSent | None = None
 
+    @property
+    def leases(self) -> list[str]:
+        return [one.lease(self.table) for one in self.addresses]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:

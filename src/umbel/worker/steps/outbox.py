@@ -20,7 +20,6 @@ from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.leases.announced import PHASES, announced_lease
 from umbel.worker.process.outages import Outages
-from umbel.worker.settings import OutboxSettings
 from umbel.worker.steps.events import Events
 from umbel.worker.steps.gossip import Gossip
 from umbel.worker.steps.scheduler import lease_settings
@@ -52,54 +51,53 @@ class OutboxStep(Step):
             return
         assert self._group is not None
         for address in settings.addresses:
-            candidate = RelayCandidate(self._context, settings, address, self._group)
+            candidate = RelayCandidate(self._context, self._events, self._gossip, address, self._group)
             self._candidates.append(candidate)
-            self.run_in_background(candidate.campaign(self._events, self._gossip))
+            self.run_in_background(candidate.keeper.run())
             self.run_in_background(candidate.note_progress())
 
     async def stop(self) -> None:
-        """The relays end first, while their leases are kept."""
-        for candidate in self._candidates:
-            await candidate.end_term()
+        """The campaigns end first, so that no relay begins; a lease is released when its relay has ended."""
         await self.end_background()
         for candidate in self._candidates:
-            await candidate.stop()
+            await candidate.end_term()
+            await candidate.keeper.stop()
 
 
 class RelayCandidate:
     """This node's campaign for one outbox, and its relay while it leads; a `relay.Listener`."""
 
     def __init__(
-        self, context: WorkerContext, settings: OutboxSettings, address: Address, group: asyncio.TaskGroup
+        self,
+        context: WorkerContext,
+        events: Events,
+        gossip: Gossip,
+        address: Address,
+        group: asyncio.TaskGroup,
     ) -> None:
+        assert context.settings.outbox is not None
         self._context = context
         self._cluster: ClusterRecord = context.broker
-        self._settings = settings
+        self._settings = context.settings.outbox
         self._address = address
+        self.keeper = announced_lease(
+            context,
+            events,
+            gossip,
+            address.lease(self._settings.table),
+            settings=lease_settings(context.settings.lease_s),
+            changed=self._changed,
+        )
         self._group = group
         self._database_outages = Outages("outbox database", address.shown)
         self._term: asyncio.Task[None] | None = None
         self._progress = self._noted = Progress()
-
-    async def campaign(self, events: Events, gossip: Gossip) -> None:
-        self._keeper = announced_lease(
-            self._context,
-            events,
-            gossip,
-            self._address.lease(self._settings.table),
-            settings=lease_settings(self._context.settings.lease_s),
-            changed=self._changed,
-        )
-        await self._keeper.run()
 
     async def end_term(self) -> None:
         term, self._term = self._term, None
         if term is not None:
             term.cancel()
             await asyncio.wait([term])
-
-    async def stop(self) -> None:
-        await self._keeper.stop()
 
     def _changed(self, change: Change) -> None:
         if self._term is not None:
@@ -132,7 +130,7 @@ class RelayCandidate:
     # -- what the relay tells --------------------------------------------------------------------
 
     def still_mine(self) -> bool:
-        return self._keeper.still_mine()
+        return self.keeper.still_mine()
 
     def database_answered(self, error: OutboxUnavailable | None) -> None:
         self._database_outages.report(PART, error)
@@ -151,7 +149,7 @@ class RelayCandidate:
             await asyncio.sleep(NOTE_EVERY_S)
             if self._progress == self._noted or not self.still_mine():
                 continue
-            self._noted, keeper = self._progress, self._keeper
+            self._noted, keeper = self._progress, self.keeper
             try:
                 async with asyncio.timeout(NOTE_S):
                     await self._cluster.coordination.update_lease(
