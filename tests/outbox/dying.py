@@ -93,7 +93,7 @@ async def relay_all(place: Place, app: App, dies_at: str) -> None:
     async def publish_or_die(batch: Sequence[Outgoing], attempt: Attempt) -> None:
         if dies_at == "publishing":
             sending = asyncio.create_task(publish(batch, attempt))
-            await asyncio.sleep(0)
+            await asyncio.wait([sending], timeout=0)
             die()
             await sending
         await publish(batch, attempt)

@@ -209,7 +209,7 @@ def test_a_block_that_has_ended_holds_nothing_back(app: App, place: Place) -> No
 
         with app.outbox(connection):
             started_inside = asyncio.create_task(later())
-            await asyncio.sleep(0)
+            await asyncio.wait([started_inside], timeout=0)
         over.set()
         await started_inside
         await app.aclose()

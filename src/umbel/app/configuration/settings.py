@@ -213,8 +213,10 @@ def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Sett
     broker = _anchored(values.get("broker") or f"sqlite:///{EMBEDDED_FILE}", home)
     backend = _anchored(values.get("backend") or broker, home)
     outbox = values.get("outbox") or ()
-    outbox = tuple(_anchored(one, home) for one in ([outbox] if isinstance(outbox, str) else outbox))
-    return Settings(**values | {"broker": broker, "backend": backend, "outbox": outbox})
+    placed = (
+        _anchored(outbox, home) if isinstance(outbox, str) else tuple(_anchored(one, home) for one in outbox)
+    )
+    return Settings(**values | {"broker": broker, "backend": backend, "outbox": placed})
 
 
 def _current_directory() -> Path:
