@@ -14,8 +14,8 @@ help: ## what can be done here
 setup: ## make .venv with everything the other targets need
 	@scripts/setup
 
-demo: setup ## a cluster on this machine, in about a minute
-	@$(BIN)/umbel demo
+demo: setup ## a cluster on this machine, in about a minute (ARGS=--stay leaves it running)
+	@$(BIN)/umbel demo $(ARGS)
 
 check: setup ## static: format, lint, types, who may import whom, dead links
 	@$(BIN)/ruff format --check --quiet --output-format concise $(CODE) examples || { echo "run: make format" >&2; exit 1; }

@@ -4,6 +4,7 @@ A sleep is too long on a quick machine and too short on a slow one. Waiting for 
 about ends as soon as it is true, and says what did not happen when the deadline passes.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -36,3 +37,14 @@ def wait_until(condition: Callable[[], T | None], *, deadline_s: float = DEADLIN
         time.sleep(
             min(max(POLL_S, took_s), POLL_MAX_S)
         )  # not Event.wait: what a signal raises in that one breaks its lock
+
+
+async def until(condition: Callable[[], object], what: str, *, deadline_s: float = DEADLINE_S) -> None:
+    """The same on an event loop, which goes on meanwhile; the condition is asked on it."""
+    ends = time.monotonic() + deadline_s
+    while True:
+        is_last = time.monotonic() >= ends
+        if condition():
+            return
+        assert not is_last, f"waited {deadline_s:g} s in vain for {what}"
+        await asyncio.sleep(POLL_S)

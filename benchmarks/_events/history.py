@@ -7,8 +7,9 @@ is imported in the peers' environment, too.
 """
 
 import random
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 Wire = dict[str, Any]
@@ -21,8 +22,17 @@ BEGAN = 1_794_703_129.0
 
 
 class History:
-    def __init__(self, seed: int = 7) -> None:
+    """`began`: the time of the first event; None: each is told when it is made."""
+
+    def __init__(
+        self,
+        seed: int = 7,
+        *,
+        nodes: Sequence[tuple[str, int, bool]] = NODES,
+        began: float | None = BEGAN,
+    ) -> None:
         self._chance = random.Random(seed)
+        self._nodes, self._began = nodes, began
         self._clock = 0
         self._sequence = 0
         self._number = 0
@@ -49,7 +59,7 @@ class History:
         task_id = str(uuid.UUID(int=chance.getrandbits(128), version=4))
         attempts = 2 if number % 20 == 0 else 1
         for attempt in range(attempts):
-            node = chance.choice(NODES)
+            node = chance.choice(self._nodes)
             described = {
                 "name": NAMES[number % len(NAMES)],
                 "args": f"({number}, {number + 1})",
@@ -85,7 +95,7 @@ class History:
             "hostname": "".join(hostname),
             "pid": pid,
             "clock": self._clock,
-            "timestamp": BEGAN + self._clock / 10_000,
+            "timestamp": time.time() if self._began is None else self._began + self._clock / 10_000,
             "utcoffset": 0.0,
             "uuid": task_id,
             **fields,

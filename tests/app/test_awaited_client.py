@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.brokers.under_test import eventually
 from tests.servers.redis import RedisServer
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 from umbel import App, chain, chord, group
 from umbel.app.aio import loop_warning, sent_teller
 from umbel.app.aio.clients import THREADS_MAX
@@ -31,13 +30,6 @@ from umbel.wire.result import encode_state
 
 def messages(count: int, size: int = 2) -> list[Outgoing]:
     return [Outgoing("celery", Message(b"", b"x" * size))] * count
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    async def ask() -> bool:
-        return bool(condition())
-
-    await eventually(ask, what=what)
 
 
 # -- back-pressure ---------------------------------------------------------------------------------

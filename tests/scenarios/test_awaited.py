@@ -12,12 +12,11 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from httpx import ASGITransport, AsyncClient
 
-from tests.brokers.under_test import eventually
 from tests.cluster import Cluster
 from tests.servers.rabbitmq import shared_server
 from tests.servers.redis import RedisServer, ask_redis
 from tests.servers.way import Way
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 from umbel import App, chain, chord, group
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.location import locations_from_url
@@ -89,13 +88,6 @@ def running(request: pytest.FixtureRequest, everything: Callable[[str], Running]
 @pytest.fixture
 def on_redis(everything: Callable[[str], Running]) -> Running:
     return everything("redis")
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    async def ask() -> bool:
-        return bool(condition())
-
-    await eventually(ask, what=what, deadline_s=SOON_S)
 
 
 def sockets() -> set[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -50,6 +51,25 @@ def test_it_ends_with_history_that_agrees(tmp_path: Path) -> None:
         )
         assert Path(told["html"]).read_text().startswith("<!doctype html>")
         _nothing_left(tmp_path)
+
+
+def test_it_shows_a_page_and_stays_until_it_is_interrupted(tmp_path: Path) -> None:
+    process = _demo(tmp_path, "--seconds", "5", "--no-history", "--stay")
+    assert process.stderr is not None
+    addresses = []
+    for line in process.stderr:
+        addresses += [word for word in line.split() if word.startswith("http")]
+        if "press Ctrl-C" in line:
+            break
+    assert len(addresses) == 2  # while it goes on, and afterwards
+    with httpx.Client(follow_redirects=True, timeout=60) as browser:
+        assert "overview" in browser.get(addresses[-1]).text.lower()
+        members = addresses[-1].partition("/session")[0] + "/api/v1/nodes"
+        wait_until(lambda: "demo1" in browser.get(members).text, what="a worker to be shown")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "everything fits together" in output
+    _nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])

@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from time import time
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.servers.redis import RedisServer
-from tests.waiting import wait_until
+from tests.waiting import until
 from umbel.app.app import App
 from umbel.errors import ConfigurationError
 from umbel.monitor.rates import Step
@@ -39,20 +38,16 @@ def told(type_name: str, uuid: str, **fields: Any) -> bytes:
     return encode_event({**envelope, "retries": 0, **fields})
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    await asyncio.to_thread(wait_until, lambda: condition() or None, deadline_s=30, what="what is shown")
-
-
 def test_the_last_hour_and_the_audit_are_shown_again_after_a_kill(tmp_path: Path) -> None:
     async def before() -> int:
         site = dashboard_in(tmp_path)
         await site.start()
-        await until(lambda: not site.problem)
+        await until(lambda: not site.problem, "what is shown")
         site.feed.heard(body := told("task-failed", "t1", exception="ValueError()"), time())
         site.cluster.model.take(body, time())
         site.cluster.model.happened(Happening(at=time(), kind="lost", subject="w@h"))
         await site.act(ANN, MarkMoment(text="v1.4"))
-        await until(lambda: site.cluster.model.marks)
+        await until(lambda: site.cluster.model.marks, "what is shown")
         result = await site.act(ANN, Purge(queue="celery"))
         await site._write()
         running, site._running = site._running, None
@@ -64,7 +59,7 @@ def test_the_last_hour_and_the_audit_are_shown_again_after_a_kill(tmp_path: Path
     async def after(audit_id: int) -> None:
         site = dashboard_in(tmp_path)
         await site.start()
-        await until(lambda: site.task("t1") is not None)
+        await until(lambda: site.task("t1") is not None, "what is shown")
         assert [one.uuid for one in site.tasks(TaskFilter(state="FAILURE")).tasks] == ["t1"]
         assert sum(one or 0 for one in site.rates().failed) == 1  # joined, not counted again
         assert [one.text for one in site.rates().marks] == ["v1.4"]
@@ -81,7 +76,7 @@ def test_an_action_is_on_disk_before_it_is_done(tmp_path: Path, monkeypatch: pyt
     async def scenario() -> None:
         site = dashboard_in(tmp_path)
         await site.start()
-        await until(lambda: not site.problem)
+        await until(lambda: not site.problem, "what is shown")
         seen: list[str] = []
 
         async def killed(_action: object) -> dict[str, Any]:
@@ -119,7 +114,7 @@ def test_a_broker_that_is_away_is_waited_for_and_said(tmp_path: Path) -> None:
         app = App("away", broker="redis://127.0.0.1:1/0")
         site = Dashboard(app, WebSettings(state_file=tmp_path / "web.db"))
         await site.start()
-        await until(lambda: site.problem not in ("", "connecting"))
+        await until(lambda: site.problem not in ("", "connecting"), "what is shown")
         health = site.overview().health
         assert health.level == "bad" and "does not hear the cluster" in health.sentence
         result = await site.act(ANN, Purge(queue="celery"))
@@ -137,12 +132,12 @@ def test_a_broker_that_restarts_is_said_and_survived(tmp_path: Path) -> None:
     async def scenario() -> None:
         site = Dashboard(App("again", broker=server.url), WebSettings(state_file=tmp_path / "web.db"))
         await site.start()
-        await until(lambda: not site.problem)
+        await until(lambda: not site.problem, "what is shown")
         await asyncio.to_thread(server.stop)
-        await until(lambda: site.problem)
+        await until(lambda: site.problem, "what is shown")
         assert site.overview().health.level == "bad"
         await asyncio.to_thread(server.start)
-        await until(lambda: not site.problem)
+        await until(lambda: not site.problem, "what is shown")
 
         async def is_marked() -> bool:
             await site.act(ANN, MarkMoment(text="back"))
@@ -193,14 +188,14 @@ def test_damaged_rows_are_passed_over_and_a_fault_is_started_again_from(tmp_path
     async def scenario() -> None:
         site = dashboard_in(tmp_path)
         await site.start()
-        await until(lambda: site.task("t1") is not None and not site.problem)
+        await until(lambda: site.task("t1") is not None and not site.problem, "what is shown")
         assert site._running is not None
         site._running.cancel()
         await asyncio.wait([site._running])
         await site.start()  # as the next request does
-        await until(lambda: not site.problem)
+        await until(lambda: not site.problem, "what is shown")
         await site.act(ANN, MarkMoment(text="again"))
-        await until(lambda: site.cluster.model.marks)
+        await until(lambda: site.cluster.model.marks, "what is shown")
         await site.stop()
 
     asyncio.run(scenario())

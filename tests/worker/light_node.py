@@ -4,15 +4,13 @@ Many of them fit into one process, each with its own connection to the embedded 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.waiting import POLL_S
 from umbel.brokers.interface import BrokerSettings, Refused
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.control.client import Asker
@@ -125,14 +123,6 @@ async def light_nodes(
         yield nodes
         for node in nodes.values():
             await node.stop()
-
-
-async def until(condition: Callable[[], object], *, what: str, deadline_s: float = 20.0) -> None:
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + deadline_s
-    while not condition():
-        assert loop.time() < ends, f"waited in vain for {what}"
-        await asyncio.to_thread(Event().wait, POLL_S)
 
 
 async def _nothing() -> None:

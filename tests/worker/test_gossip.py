@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.light_node import LightNode, light_nodes, until
+from tests.waiting import until
+from tests.worker.light_node import LightNode, light_nodes
 from umbel.brokers.interface import Broadcast, BrokerSettings
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.clock import boot_time_s

@@ -1,4 +1,4 @@
-"""The demo's workers: separate processes, which end with the demo, whatever ends it."""
+"""The demo's workers, recorder and dashboard: separate processes, which end with it, whatever ends it."""
 
 import os
 import subprocess
@@ -14,17 +14,30 @@ from umbel.errors import UmbelError
 
 STOP_S = 20.0
 CHILDREN = 2
+WEB_LOG = "web.log"
 
 
 class Processes:
     def __init__(self, home: Path) -> None:
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self._home = home
-        self._recorder: subprocess.Popen[bytes] | None = None
+        self._beside: list[subprocess.Popen[bytes]] = []  # recorder and dashboard
 
     def record(self, lake: Path, name: str) -> None:
         arguments = ["record", "-A", "umbel.demo.tasks:app", "--name", name]
-        self._recorder = self._spawn([*arguments, "--lake", str(lake), "--rotate", "5"])
+        self._beside.append(self._spawn([*arguments, "--lake", str(lake), "--rotate", "5"]))
+
+    def show(self) -> None:
+        """The dashboard, which writes its address to its log once it can be opened."""
+        (self._home / WEB_LOG).unlink(missing_ok=True)
+        arguments = ["web", "-A", "umbel.demo.tasks:app", "--port", "0"]
+        self._beside.append(self._spawn([*arguments, "--state", str(self._home / "web.db")], WEB_LOG))
+
+    def address(self) -> str:
+        """Of the dashboard; empty until it is known."""
+        log = self._home / WEB_LOG
+        words = log.read_text().split() if log.exists() else []
+        return next((word for word in words if word.startswith("http")), "")
 
     def start(self, name: str) -> None:
         arguments = ["worker", "-A", "umbel.demo.tasks:app", "-n", name, "-c", str(CHILDREN), "-E"]
@@ -48,7 +61,7 @@ class Processes:
         self.workers.clear()
 
     def stop(self) -> None:
-        _end([*self.workers.values(), *([self._recorder] if self._recorder is not None else [])])
+        _end([*self.workers.values(), *self._beside])
 
     def __enter__(self) -> Self:
         return self
@@ -58,9 +71,9 @@ class Processes:
     ) -> None:
         self.stop()
 
-    def _spawn(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, arguments: Sequence[str], log_name: str = "demo.log") -> subprocess.Popen[bytes]:
         # A separate process group: Ctrl-C reaches the demo alone, which then shuts its workers down.
-        with (self._home / "demo.log").open("ab") as log:
+        with (self._home / log_name).open("ab") as log:
             return subprocess.Popen(
                 command(*arguments), stdin=subprocess.DEVNULL, stderr=log, process_group=0
             )

@@ -65,13 +65,14 @@ class Outcome:
 
 
 class Demo:
-    def __init__(self, home: Path, seconds: float, *, history: bool) -> None:
+    def __init__(self, home: Path, seconds: float, *, history: bool, web: bool) -> None:
         from umbel.demo.tasks import RUN, TICK, app  # which read the environment, and that is set by now
 
         self._run, self._tick = RUN, TICK
         self._home = home
         self._seconds = seconds
         self._lake = home / "lake" if history else None
+        self._web = web
         self._app = app
         self._sent = Sent()
         self._states: dict[str, str] = {}
@@ -119,6 +120,11 @@ class Demo:
         if self._lake is not None:  # first, so that the workers' first events are logged
             processes.record(self._lake, self._run)
             await self._until(lambda: self._is_recorded(broker), READY_S, "the recorder")
+        if self._web:
+            processes.show()
+            view.note(
+                f"dashboard: {await self._until(lambda: _address(processes), READY_S, 'the dashboard')}"
+            )
         for name in WORKERS:
             processes.start(name)
         await self._until(lambda: self._are_up(feed, processes), READY_S, "the workers")
@@ -287,6 +293,10 @@ class Demo:
         outcome.html = html
         outcome.figures = json.loads(reported.stdout)["figures"]
         return {row["task_id"]: row["state"] for row in json.loads(asked.stdout)}
+
+
+async def _address(processes: Processes) -> str:
+    return processes.address()
 
 
 async def _leader(broker: ClusterRecord) -> str:

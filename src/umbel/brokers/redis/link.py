@@ -33,13 +33,16 @@ from umbel.protocol.outage import LinkChange
 
 Command = Sequence[Any]
 _pack = hiredis.pack_command
+ANSWERED_MAX = 32  # senders who go on in one round of the loop, on a link that gathers
 
 
 class Link:
     """`on_push` gets what the server sends unasked; `on_lost` is called when a connection ends.
 
     A link with a `name` tells `on_link` when a connection that was in use is lost, and when it is restored.
-    One that `gathers` writes what is sent in one round of the loop at its end: many senders, one system call.
+    One that `gathers` is shared by many senders: what they send in one round of the loop is written at its
+    end, in one system call, and few of them go on in one round, so that the loop has time for others when a
+    server that was silent answers a thousand at once, or is given up.
     """
 
     def __init__(
@@ -241,6 +244,7 @@ class _Wire(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._gathers = gathers
         self._gathered: list[bytes] = []
+        self._answered: deque[tuple[asyncio.Future[list[Any]], list[Any] | OSError]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
@@ -289,9 +293,7 @@ class _Wire(asyncio.Protocol):
             self._transport.abort()
         problem = TimeoutError if is_late else ConnectionResetError
         for batch in self._batches:
-            if not batch.replies.done():
-                batch.replies.set_exception(problem("the connection was closed"))
-                batch.replies.exception()  # a cancelled caller does not fetch it
+            self._answer(batch.replies, problem("the connection was closed"))
         self._batches.clear()
         self._on_lost(is_late=is_late)
 
@@ -315,14 +317,36 @@ class _Wire(asyncio.Protocol):
         if batch.is_after and isinstance(reply, hiredis.ReplyError):
             # It may be the answer to a command before, which has none when it is done: then every later
             # reply would be taken for another's. The connection cannot be used any more.
-            if not batch.replies.done():
-                batch.replies.set_result(batch.read)
+            self._answer(batch.replies, batch.read)
             self.close()
             return
         if len(batch.read) == batch.count:
             self._batches.popleft()
-            if not batch.replies.done():
-                batch.replies.set_result(batch.read)
+            self._answer(batch.replies, batch.read)
+
+    def _answer(self, sender: asyncio.Future[list[Any]], answer: list[Any] | OSError) -> None:
+        if not self._gathers:
+            _answer(sender, answer)
+            return
+        if not self._answered:
+            self._loop.call_soon(self._answer_some)
+        self._answered.append((sender, answer))
+
+    def _answer_some(self) -> None:
+        for _ in range(min(len(self._answered), ANSWERED_MAX)):
+            _answer(*self._answered.popleft())
+        if self._answered:
+            self._loop.call_soon(self._answer_some)
+
+
+def _answer(sender: asyncio.Future[list[Any]], answer: list[Any] | OSError) -> None:
+    if sender.done():  # cancelled
+        return
+    if isinstance(answer, OSError):
+        sender.set_exception(answer)
+        sender.exception()  # who is cancelled meanwhile does not fetch it
+    else:
+        sender.set_result(answer)
 
 
 class _Batch:

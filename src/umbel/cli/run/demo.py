@@ -11,6 +11,7 @@ from umbel.app.sending.ids import new_id
 from umbel.cli import exits
 from umbel.cli.history.lake import can_record
 from umbel.cli.options import json_option
+from umbel.cli.run.web_needs import missing_for_web
 from umbel.demo.processes import environment
 from umbel.errors import ConfigurationError
 
@@ -31,6 +32,8 @@ MARKER = ".umbel-demo"  # a folder without it is not ours to empty
 @click.option(
     "--history/--no-history", default=True, help="Record events and build tables from them with Spark."
 )
+@click.option("--web/--no-web", default=True, help="Show it in the browser, too; the address is printed.")
+@click.option("--stay", is_flag=True, help="Afterwards leave a cluster running to click around in.")
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
@@ -39,7 +42,9 @@ MARKER = ".umbel-demo"  # a folder without it is not ours to empty
     help="Folder for logs, events and the report.",
 )
 @json_option
-def command(url: str | None, seconds: float, history: bool, directory: Path, as_json: bool) -> int:
+def command(
+    url: str | None, seconds: float, history: bool, web: bool, stay: bool, directory: Path, as_json: bool
+) -> int:
     """Run a demo: three workers under load, one of them killed, an election, history.
 
     Ends with what was sent, what ran, what was repeated and why, and whether results, the tasks' own
@@ -56,13 +61,27 @@ def command(url: str | None, seconds: float, history: bool, directory: Path, as_
     if history and not can_record():
         click.echo("umbel: history is skipped; it needs `pip install 'umbel[history]'`", err=True)
         history = False
+    if web and missing_for_web():
+        click.echo("umbel: the dashboard is skipped; it needs `pip install 'umbel[web]'`", err=True)
+        web = False
     try:
-        outcome = asyncio.run(Demo(home, seconds, history=history).run())
+        outcome = asyncio.run(Demo(home, seconds, history=history, web=web).run())
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo("umbel: stopped; all processes have ended", err=True)
         return exits.FAILED
     show(outcome, as_json=as_json)
+    if stay:
+        _stay(home, web=web)
     return exits.OK if not outcome.verdict.problems else exits.FAILED
+
+
+def _stay(home: Path, *, web: bool) -> None:
+    from umbel.demo.staying import stay
+
+    try:
+        asyncio.run(stay(home, lambda text: click.echo(f"\n{text}", err=True), web=web))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        click.echo("umbel: stopped; all processes have ended", err=True)
 
 
 def _home(directory: Path) -> Path:

@@ -1,5 +1,6 @@
 """`umbel web`: the dashboard in the browser, and the tokens with which people log in."""
 
+import os
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from umbel.web.journal import Journal
 
 PORT = 5555
+NICENESS = 10  # workers on the same machine come first
 STATE_FILE = "umbel-web.db"
 DAY_S = 86_400.0
 DAYS_MAX = 3650
@@ -113,6 +115,7 @@ def serve(
         enable_events=not no_enable,
     )
     server = Server(app, settings, _say_where)
+    os.nice(NICENESS)
     server.run()
     return exits.OK if server.started else exits.FAILED
 

@@ -5,7 +5,10 @@ from importlib.util import find_spec
 import click
 
 
+def missing_for_web() -> list[str]:
+    return [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
+
+
 def require_web() -> None:
-    missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
-    if missing:
+    if missing := missing_for_web():
         raise click.ClickException(f"umbel web needs {missing[0]}: pip install 'umbel[web]'")
