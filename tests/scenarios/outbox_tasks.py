@@ -22,7 +22,8 @@ TASKS = 2  # of a transaction
 @app.task(bind=True)
 def ship(self: Task[..., Any], file: str) -> None:
     with Path(file).open("a") as runs:
-        runs.write(f"{self.request.id}\n")
+        again = "again" if self.request.delivery_info["redelivered"] else "first"
+        runs.write(f"{self.request.id} {again}\n")
 
 
 def send(url: str, file: str, first: int, end: int) -> None:
