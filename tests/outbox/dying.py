@@ -9,14 +9,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import NoReturn
 
 from tests.outbox.places import Place
 from umbel import App
 from umbel.brokers.interface import Attempt
 from umbel.brokers.registry import open_async_producer
 from umbel.outbox.relay import Relay
-from umbel.outbox.rows import Problem
+from umbel.outbox.rows import Problem, StoredRow
 from umbel.wire.message import Outgoing
 
 TASKS = 3  # of a transaction
@@ -28,9 +29,9 @@ def main(url: str, broker: str, rounds: int) -> None:
     place = Place(url)
     for number in range(rounds):
         for step in WRITER_STEPS:
-            dies(lambda step=step, number=number: write(place, broker, f"{number} {step}", dies_at=step))
+            dies(partial(write, place, broker, f"{number} {step}", dies_at=step))
         for step in RELAY_STEPS:
-            dies(lambda step=step, number=number: lead(place, broker, f"{number} {step}", dies_at=step))
+            dies(partial(lead, place, broker, f"{number} {step}", dies_at=step))
     survives(lambda: asyncio.run(relay_all(place, App("shop", broker=broker), "")))
 
 
@@ -100,8 +101,8 @@ async def relay_all(place: Place, app: App, dies_at: str) -> None:
         if dies_at == "published":
             die()
 
-    def fetch_or_die() -> Any:
-        found = fetch()
+    def fetch_or_die(rows_max: int = 500, bytes_max: int = 2**20) -> list[StoredRow]:
+        found = fetch(rows_max, bytes_max)
         if dies_at == "fetched":
             die()
         return found

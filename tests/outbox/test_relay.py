@@ -83,7 +83,7 @@ async def relaying(
         opened.append((open_database or place.database)())
         return opened[-1]
 
-    relay = Relay(open_one, producer, told, poll_s=0.05, **options)  # type: ignore[arg-type]
+    relay = Relay(open_one, producer, told, poll_s=0.05, **options)
     try:
         async with asyncio.timeout(DEADLINE_S):
             yield relay, producer

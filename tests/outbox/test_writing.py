@@ -168,7 +168,7 @@ def test_awaited_connections(app: App, place: Place) -> None:
         engine = create_async_engine(place.url.replace("postgresql://", "postgresql+psycopg://"))
         async with AsyncSession(engine) as session, session.begin(), app.outbox(session):
             sent.append((await pay.adelay(3)).id)
-        async with engine.begin() as connection, app.outbox(connection):
+        async with engine.begin() as alchemys, app.outbox(alchemys):
             sent += [one.id for one in await app.asend_many([pay.s(4), pay.s(5)])]
         await engine.dispose()
         await app.aclose()

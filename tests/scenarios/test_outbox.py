@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from random import Random
 from time import monotonic
@@ -52,6 +53,9 @@ class Shop:
     def ran(self) -> list[str]:
         return [task_id for task_id, _ in self.runs()]
 
+    def has_run_more_than(self, count: int) -> bool:
+        return len(self.ran()) > count
+
     def runs(self) -> list[tuple[str, str]]:
         """(task id, "first" or "again"): again if a worker died with it."""
         lines = self._file.read_text().splitlines() if self._file.exists() else []
@@ -94,7 +98,7 @@ def test_tasks_run_if_and_only_if_their_transaction_commits(
         for number in range(ROUNDS):
             before = len(shop.ran())
             writer = shop.start_writer(TRANSACTIONS)
-            wait_until(lambda before=before: len(shop.ran()) > before, what="tasks of this round to run")
+            wait_until(partial(shop.has_run_more_than, before), what="tasks of this round to run")
             _disturb(cluster, shop, chance.choice([signal.SIGKILL, signal.SIGTERM]))
             if number % 2 and where.restart is not None:
                 where.restart()

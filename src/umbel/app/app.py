@@ -29,7 +29,6 @@ from umbel.app.running.request import CURRENT_REQUEST, Request
 from umbel.app.running.tracer import Tracer
 from umbel.app.saved_groups import SavedGroups
 from umbel.app.sending.batches import prepare_many
-from umbel.app.sending.in_transaction import TransactionalSending
 from umbel.app.sending.options import SendOptions, check_options
 from umbel.app.sending.prepare import Prepared, SendDefaults, is_unique, origin, prepare, queue_of
 from umbel.app.sending.publish import patiently, publish
@@ -46,7 +45,6 @@ from umbel.brokers.registry import open_producer
 from umbel.clock import cluster_now
 from umbel.control.panel import UsersPanel
 from umbel.logs import tell_left_out
-from umbel.outbox.current import open_block
 from umbel.pools.interface import ChildContext, Runner
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
@@ -61,7 +59,7 @@ R = TypeVar("R")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-class App(AsyncSending, TransactionalSending):
+class App(AsyncSending):
     """A set of tasks and where their messages and results go.
 
     Without `broker` everything lives in one SQLite file, umbel.db, in the app's `directory`: without one,
@@ -235,9 +233,7 @@ class App(AsyncSending, TransactionalSending):
         outgoing, began = self.begin_publishing(prepared), time()
         if self.eager_runner is not None:
             self.eager_runner.run(outgoing)
-        elif (block := open_block(self)) is not None:
-            block.write(outgoing)
-        else:
+        elif not self.written_in_block(outgoing):
             warn_on_loop("sending a task", "await task.adelay(...), or aapply_async, asend_task, asend_many")
             if publish(self.producer, outgoing, self.settings, CURRENT_REQUEST.get()):
                 self.tell_sent([(outgoing, began)])
