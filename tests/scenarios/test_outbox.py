@@ -23,6 +23,7 @@ SOAK = os.environ.get("UMBEL_SOAK") == "1"
 ROUNDS = 20 if SOAK else 2
 TRANSACTIONS = 300 if SOAK else 60  # of a round
 LEASE_S = 2.0
+WAYS = ("killed", "paused", "stopped")
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(1800 if SOAK else 240)]
 
 WHERE = [("postgresql", "redis"), ("sqlite", "sqlite"), ("postgresql", "amqp"), ("sqlite", "redis")]
@@ -99,7 +100,7 @@ def test_tasks_run_if_and_only_if_their_transaction_commits(
             before = len(shop.ran())
             writer = shop.start_writer(TRANSACTIONS)
             wait_until(partial(shop.has_run_more_than, before), what="tasks of this round to run")
-            _disturb(cluster, shop, chance.choice([signal.SIGKILL, signal.SIGTERM]))
+            _disturb(cluster, shop, WAYS[number % len(WAYS)])
             if number % 2 and where.restart is not None:
                 where.restart()
             if chance.random() < 0.5:
@@ -124,12 +125,20 @@ def test_tasks_run_if_and_only_if_their_transaction_commits(
               f"({sent_twice} published twice), {ROUNDS} hand-overs, {took_s:.0f} s")  # fmt: skip
 
 
-def _disturb(cluster: Cluster, shop: Shop, sign: signal.Signals) -> None:
-    """End the worker whose relay leads, kindly or not, and start it again."""
-    leader = wait_until(lambda: shop.status()["relay"], what="a relay that leads")
-    name = str(leader).partition("@")[0]
-    cluster.kill_worker(name) if sign == signal.SIGKILL else cluster.stop_worker(name)
-    wait_until(
-        lambda: shop.status()["relay"] not in (None, leader), deadline_s=60.0, what="the other to take over"
-    )
-    cluster.start_worker(name, "-c", "1")
+def _disturb(cluster: Cluster, shop: Shop, way: str) -> None:
+    """End the worker whose relay leads, or let it stand still for longer than its lease."""
+    leader = str(wait_until(lambda: shop.status()["relay"], what="a relay that leads"))
+    name = leader.partition("@")[0]
+    process = cluster.workers[name]
+    if way == "killed":
+        cluster.kill_worker(name)
+    elif way == "stopped":
+        cluster.stop_worker(name)
+    else:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: shop.status()["relay"] not in (None, leader), what="the other to take over")
+    finally:
+        process.send_signal(signal.SIGCONT)
+    if way != "paused":
+        cluster.start_worker(name, "-c", "1")
