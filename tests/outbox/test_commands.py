@@ -10,8 +10,9 @@ import pytest
 from tests.commanding import run_here
 from tests.outbox.places import Place
 from umbel import App
-from umbel.errors import BadURL, ConfigurationError
+from umbel.errors import BadURL, ConfigurationError, OutboxUnavailable
 from umbel.outbox.addresses import parse_address
+from umbel.outbox.database import OutboxDatabase
 from umbel.outbox.dialects import DEFAULT_TABLE, Statements
 
 TASKS = "from umbel import App\napp = App('shop', broker='sqlite:///umbel.db')\n"
@@ -51,6 +52,33 @@ def test_the_table_is_made_looked_at_and_repaired(app: App, place: Place, tmp_pa
     assert umbel(tmp_path, "retry", outbox=place.url).stdout == "1 to be published again\n"
     (row,) = json.loads(umbel(tmp_path, "status", "--json", outbox=place.url).stdout)
     assert (row["waiting"], row["set_aside"]) == (2, 0)
+
+
+def test_what_waits_is_shown_without_the_broker(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(f"sqlite:///{tmp_path}/shop.db")
+    place.create()
+    monkeypatch.setenv("UMBEL_BROKER", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("UMBEL_CONNECT_TIMEOUT_S", "0.2")
+    done = umbel(tmp_path, "status", "--json", outbox=place.url)
+    assert done.returncode == 0 and "who publishes is not known" in done.stderr
+    assert json.loads(done.stdout)[0]["waiting"] == 0
+
+
+def test_options_of_an_address_are_kept(place: Place) -> None:
+    if place.is_sqlite:
+        pytest.skip("its address has none")
+    place.run("CREATE SCHEMA apart")
+    apart = OutboxDatabase(
+        parse_address(f"{place.url}?options=-csearch_path%3Dapart&application_name=mine"), DEFAULT_TABLE
+    )
+    with pytest.raises(OutboxUnavailable, match="is missing"):
+        apart.fetch()
+    apart.create()
+    assert apart.fetch() == []
+    apart.close()
+    place.run("INSERT INTO apart.umbel_outbox (task_id, message) VALUES ('x', 'y')")
 
 
 def test_the_statements_are_printed_for_migrations(tmp_path: Path) -> None:

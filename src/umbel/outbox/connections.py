@@ -52,7 +52,7 @@ class DriverTarget:
     """A DB-API connection of sqlite3, psycopg or psycopg2; also psycopg's AsyncConnection."""
 
     def __init__(self, connection: Any, dialect: Dialect, table: str) -> None:
-        self.is_async = type(connection).__name__.startswith("Async")
+        self.is_async = any(kind.__name__ == "AsyncConnection" for kind in type(connection).__mro__)
         self._connection = connection
         self._table = table
         self._insert = Statements(dialect, table).insert()
@@ -119,9 +119,8 @@ class AlchemyTarget:
     def __init__(self, given: Any, table: str) -> None:
         # A scoped session is a proxy: what it stands for says what it is.
         session = given() if type(given).__name__.endswith("scoped_session") else given
-        self.is_async = type(session).__module__.startswith("sqlalchemy.ext.asyncio") or any(
-            kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(session).__mro__
-        )
+        kinds = type(session).__mro__
+        self.is_async = any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in kinds)
         self._given = session
         self._is_session = hasattr(session, "get_bind")
         self._table = table

@@ -6,7 +6,7 @@ and the next call opens another one.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,12 @@ STATEMENT_S = 10
 ROWS_MAX = 500
 BYTES_MAX = 4 * 1024 * 1024
 PROBLEMS_SHOWN = 20
+_CONNECTING: Mapping[str, Any] = {
+    "connect_timeout": CONNECT_S,
+    "application_name": "umbel outbox",
+    "keepalives_idle": STATEMENT_S,
+    "tcp_user_timeout": STATEMENT_S * 1000,
+}
 _LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
 
 
@@ -132,16 +138,14 @@ def _connect(address: Address) -> Any:
             uri, uri=True, timeout=CONNECT_S, isolation_level=None, check_same_thread=False
         )
     import psycopg
+    from psycopg.conninfo import conninfo_to_dict
 
+    given = conninfo_to_dict(address.target)
+    limits = " ".join(f"-c {name}={STATEMENT_S * 1000}" for name in _LIMITS)
+    options = f"{limits} {given.pop('options', '')}".strip()
+    # Poolers between us and the server may not know prepared statements.
     return psycopg.connect(
-        address.target,
-        autocommit=True,
-        connect_timeout=CONNECT_S,
-        application_name="umbel outbox",
-        options=" ".join(f"-c {name}={STATEMENT_S * 1000}" for name in _LIMITS),
-        keepalives_idle=STATEMENT_S,
-        tcp_user_timeout=STATEMENT_S * 1000,
-        prepare_threshold=None,  # poolers between us and the server may not know prepared statements
+        autocommit=True, prepare_threshold=None, options=options, **{**_CONNECTING, **given}
     )
 
 

@@ -11,7 +11,7 @@ from umbel.cli import exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, json_option
 from umbel.cli.show.printing import duration, print_json, print_table, say
-from umbel.errors import ConfigurationError
+from umbel.errors import BrokerUnavailable, ConfigurationError
 from umbel.launch.loading import find_app
 from umbel.outbox.addresses import Address, parse_address
 from umbel.outbox.database import OutboxDatabase, need_driver
@@ -33,7 +33,12 @@ def command() -> None:
 def status(app_name: str | None, as_json: bool) -> int:
     """Show what waits in the app's outboxes, what was set aside and why, and which node publishes."""
     databases, table = _outboxes(app_name)
-    leases = _leases(app_name, [one.address.lease(table) for one in databases])
+    names = [one.address.lease(table) for one in databases]
+    leases: list[LeaseReply | None] = [None for _ in names]
+    try:
+        leases = _leases(app_name, names)
+    except BrokerUnavailable as error:  # what waits is known all the same, and wanted most then
+        say(f"umbel: who publishes is not known: {error}", err=True)
     rows = [_row(one, lease) for one, lease in zip(databases, leases, strict=True)]
     if as_json:
         print_json(rows)
@@ -102,7 +107,7 @@ def _outboxes(app_name: str | None) -> tuple[list[OutboxDatabase], str]:
 
 
 def _leases(app_name: str | None, names: Sequence[str]) -> list[LeaseReply | None]:
-    """Who publishes; None where the broker has no leases, so that nobody can."""
+    """Who publishes; None where the broker has no leases, so that nobody does."""
 
     async def read(broker: Broker) -> list[LeaseReply | None]:
         if not broker.capabilities.leases:
