@@ -73,6 +73,8 @@ def test_tasks_run_if_and_only_if_their_transaction_commits(
     database: str, broker: str, tmp_path: Path
 ) -> None:
     chance, began = Random(7), monotonic()
+    # A process that stands still in a transaction of SQLite holds its file, and with it everybody else.
+    ways = [one for one in WAYS if one != "paused" or "sqlite" not in (database, broker)]
     url = f"sqlite:///{tmp_path}/shop.db" if database == "sqlite" else shared_postgres().new_database()
     connection = connect(url)
     connection.execute("CREATE TABLE ledger (number int, task_id text)")
@@ -100,7 +102,7 @@ def test_tasks_run_if_and_only_if_their_transaction_commits(
             before = len(shop.ran())
             writer = shop.start_writer(TRANSACTIONS)
             wait_until(partial(shop.has_run_more_than, before), what="tasks of this round to run")
-            _disturb(cluster, shop, WAYS[number % len(WAYS)])
+            _disturb(cluster, shop, ways[number % len(ways)])
             if number % 2 and where.restart is not None:
                 where.restart()
             if chance.random() < 0.5:
