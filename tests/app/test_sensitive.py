@@ -20,7 +20,8 @@ from umbel.protocol.delivery.sensitive import HIDDEN, MASK, Secrets, Sensitive
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
 from umbel.wire.task import read_headers
-from umbel.worker.messages.claimed import Claimed, arrival_of
+from umbel.worker.messages.admission import arrival_of
+from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.requests import _arguments
 
 ALPHABET = st.characters(codec="utf-8", exclude_characters="*")

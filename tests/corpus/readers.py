@@ -26,7 +26,8 @@ from umbel.wire.gossip import read_worker_event
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
 from umbel.wire.task import decode_task, read_headers, to_v2
-from umbel.worker.messages.claimed import Claimed, arrival_of
+from umbel.worker.messages.admission import arrival_of, job_of, let_run
+from umbel.worker.messages.claimed import Claimed
 
 REFUSALS = (WireError, BadFrames)
 _RUN = Run(TaskRules())
@@ -37,8 +38,9 @@ def read_message(message: Message) -> object:
     opened = to_v2(message)
     headers = read_headers(opened)
     delivery = Delivery("1:1", "celery", message)
-    held = Claimed(1, delivery, opened, headers, arrival_of(delivery, headers), _RUN)
-    encode_frame(JobBatch(1, [held.job()]))
+    held = Claimed(1, delivery, opened, headers, arrival_of(delivery, headers))
+    let_run(held, _RUN)
+    encode_frame(JobBatch(1, [job_of(held)]))
     return decode_task(opened)
 
 

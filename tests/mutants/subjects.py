@@ -56,15 +56,12 @@ SUBJECTS = (
     ),
     *(
         Subject(f"worker/messages/{name}.py", ("worker/test_settling_order.py", "worker/test_settling.py"))
-        for name in ("settling", "after_settling")
+        for name in ("settling", "before_settling", "after_settling")
     ),
     Subject("events/precedence.py", ("events/test_precedence.py",)),
     Subject("events/merge.py", ("events/test_registers.py", "events/test_merge.py")),
     Subject("protocol/leadership/lease.py", ("protocol/test_lease.py",)),
-    *(
-        Subject(f"protocol/pool/{name}.py", _SLOTS)
-        for name in ("slots", "child", "fleet", "starts", "recycling")
-    ),
+    *(Subject(f"protocol/pool/{name}.py", _SLOTS) for name in ("slots", "child", "fleet", "starts")),
     Subject("app/running/chord_parts.py", ("app/test_chords.py", "app/test_groups.py")),
     Subject(
         "app/running/tracer.py",

@@ -4,13 +4,13 @@ import pytest
 
 from tests.protocol.test_slots import QUICK_S, Job, Outcome, jobs, make
 from umbel.protocol.machine import Tick
-from umbel.protocol.pace import Paces
 from umbel.protocol.pool.child import Child, State, holder_of, least_useful, takers_of
 from umbel.protocol.pool.events import Dismiss, Finished, Kill, Retire, SignalSoftLimit, SlotSettings, Submit
-from umbel.protocol.pool.recycling import Recycling
+from umbel.protocol.pool.fleet import Recycling
+from umbel.protocol.pool.slots import Paces
 from umbel.protocol.pool.starts import Starts
 
-PACES = Paces(batch_target_s=0.1, batch_max=100)
+NOTE = Paces(batch_target_s=0.1, batch_max=100).note
 
 
 def child_with(*numbers: int) -> Child[Job]:
@@ -24,9 +24,9 @@ def test_what_ended_is_not_outstanding_any_more() -> None:
     child = child_with(1, 2, 3)
     child.add(list(jobs(4)))
     assert child.outstanding() == 4
-    assert child.finish([Outcome(1), Outcome(2)], PACES, recall_at=9.0) == 2
+    assert child.finish([Outcome(1), Outcome(2)], NOTE, recall_at=9.0) == 2
     assert (child.outstanding(), child.ended, child.recall_at) == (2, 2, None)
-    assert child.finish([Outcome(3)], PACES, recall_at=9.0) == 1
+    assert child.finish([Outcome(3)], NOTE, recall_at=9.0) == 1
     assert (child.outstanding(), child.recall_at) == (1, 9.0)  # the next batch begins
 
 
@@ -35,7 +35,7 @@ def test_a_child_is_at_its_next_job_and_at_the_last_it_started_once_the_rest_is_
     assert child.running() is None
     child.add(list(jobs(1, 2)))
     child.add(list(jobs(3)))
-    child.finish([Outcome(1)], PACES, recall_at=9.0)
+    child.finish([Outcome(1)], NOTE, recall_at=9.0)
     assert child.running() == Job(2)
     child.recalled = True
     assert child.running() == Job(3)  # the answer for job 2 is on its way
@@ -46,16 +46,15 @@ def test_a_job_is_held_by_who_was_sent_it_until_it_ends() -> None:
     second.add(list(jobs(3)))
     second.add(list(jobs(4)))
     assert [holder_of([first, second], job) for job in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, None]
-    first.finish([Outcome(1)], PACES, recall_at=9.0)
+    first.finish([Outcome(1)], NOTE, recall_at=9.0)
     assert [holder_of([first, second], job) for job in (1, 2)] == [None, 0]
 
 
-def test_the_pace_of_a_task_is_noted_with_all_its_runs_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pace_of_a_task_is_noted_with_all_its_runs_in_a_row() -> None:
     noted: list[tuple[str, list[float]]] = []
-    monkeypatch.setattr(Paces, "note", lambda _self, task, runtimes_s: noted.append((task, runtimes_s)))
     child: Child[Job] = Child(0, State.READY)
     child.add([Job(1, "a"), Job(2, "a"), Job(3, "b")])
-    child.finish([Outcome(1), Outcome(2), Outcome(3)], PACES, recall_at=9.0)
+    child.finish([Outcome(1), Outcome(2), Outcome(3)], lambda *one: noted.append(one), recall_at=9.0)
     assert [one for one in noted if one[1]] == [("a", [QUICK_S, QUICK_S]), ("b", [QUICK_S])]
 
 

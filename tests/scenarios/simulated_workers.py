@@ -31,7 +31,7 @@ from umbel.protocol.membership import mingle
 from umbel.sim.world import World
 from umbel.wire.revoke import Revoke
 from umbel.wire.task import read_headers
-from umbel.worker.messages.claimed import arrival_of
+from umbel.worker.messages.admission import arrival_of
 from umbel.worker.steps.connection import LOST_CHECKS_PER_LEASE, RENEWALS_PER_LEASE
 from umbel.worker.steps.mingle import RECORDED_S
 

@@ -10,8 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster import Cluster
+from tests.history import published
 from tests.waiting import wait_until
 from tests.web.serving import Served, serving
+from umbel.app.app import App
 from umbel.web.roles import Role
 
 TASKS_FILE = Path(__file__).parent / "web_tasks.py"
@@ -361,3 +363,29 @@ def test_prometheus_reads_the_metrics(cluster: Cluster, api: httpx.Client) -> No
     assert value("umbel_node_children", node=node) >= 1 and value("flower_worker_online", worker=node) == 1
     assert value("flower_events_total", worker=node, type="task-succeeded", task="web_tasks.add") >= 1
     assert value("umbel_web_hears_cluster") == 1
+
+
+def test_history_is_asked_as_the_page_asks_it(tmp_path: Path) -> None:
+    app = App("past", broker=f"sqlite:///{tmp_path / 'queue.db'}", history_lake=str(tmp_path / "lake"))
+    with serving(app, tmp_path / "web.db") as served, served.client(served.token(Role.OPERATOR)) as client:
+        nothing = client.get("/api/v1/history")
+        assert nothing.status_code == 422 and "no tables in the lake" in nothing.json()["detail"]
+        published.publish(tmp_path / "lake", (story := published.Story()).rows)
+        ended = [row for row in story.rows["attempts"] if row["ended_at"] is not None]
+        found = client.get("/api/v1/history?by=worker").json()
+        assert found["total"]["n"] == len(ended)
+        assert {row["what"] for row in found["groups"]} == {row["worker"] for row in ended}
+        rates = client.get("/api/v1/history/rates", params={"name": ended[0]["name"]}).json()
+        assert sum(rates["done"]) == sum(
+            row["name"] == ended[0]["name"] and row["outcome"] == "SUCCESS" for row in ended
+        )
+
+        def asked(sql: str) -> httpx.Response:
+            return client.post("/api/v1/history/sql", json={"sql": sql, "limit": 1})
+
+        first = asked("select task_id, 'password=hunter2' as told from attempts").json()
+        assert (first["columns"], first["more"], len(first["rows"])) == (["task_id", "told"], True, 1)
+        assert "hunter2" not in json.dumps(first)
+        assert asked("drop table attempts").status_code == 422
+        client.headers["authorization"] = f"Bearer {served.token(Role.VIEWER)}"
+        assert asked("select 1").status_code == 403

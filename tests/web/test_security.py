@@ -1,6 +1,8 @@
 """Who may do what (web.md 4 and 6): each way in that must stay shut, tried against a served dashboard."""
 
+import resource
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +14,7 @@ from tests.waiting import wait_until
 from tests.web.serving import Served, serving
 from umbel.app.app import App
 from umbel.errors import ConfigurationError
-from umbel.web import hub
+from umbel.web import hub, settings
 from umbel.web.roles import Role
 from umbel.web.server import Server
 from umbel.web.settings import WebSettings, check
@@ -154,6 +156,40 @@ def test_only_so_many_streams_are_open(served: Served) -> None:
         found = [raw.recv(12).split()[1] for raw in opened]
     assert found.count(b"200") == CLIENTS_MAX and found.count(b"503") == 60 - CLIENTS_MAX
     wait_until(lambda: served.dashboard.hub.clients == 0, what="streams to be closed")
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Client and server are one process here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_of_a_thousand_streams_some_are_refused_and_pages_go_on(tmp_path: Path) -> None:
+    app = App("many", broker=f"sqlite:///{tmp_path / 'queue.db'}")
+    with serving(app, tmp_path / "web.db") as found, ExitStack() as stack:
+        visitors = [found.token(Role.VIEWER) for _ in range(20)]
+        opened = [stack.enter_context(found.stream(token)) for token in visitors for _ in range(50)]
+        answers = Counter(raw.recv(12).split()[1] for raw in opened)
+        assert answers == {b"200": settings.CLIENTS_MAX, b"503": 1000 - settings.CLIENTS_MAX}
+        with found.client(visitors[0]) as client:
+            assert client.get("/").status_code == client.get("/api/v1/nodes").status_code == 200
+        found.dashboard.cluster.model.changes.note("tasks", "told-to-all")
+        told = sum(b"told-to-all" in _all_of(raw, b"told-to-all") for raw in opened)
+        assert told == settings.CLIENTS_MAX
+
+
+def _all_of(raw: socket.socket, wanted: bytes) -> bytes:
+    """What comes until that is among it, or the connection ends."""
+    found = b""
+    while wanted not in found and (part := raw.recv(65_536)):
+        found += part
+        if b"problem+json" in found:
+            break
+    return found
 
 
 def test_a_stream_ends_with_its_token_and_one_visitor_has_so_many(

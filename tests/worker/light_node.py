@@ -4,7 +4,7 @@ Many of them fit into one process, each with its own connection to the embedded 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -52,9 +52,17 @@ class LightNode:
             chosen, Identity(self.name, pid, pid * 1000), self.broker, cast("Any", None), cast("Any", pool)
         )
         self.revoked = RevokedTasks()
+        self.before_taking: dict[
+            str, Callable[[], Coroutine[Any, Any, None]] | None
+        ] = {}  # what tasks would wait for
         tasks = cast(
             "Any",
-            SimpleNamespace(revoked=self.revoked, revokes=SimpleNamespace(read=_nothing), before_taking=id),
+            SimpleNamespace(
+                revoked=self.revoked,
+                revokes=SimpleNamespace(read=_nothing),
+                before_taking=self.before_taking.__setitem__,
+                drop_revoked=lambda: None,
+            ),
         )
         self.events = Events(self.context)
         self.heart = Heart(self.context, self.events)

@@ -18,8 +18,8 @@ from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.signing import Keyring
 from umbel.wire.task import read_headers
 from umbel.worker.context import Identity, WorkerContext
-from umbel.worker.messages.admission import Admission
-from umbel.worker.messages.claimed import Claimed, arrival_of
+from umbel.worker.messages.admission import Admission, arrival_of, let_run
+from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.endings import Endings
 from umbel.worker.messages.refused_parts import RefusedParts
 from umbel.worker.messages.remains import Remains
@@ -38,6 +38,7 @@ class Sink(Settler):
 
     def __init__(self) -> None:
         self.verdicts: list[Verdict] = []
+        self.outcomes: dict[Tag, Delivery] = {}
         self.kept: list[Outgoing | None] = []  # for the case that the broker has forgotten them
         self.reports: list[Report] = []
         self.released: list[tuple[str, str]] = []
@@ -176,4 +177,8 @@ def claimed_of(run: Run | None, *, unique: str = "", reply_to: str = "", **field
     if unique:
         headers = replace(headers, umbel_unique=unique)
     delivery = delivery_of(message, **fields)
-    return Claimed(1, delivery, message, headers, arrival_of(delivery, headers), run)
+    claimed = Claimed(1, delivery, message, headers, arrival_of(delivery, headers))
+    if run is not None:
+        let_run(claimed, run)
+        claimed.acked = run.rules.acks_early
+    return claimed

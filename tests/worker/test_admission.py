@@ -102,7 +102,7 @@ def bench_on(broker: SqliteBroker, tmp_path: Path, rules: TaskRules) -> Bench:
         store_outages=Outages("result store"),
         kept=KeptOutcomes(monotonic),
         together=True,
-        logged=events.logged,
+        events=events.step,
         refused=nothing_refused,
     )
     endings = Endings(context, policy, settler, Remains(context, settler), events)
@@ -189,7 +189,7 @@ def test_results_that_cannot_be_stored_keep_the_worker_from_taking_more(tmp_path
             store_outages=Outages("result store"),
             kept=KeptOutcomes(monotonic),
             together=True,
-            logged=logged_at_once,
+            events=Events(bench.context),
             refused=nothing_refused,
             settled=lambda: settled.append(settler.pending),
         )
@@ -210,7 +210,3 @@ def problem_of(settler: Settler) -> Callable[[], Coroutine[Any, Any, str]]:
         return settler.problem
 
     return problem
-
-
-async def logged_at_once() -> None:
-    return None

@@ -19,6 +19,7 @@ from umbel.protocol.delivery.delivery import AdmissionPolicy, TaskRules
 from umbel.wire.message import StoredResult
 from umbel.wire.result import encode_success
 from umbel.worker.context import Identity, WorkerContext
+from umbel.worker.messages.admission import job_of
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.task_events import TaskEvents
 from umbel.worker.settings import WorkerSettings
@@ -45,6 +46,7 @@ class Bench:
             tasks={"t.good": rules, "t.bad": rules},
             end_without_running=Leftovers(app),
             run_directory=tmp_path,
+            send_task_events=True,
         )
         self.broker = broker
         self.pool = NoPool(PoolSettings(host=cast("Any", None), node="w@host", concurrency=1))
@@ -121,13 +123,11 @@ def test_a_fault_in_judging_a_message_buries_it_alone(
 def test_a_fault_in_dispatching_a_message_buries_it_and_its_task_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Claimed.job
-
     def sometimes(claimed: Claimed) -> Any:
-        return fault() if claimed.headers.task == "t.bad" else job(claimed)
+        return fault() if claimed.headers.task == "t.bad" else job_of(claimed)
 
     async def scenario(bench: Bench, app: App) -> None:
-        monkeypatch.setattr(Claimed, "job", sometimes)
+        monkeypatch.setattr("umbel.worker.steps.tasks.job_of", sometimes)
         assert await bench.take() == ["t.good"]
         await assert_that_it_was_buried_alone(bench)
         assert [claimed.headers.task for claimed in bench.tasks.holding()] == ["t.good"]

@@ -15,12 +15,15 @@ import pytest
 from tests.waiting import until
 from tests.worker.light_node import LightNode, light_nodes
 from umbel.brokers.interface import Broadcast, BrokerSettings
+from umbel.brokers.links import MAIN
 from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.clock import boot_time_s
 from umbel.events.stamp import EVENT_EXCHANGE
 from umbel.protocol.membership.events import Change, Joined, Lost, MemberState
 from umbel.protocol.membership.mode import GossipMode
+from umbel.protocol.outage import LinkLost, LinkRestored
 from umbel.wire.event import encode_event
+from umbel.worker.steps.mingle import TRIES_MAX
 from umbel.worker.user_code.hook_queue import WAITING_MAX, HookQueue
 
 LOST, LEFT = MemberState.LOST, MemberState.LEFT
@@ -311,6 +314,35 @@ def test_joins_are_told_to_whoever_asked(tmp_path: Path) -> None:
                 await until(lambda: told, what="b to join")
             await until(lambda: len(told) == 2, what="b to leave")
             assert isinstance(told[0], Joined) and told[1].member.state is LEFT
+
+    asyncio.run(scenario())
+
+
+def test_after_a_lost_link_no_task_is_taken_before_hello_was_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something may have been revoked meanwhile. A hello that fails is said again, and waited for again."""
+
+    async def scenario() -> None:
+        async with light_nodes(tmp_path, "a") as nodes:
+            node, said, answers = nodes["a"], asyncio.Event(), [True] + [False] * TRIES_MAX
+
+            async def say_hello(_wait_s: float) -> bool:
+                await said.wait()
+                return answers.pop()
+
+            monkeypatch.setattr(node.mingle, "_say_hello", say_hello)
+            assert node.before_taking == {}  # nothing was missed yet
+            node.context.outages.link(LinkLost(MAIN, "cut"))
+            wait = node.before_taking["mingle"]
+            assert wait is not None
+            taking = asyncio.create_task(wait())
+            assert await asyncio.wait([taking], timeout=0.0) == (set(), {taking})
+            said.set()
+            node.context.outages.link(LinkRestored(MAIN))
+            await taking
+            await until(lambda: node.before_taking["mingle"] is None, what="the wait to end")
+            assert answers == []
 
     asyncio.run(scenario())
 

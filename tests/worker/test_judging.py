@@ -120,12 +120,16 @@ def test_a_message_whose_limit_the_pool_cannot_enforce_is_buried(pool: str, runs
     assert recorded.context.counters.buried == len(buried)
 
 
+@pytest.mark.parametrize("acks_early", [False, True])
 @pytest.mark.parametrize(("is_async", "runs"), [(True, False), (False, True)])
-def test_an_async_task_is_buried_by_a_pool_without_a_loop(is_async: bool, runs: bool) -> None:
-    recorded = Recorded(rules=TaskRules(is_async=is_async), pool="gevent")
+def test_an_async_task_is_buried_by_a_pool_without_a_loop(
+    is_async: bool, runs: bool, acks_early: bool
+) -> None:
+    recorded = Recorded(rules=TaskRules(is_async=is_async, acks_early=acks_early), pool="gevent")
     assert bool(admit(recorded, delivery_of())) is runs
     buried = [one.reason for one in recorded.sink.verdicts if isinstance(one, Bury)]
     assert ["async def" in reason for reason in buried] == ([] if runs else [True])
+    assert recorded.broker.settled == ([Ack(TAG)] if runs and acks_early else [])
 
 
 def test_of_two_limits_each_is_asked_of_the_pool() -> None:

@@ -7,14 +7,14 @@ from typing import Any, cast
 import pytest
 
 from tests.worker.recorded import FOLLOW_UP, QUEUE, Recorded, Sink, message_of, result_of
-from umbel.brokers.interface import Ack, Delivery, Return, Started, Tag
-from umbel.protocol.delivery.delivery import Run, TaskRules
+from umbel.brokers.interface import Ack, Delivery, Tag
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.task import read_headers
 from umbel.worker.messages import kept_outcomes
+from umbel.worker.messages.admission import arrival_of
 from umbel.worker.messages.adoption import Adoption
-from umbel.worker.messages.claimed import Claimed, arrival_of
-from umbel.worker.messages.kept_outcomes import KEPT_S, KeptOutcomes
+from umbel.worker.messages.claimed import Claimed
+from umbel.worker.messages.kept_outcomes import KEPT_S, KeptOutcomes, claim_of
 
 MESSAGE = message_of(1)
 OUTCOME = Ack(1, [result_of("SUCCESS")], [FOLLOW_UP])
@@ -37,8 +37,7 @@ class Clock:
     def end_late(self, tag: Tag, message: Message = MESSAGE, outcome: Ack = OUTCOME) -> None:
         """A task ends, and its claim has ended before."""
         ack = Ack(tag, outcome.results, outcome.follow_ups)
-        self.kept.wait(ack, delivered(tag, message))
-        assert self.kept.settled([ack], {tag}) == {}
+        assert self.kept.settled([(ack, delivered(tag, message))], {tag}) == {}
 
 
 def test_an_outcome_whose_claim_had_ended_is_settled_once_with_the_claim_of_its_message() -> None:
@@ -50,9 +49,8 @@ def test_an_outcome_whose_claim_had_ended_is_settled_once_with_the_claim_of_its_
 
 def test_what_was_settled_is_not_kept() -> None:
     kept = Clock().kept
-    kept.wait(OUTCOME, delivered(1))
-    assert kept.settled([Started(1), Return(5), OUTCOME], {5}) == {}
-    assert (kept.take(delivered(2)), kept.waiting_like(delivered(2))) == (None, None)
+    assert kept.settled([(OUTCOME, delivered(1))], {5}) == {}
+    assert kept.take(delivered(2)) is None
 
 
 def test_where_acks_are_not_confirmed_what_was_settled_is_acknowledged_again(
@@ -62,18 +60,10 @@ def test_where_acks_are_not_confirmed_what_was_settled_is_acknowledged_again(
     kept = KeptOutcomes(lambda: 0.0, confirmed=False)
     messages = [message_of(task_id=f"t{number}") for number in range(3)]
     for number, message in enumerate(messages):
-        kept.wait(Ack(number, OUTCOME.results), delivered(number, message))
-        kept.settled([Ack(number, OUTCOME.results)], ())
+        kept.settled([(Ack(number, OUTCOME.results), delivered(number, message))], ())
     assert [kept.take(delivered(9, message)) for message in messages] == [None, Ack(9), Ack(9)]
     assert kept.take(delivered(9, messages[1], queue="another")) is None
     assert kept.take(delivered(9, message_of(1, task_id="t1"))) is None
-
-
-def test_only_an_outcome_ends_the_wait_for_it() -> None:
-    kept = Clock().kept
-    kept.wait(OUTCOME, delivered(1))
-    kept.settled([Started(1)], {1})
-    assert kept.waiting_like(delivered(2)) == 1
 
 
 @pytest.mark.parametrize(
@@ -87,20 +77,17 @@ def test_only_an_outcome_ends_the_wait_for_it() -> None:
 )
 def test_another_message_is_not_taken_for_it(other: Delivery) -> None:
     clock = Clock()
-    clock.kept.wait(Ack(9), delivered(9))
     clock.end_late(1)
-    assert (clock.kept.take(other), clock.kept.waiting_like(other)) == (None, None)
+    assert (clock.kept.take(other), claim_of(other, {9: delivered(9)})) == (None, None)
     assert clock.kept.take(delivered(2)) is not None
 
 
 def test_a_message_that_comes_back_before_its_outcome_was_refused_is_settled_next() -> None:
     kept = Clock().kept
-    kept.wait(OUTCOME, delivered(1))
-    assert kept.waiting_like(delivered(2)) == 1
-    assert kept.come_back(1, delivered(2))
-    again = Ack(2, OUTCOME.results, OUTCOME.follow_ups)
-    assert kept.settled([OUTCOME], {1}) == {1: again}
-    assert not kept.come_back(1, delivered(3))
+    assert claim_of(delivered(2), {9: delivered(9, message_of(2)), 1: delivered(1)}) == 1
+    kept.came_back[1] = delivered(2)
+    again = (Ack(2, OUTCOME.results, OUTCOME.follow_ups), delivered(2))
+    assert kept.settled([(OUTCOME, delivered(1))], {1}) == {1: again}
     # That claim may end, too.
     assert kept.settled([again], {2}) == {}
     assert kept.take(delivered(3)) == Ack(3, OUTCOME.results, OUTCOME.follow_ups)
@@ -108,9 +95,9 @@ def test_a_message_that_comes_back_before_its_outcome_was_refused_is_settled_nex
 
 def test_what_was_applied_after_all_is_acknowledged_alone() -> None:
     kept = Clock().kept
-    kept.wait(OUTCOME, delivered(1))
-    kept.come_back(1, delivered(2))
-    assert kept.settled([OUTCOME], ()) == {1: Ack(2)}
+    kept.came_back[1] = delivered(2)
+    assert kept.settled([(OUTCOME, delivered(1))], ()) == {1: (Ack(2), delivered(2))}
+    assert kept.came_back == {}
 
 
 def test_outcomes_are_kept_for_some_time() -> None:
@@ -192,12 +179,10 @@ def test_a_copy_of_a_message_whose_claim_stands_is_another_one(
     ended: frozenset[Tag], left: list[Tag]
 ) -> None:
     worker = Worker(ended)
-    worker.clock.kept.wait(OUTCOME, delivered(1))
+    worker.sink.outcomes[1] = delivered(1)
     assert worker.rest(delivered(2)) == left
     assert worker.sink.verdicts == []
-    assert worker.clock.kept.settled([OUTCOME], ended) == (
-        {} if left else {1: Ack(2, OUTCOME.results, OUTCOME.follow_ups)}
-    )
+    assert worker.clock.kept.came_back == ({} if left else {1: delivered(2)})
 
 
 @pytest.mark.parametrize(("ended", "left"), [(frozenset({1}), []), (frozenset(), [2])])
@@ -214,8 +199,6 @@ def test_a_message_whose_task_runs_here_is_adopted(ended: frozenset[Tag], left: 
 def test_what_was_acknowledged_before_it_ran_and_comes_back_is_acknowledged_again() -> None:
     worker, claimed = Worker(frozenset({1})), delivered(1)
     headers = read_headers(MESSAGE)
-    held = Claimed(
-        7, claimed, MESSAGE, headers, arrival_of(claimed, headers), Run(TaskRules(acks_early=True))
-    )
+    held = Claimed(7, claimed, MESSAGE, headers, arrival_of(claimed, headers), acked=True)
     assert worker.rest(delivered(2), held=(held,)) == []
     assert worker.sink.verdicts == [Ack(2)]

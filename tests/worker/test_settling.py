@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def test_what_ends_while_the_log_is_waited_for_waits_for_its_own_event(tmp_path:
             store_outages=Outages("result store"),
             kept=KeptOutcomes(monotonic),
             together=True,
-            logged=until_logged,
+            events=SimpleNamespace(recorded=True, logged=until_logged),
             refused=nothing_refused,
         )
         settler.report([StoredResult("t1", "SUCCESS", b"{}")], ())
@@ -149,9 +150,6 @@ def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path
         url = node.broker.url
         backend = SqliteBackend(url, BrokerSettings(url))
 
-        async def logged() -> None:
-            """Nobody records."""
-
         settler = Settler(
             node.broker,
             backend,
@@ -160,7 +158,7 @@ def test_what_only_this_worker_knows_is_kept_when_the_data_was_replaced(tmp_path
             store_outages=Outages("result store"),
             kept=KeptOutcomes(monotonic),
             together=True,
-            logged=logged,
+            events=node.events,
             refused=nothing_refused,
         )
         follow_up, returned, dead = (

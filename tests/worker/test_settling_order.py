@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from tests.worker.recorded import FOLLOW_UP, delivery_of, result_of
-from umbel.brokers.interface import Ack, Bury, Refused, Return, Settled, Started, Tag, Verdict
+from tests.worker.recorded import FOLLOW_UP, QUEUE, TAG, delivery_of, result_of
+from umbel.brokers.interface import Ack, Bury, Delivery, Refused, Return, Settled, Started, Tag, Verdict
 from umbel.errors import BrokerRefused, BrokerUnavailable
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
-from umbel.worker.messages import after_settling, settling
+from umbel.worker.messages import after_settling, before_settling, settling
 from umbel.worker.messages.after_settling import AfterSettling
 from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.messages.settling import BATCH_MAX, Settler
@@ -35,6 +35,7 @@ class Recorder:
     refuses: Callable[[str, Any], Exception | None] = lambda what, value: None
     refused: Sequence[Refused] = ()
     keyring: None = None
+    recorded: bool = True
     before: Callable[[], Coroutine[Any, Any, None]] | None = None  # what a broker's reply takes
 
     def _ask(self, what: str, value: Any) -> None:
@@ -87,6 +88,7 @@ class Bench:
     settled: list[int]  # how many were pending each time fewer were held
     refused: list[Refused]  # what it was told of
     after: list[bytes]  # what it asked for
+    kept: KeptOutcomes
 
     @property
     def asked(self) -> list[tuple[str, Any]]:
@@ -94,25 +96,27 @@ class Bench:
         return [one for one in self.recorder.asked if one[0] != "logged"]
 
 
-def play(scenario: Callable[[Bench], Coroutine[Any, Any, None]], *, together: bool = True) -> None:
+def play(
+    scenario: Callable[[Bench], Coroutine[Any, Any, None]], *, together: bool = True, confirmed: bool = True
+) -> None:
     async def bounded() -> None:
         recorder, counters, settled, refused = Recorder(), Counters(), list[int](), list[Refused]()
-        after: list[bytes] = []
+        after, kept = list[bytes](), KeptOutcomes(monotonic, confirmed=confirmed)
         settler = Settler(
             cast("Any", recorder),
             cast("Any", SimpleNamespace(store=recorder.store)),
             counters,
             outages=Outages(),
             store_outages=Outages("result store"),
-            kept=KeptOutcomes(monotonic),
+            kept=kept,
             together=together,
-            logged=recorder.logged,
+            events=recorder,
             refused=refused.extend,
             settled=lambda: settled.append(settler.pending),
             after=after.extend,
         )
         async with asyncio.timeout(10.0):  # what never settles is a mutant, or a mistake
-            await scenario(Bench(recorder, settler, counters, settled, refused, after))
+            await scenario(Bench(recorder, settler, counters, settled, refused, after, kept))
 
     asyncio.run(bounded())
 
@@ -134,6 +138,17 @@ def test_verdicts_are_settled_together_with_all_they_bring() -> None:
         await run_until_drained(bench)
         assert bench.recorder.asked == [("logged", None), ("settle", verdicts)]
         assert (bench.settler.pending, bench.settled) == (0, [0])
+
+    play(scenario)
+
+
+def test_without_a_recorder_no_event_log_is_waited_for() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.recorded = False
+        bench.settler.add(Ack(1))
+        bench.settler.report([RESULT], ())
+        await bench.settler.flush()
+        assert bench.recorder.asked == [("store", [RESULT]), ("settle", [Ack(1)])]
 
     play(scenario)
 
@@ -273,6 +288,55 @@ def test_claims_that_had_ended_are_counted() -> None:
         assert bench.counters.conflicts == 4
 
     play(scenario)
+
+
+@pytest.mark.parametrize("conflicts", [frozenset[int | str](), frozenset[int | str]({TAG})])
+def test_an_outcome_whose_message_came_back_is_settled_with_the_new_claim(
+    conflicts: frozenset[int | str],
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.conflicts = conflicts
+        bench.settler.add_outcome(Ack(TAG, [RESULT]), delivery_of())
+        bench.kept.came_back[TAG] = Delivery(8, QUEUE, delivery_of().message)
+        await bench.settler.flush()
+        again = Ack(8, [RESULT]) if conflicts else Ack(8)  # the rest was applied
+        assert bench.asked == [("settle", [Ack(TAG, [RESULT])]), ("settle", [again])]
+        assert (bench.settler.outcomes, bench.settler.pending, bench.kept.came_back) == ({}, 0, {})
+
+    play(scenario)
+
+
+def test_only_an_outcome_ends_the_wait_for_it() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.settler.outcomes[TAG] = delivery_of()
+        bench.settler.add(Started(TAG))
+        await bench.settler.flush()
+        assert bench.settler.outcomes == {TAG: delivery_of()}
+        bench.settler.add_outcome(Ack(TAG), delivery_of())
+        await bench.settler.flush()
+        assert bench.settler.outcomes == {}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "conflicts", "kept"),
+    [
+        (True, frozenset[int | str](), None),
+        (True, frozenset[int | str]({TAG}), Ack(8, [RESULT])),
+        (False, frozenset[int | str](), Ack(8)),
+    ],
+)
+def test_what_was_not_applied_or_may_not_have_arrived_is_kept(
+    confirmed: bool, conflicts: frozenset[int | str], kept: Ack | None
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.recorder.conflicts = conflicts
+        bench.settler.add_outcome(Ack(TAG, [RESULT]), delivery_of())
+        await bench.settler.flush()
+        assert bench.kept.take(Delivery(8, QUEUE, delivery_of().message)) == kept
+
+    play(scenario, confirmed=confirmed)
 
 
 def test_what_the_broker_cannot_take_now_is_kept_and_nothing_is_done_twice(
@@ -508,7 +572,7 @@ def test_what_joins_a_verdict_is_settled_with_it() -> None:
 def test_work_that_comes_first_and_hangs_is_waited_for_again_and_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(settling, "BEFORE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(before_settling, "TIMEOUT_S", 0.0)
     began, go_on = list[int](), threading.Event()
 
     def work() -> Ending:
@@ -522,7 +586,7 @@ def test_work_that_comes_first_and_hangs_is_waited_for_again_and_not_repeated(
             with pytest.raises(BrokerUnavailable):
                 await bench.settler.flush()
         go_on.set()
-        monkeypatch.setattr(settling, "BEFORE_TIMEOUT_S", 10.0)
+        monkeypatch.setattr(before_settling, "TIMEOUT_S", 10.0)
         await bench.settler.flush()
         assert (len(began), bench.asked, bench.after) == (1, [("store", [RESULT])], [b"then"])
 
@@ -574,12 +638,12 @@ def test_work_after_settling_is_tried_again_and_given_up_in_the_end(
         going_on = asyncio.create_task(after.run())
         async with asyncio.timeout(10.0):
             after.add([b"once more"])
-            assert after.waiting == 1
+            assert after.waiting == [b"once more"]
             await after.drained()
             after.add([b"never"])
             await after.drained()
         going_on.cancel()
-        assert after.waiting == 0
+        assert after.waiting == []
 
     asyncio.run(scenario())
     assert asked == [(b"once more",)] * 2 + [(b"never",)] * after_settling.ATTEMPTS_MAX
@@ -591,6 +655,6 @@ def test_where_nobody_does_the_work_after_settling_none_waits() -> None:
         after = AfterSettling(None)
         after.add([b"one"])
         await after.run()
-        assert after.waiting == 0
+        assert after.waiting == []
 
     asyncio.run(scenario())

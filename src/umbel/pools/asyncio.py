@@ -45,7 +45,7 @@ from umbel.pools.losses import BY_LIMIT, BY_REQUEST, apart, broken, cut_off, end
 from umbel.pools.own_host import start_host, stop_host
 from umbel.pools.reports import Reports
 from umbel.pools.thread_workers import Began, Broke, Ended, Left, ThreadWorkers
-from umbel.protocol.pace import BRIEF_S
+from umbel.protocol.pool.slots import BRIEF_S
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,9 @@ from umbel.pools.green_children import GreenChild, GreenChildren
 from umbel.pools.guarded_listener import GuardedListener
 from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.losses import BY_LIMIT, BY_REQUEST, apart, cut_off, ended_by, not_started
-from umbel.pools.prefork.messages import EndJob, batch_frames
-from umbel.protocol.pace import BRIEF_S
+from umbel.pools.prefork.child_link import batch_frames
+from umbel.pools.prefork.messages import EndJob
+from umbel.protocol.pool.slots import BRIEF_S
 from umbel.wire.frames import Cancel, SoftLimit, encode_frame
 
 _END_S = 1.0  # for a greenlet to end at its hard limit, before the verdict

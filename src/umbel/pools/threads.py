@@ -22,7 +22,7 @@ from umbel.pools.losses import apart, broken, cut_off, not_started
 from umbel.pools.own_host import start_host, stop_host
 from umbel.pools.reports import Reports
 from umbel.pools.thread_workers import Began, Broke, Ended, Left, Report, ThreadWorkers
-from umbel.protocol.pace import BRIEF_S
+from umbel.protocol.pool.slots import BRIEF_S
 
 _AHEAD_S, _AHEAD_MAX = 0.05, 64
 _AGAIN_S = 0.01  # until the next try to raise a soft limit

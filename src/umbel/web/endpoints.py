@@ -8,6 +8,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from umbel.errors import ConfigurationError, HistoryError
+from umbel.history.export import plain
+from umbel.history.query import Tables
 from umbel.monitor.shapes import (
     DeadLetterRow,
     Election,
@@ -26,11 +29,14 @@ from umbel.monitor.shapes import (
     Workflow,
 )
 from umbel.web.actions import ActionResult, AnyAction, AuditEntry
-from umbel.web.problems import Refused
+from umbel.web.looking_back import ROWS_MAX, look_back, may_query, query
+from umbel.web.past import Past, Wanted, past, rates
+from umbel.web.problems import Forbidden, Refused
 from umbel.web.site import PAGE_MAX, Site, Visitor
 
 T = TypeVar("T")
 Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
+Moment = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]  # the year 9999
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -73,6 +79,39 @@ class RatesQuery(msgspec.Struct, frozen=True):
 
 class SinceQuery(msgspec.Struct, frozen=True):
     since: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class HistoryFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which attempts; times in seconds since 1970."""
+
+    name: str = ""
+    queue: str = ""
+    worker: str = ""
+    since: Moment | None = None
+    until: Moment | None = None
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(self.name, self.queue, self.worker, self.since, self.until)
+
+
+class HistoryQuery(HistoryFilter, frozen=True, kw_only=True):
+    by: Literal["name", "queue", "worker"] = "name"
+    mark: Moment | None = None
+
+
+class Question(msgspec.Struct, frozen=True):
+    sql: Annotated[str, msgspec.Meta(min_length=1, max_length=10_000)]
+    limit: Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)] = 100
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """`more`: there were rows beyond the limit."""
+
+    columns: list[str]
+    types: list[str]
+    rows: list[list[Any]]
+    more: bool
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -156,6 +195,25 @@ async def _rates(call: Call) -> Rates:
     return call.site.rates(last_s=call.query.last_s, step_s=call.query.step_s)
 
 
+async def _history(call: Call) -> Past:
+    asked = call.query
+    return await _looked_back(call, lambda tables: past(tables, asked.wanted, asked.by, asked.mark))
+
+
+async def _history_rates(call: Call) -> Rates:
+    wanted = call.query.wanted
+    return await _looked_back(call, lambda tables: rates(tables, wanted))
+
+
+async def _history_sql(call: Call) -> Rows:
+    if not may_query(call.visitor):
+        raise Forbidden("queries need the role operator")
+    asked = call.body
+    found = await _looked_back(call, lambda tables: query(tables, asked.sql, asked.limit))
+    rows = [[plain(value) for value in row] for row in found.rows]
+    return Rows(list(found.columns), list(found.types), rows, found.more)
+
+
 async def _audit(call: Call) -> list[AuditEntry]:
     return await call.site.audit(limit=call.query.limit, before=call.query.before)
 
@@ -213,6 +271,28 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(path="/leases", summary="Who holds which lease.", answer=list[Lease], ask=_leases),
     Endpoint(path="/rates", summary="The last hour in steps.", answer=Rates, ask=_rates, query=RatesQuery),
     Endpoint(
+        path="/history",
+        summary="Figures of what is recorded: in total, by task, queue or worker, before and after a mark.",
+        answer=Past,
+        ask=_history,
+        query=HistoryQuery,
+    ),
+    Endpoint(
+        path="/history/rates",
+        summary="What is recorded, in steps of time.",
+        answer=Rates,
+        ask=_history_rates,
+        query=HistoryFilter,
+    ),
+    Endpoint(
+        method="POST",
+        path="/history/sql",
+        summary="The rows of one SELECT over the tables of history.",
+        answer=Rows,
+        ask=_history_sql,
+        body=Question,
+    ),
+    Endpoint(
         path="/audit",
         summary="Who did what, newest first.",
         answer=list[AuditEntry],
@@ -229,6 +309,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=AnyAction,
     ),
 )
+
+
+async def _looked_back(call: Call, work: Callable[[Tables], T]) -> T:
+    try:
+        return await look_back(call.site, work)
+    except (HistoryError, ConfigurationError) as error:
+        raise Refused(422, "History cannot answer", str(error)) from None
 
 
 def _found(value: T | None, kind: str, name: str) -> T:

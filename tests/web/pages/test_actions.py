@@ -72,7 +72,7 @@ def test_a_task_that_runs_is_terminated_and_one_that_waits_is_revoked(shop: Shop
 def test_a_pool_is_changed_and_each_change_has_its_replies(shop: Shop) -> None:
     name = node(shop, "apple")
     page = shop.open(f"/workers/{name}")
-    assert page.locator(".cell[data-pid]").count() == 2
+    shop.until(page.locator(".cell[data-pid]"), "its two child processes", count=2)
     assert name in shop.do("grow", n="2")
     shop.until(page.locator(".cell[data-pid]"), "two more child processes", count=4)
     assert len(shop.cluster.children_of("apple")) == 4

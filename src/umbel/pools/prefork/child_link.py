@@ -12,11 +12,11 @@ import socket
 from collections.abc import Callable, Sequence
 
 from umbel.errors import BadFrame
-from umbel.pools.guard import Raised, call_guarded
+from umbel.pools.guard import Raised, Returned, call_guarded
 from umbel.pools.hosting import in_one_line
-from umbel.pools.interface import LostJob
+from umbel.pools.interface import Job, LostJob
 from umbel.pools.prefork.messages import FromChild
-from umbel.wire.frames import FrameReader
+from umbel.wire.frames import FRAME_MAX_BYTES, FrameReader, JobBatch, encode_frame
 
 log = logging.getLogger(__name__)
 
@@ -199,3 +199,23 @@ class ChildLink:
             with contextlib.suppress(OSError):
                 self._loop.remove_writer(self._channel)
             self._channel.close()
+
+
+def batch_frames(
+    batch: int, jobs: Sequence[Job], *, max_bytes: int = FRAME_MAX_BYTES
+) -> tuple[bytearray, dict[int, str]]:
+    """One frame for the batch, or where that cannot be one for each job; to the child it is the same.
+
+    And, by number, why jobs are not in it: too large for a frame, or not to be written at all.
+    """
+    whole = call_guarded(encode_frame, JobBatch(batch, jobs), max_bytes=max_bytes)
+    if isinstance(whole, Returned):
+        return whole.value, {}
+    frames, unfit = bytearray(), dict[int, str]()
+    for job in jobs:
+        single = call_guarded(encode_frame, JobBatch(batch, (job,)), max_bytes=max_bytes)
+        if isinstance(single, Returned):
+            frames += single.value
+        else:
+            unfit[job.number] = f"cannot be sent to a child process: {in_one_line(single.error)}"
+    return frames, unfit

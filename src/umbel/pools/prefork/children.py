@@ -1,4 +1,4 @@
-"""Children: the processes of a prefork pool, by slot: how each is made, what it says, how it ends.
+"""Children: the processes of a prefork pool, by slot: how each is made, what it says of itself, how it ends.
 
 A child's death is reported to the machine when the fork server has reported its exit status and
 everything it wrote has been read. Should the fork server itself die, its children are killed by
@@ -11,21 +11,20 @@ So nothing in it is trusted further than the child itself: at worst that one is 
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol, assert_never
 
 from umbel.errors import PoolError
-from umbel.pools.interface import Outcome, PoolSettings, Told
+from umbel.pools.interface import PoolSettings, Told
 from umbel.pools.prefork.child_link import ChildLink
 from umbel.pools.prefork.exits import Exit, exit_of
 from umbel.pools.prefork.memory import OomKills
-from umbel.pools.prefork.messages import FromChild, NoOutcome, Spoiled, lost_outcome
+from umbel.pools.prefork.messages import AboutChild, FromChild, Spoiled
 from umbel.pools.prefork.server_link import ServerLink
 from umbel.pools.prefork.server_process import StartedServer
 from umbel.pools.prefork.servers import ForkServers
-from umbel.protocol.pool.events import ChildDied, ChildReady, Finished, Replace, Retire
-from umbel.wire.frames import Armed, Outcomes, Problem, Ready
+from umbel.protocol.pool.events import ChildDied, ChildReady, Replace, Retire
+from umbel.wire.frames import Armed, Problem, Ready
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ _PROBLEM_MAX_CHARS = 4000
 _END_S = 2.0  # how long a child whose connection has ended may take to be gone
 
 
-ChildEvent = ChildReady | Finished[Outcome] | Retire | ChildDied | Replace
+ChildEvent = ChildReady | Retire | ChildDied | Replace
 
 
 class ChildrenListener(Protocol):
@@ -41,12 +40,12 @@ class ChildrenListener(Protocol):
         """For the slots machine."""
         ...
 
+    def on_messages(self, link: ChildLink, messages: Sequence[FromChild]) -> None:
+        """What a child has written: how jobs ended, and what comes back to `Children.note`."""
+        ...
+
     def on_told(self, told: Told) -> None: ...
     def on_child(self, what: str, fields: dict[str, Any]) -> None: ...
-
-    def on_read(self, link: ChildLink) -> None:
-        """Outcomes of this child were handled; more may come at once."""
-        ...
 
     def on_no_start(self, error: PoolError) -> bool:
         """The app cannot be loaded; whether the pool had not started yet, and so fails."""
@@ -82,7 +81,9 @@ class Children:
                 self._unstarted.append(child)
                 return
             self._keys += 1
-            link = ChildLink(self._keys, child, on_messages=self._on_messages, on_broken=self._on_broken)
+            link = ChildLink(
+                self._keys, child, on_messages=self._listener.on_messages, on_broken=self._on_broken
+            )
         except OSError as error:  # no more descriptors, processes or memory for now
             self._listener.on_event(ChildDied(child, b"", f"cannot start a child process: {error}"))
             return
@@ -108,31 +109,20 @@ class Children:
 
     # ---- from a child ------------------------------------------------------------------------------
 
-    def _on_messages(self, link: ChildLink, messages: Sequence[FromChild]) -> None:
-        outcomes: list[Outcome] = []
-        for message in messages:
-            if isinstance(message, Outcomes):
-                outcomes += message.outcomes
-                continue
-            match message:
-                case NoOutcome(job):
-                    link.unsaid[job] = lost_outcome(message)
-                    outcomes.append(Outcome(job, "failure", time.time(), 0.0))
-                case Ready(pid):
-                    self._on_ready(link, pid)
-                case Told():
-                    self._listener.on_told(message)
-                case Armed():
-                    link.armed = True
-                case Spoiled(reason):
-                    self._listener.on_event(Retire(link.child, reason))
-                case Problem(text):
-                    link.problem = text[:_PROBLEM_MAX_CHARS]
-                case _:
-                    assert_never(message)
-        if outcomes:
-            self._listener.on_event(Finished(link.child, outcomes))
-            self._listener.on_read(link)
+    def note(self, link: ChildLink, message: AboutChild) -> None:
+        match message:
+            case Ready(pid):
+                self._on_ready(link, pid)
+            case Told():
+                self._listener.on_told(message)
+            case Armed():
+                link.armed = True
+            case Spoiled(reason):
+                self._listener.on_event(Retire(link.child, reason))
+            case Problem(text):
+                link.problem = text[:_PROBLEM_MAX_CHARS]
+            case _:
+                assert_never(message)
 
     def _on_ready(self, link: ChildLink, pid: int) -> None:
         if link.child in self.ready:

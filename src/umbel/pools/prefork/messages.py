@@ -5,17 +5,14 @@ Exited), main process and child (the frames of `wire/frames.py`). A Fork comes w
 descriptors: the child's end of its socket pair and the read end of its token pipe.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from umbel.errors import BadFrame
-from umbel.pools.guard import Returned, call_guarded
 from umbel.pools.hosting import in_one_line
 from umbel.pools.interface import Job, LostJob, Outcome, PoolSettings, Told
 from umbel.wire.frames import (
-    FRAME_MAX_BYTES,
     Armed,
     Cancel,
     JobBatch,
@@ -121,27 +118,8 @@ class Spoiled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
 ToServer = Fork | Signal
 FromServer = Loaded | Problem | Forked | NotForked | Exited
 ToChild = JobBatch[Job] | SoftLimit | Cancel | Stop
-FromChild = Outcomes[Outcome] | NoOutcome | Ready | Armed | Problem | Spoiled | Told
-
-
-def batch_frames(
-    batch: int, jobs: Sequence[Job], *, max_bytes: int = FRAME_MAX_BYTES
-) -> tuple[bytearray, dict[int, str]]:
-    """One frame for the batch, or where that cannot be one for each job; to the child it is the same.
-
-    And, by number, why jobs are not in it: too large for a frame, or not to be written at all.
-    """
-    whole = call_guarded(encode_frame, JobBatch(batch, jobs), max_bytes=max_bytes)
-    if isinstance(whole, Returned):
-        return whole.value, {}
-    frames, unfit = bytearray(), dict[int, str]()
-    for job in jobs:
-        single = call_guarded(encode_frame, JobBatch(batch, (job,)), max_bytes=max_bytes)
-        if isinstance(single, Returned):
-            frames += single.value
-        else:
-            unfit[job.number] = f"cannot be sent to a child process: {in_one_line(single.error)}"
-    return frames, unfit
+AboutChild = Ready | Armed | Problem | Spoiled | Told
+FromChild = Outcomes[Outcome] | NoOutcome | AboutChild
 
 
 def outcome_frame(outcome: Outcome) -> bytearray:

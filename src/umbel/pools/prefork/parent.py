@@ -26,10 +26,10 @@ from umbel.pools.hosting import in_one_line
 from umbel.pools.interface import Job, LostJob, Outcome, PoolListener, PoolSettings, Told
 from umbel.pools.losses import apart
 from umbel.pools.prefork.child import INTERRUPT
-from umbel.pools.prefork.child_link import ChildLink
+from umbel.pools.prefork.child_link import ChildLink, batch_frames
 from umbel.pools.prefork.children import ChildEvent, Children
 from umbel.pools.prefork.memory import resident_bytes
-from umbel.pools.prefork.messages import batch_frames
+from umbel.pools.prefork.messages import FromChild, NoOutcome, lost_outcome
 from umbel.pools.prefork.server_process import StartedServer
 from umbel.pools.prefork.settings import slot_settings
 from umbel.protocol.machine import Tick
@@ -43,6 +43,7 @@ from umbel.protocol.pool.events import (
     Effect,
     Event,
     Failed,
+    Finished,
     Interrupt,
     Kill,
     Lost,
@@ -65,7 +66,7 @@ from umbel.protocol.pool.events import (
     Withdrawn,
 )
 from umbel.protocol.pool.slots import Slots
-from umbel.wire.frames import Cancel, SoftLimit, Stop, encode_frame
+from umbel.wire.frames import Cancel, Outcomes, SoftLimit, Stop, encode_frame
 
 log = logging.getLogger(__name__)
 
@@ -114,8 +115,10 @@ class PreforkPool:
             raise
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        fit, unfit = apart(jobs)
-        self._step(Submit(fit))
+        unfit: Sequence[LostJob] = ()
+        if any(job.hard_limit_s is not None or job.soft_limit_s is not None for job in jobs):
+            jobs, unfit = apart(jobs)
+        self._step(Submit(jobs))
         if unfit:
             self._listener.on_lost(unfit)
 
@@ -344,9 +347,21 @@ class PreforkPool:
         if is_ready and not self._started.done():
             self._started.set_result(None)
 
-    def on_read(self, link: ChildLink) -> None:
-        if self._slots.outstanding(link.child) >= _PLENTY:
-            link.pause_reading(_PAUSE_S)
+    def on_messages(self, link: ChildLink, messages: Sequence[FromChild]) -> None:
+        """What is about the child at once, then how all its jobs ended together."""
+        outcomes: list[Outcome] = []
+        for message in messages:
+            if isinstance(message, Outcomes):
+                outcomes += message.outcomes
+            elif isinstance(message, NoOutcome):
+                link.unsaid[message.job] = lost_outcome(message)
+                outcomes.append(Outcome(message.job, "failure", time.time(), 0.0))
+            else:
+                self._children.note(link, message)
+        if outcomes:
+            self._step(Finished(link.child, outcomes))
+            if self._slots.outstanding(link.child) >= _PLENTY:
+                link.pause_reading(_PAUSE_S)
 
     def on_no_start(self, error: PoolError) -> bool:
         if self._started.done():

@@ -1,11 +1,10 @@
 """One child as the slots machine sees it: what it was sent, what is late, what it leaves behind."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic
 
-from umbel.protocol.pace import Paces
 from umbel.protocol.pool.events import EndedT, Loss, WorkT
 
 TOKEN_VALUES = 256  # a token is one byte: the number of its batch, modulo this
@@ -76,8 +75,13 @@ class Child(Generic[WorkT]):
         self.batches.append(batch)
         return batch
 
-    def finish(self, outcomes: Sequence[EndedT], paces: Paces, recall_at: float) -> int:
-        """Tick off the jobs that ended; return how many outcomes are for the jobs expected."""
+    def finish(
+        self, outcomes: Sequence[EndedT], note: Callable[[str, list[float]], None], recall_at: float
+    ) -> int:
+        """Tick off the jobs that ended; return how many outcomes are for the jobs expected.
+
+        `note` gets the runs of one task in a row, in seconds.
+        """
         batches = self.batches
         known = 0
         task = ""
@@ -91,14 +95,14 @@ class Child(Generic[WorkT]):
                 break
             known += 1
             if job.task != task:
-                paces.note(task, runtimes_s)
+                note(task, runtimes_s)
                 task, runtimes_s = job.task, []
             runtimes_s.append(outcome.runtime_s)
             batch.done += 1
             if batch.done == len(batch.jobs):
                 del batches[0]
                 self.recall_at = recall_at
-        paces.note(task, runtimes_s)
+        note(task, runtimes_s)
         self.ended += known
         return known
 

@@ -4,6 +4,13 @@ A slot whose child ends is filled again, at once after a life and later after a 
 that is asked to leave runs the job it is at to its end and gets no other, so a child that is retired,
 recycled or replaced takes nothing with it. Replacing all of them goes on only while every slot is
 filled: a pool whose new children do not start keeps its old ones.
+
+A child is recycled (F5) by the number of jobs it ran and the memory it uses. It is given no more jobs
+than it may still run, so the last of them is known when it is sent and nothing has to be taken back.
+Memory is looked at when a job ends, at most every `_PAUSE_S`, and every `_EVERY_S` while one runs: a child
+that idles is not looked at. Over the first limit the child runs its job to the end and goes; over the
+hard one it is killed, because the kernel would choose its victim with less care. That stops being right
+for a job that takes all there is in less than half a second.
 """
 
 from collections.abc import Iterable
@@ -17,14 +24,19 @@ from umbel.protocol.pool.events import (
     Failed,
     Kill,
     Recall,
+    SignalSoftLimit,
     SlotSettings,
     Start,
+    Weigh,
     WorkT,
 )
 from umbel.protocol.pool.starts import Starts
 
 _SHRINKS = "pool shrinking"
 _SHORT_LIFE_S = 1.0  # a child that dies sooner, without a job, did not really start
+_SOFT_REPEAT_S = 0.25  # a signal may come a moment before the job it is meant for
+_EVERY_S, _PAUSE_S = 0.5, 0.05
+_MIB = 1024 * 1024
 
 
 class Fleet(Generic[WorkT, EndedT]):
@@ -163,6 +175,46 @@ class Fleet(Generic[WorkT, EndedT]):
 
     # ---- time passes -------------------------------------------------------------------------------
 
+    def expire(self, now: float) -> list[Effect[WorkT, EndedT]]:
+        effects: list[Effect[WorkT, EndedT]] = []
+        for child in self.children.values():
+            due = child.due()
+            if due is not None and due <= now:
+                effects += self._expire_child(child, now)
+        # Deadlines that were met left `deadline` too early: that costs one Tick, and here it is.
+        self.watch_all()
+        return effects
+
+    def _expire_child(self, child: Child[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
+        def passed(at: float | None) -> bool:
+            return at is not None and at <= now
+
+        if passed(child.start_at):
+            return [self.start(child, now)]
+        if passed(child.kill_at):
+            if child.state is State.STARTING:
+                return self.kill(child, f"not ready after {self._settings.start_timeout_s:g} s")
+            still = "its task was still running" if child.batches else "it did not exit"
+            return self.kill(child, f"{still} at the end of the shutdown grace period")
+        if passed(child.hard_at):
+            child.timed_out = True
+            return self.kill(
+                child, f"hard time limit of {child.batches[0].jobs[0].hard_limit_s:g} s exceeded"
+            )
+        effects: list[Effect[WorkT, EndedT]] = []
+        if passed(child.weigh_at):
+            child.weigh_at = None
+            effects.append(Weigh(child.number))
+        if passed(child.soft_at):
+            if (job := child.running()) is not None:
+                effects.append(SignalSoftLimit(child.number, job.number, child.stopping))
+            child.soft_repeats -= 1
+            child.soft_at = now + _SOFT_REPEAT_S if child.soft_repeats else None
+        if passed(child.recall_at):
+            child.recall_at = None
+            effects += self.recall([child] if child.batches else [])
+        return effects
+
     def watch(self, child: Child[WorkT]) -> None:
         due = child.due()
         if due is not None and (self.deadline is None or due < self.deadline):
@@ -172,3 +224,57 @@ class Fleet(Generic[WorkT, EndedT]):
         self.deadline = None
         for child in self.children.values():
             self.watch(child)
+
+
+class Recycling:
+    def __init__(self, settings: SlotSettings) -> None:
+        self._jobs_max = settings.jobs_max
+        self._max_bytes = settings.memory_max_bytes
+        self._hard_bytes = settings.memory_hard_bytes
+        self._weighs = self._max_bytes is not None or self._hard_bytes is not None
+
+    def allowance(self, child: Child[WorkT], wanted: int) -> int:
+        """How many of so many more jobs the child may be given."""
+        if self._jobs_max is None:
+            return wanted
+        return max(0, min(wanted, self._jobs_max - child.ended - child.outstanding()))
+
+    def job_limit_reached(self, child: Child[WorkT]) -> str:
+        """Why it goes now, or nothing."""
+        if self._jobs_max is not None and child.ended >= self._jobs_max:
+            return f"max_tasks_per_child reached after {child.ended} tasks"
+        return ""
+
+    def job_sent(self, child: Child[WorkT], now: float) -> None:
+        if self._weighs and child.weigh_at is None:
+            child.weigh_at = now + _EVERY_S
+
+    def is_to_be_weighed(self, child: Child[WorkT], now: float) -> bool:
+        """A job has ended: look now, or soon if somebody looked a moment ago."""
+        if not self._weighs:
+            return False
+        child.weigh_at = child.weighed_at + _PAUSE_S
+        if child.weigh_at > now:
+            return False
+        child.weigh_at = None
+        return True
+
+    def weighed(self, child: Child[WorkT], now: float) -> None:
+        child.weighed_at = now
+        child.weigh_at = now + _EVERY_S if child.batches else None
+
+    def over_memory_limit(self, size_bytes: int) -> str:
+        """Why it is replaced when its job has ended, or nothing."""
+        if self._max_bytes is None or size_bytes <= self._max_bytes:
+            return self.over_hard_limit(size_bytes)  # idle: the next job must not pay for the last one
+        return f"memory use of {_shown(size_bytes)} exceeds max_memory_per_child of {_shown(self._max_bytes)}"
+
+    def over_hard_limit(self, size_bytes: int) -> str:
+        """Why it is killed, or nothing."""
+        if self._hard_bytes is None or size_bytes <= self._hard_bytes:
+            return ""
+        return f"memory use of {_shown(size_bytes)} exceeds max_memory_hard of {_shown(self._hard_bytes)}"
+
+
+def _shown(size_bytes: int) -> str:
+    return f"{size_bytes / _MIB:.0f} MiB"

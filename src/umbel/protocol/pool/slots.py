@@ -18,11 +18,11 @@ of a dead child are read after its death was reported: the shell reads to the en
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Generic, assert_never
 
 from umbel.protocol.machine import Tick
-from umbel.protocol.pace import Paces
 from umbel.protocol.pool.child import Child, State, holder_of, takers_of
 from umbel.protocol.pool.events import (
     Began,
@@ -46,7 +46,6 @@ from umbel.protocol.pool.events import (
     Resize,
     Retire,
     Send,
-    SignalSoftLimit,
     SlotSettings,
     Submit,
     Weigh,
@@ -55,10 +54,14 @@ from umbel.protocol.pool.events import (
     Withdrawn,
     WorkT,
 )
-from umbel.protocol.pool.fleet import Fleet
-from umbel.protocol.pool.recycling import Recycling
+from umbel.protocol.pool.fleet import Fleet, Recycling
 
-_SOFT_REPEAT_S, _SOFT_REPEATS = 0.25, 8  # a signal may come a moment before the job it is meant for
+BRIEF_S = 0.25  # below this, a job waiting in the pool is worth more than a job left to other nodes
+_BATCHES_AHEAD = 3
+_SLOWER_WEIGHT = 0.5
+_QUICKER_WEIGHT = 0.1
+_NAMES_MAX = 10_000
+_SOFT_REPEATS = 8  # a signal may come a moment before the job it is meant for
 
 
 class Slots(Generic[WorkT, EndedT]):
@@ -83,7 +86,7 @@ class Slots(Generic[WorkT, EndedT]):
             case Submit(jobs):
                 return self._submit(jobs, now)
             case Tick():
-                return self._expire(now)
+                return self._fleet.expire(now)
             case NotSent(child, reasons):
                 return self._not_sent(self._children[child], reasons, now)
             case Recalled(child, tokens):
@@ -213,7 +216,7 @@ class Slots(Generic[WorkT, EndedT]):
     def _finish(
         self, child: Child[WorkT], outcomes: Sequence[EndedT], now: float
     ) -> list[Effect[WorkT, EndedT]]:
-        known = child.finish(outcomes, self._paces, now + self._settings.batch_patience_s)
+        known = child.finish(outcomes, self._paces.note, now + self._settings.batch_patience_s)
         if not child.batches:
             self._fleet.rest(child, now)
         # The child's next work first: the listener may take its time.
@@ -312,46 +315,45 @@ class Slots(Generic[WorkT, EndedT]):
         for child in self._children.values():
             if child.batches and not child.kill_reason:
                 child.soft_at, child.soft_repeats, child.stopping = now, _SOFT_REPEATS, True
-        return self._expire(now)
+        return self._fleet.expire(now)
 
-    # ---- time passes -------------------------------------------------------------------------------
 
-    def _expire(self, now: float) -> list[Effect[WorkT, EndedT]]:
-        effects: list[Effect[WorkT, EndedT]] = []
-        for child in self._children.values():
-            due = child.due()
-            if due is not None and due <= now:
-                effects += self._expire_child(child, now)
-        # Deadlines that were met left self.deadline too early: that costs one Tick, and here it is.
-        self._fleet.watch_all()
-        return effects
+class Paces:
+    """How long tasks take here, as measured, and so how many of them make a good batch.
 
-    def _expire_child(self, child: Child[WorkT], now: float) -> list[Effect[WorkT, EndedT]]:
-        def passed(at: float | None) -> bool:
-            return at is not None and at <= now
+    The estimate follows a slower run at half the way and a quicker one at a tenth: a task that is
+    slow once in a while counts as slow for some time, because a wrong guess in that direction costs
+    a round trip, and in the other it makes innocent jobs wait.
+    """
 
-        if passed(child.start_at):
-            return [self._fleet.start(child, now)]
-        if passed(child.kill_at):
-            if child.state is State.STARTING:
-                return self._fleet.kill(child, f"not ready after {self._settings.start_timeout_s:g} s")
-            still = "its task was still running" if child.batches else "it did not exit"
-            return self._fleet.kill(child, f"{still} at the end of the shutdown grace period")
-        if passed(child.hard_at):
-            child.timed_out = True
-            return self._fleet.kill(
-                child, f"hard time limit of {child.batches[0].jobs[0].hard_limit_s:g} s exceeded"
-            )
-        effects: list[Effect[WorkT, EndedT]] = []
-        if passed(child.weigh_at):
-            child.weigh_at = None
-            effects.append(Weigh(child.number))
-        if passed(child.soft_at):
-            if (job := child.running()) is not None:
-                effects.append(SignalSoftLimit(child.number, job.number, child.stopping))
-            child.soft_repeats -= 1
-            child.soft_at = now + _SOFT_REPEAT_S if child.soft_repeats else None
-        if passed(child.recall_at):
-            child.recall_at = None
-            effects += self._fleet.recall([child] if child.batches else [])
-        return effects
+    def __init__(self, *, batch_target_s: float, batch_max: int) -> None:
+        self.estimates_s: dict[str, float] = {}
+        self._target_s = batch_target_s
+        self._batch_max = batch_max
+        self._typical_s: float | None = None  # of whatever ran last, all tasks together
+
+    def note(self, task: str, runtimes_s: Iterable[float]) -> None:
+        """Runs of one task, in their order. Called once for many, because this is the hot path."""
+        estimate_s = self.estimates_s.get(task)
+        for runtime_s in runtimes_s:
+            if estimate_s is None:
+                estimate_s = runtime_s
+            elif runtime_s > estimate_s:
+                estimate_s += (runtime_s - estimate_s) * _SLOWER_WEIGHT
+            else:
+                estimate_s += (runtime_s - estimate_s) * _QUICKER_WEIGHT
+        if estimate_s is None or not 0.0 <= estimate_s < inf:  # a child can write anything
+            return
+        if len(self.estimates_s) >= _NAMES_MAX:  # names come from outside; learn again from nothing
+            self.estimates_s.clear()
+        self.estimates_s[task] = self._typical_s = estimate_s
+
+    def wanted_per_child(self) -> int:
+        """How many jobs, running ones included, one child can make use of."""
+        typical_s = self._typical_s
+        if typical_s is None or typical_s >= BRIEF_S:
+            return 1
+        if typical_s >= self._target_s:
+            return 2
+        batch = self._batch_max if typical_s <= 0 else min(self._target_s / typical_s, self._batch_max)
+        return _BATCHES_AHEAD * max(1, int(batch))

@@ -1,16 +1,7 @@
-"""History: what the lake's tables know beyond the last hour, with filters in the URL, and SQL.
+"""History: what the lake's tables know beyond the last hour, with filters in the URL, and SQL."""
 
-Queries run in threads, a few at a time, and each has a limit of time and of rows: whoever looks back must
-not keep others from looking at now.
-
-Texts are redacted like everywhere, but a query can take a text to pieces that no pattern knows. So
-free queries are for operators; a viewer sees the figures.
-"""
-
-import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -19,26 +10,22 @@ from starlette.responses import Response
 from umbel.errors import ConfigurationError, HistoryError
 from umbel.history.export import as_csv, as_parquet, for_spreadsheets, plain
 from umbel.history.markup import Markup
-from umbel.history.query import Answer, Tables, read, require_duckdb
+from umbel.history.query import Answer
 from umbel.history.scales import count
+from umbel.web.looking_back import ROWS_MAX, TIMEOUT_S, look_back, may_query, query
 from umbel.web.pages.drawing.heat import heat_map
 from umbel.web.pages.frame import render
-from umbel.web.pages.past import GROUPS, Past, Wanted, past, rates
 from umbel.web.pages.times import parse_local
-from umbel.web.redaction import redact_data
-from umbel.web.roles import Role
+from umbel.web.past import GROUPS, Past, Wanted, past, rates
 from umbel.web.site import site_of, visitor_of
 
-ROWS_MAX = 1000
 DOWNLOAD_MAX = 100_000
-TIMEOUT_S = 10.0
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 FORMATS: Mapping[str, tuple[str, Callable[[Answer], str | bytes]]] = {
     "csv": ("text/csv; charset=utf-8", lambda answer: as_csv(for_spreadsheets(answer))),
     "parquet": ("application/vnd.apache.parquet", as_parquet),
 }
 EXAMPLE = "select name, count(*) as n, avg(run_s) as run_s\nfrom attempts group by name order by n desc"
-ResultT = TypeVar("ResultT")
 
 
 async def history(request: Request) -> Response:
@@ -48,9 +35,9 @@ async def history(request: Request) -> Response:
     by = given.get("by", "name") if given.get("by") in GROUPS else "name"
     try:
         wanted, mark = _wanted(given), _time(given, "mark")
-        found = await _ask(request, lambda tables: past(tables, wanted, by, mark))
-        if given.get("sql") and _may_ask(request):
-            answer = await _ask(request, lambda tables: _query(tables, given["sql"], ROWS_MAX))
+        found = await look_back(site_of(request), lambda tables: past(tables, wanted, by, mark))
+        if given.get("sql") and may_query(visitor_of(request)):
+            answer = await look_back(site_of(request), lambda tables: query(tables, given["sql"], ROWS_MAX))
     except (HistoryError, ConfigurationError, ValueError) as error:
         problem = str(error)
     return render(
@@ -64,7 +51,7 @@ async def history(request: Request) -> Response:
         week=_week(found),
         answer=answer,
         rows=[[plain(value) for value in row] for row in answer.rows] if answer else [],
-        may_ask=_may_ask(request),
+        may_ask=may_query(visitor_of(request)),
         example=EXAMPLE,
         rows_max=ROWS_MAX,
         timeout_s=TIMEOUT_S,
@@ -76,7 +63,7 @@ async def history_rates(request: Request) -> Response:
     """The columns of the charts."""
     try:
         wanted = _wanted(dict(request.query_params))
-        found = await _ask(request, lambda tables: rates(tables, wanted))
+        found = await look_back(site_of(request), lambda tables: rates(tables, wanted))
     except (HistoryError, ConfigurationError, ValueError) as error:
         return Response(str(error), 404, media_type="text/plain")
     return Response(msgspec.json.encode(found), media_type="application/json")
@@ -87,36 +74,16 @@ async def history_download(request: Request) -> Response:
     form = request.query_params.get("as", "csv")
     if form not in FORMATS:
         return Response(f"unknown format {form!r}; use csv or parquet", 400, media_type="text/plain")
-    if not _may_ask(request):
+    if not may_query(visitor_of(request)):
         return Response("queries need the role operator", 403, media_type="text/plain")
     media_type, written = FORMATS[form]
     sql = request.query_params.get("sql", "")
     try:
-        body = await _ask(request, lambda tables: written(_query(tables, sql, DOWNLOAD_MAX)))
+        body = await look_back(site_of(request), lambda tables: written(query(tables, sql, DOWNLOAD_MAX)))
     except (HistoryError, ConfigurationError) as error:
         return Response(str(error), 400, media_type="text/plain; charset=utf-8")
     headers = {"Content-Disposition": f'attachment; filename="umbel-history.{form}"'}
     return Response(body, media_type=media_type, headers=headers)
-
-
-async def _ask(request: Request, work: Callable[[Tables], ResultT]) -> ResultT:
-    site = site_of(request)
-    require_duckdb()
-    async with site.looking_back:
-        return await asyncio.to_thread(read, site.lake, work, timeout_s=TIMEOUT_S)
-
-
-def _may_ask(request: Request) -> bool:
-    return visitor_of(request).role.may(Role.OPERATOR)
-
-
-def _query(tables: Tables, sql: str, limit: int) -> Answer:
-    found = tables.ask(sql, limit=limit, timeout_s=TIMEOUT_S)
-    return replace(found, rows=[tuple(map(_redacted, row)) for row in found.rows])
-
-
-def _redacted(value: Any) -> Any:
-    return redact_data(value) if isinstance(value, str | list | dict) else value
 
 
 def _wanted(given: Mapping[str, str]) -> Wanted:

@@ -2,20 +2,23 @@
 
 The shell of `protocol/delivery/delivery.py`. A message is verified where there are keys, opened and
 judged. Where that must be known before its task runs, it is acknowledged early or counted as started.
+Then it is a job for the pool.
 """
 
 from collections.abc import Sequence
 from itertools import count
 
 from umbel.brokers.interface import Ack, Delivery, Messages, Return, Started, Verdict
-from umbel.clock import cluster_now
+from umbel.clock import cluster_now, offset_s
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
 from umbel.pools.guard import each_guarded
-from umbel.protocol.delivery.delivery import AdmissionPolicy, Park, Refuse
+from umbel.pools.interface import Job
+from umbel.protocol.delivery.delivery import AdmissionPolicy, Arrival, Park, Refuse, Run
 from umbel.protocol.delivery.revoked import RevokedTasks
-from umbel.wire.task import read_headers, to_v2
+from umbel.wire.message import JSON_CONTENT
+from umbel.wire.task import TaskHeaders, parse_instant, read_headers, to_v2
 from umbel.worker.context import WorkerContext
-from umbel.worker.messages.claimed import Claimed, arrival_of
+from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.endings import Endings
 from umbel.worker.messages.scheduled import Scheduled
 from umbel.worker.messages.settling import Settler
@@ -37,7 +40,8 @@ class Admission:
         self._broker: Messages = context.broker
         self._pool = context.pool
         self._counters = context.counters
-        self._notices = context.notices
+        notices = context.notices
+        self._tell_received = notices.received if notices.hears_received else None
         self._message_max_bytes = context.settings.message_max_bytes
         self._policy = policy
         self._revoked = revoked
@@ -72,17 +76,19 @@ class Admission:
                 self.scheduled.add(claimed, decision.until, now)
             self._settler.add(Return(delivery.tag, not_before=decision.until))
             return None
-        self._events.received(claimed)
+        if self._events.noted:
+            self._events.received(claimed)
         if isinstance(decision, Refuse):
             self._endings.refuse(claimed, decision.why)
             return None
         if delivery.redelivered or delivery.starts:
             self._counters.repeated += 1
-        claimed.run = decision
+        let_run(claimed, decision)
         if problem := self._beyond_the_pool(claimed):
             self._endings.bury(claimed, NotSupported(problem), charged=False)
             return None
-        self._notices.received(claimed.message, delivery.queue)
+        if self._tell_received is not None:
+            self._tell_received(claimed.message, delivery.queue)
         return claimed
 
     def _beyond_the_pool(self, claimed: Claimed) -> str:
@@ -91,7 +97,7 @@ class Admission:
         abilities, is_async = self._pool.abilities, claimed.run.rules.is_async
         if is_async and abilities.async_tasks:
             return f"this worker's pool cannot run `async def` tasks: {abilities.async_tasks}"
-        hard, soft = claimed.limits
+        hard, soft = claimed.hard_limit_s, claimed.soft_limit_s
         if hard is soft is None:
             return ""
         reason = abilities.unenforceable(is_async=is_async, soft=soft is not None, hard=hard is not None)
@@ -104,7 +110,9 @@ class Admission:
                 raise TooLarge(
                     f"the message has {size} bytes, over the limit of {most} ('message_max_bytes')"
                 )
-            message = to_v2(delivery.message)
+            message = delivery.message
+            if message.content_type != JSON_CONTENT or message.body[:1] != b"[":  # most are plainly v2
+                message = to_v2(message)
             headers = read_headers(message)
             arrival = arrival_of(delivery, headers)
         except WireError as error:
@@ -122,6 +130,7 @@ class Admission:
             assert claimed.run is not None
             if claimed.run.rules.acks_early:
                 verdicts.append(Ack(claimed.delivery.tag))
+                claimed.acked = True
             elif claimed.run.count_start:
                 verdicts.append(Started(claimed.delivery.tag))
         if not verdicts:
@@ -136,3 +145,40 @@ class Admission:
             raise
         self._counters.conflicts += len(refused)
         return [claimed for claimed in admitted if claimed.delivery.tag not in refused]
+
+
+def arrival_of(delivery: Delivery, headers: TaskHeaders) -> Arrival:
+    return Arrival(
+        headers.task,
+        headers.id,
+        parse_instant(headers.eta) if headers.eta else 0.0,
+        parse_instant(headers.expires) if headers.expires else 0.0,
+        delivery.starts,
+        delivery.redelivered,
+        headers.stamps,
+    )
+
+
+def let_run(claimed: Claimed, run: Run) -> None:
+    """Within the message's own limits, else the task's; 0 in a message is none, as Celery has it."""
+    hard, soft = claimed.headers.timelimit
+    claimed.run = run
+    claimed.hard_limit_s = hard or run.rules.hard_limit_s
+    claimed.soft_limit_s = soft or run.rules.soft_limit_s
+
+
+def job_of(claimed: Claimed) -> Job:
+    assert claimed.run is not None, "only an admitted message becomes a job"
+    hard, soft = claimed.hard_limit_s, claimed.soft_limit_s
+    return Job(
+        claimed.number,
+        claimed.headers.task,
+        claimed.headers.id,
+        claimed.delivery.queue,
+        claimed.message,
+        soft,
+        hard,
+        claimed.run.alone or hard is not None or soft is not None,
+        claimed.delivery.redelivered,
+        offset_s(),
+    )

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from umbel.brokers.interface import Ack, Delivery, Messages
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed
-from umbel.worker.messages.kept_outcomes import KeptOutcomes
+from umbel.worker.messages.kept_outcomes import KeptOutcomes, claim_of
 from umbel.worker.messages.settling import Settler
 
 log = logging.getLogger("umbel.worker.tasks")
@@ -33,8 +33,6 @@ class Adoption:
         self, deliveries: Sequence[Delivery], claimed: Mapping[int, Claimed]
     ) -> Sequence[Delivery]:
         """All but those that run here, or have run: these are adopted."""
-        if not any(one.redelivered for one in deliveries):
-            return deliveries
         running = {one.headers.id: one for one in claimed.values()}
         return [
             one for one in deliveries if not (one.redelivered and await self._adopt(one, running, claimed))
@@ -58,8 +56,9 @@ class Adoption:
         return False
 
     async def _settle_ended(self, delivery: Delivery) -> bool:
-        tag = self._kept.waiting_like(delivery)
-        if tag is not None and await self._broker.ended([tag]) and self._kept.come_back(tag, delivery):
+        tag = claim_of(delivery, self._settler.outcomes)
+        if tag is not None and await self._broker.ended([tag]) and tag in self._settler.outcomes:
+            self._kept.came_back[tag] = delivery
             return True
         if (ack := self._kept.take(delivery)) is None:
             return False

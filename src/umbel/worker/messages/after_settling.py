@@ -24,22 +24,18 @@ AfterSettle = Callable[[Sequence[bytes]], None]
 
 
 class AfterSettling:
-    """What waits counts as unsettled (`waiting`), so a worker that cannot keep up takes nothing new."""
+    """What waits counts as unsettled, so a worker that cannot keep up takes nothing new."""
 
     def __init__(self, do: AfterSettle | None) -> None:
         self._do = do
-        self._waiting: list[bytes] = []
+        self.waiting: list[bytes] = []
         self._gathered = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def add(self, work: Sequence[bytes]) -> None:
         if work and self._do is not None:
-            self._waiting += work
+            self.waiting += work
             self._idle.clear()
             self._gathered.set()
 
@@ -50,9 +46,9 @@ class AfterSettling:
         while self._do is not None:
             await self._gathered.wait()
             self._gathered.clear()
-            while batch := tuple(self._waiting[:BATCH_MAX]):
+            while batch := tuple(self.waiting[:BATCH_MAX]):
                 await self._attempt(self._do, batch)
-                del self._waiting[: len(batch)]
+                del self.waiting[: len(batch)]
             self._idle.set()
 
     async def _attempt(self, do: AfterSettle, batch: Sequence[bytes]) -> None:

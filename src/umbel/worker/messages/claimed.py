@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from umbel.brokers.interface import Delivery
-from umbel.clock import offset_s
 from umbel.errors import WireError
-from umbel.pools.interface import Job
 from umbel.protocol.delivery.delivery import Arrival, Run
 from umbel.protocol.delivery.sensitive import HIDDEN, MASK, Sensitive
 from umbel.wire.message import Message
-from umbel.wire.task import TaskHeaders, decode_task, parse_instant, show_args, show_kwargs
+from umbel.wire.task import TaskHeaders, decode_task, show_args, show_kwargs
 from umbel.worker.messages.kept_outcomes import is_same_message
 
 DECODED_MAX_BYTES = 64 * 1024
@@ -24,19 +22,16 @@ class Claimed:
     message: Message  # as protocol version 2
     headers: TaskHeaders
     arrival: Arrival
-    run: Run | None = None
+    run: Run | None = None  # once it is admitted
+    hard_limit_s: float | None = None
+    soft_limit_s: float | None = None
+    acked: bool = False  # the broker has forgotten it, or was told to, while its task has not ended
     told_started: bool = False
     received_at: float = 0.0  # Unix time, where it is measured
     started_at: float | None = None  # Unix time, once it is known to run
     pid: int | None = None
     hides: Sensitive | None = None
     terminated_by: str = ""  # the signal, when somebody asked to end it
-    taken: bool = False  # acknowledged because a child took it
-
-    @property
-    def acked(self) -> bool:
-        """Whether the broker has forgotten it, or was told to, while its task has not ended."""
-        return self.taken or (self.run is not None and self.run.rules.acks_early)
 
     @property
     def shown(self) -> tuple[str, str]:
@@ -71,39 +66,3 @@ class Claimed:
     def is_of(self, delivery: Delivery) -> bool:
         """Whether the delivery brings this very message."""
         return is_same_message(self.delivery, delivery)
-
-    @property
-    def limits(self) -> tuple[float | None, float | None]:
-        """(hard, soft): the message's own, else the task's; 0 in a message is none, as Celery has it."""
-        assert self.run is not None, "only an admitted message has limits"
-        hard, soft = self.headers.timelimit
-        rules = self.run.rules
-        return hard or rules.hard_limit_s, soft or rules.soft_limit_s
-
-    def job(self) -> Job:
-        assert self.run is not None, "only an admitted message becomes a job"
-        hard, soft = self.limits
-        return Job(
-            self.number,
-            self.headers.task,
-            self.headers.id,
-            self.delivery.queue,
-            self.message,
-            soft,
-            hard,
-            self.run.alone or hard is not None or soft is not None,
-            self.delivery.redelivered,
-            offset_s(),
-        )
-
-
-def arrival_of(delivery: Delivery, headers: TaskHeaders) -> Arrival:
-    return Arrival(
-        headers.task,
-        headers.id,
-        parse_instant(headers.eta) if headers.eta else 0.0,
-        parse_instant(headers.expires) if headers.expires else 0.0,
-        delivery.starts,
-        delivery.redelivered,
-        headers.stamps,
-    )

@@ -84,7 +84,7 @@ def _details(outcome: Outcome) -> dict[str, Any]:
 def _error_of(claimed: Claimed, lost: LostJob, more: str = "") -> TaskError:
     """Why a task has failed that did not end by itself."""
     if lost.timed_out:
-        limit_s = claimed.limits[0] or 0.0
+        limit_s = claimed.hard_limit_s or 0.0
         return TimeLimitExceeded(f"exceeded its time limit of {limit_s:g} s{more}", limit_s=limit_s)
     return WorkerLost(f"{lost.reason} while running the task{more}")
 
@@ -202,7 +202,8 @@ class Endings:
             return
         name = _COUNTED_AS[outcome.kind]
         setattr(self._counters, name, getattr(self._counters, name) + 1)
-        self._events.ended(claimed, outcome)
+        if self._events.noted:
+            self._events.ended(claimed, outcome)
         self._log_ending(claimed, outcome)
         brought = self._brought_by(claimed, outcome)
         if outcome.kind == "requeued":
@@ -222,11 +223,13 @@ class Endings:
     def take(self, claimed: Claimed) -> None:
         """A child runs it now."""
         if claimed.run is not None and claimed.run.rules.acks_taken and not claimed.acked:
-            claimed.taken = True
+            claimed.acked = True
             self._settler.add(Ack(claimed.delivery.tag))
 
     def _brought_by(self, claimed: Claimed, outcome: Outcome) -> Ending:
-        results = self._remains.addressed(claimed.message, outcome.results)
+        results = outcome.results
+        if self._remains.sends_results:
+            results = self._remains.addressed(claimed.message, results)
         return Ending(results, outcome.follow_ups, after=outcome.after)
 
     def _finish(self, claimed: Claimed, end: Ending) -> None:

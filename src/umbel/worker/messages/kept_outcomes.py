@@ -14,12 +14,12 @@ another worker, runs again, as at-least-once allows.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from umbel.brokers.interface import Ack, Delivery, Tag, Verdict
+from umbel.brokers.interface import Ack, Delivery, Tag
 
 KEPT_MAX = 1000
 KEPT_MAX_BYTES = 16 * 1024 * 1024
@@ -36,52 +36,33 @@ class _Kept:
 
 
 class KeptOutcomes:
-    """`confirmed`: whether what the broker calls settled is settled for certain."""
+    """`confirmed`: whether what the broker calls settled is settled for certain.
+
+    Messages of outcomes that wait to be settled are the settler's; `came_back` names, by their claims that
+    have ended, those that are here again.
+    """
 
     def __init__(self, clock: Callable[[], float], *, confirmed: bool = True) -> None:
         self._clock = clock
-        self._confirmed = confirmed
+        self.confirmed = confirmed
+        self.came_back: dict[Tag, Delivery] = {}
         self._settled: OrderedDict[str, int] = OrderedDict()  # by task id, which message was acknowledged
-        self._waiting: dict[Tag, Delivery] = {}  # of outcomes that wait to be settled
-        self._came_back: dict[Tag, Delivery] = {}  # by the claim that has ended: messages of some of those
         self._kept: dict[str, _Kept] = {}  # by task id, oldest first
         self._size_bytes = 0
 
-    def wait(self, verdict: Ack, delivery: Delivery) -> None:
-        """The outcome is to be settled; `settled` is called when it is, or cannot be."""
-        self._waiting[verdict.tag] = delivery
-
-    def waiting_like(self, delivery: Delivery) -> Tag | None:
-        """The claim of the same message, if its outcome waits to be settled."""
-        task_id = delivery.message.correlation_id
-        same = (
-            tag
-            for tag, one in self._waiting.items()
-            if one.message.correlation_id == task_id and is_same_message(one, delivery)
-        )
-        return next(same, None)
-
-    def come_back(self, tag: Tag, delivery: Delivery) -> bool:
-        """The claim has ended, and this is its message again. False if its outcome waits no more."""
-        if tag not in self._waiting:
-            return False
-        self._came_back[tag] = delivery
-        return True
-
-    def settled(self, batch: Iterable[Verdict], conflicts: Collection[Tag]) -> dict[Tag, Ack]:
+    def settled(
+        self, outcomes: Iterable[tuple[Ack, Delivery]], conflicts: Collection[Tag]
+    ) -> dict[Tag, tuple[Ack, Delivery]]:
         """By the old claim, what is to be settled with the claim that its message came back with."""
-        again: dict[Tag, Ack] = {}
-        for verdict in batch:
-            if not isinstance(verdict, Ack) or (delivery := self._waiting.pop(verdict.tag, None)) is None:
-                continue
-            back = self._came_back.pop(verdict.tag, None)
+        again: dict[Tag, tuple[Ack, Delivery]] = {}
+        for ack, delivery in outcomes:
+            back = self.came_back.pop(ack.tag, None)
             if back is not None:
-                kept = verdict if verdict.tag in conflicts else Ack(verdict.tag)  # the rest was applied
-                again[verdict.tag] = msgspec.structs.replace(kept, tag=back.tag)
-                self.wait(again[verdict.tag], back)
-            elif verdict.tag in conflicts:
-                self._keep(verdict, delivery)
-            elif not self._confirmed:
+                kept = ack if ack.tag in conflicts else Ack(ack.tag)  # the rest was applied
+                again[ack.tag] = (msgspec.structs.replace(kept, tag=back.tag), back)
+            elif ack.tag in conflicts:
+                self._keep(ack, delivery)
+            elif not self.confirmed:
                 self._remember(delivery)
         return again
 
@@ -118,6 +99,17 @@ class KeptOutcomes:
     def _drop(self, task_id: str) -> None:
         dropped = self._kept.pop(task_id, None)
         self._size_bytes -= 0 if dropped is None else dropped.size_bytes
+
+
+def claim_of(delivery: Delivery, waiting: Mapping[Tag, Delivery]) -> Tag | None:
+    """The earlier claim of the same message, if it is among those that wait."""
+    task_id = delivery.message.correlation_id
+    same = (
+        tag
+        for tag, one in waiting.items()
+        if one.message.correlation_id == task_id and is_same_message(one, delivery)
+    )
+    return next(same, None)
 
 
 def is_same_message(one: Delivery, other: Delivery) -> bool:

@@ -41,7 +41,7 @@ class MessageParts:
             outages=context.outages,
             store_outages=context.store_outages,
             together=together,
-            logged=events.logged,
+            events=events.step,
             refused=self._end_refused,
             kept=kept,
             settled=settled,
@@ -52,11 +52,6 @@ class MessageParts:
         self.endings = Endings(context, policy, self.settler, remains, events)
         self.adoption = Adoption(context, kept, self.settler)
         self.admission = Admission(context, policy, revoked, self.settler, self.endings, events)
-
-    @property
-    def pending(self) -> int:
-        """What is not settled yet, with all that comes of it."""
-        return self.settler.pending + self.after.waiting
 
     async def drained(self) -> None:
         await self.settler.drained()

@@ -15,7 +15,7 @@ from umbel.worker.settings import Ending
 class Remains:
     def __init__(self, context: WorkerContext, settler: Settler) -> None:
         self._end_without_running = context.settings.end_without_running
-        self._sends_results = sends_results(context.backend.url)
+        self.sends_results = sends_results(context.backend.url)
         self._settler = settler
 
     def of(
@@ -39,7 +39,7 @@ class Remains:
 
     def addressed(self, message: Message, results: Sequence[StoredResult]) -> Sequence[StoredResult]:
         """Where results are sent (rpc), they go to who asked for them; if nobody did, nowhere."""
-        if not self._sends_results:
+        if not self.sends_results:
             return results
         reply_to = message.reply_to
         return [replace(result, reply_to=reply_to) for result in results] if reply_to else ()

@@ -38,7 +38,6 @@ class RevokeRecord:
                 self._revoked.add_header(revoke.header, revoke.expires_at)
         if self.cursor == after:  # else the record was replaced meanwhile
             self.cursor = claim.revoked_cursor
-        self._revoked.expire(cluster_now())
 
     def take_back(self, revoke: Revoke) -> None:
         """Forget a revoke, by the record or by a command."""

@@ -12,7 +12,7 @@ is what happened, and never leaves out one that nobody repeats.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import random
 from typing import Protocol
@@ -34,11 +34,11 @@ from umbel.brokers.interface import (
 )
 from umbel.clock import cluster_now
 from umbel.errors import BrokerError, BrokerRefused, BrokerUnavailable
-from umbel.pools.guard import Raised, Returned, await_guarded
-from umbel.pools.off_loop import OffLoop
+from umbel.pools.guard import Raised, await_guarded
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.worker.context import Counters
+from umbel.worker.messages.before_settling import BeforeSettling
 from umbel.worker.messages.kept_outcomes import KeptOutcomes
 from umbel.worker.process.outages import Outages
 from umbel.worker.settings import Ending
@@ -46,49 +46,28 @@ from umbel.worker.settings import Ending
 log = logging.getLogger("umbel.worker.settling")
 PART = "settling"
 BATCH_MAX = 500
-BEFORE_TIMEOUT_S = 30.0  # for one attempt at what comes before a settle
 NOT_APPLIED = (
     "task finished after its claim had expired; outcome dropped unless the message is redelivered here"
 )
-
-
-class _Before:
-    """Work that comes before a settle. A call that does not return is waited for again, not repeated."""
-
-    def __init__(self, work: Callable[[], Ending], attempts_max: int, joins: Tag | None) -> None:
-        self.joins = joins
-        self._work = work
-        self._attempts_max = attempts_max
-        self._attempts = 0
-        self._call: OffLoop[Ending] | None = None
-
-    async def attempt(self) -> Returned[Ending] | Raised:
-        self._attempts += 1
-        self._call = self._call or OffLoop("umbel-ending", self._work)
-        try:
-            happened = await self._call.ended(BEFORE_TIMEOUT_S)
-        except TimeoutError:
-            return Raised(BrokerUnavailable(f"no answer within {BEFORE_TIMEOUT_S:g} s"))
-        self._call = None
-        return happened
-
-    def goes_on(self, error: BaseException) -> bool:
-        """Whether it is tried again after this error."""
-        if self._attempts_max:
-            return self._attempts < self._attempts_max
-        return isinstance(error, BrokerUnavailable)
 
 
 class SettlingBroker(Messages, ClusterRecord, Protocol):
     """Messages, and the keys of unique tasks, which are released with them."""
 
 
+class SentEvents(Protocol):
+    recorded: bool  # a recorder runs, so there is an event log
+
+    async def logged(self) -> None:
+        """Return when the event log has the events sent so far."""
+        ...
+
+
 class Settler:
     """`settled` is called whenever fewer messages are claimed than before.
 
-    `logged` returns when the event log, if there is one, has the events sent so far. `refused` gets
-    what the broker or the store refuses; messages among that are dead letters then. `after` gets the work
-    that was to wait until this or that is settled.
+    `refused` gets what the broker or the store refuses; messages among that are dead letters then.
+    `after` gets the work that was to wait until this or that is settled.
     """
 
     def __init__(
@@ -100,7 +79,7 @@ class Settler:
         outages: Outages,
         store_outages: Outages,
         together: bool,
-        logged: Callable[[], Awaitable[None]],
+        events: SentEvents,
         refused: Callable[[Sequence[Refused]], None],
         kept: KeptOutcomes,
         settled: Callable[[], None] = lambda: None,
@@ -112,7 +91,7 @@ class Settler:
         self._outages = outages
         self._store_outages = store_outages
         self._together = together  # results ride with their acks
-        self._logged = logged
+        self._events = events
         self._refused = refused
         self._settled = settled
         self._do_after = after
@@ -120,8 +99,9 @@ class Settler:
         self._results: list[StoredResult] = []
         self._follow_ups: list[Outgoing] = []
         self._after: list[bytes] = []  # of what was reported
-        self._first: list[_Before] = []
+        self._first: list[BeforeSettling] = []
         self._uniques: list[tuple[str, str]] = []
+        self.outcomes: dict[Tag, Delivery] = {}  # by claim: messages of outcomes that wait
         self._kept = kept
         self._messages: dict[Tag, Outgoing] = {}  # of verdicts that wait and end without an outcome
         self._dead: list[Refused] = []
@@ -139,7 +119,7 @@ class Settler:
 
     def add_outcome(self, ack: Ack, delivery: Delivery) -> None:
         """A task has ended; if its claim has ended first, the outcome is kept for its message's return."""
-        self._kept.wait(ack, delivery)
+        self.outcomes[ack.tag] = delivery
         self.add(ack)
 
     def add(self, verdict: Verdict, message: Outgoing | None = None) -> None:
@@ -172,7 +152,7 @@ class Settler:
 
         `joins`: the verdict that what it gives is settled with.
         """
-        self._first.append(_Before(work, attempts_max, joins))
+        self._first.append(BeforeSettling(work, attempts_max, joins))
         self._wake()
 
     def release(self, key: str, task_id: str) -> None:
@@ -200,8 +180,9 @@ class Settler:
                 self._gathered.set()
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
                 continue
-            self._outages.worked(PART)
-            failures, self.problem = 0, ""
+            if failures:
+                self._outages.worked(PART)
+                failures, self.problem = 0, ""
             if not self.pending and not self._uniques:
                 self._idle.set()
 
@@ -213,7 +194,8 @@ class Settler:
             if not self._waiting:
                 break
             batch = self._waiting[: 1 if self._singly else BATCH_MAX]
-            await self._logged()
+            if self._events.recorded:
+                await self._events.logged()
             sent = await self._with_results_stored(batch)
             settled = await self._settle(sent)
             if settled is None:
@@ -224,8 +206,9 @@ class Settler:
             self._settled()
             self._keep_unknown(sent, settled)
             self._note_applied(sent, settled)
-            self._note_conflicts(batch, settled.conflicts)
-            self._refused(settled.refused)
+            self._note_ended(batch, settled.conflicts)
+            if settled.refused:
+                self._refused(settled.refused)
         await self._bury_unknown()
         await self._release_gathered()
 
@@ -233,11 +216,20 @@ class Settler:
         if settled.applied:
             passed_over = settled.conflicts | settled.unknown
             bringing = [one for one in batch if isinstance(one, Ack | Bury) and one.tag not in passed_over]
-            self._do_after([one.after for one in bringing if one.after])
+            if after := [one.after for one in bringing if one.after]:
+                self._do_after(after)
 
-    def _note_conflicts(self, batch: Sequence[Verdict], conflicts: frozenset[Tag]) -> None:
-        again = self._kept.settled(batch, conflicts)
-        self._waiting += again.values()
+    def _note_ended(self, batch: Sequence[Verdict], conflicts: frozenset[Tag]) -> None:
+        outcomes = [
+            (one, self.outcomes.pop(one.tag))
+            for one in batch
+            if isinstance(one, Ack) and one.tag in self.outcomes
+        ]
+        if self._kept.confirmed and not (conflicts or self._kept.came_back):
+            return
+        again = self._kept.settled(outcomes, conflicts)
+        for ack, delivery in again.values():
+            self.add_outcome(ack, delivery)
         if count := len(conflicts - again.keys()):
             self._counters.conflicts += count
             self._outages.consequence(
@@ -316,18 +308,21 @@ class Settler:
             await self._do_next(self._first[0])
             del self._first[0]
         results, follow_ups, after = tuple(self._results), tuple(self._follow_ups), tuple(self._after)
-        await self._logged()  # what is reported meanwhile has its own turn: its events may not be there yet
+        # What is reported from here on has its own turn: its events may not be in the log yet.
+        if self._events.recorded:
+            await self._events.logged()
         if results:
             await self._store(results)
             del self._results[: len(results)]
         if follow_ups:
             await self._publish(follow_ups)
             del self._follow_ups[: len(follow_ups)]
-        self._do_after(after)
-        del self._after[: len(after)]
+        if after:
+            self._do_after(after)
+            del self._after[: len(after)]
         self._settled()
 
-    async def _do_next(self, first: "_Before") -> None:
+    async def _do_next(self, first: BeforeSettling) -> None:
         """Done, or given up; raises when it is to be tried again."""
         more = await first.attempt()
         if not isinstance(more, Raised):

@@ -32,18 +32,20 @@ _ENDS = {
 
 
 class TaskEvents:
-    """`meters`: what is counted of every task, also when nobody wants its events; None: nothing."""
+    """`meters`: what is counted of every task, also when nobody wants its events; None: nothing.
+
+    `wanted`: somebody listens. `noted`: that, or they are counted; else `received` and `ended` do nothing.
+    """
 
     def __init__(self, events: Events, meters: Meters | None = None) -> None:
-        self._events = events
+        self.step = events
+        self.wanted = self.noted = False
         self._meters = meters
+        events.on_wanted(self._note_wanted)
 
-    @property
-    def wanted(self) -> bool:
-        return self._events.task_events
-
-    async def logged(self) -> None:
-        await self._events.logged()
+    def _note_wanted(self, wanted: bool) -> None:
+        self.wanted = wanted
+        self.noted = wanted or self._meters is not None
 
     def received(self, claimed: Claimed) -> None:
         if self._meters is not None:
@@ -75,7 +77,7 @@ class TaskEvents:
             self.started(claimed, told.at)
             ours = {"uuid": claimed.headers.id, "retries": claimed.headers.retries}
             fields = msgspec.json.decode(told.fields) | ours
-            self._events.tell_fields(told.event_type, fields, at=told.at, blind=told.blind)
+            self.step.tell_fields(told.event_type, fields, at=told.at, blind=told.blind)
 
     def ended(self, claimed: Claimed, outcome: Outcome) -> None:
         event_type = _ENDINGS.get(outcome.kind)
@@ -100,7 +102,7 @@ class TaskEvents:
     def refused(self, headers: TaskHeaders, error: Exception) -> None:
         """For a message that never got into its queue."""
         if self.wanted:
-            self._events.tell(
+            self.step.tell(
                 "task-failed", uuid=headers.id, retries=headers.retries, exception=repr(error), traceback=""
             )
 
@@ -117,9 +119,7 @@ class TaskEvents:
             self._tell("task-rejected", claimed, requeue=requeue)
 
     def _tell(self, event_type: str, claimed: Claimed, *, at: float | None = None, **fields: Any) -> None:
-        self._events.tell(
-            event_type, at=at, uuid=claimed.headers.id, retries=claimed.headers.retries, **fields
-        )
+        self.step.tell(event_type, at=at, uuid=claimed.headers.id, retries=claimed.headers.retries, **fields)
 
     def _count(self, claimed: Claimed, end: str) -> None:
         if self._meters is not None:

@@ -10,6 +10,7 @@ for long when it cannot be written (`logged`).
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from time import time
 from typing import Any
@@ -46,7 +47,8 @@ class Events(Step):
         self._cluster: ClusterRecord = context.broker
         self._asked_for = context.settings.send_task_events
         self._enabled = False
-        self._recorded = False
+        self.recorded = False  # whether a recorder runs
+        self._on_wanted: list[Callable[[bool], None]] = []
         self._waiting: list[dict[str, Any]] = []
         self._arrived = asyncio.Event()
         self._failing = False
@@ -66,22 +68,29 @@ class Events(Step):
     def clock(self) -> LamportClock:
         return self._stamper.clock
 
-    @property
-    def task_events(self) -> bool:
-        """Whether anybody wants task events: asked before one is built."""
-        return self._asked_for or self._enabled or self._recorded
-
     def enable_task_events(self) -> bool:
         """A monitor wants them from now on; False when they were on already."""
         if self._asked_for or self._enabled:
             return False
         self._enabled = True
+        self._note_listeners()
         return True
 
     def disable_task_events(self) -> bool:
         """Take back what a monitor wanted; `-E` and recorders still count."""
         was_on, self._enabled = self._enabled, False
+        self._note_listeners()
         return was_on
+
+    def on_wanted(self, callback: Callable[[bool], None]) -> None:
+        """Call it, now and at each change, with whether anybody wants task events."""
+        self._on_wanted.append(callback)
+        self._note_listeners()
+
+    def _note_listeners(self) -> None:
+        wanted = self._asked_for or self._enabled or self.recorded
+        for callback in self._on_wanted:
+            callback(wanted)
 
     async def start(self) -> None:
         coordination = self._cluster.coordination
@@ -126,7 +135,7 @@ class Events(Step):
 
         Tasks matter more than their history: a log that cannot be written holds nothing up.
         """
-        if not self._recorded:
+        if not self.recorded:
             return
         place = self._told
         try:
@@ -222,7 +231,7 @@ class Events(Step):
 
     async def _log(self, batch: list[dict[str, Any]]) -> int:
         """Before they are broadcast, so that what says it is in the log is."""
-        if not self._recorded:
+        if not self.recorded:
             return 0
         logged = [(routing_key(event["type"]), encode_event(event)) for event in batch]
         return await self._event_log.log_events(logged)
@@ -253,7 +262,8 @@ class Events(Step):
     async def look_for_recorders(self) -> None:
         """Log events from now on, if anybody records; a recorder that begins asks for this at once."""
         if self._event_log.capabilities.event_log:
-            self._recorded = bool(await self._event_log.recorders())
+            self.recorded = bool(await self._event_log.recorders())
+            self._note_listeners()
 
 
 def _is_sendable(event: dict[str, Any]) -> bool:

@@ -90,7 +90,6 @@ class Mingle(Step):
         outages.on_link(self._note_link)
         if capabilities.transport in ONLY_OURS:  # it knows no links
             outages.on_end(self._say_again)
-        self._tasks.before_taking(self._catch_up)
         await self._tasks.revokes.read()
         if capabilities.transport in ONLY_OURS or self._began_alone:
             self.run_in_background(self._begin(BACKGROUND_WAIT_S))
@@ -107,20 +106,22 @@ class Mingle(Step):
         """What was said while this node was cut off is missed: ask for it, whether tasks are taken or not."""
         outages = self._context.outages
         if isinstance(change, LinkLost) and change.link in (MAIN, MAILBOX):
-            self._is_due = True
+            self._note_due()
             outages.reconciling(self.name)
         elif self._is_due and outages.is_linked:
             self.run_in_background(self._catch_up())
 
     def _say_again(self) -> None:
-        self._is_due = True
+        self._note_due()
         self.run_in_background(self._catch_up())
+
+    def _note_due(self) -> None:
+        self._is_due = True
+        self._tasks.before_taking(self.name, self._catch_up)
 
     async def _catch_up(self) -> None:
         """After a lost link, and before any task is taken: hear what was revoked meanwhile."""
-        if not self._is_due and not self._saying.locked():
-            return  # where a hello is under way, its answers are waited for, too
-        async with self._saying:
+        async with self._saying:  # where a hello is under way, its answers are waited for, too
             for _ in range(TRIES_MAX):
                 if not self._is_due:
                     break
@@ -128,6 +129,8 @@ class Mingle(Step):
                 self._is_due = False
                 if not await self._say_hello(self._context.settings.mingle_wait_s):
                     self._is_due = True
+            if not self._is_due:
+                self._tasks.before_taking(self.name, None)
         self._context.outages.worked(self.name)  # where it could not be said, others fail too
         self._tasks.drop_revoked()
 

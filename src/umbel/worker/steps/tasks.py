@@ -13,6 +13,7 @@ from random import random
 from typing import Any
 
 from umbel.brokers.interface import Delivery, Messages
+from umbel.clock import cluster_now
 from umbel.errors import BrokerError, PoolError
 from umbel.pools.guard import Raised, call_guarded, each_guarded
 from umbel.pools.interface import Job, LostJob, Outcome, Told
@@ -22,6 +23,7 @@ from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
+from umbel.worker.messages.admission import job_of
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.parts import MessageParts
 from umbel.worker.messages.revoke_record import RevokeRecord
@@ -52,12 +54,13 @@ class Tasks(Step):
         self._events = events
         self._counters = context.counters
         self._broker: Messages = context.broker
+        self._owner = context.identity.owner
         self._pool = context.pool
         self._policy = AdmissionPolicy(context.settings.tasks, max_deliveries=context.settings.max_deliveries)
         self.prefetch_max = context.settings.prefetch_max
         self.revoked = RevokedTasks()
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
-        self._before_taking: list[Callable[[], Awaitable[None]]] = []
+        self._before_taking: dict[str, Callable[[], Awaitable[None]]] = {}  # by who asks for it
         self.revokes = RevokeRecord(context, self.revoked)
         self._claimed: dict[int, Claimed] = {}
         self._room = asyncio.Event()
@@ -70,8 +73,8 @@ class Tasks(Step):
 
     @property
     def claimed(self) -> int:
-        """Messages claimed and not settled."""
-        return len(self._claimed) + self._parts.pending
+        """Messages claimed and not settled, with all that comes of them."""
+        return len(self._claimed) + self._settler.pending + len(self._parts.after.waiting)
 
     @property
     def problem(self) -> str:
@@ -133,9 +136,12 @@ class Tasks(Step):
     def note_change(self) -> None:
         self._room.set()
 
-    def before_taking(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Be awaited after each claim, before anything of it is judged."""
-        self._before_taking.append(callback)
+    def before_taking(self, name: str, callback: Callable[[], Awaitable[None]] | None) -> None:
+        """Be awaited after each claim, before anything of it is judged, until None is given."""
+        if callback is None:
+            self._before_taking.pop(name, None)
+        else:
+            self._before_taking[name] = callback
 
     # -- for remote control ----------------------------------------------------------------------
 
@@ -223,15 +229,16 @@ class Tasks(Step):
                 self._claim_problem = f"cannot fetch messages: {error}"
                 await asyncio.sleep(reconnect_wait_s(failures, random()))
                 continue
-            outages.worked(self.name)
-            failures, self._claim_problem = 0, ""
+            if failures:
+                outages.worked(self.name)
+                failures, self._claim_problem = 0, ""
         await self._leave_queues()
 
     async def _leave_queues(self) -> None:
         """What was fetched ahead is for the others, from now on and not when the last task has ended."""
         try:
             for queue in tuple(self._context.queues):
-                await self._broker.leave_queue(self._context.identity.owner, queue)
+                await self._broker.leave_queue(self._owner, queue)
         except BrokerError as error:  # then the broker returns it when the worker is gone
             log.warning("cannot stop consuming yet; retrying", extra={"why": str(error)})
 
@@ -245,27 +252,30 @@ class Tasks(Step):
             self._room.clear()
             await self._room.wait()
             return
-        owner = self._context.identity.owner
         queues = tuple(self._context.queues)
         if not queues:
             await self._nothing_to_consume()
             return
         read = self.revokes.cursor
-        claim = await self._broker.claim(owner, queues, room, revoked_after=read)
+        claim = await self._broker.claim(self._owner, queues, room, revoked_after=read)
         if claim.lease_ended:
             self.return_unstarted()
-        self.revokes.learn(claim, after=read)
+        if claim.revokes or claim.revoked_cursor != read:
+            self.revokes.learn(claim, after=read)
+        self.revoked.expire(cluster_now())
         if claim.returned:
             self._context.outages.consequence(
                 log, logging.WARNING, RETURNED_TEXT, named="returned of others", count=claim.returned
             )
-        for catch_up in self._before_taking:
+        for catch_up in tuple(self._before_taking.values()):
             await catch_up()
         if claim.deliveries:
             deliveries = await self._admission.verified(claim.deliveries)
-            await self._take_in(await self._adoption.rest(deliveries, self._claimed))
+            if any(one.redelivered for one in deliveries):
+                deliveries = await self._adoption.rest(deliveries, self._claimed)
+            await self._take_in(deliveries)
         else:
-            await self._broker.wait_ready(queues, IDLE_WAIT_S, owner=owner)
+            await self._broker.wait_ready(queues, IDLE_WAIT_S, owner=self._owner)
 
     async def _nothing_to_consume(self) -> None:
         """Every queue was cancelled; one may be added again."""
@@ -290,7 +300,7 @@ class Tasks(Step):
         self._pool.submit(each_guarded(self._job, runnable, self._bury_faulty))
 
     def _job(self, claimed: Claimed) -> Job:
-        job = claimed.job()
+        job = job_of(claimed)
         self._claimed[claimed.number] = claimed
         self.totals[claimed.headers.task] += 1
         return job
@@ -372,5 +382,5 @@ class Tasks(Step):
         except (TimeoutError, BrokerError):
             log.error(
                 "messages not acknowledged before shutdown; their tasks may run again",
-                extra={"count": self._parts.pending},
+                extra={"count": self.claimed},
             )

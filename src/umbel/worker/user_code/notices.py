@@ -56,6 +56,7 @@ class Notices:
         given = {one.name: getattr(hooks, one.name) for one in fields(NoticeHooks)} if hooks else {}
         self._log_received: OnMessage | None = given.pop("log_received", None)
         self._names = frozenset(name for name, hook in given.items() if hook is not None)
+        self.hears_received = self._log_received is not None or "received" in self._names
         self._queue = HookQueue({name: given[name] for name in self._names}, waiting_max=WAITING_MAX)
 
     @property
