@@ -6,6 +6,7 @@ missing table and a connection without a transaction get an error of ours, which
 """
 
 from collections.abc import Sequence
+from sys import modules
 from typing import Any, Protocol
 
 from umbel.errors import OutboxError
@@ -104,12 +105,10 @@ class DjangoTarget:
     def write(self, rows: Rows) -> None:
         if self._connection.get_autocommit() and not self._connection.in_atomic_block:
             raise _no_transaction("open one with transaction.atomic()")
-        from django.db import Error
-
         try:
             with self._connection.cursor() as cursor:
                 cursor.executemany(self._insert, rows)
-        except Error as error:
+        except modules["django.db"].Error as error:
             raise missing_table(error.__cause__ or error, self._table) or error from error
 
     async def awrite(self, rows: Rows) -> None:
