@@ -315,7 +315,7 @@ def test_a_running_task_is_told_when_nobody_knows_whether_its_message_was_sent(t
 
     async def scenario() -> None:
         await app.asend_task("anything")
-        with app.producer._store.database.write(), Running(request):  # type: ignore[attr-defined]
+        with app.producer.database.write(), Running(request):  # type: ignore[attr-defined]
             request.unsent[:] = kept = messages(1)
             with pytest.raises(SendUnknown) as caught:
                 await app.asend_task("anything", task_id="a")
@@ -580,7 +580,7 @@ def test_a_sqlite_file_that_is_locked_is_an_error_in_time(tmp_path: Path) -> Non
 
     async def scenario() -> None:
         await app.asend_task("anything")
-        store = app.producer._store  # type: ignore[attr-defined]
+        store: Any = app.producer
         with store.database.write(), pytest.raises(BrokerUnavailable) as caught:
             await app.asend_task("anything", task_id="a")
         assert isinstance(caught.value, SendUnknown)
@@ -645,5 +645,5 @@ def test_a_result_in_a_file_is_not_read_on_the_loop(tmp_path: Path) -> None:
 
 
 def store_messages(app: App) -> int:
-    with app.producer._store.database.read() as db:  # type: ignore[attr-defined]
+    with app.producer.database.read() as db:  # type: ignore[attr-defined]
         return int(db.execute("SELECT count(*) FROM messages").fetchone()[0])

@@ -19,8 +19,8 @@ from umbel.app.running.async_tracer import AsyncTracer
 from umbel.app.running.child_logs import LoggedStream
 from umbel.app.running.child_tracer import make_tracer
 from umbel.app.running.progress import BURST
+from umbel.app.running.showing import EXCEPTION_ARGS_MAX
 from umbel.app.running.tracer import (
-    EXCEPTION_ARGS_MAX,
     EXCEPTION_MAX_CHARS,
     STRUCK_MAX_CHARS,
     Tracer,
@@ -248,8 +248,12 @@ def test_a_child_takes_over_its_workers_correction_of_the_clock(
     task = app.task(name="when")(offset_s)
     correct(3.0)
     try:
-        job = msgspec.structs.replace(job_of(app, task.name), clock_offset_s=50.0)
-        assert Tracer(app, hostname="w@host", is_eager=is_eager)(job).summary == str(known_s)
+        tracer = Tracer(app, hostname="w@host", is_eager=is_eager)
+        corrected, as_before = (
+            msgspec.structs.replace(job_of(app, task.name), clock_offset_s=by_s) for by_s in (50.0, 3.0)
+        )
+        assert tracer(corrected).summary == str(known_s)
+        assert tracer(as_before).summary == "3.0"
     finally:
         correct(0.0)
 

@@ -60,11 +60,11 @@ def send(url: str, text: str) -> None:
 
 def die_writing(url: str) -> None:
     """Write half a batch of the embedded broker, and die before the commit."""
-    from umbel.brokers.sqlite import messages
+    from umbel.brokers.sqlite import publishing
     from umbel.brokers.sqlite.store import Store
 
     with Store(BrokerSettings(url)).database.write() as db:
-        messages.insert(db, outgoing("half", *(str(number) * 10_000 for number in range(2000))), 0.0)
+        publishing.insert(db, outgoing("half", *(str(number) * 10_000 for number in range(2000))), 0.0)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -14,8 +14,9 @@ from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.table import Properties, encode_properties
 from umbel.brokers.interface import BrokerSettings, Bury
 from umbel.errors import BadMessage, TooLarge, WireError
+from umbel.wire.compat.legacy import to_v2
 from umbel.wire.message import Message, Outgoing
-from umbel.wire.task import read_headers, to_v2
+from umbel.wire.task import read_headers
 
 HEADERS = {"task": "t", "id": "1"}
 DEEP = '{"task":"t","id":"1","x":' + "[" * 5000 + "]" * 5000 + "}"

@@ -36,7 +36,7 @@ from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.interface import Ack, Broker, BrokerSettings, Claim, Replaced, Return, Settled
 from umbel.brokers.redis.broker import CAPABILITIES as REDIS
 from umbel.brokers.sqlite.broker import CAPABILITIES as SQLITE
-from umbel.brokers.sqlite.presence import Presence
+from umbel.brokers.sqlite.files import Presence
 from umbel.errors import AccessRefused, BrokerUnavailable
 
 LONG_LEASE_S = 30.0

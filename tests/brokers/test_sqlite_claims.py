@@ -9,7 +9,7 @@ import pytest
 
 from tests.brokers.under_test import message, texts
 from umbel.brokers.interface import Delivery
-from umbel.brokers.sqlite import claims, messages
+from umbel.brokers.sqlite import claims, publishing
 from umbel.brokers.sqlite.claims import Heap, share
 from umbel.brokers.sqlite.schema import MIGRATIONS, migrate
 from umbel.wire.message import Outgoing
@@ -25,8 +25,8 @@ def db() -> Iterator[sqlite3.Connection]:
 def put(db: sqlite3.Connection, *names: str) -> None:
     """Names are "<queue><priority><text>", oldest first."""
     batch = [Outgoing(name[0], message(name, priority=int(name[1]))) for name in names]
-    messages.insert(db, batch, 0.0)
-    messages.file(db)
+    publishing.insert(db, batch, 0.0)
+    publishing.file(db)
 
 
 def claim(

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from tests.brokers.under_test import OWNER, message
 from umbel.brokers.interface import Ack, BrokerSettings, Delivery, Return
-from umbel.brokers.sqlite import messages, schema
+from umbel.brokers.sqlite import publishing, schema
 from umbel.brokers.sqlite.store import Store
 from umbel.errors import BrokerUnavailable, StorageFull
 from umbel.wire.message import Outgoing
@@ -116,7 +116,7 @@ class Queues(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def _file_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "FILE_EVERY", 4)
+    monkeypatch.setattr(publishing, "FILE_EVERY", 4)
 
 
 def test_no_message_is_lost_or_out_of_turn_whatever_is_sent_claimed_settled_and_purged() -> None:
@@ -146,7 +146,7 @@ def test_what_waits_to_be_filed_stays_little_however_much_is_sent(sizes: list[in
     with TemporaryDirectory() as directory, opened(Path(directory) / "umbel.db") as store:
         for size in sizes:
             store.publish([sent(number, "a", 0) for number in range(size)])
-            assert unfiled(store.database.path) < messages.FILE_EVERY + size
+            assert unfiled(store.database.path) < publishing.FILE_EVERY + size
 
 
 def test_a_file_of_the_first_version_keeps_its_messages_and_its_order(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_file_of_the_first_version_keeps_its_messages_and_its_order(tmp_path: 
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         schema.migrate(db, path, schema.MIGRATIONS[:1])
         for number in (1, 2):
-            db.execute(messages.APPEND, messages.row(sent(number, "a", 0)))
+            db.execute(publishing.APPEND, publishing.row(sent(number, "a", 0)))
             db.execute("INSERT INTO ready VALUES ('a', 0, ?)", (number,))
     with opened(path) as store:
         store.publish([sent(3, "a", 0)])
@@ -216,7 +216,7 @@ def test_a_full_file_is_emptied_although_its_messages_were_not_filed(
     tmp_path: Path, is_purged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What makes room has some left for it; what was confirmed is there, and nothing else."""
-    monkeypatch.setattr(messages, "FILE_EVERY", 1024)
+    monkeypatch.setattr(publishing, "FILE_EVERY", 1024)
     settings = BrokerSettings(f"sqlite:///{tmp_path}/umbel.db", storage_max_bytes=2**19)
     with closing(Store(settings)) as store:
         store.publish([sent(number, "a", 0) for number in range(900)])
@@ -232,7 +232,7 @@ def test_a_full_file_is_emptied_although_its_messages_were_not_filed(
 def test_a_message_that_is_stored_is_sent_although_it_cannot_be_filed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "FILE_EVERY", 16)
+    monkeypatch.setattr(publishing, "FILE_EVERY", 16)
     monkeypatch.setattr(os, "fdatasync", lambda _: None)  # no power cut is in this
     for size_bytes in range(304_096, 345_056, 4096):
         url = f"sqlite:///{tmp_path}/{size_bytes}.db"

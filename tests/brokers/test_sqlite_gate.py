@@ -11,8 +11,8 @@ from tests.brokers.contract_processes import in_a_fork
 from tests.brokers.under_test import outgoing
 from tests.waiting import wait_until
 from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.sqlite import database, gate
-from umbel.brokers.sqlite.gate import WriteGate
+from umbel.brokers.sqlite import database, files
+from umbel.brokers.sqlite.files import WriteGate
 from umbel.brokers.sqlite.store import Store
 from umbel.errors import BrokerUnavailable
 
@@ -54,8 +54,8 @@ def test_who_leaves_and_comes_back_at_once_goes_behind_who_waits(path: Path) -> 
     waiting.start()
 
     def turnstile_taken() -> bool:
-        if probe._set(gate._TAKE_TURNSTILE):
-            probe._set(gate._FREE_TURNSTILE)
+        if probe._set(files._TAKE_TURNSTILE):
+            probe._set(files._FREE_TURNSTILE)
             return False
         return True
 
@@ -73,7 +73,7 @@ def test_who_leaves_and_comes_back_at_once_goes_behind_who_waits(path: Path) -> 
 def test_who_was_interrupted_on_the_way_in_leaves_nothing_shut(path: Path) -> None:
     one, other = WriteGate(path), WriteGate(path)
     one.enter(1.0)
-    assert one._set(gate._TAKE_BOTH)  # inside, and still at the turnstile
+    assert one._set(files._TAKE_BOTH)  # inside, and still at the turnstile
     one.leave()
     other.enter(0.0)
     one.leave()  # what it does not hold, it cannot open to others
@@ -86,7 +86,7 @@ def test_who_was_interrupted_on_the_way_in_leaves_nothing_shut(path: Path) -> No
 def test_where_the_system_has_no_such_locks_the_gate_is_open(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "_SUPPORTED", False)
+    monkeypatch.setattr(files, "_SUPPORTED", False)
     one, other = WriteGate(path), WriteGate(path)
     one.enter(0.0)
     other.enter(0.0)

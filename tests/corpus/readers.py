@@ -18,6 +18,7 @@ from umbel.brokers.sqlite import messages as sqlite_messages
 from umbel.errors import WireError
 from umbel.pools.prefork.messages import FromChild, FromServer, ToChild
 from umbel.protocol.delivery.delivery import Run, TaskRules
+from umbel.wire.compat.legacy import to_v2
 from umbel.wire.control import decode_reply, decode_request
 from umbel.wire.envelope_redis import unseal
 from umbel.wire.event import decode_events
@@ -25,7 +26,7 @@ from umbel.wire.frames import FrameReader, JobBatch, encode_frame
 from umbel.wire.gossip import read_worker_event
 from umbel.wire.message import Message
 from umbel.wire.result import decode_result
-from umbel.wire.task import decode_task, read_headers, to_v2
+from umbel.wire.task import decode_task, read_headers
 from umbel.worker.messages.admission import arrival_of, job_of, let_run
 from umbel.worker.messages.claimed import Claimed
 

@@ -4,11 +4,9 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from tests.pools.host import make_job
 from tests.pools.recorder import running, until_waiting
-from umbel.pools.prefork.limits import Limits
+from umbel.pools.prefork.limits import KINDS, Limits
 
 LIMITS = ("NOFILE", "AS", "FSIZE", "NPROC", "CPU", "DATA", "STACK")
 
@@ -73,14 +71,12 @@ def test_a_task_that_takes_our_signals_does_not_take_them_from_the_next(tmp_path
     asyncio.run(scenario())
 
 
-def test_a_limit_that_is_raised_or_stays_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"soft": 100}
-    monkeypatch.setattr("resource.getrlimit", lambda _: (known["soft"], -1))
-    limits = Limits()
-    assert not limits.lowered()
-    known["soft"] = 200
-    assert not limits.lowered()
-    known["soft"] = -1
-    assert not limits.lowered()
-    known["soft"] = 200
-    assert limits.lowered() == "RLIMIT_NOFILE from unlimited/unlimited to 200/unlimited"
+def test_a_limit_that_is_raised_or_stays_harms_nobody() -> None:
+    def read(soft: int) -> list[tuple[int, int]]:
+        return [(soft, -1) for _ in KINDS]
+
+    limits = Limits(read(100))
+    assert not limits.lowered(read(100))
+    assert not limits.lowered(read(200))
+    assert not limits.lowered(read(-1))
+    assert limits.lowered(read(200)) == "RLIMIT_NOFILE from unlimited/unlimited to 200/unlimited"

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from tests.wire import strategies
 from umbel.brokers.sqlite import messages as sqlite_messages
+from umbel.brokers.sqlite import publishing
 from umbel.errors import BadMessage, WireError
 from umbel.pools.interface import Job
 from umbel.pools.prefork.messages import ToChild
+from umbel.wire.compat.legacy import to_v2
 from umbel.wire.envelope_redis import seal, unseal
 from umbel.wire.event import decode_events, encode_event
 from umbel.wire.frames import FrameReader, JobBatch, encode_frame
 from umbel.wire.message import Message
-from umbel.wire.task import decode_task, parse_instant, read_headers, to_v2
+from umbel.wire.task import decode_task, parse_instant, read_headers
 
 HUGE = [10**20, 2**63, 2**31, -1, -(2**63) - 1, 10**400]
 ODD: list[Any] = [
@@ -94,7 +96,7 @@ def assert_that_everything_behind_can_hold(message: Message) -> None:
         datetime.fromtimestamp(instant, UTC).isoformat()
     event = {"type": "task-received", "uuid": headers.id, **msgspec.to_builtins(headers)}
     decode_events(encode_event(event))
-    assert sqlite_messages.decode(sqlite_messages.encode(v2)) == v2
+    assert sqlite_messages.decode(publishing.encode(v2)) == v2
     assert unseal(seal(v2, "q", "tag")).message == v2
     try:
         decode_task(v2)

@@ -5,9 +5,10 @@ import pytest
 
 from tests.wire import examples
 from umbel.errors import BadMessage
+from umbel.wire.compat.legacy import to_v2
 from umbel.wire.compression import compress
 from umbel.wire.message import Message
-from umbel.wire.task import decode_task, encode_task, read_headers, to_v2
+from umbel.wire.task import decode_task, encode_task, read_headers
 
 
 def v1_of(body: object, headers: object = ()) -> Message:

@@ -1,17 +1,14 @@
 """App: what a user makes first. It holds the settings and the tasks, and opens broker and backend
 when they are first needed, so that importing a module with an app touches nothing."""
 
-import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from time import time
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from umbel.app.aio.loop_warning import warn_on_loop
 from umbel.app.aio.sending import AsyncSending
 from umbel.app.canvas.builtin_tasks import builtin_functions
 from umbel.app.canvas.signature import Signature, signature_from
@@ -24,42 +21,39 @@ from umbel.app.options import TaskKeywords, TaskOptions
 from umbel.app.results import AsyncResult
 from umbel.app.running.child_logs import redirect_streams, set_up_child_logging
 from umbel.app.running.child_tracer import make_tracer
-from umbel.app.running.eager import EagerBackend, EagerMode, EagerRunner
-from umbel.app.running.request import CURRENT_REQUEST, Request
+from umbel.app.running.eager import EagerMode
 from umbel.app.running.tracer import Tracer
 from umbel.app.saved_groups import SavedGroups
-from umbel.app.sending.batches import prepare_many
+from umbel.app.sending.defaults import SendDefaults, queue_of
 from umbel.app.sending.options import SendOptions, check_options
-from umbel.app.sending.prepare import Prepared, SendDefaults, is_unique, origin, prepare, queue_of
-from umbel.app.sending.publish import patiently, publish
+from umbel.app.sending.patience import patiently
 from umbel.app.sending.routing import Router
+from umbel.app.sending.sending import Sending
 from umbel.app.sending.sent_events import SentEvents
-from umbel.app.sending.uniqueness import send_unique
 from umbel.app.signals import Signals
 from umbel.app.steps import Steps
 from umbel.app.task import AsyncTask, BoundTaskDecorator, Task, TaskDecorator
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import Producer
-from umbel.brokers.registry import open_producer
 from umbel.clock import cluster_now
 from umbel.control.panel import UsersPanel
 from umbel.logs import tell_left_out
 from umbel.pools.interface import ChildContext, Runner
-from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
 
 if TYPE_CHECKING:
     from umbel.app.cluster.control import Control
     from umbel.app.cluster.leases import HeldLease
     from umbel.app.cluster.periodic import Periodic, Timetable
+    from umbel.outbox.block import Block
 
 P = ParamSpec("P")
 R = TypeVar("R")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-class App(AsyncSending):
+class App(Sending, AsyncSending):
     """A set of tasks and where their messages and results go.
 
     Without `broker` everything lives in one SQLite file, umbel.db, in the app's `directory`: without one,
@@ -90,7 +84,7 @@ class App(AsyncSending):
         self._opening = Lock()
         self._producer: Producer | None = None
         self._backend: Backend | None = None
-        self.eager_mode = self._eager = EagerMode(self, name)
+        self.eager_mode = EagerMode(self, name)
         self._sent_events: SentEvents | None = None
         self._tracer: Tracer | None = None
         self._node = ""
@@ -173,100 +167,23 @@ class App(AsyncSending):
 
     # -- sending ---------------------------------------------------------------------------------
 
-    def send_task(
-        self,
-        name: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[SendOptions],
-    ) -> AsyncResult[Any]:
-        """Send a task by its name, which need not be known in this process."""
-        return self.send(name, args, kwargs or {}, options)
+    def outbox(self, connection: Any) -> "Block":
+        """Inside this block tasks are sent if, and only if, the transaction of `connection` commits.
 
-    def send(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
-    ) -> AsyncResult[Any]:
-        known = self.tasks.get(name)
-        if is_unique(known.options if known else None, options):
-            return send_unique(self, name, args, kwargs, options)
-        prepared = self.prepare(name, args, kwargs, options, sender=CURRENT_REQUEST.get())
-        self.publish([prepared])
-        return self.result_of(prepared)
+        `with app.outbox(connection):` takes a connection of sqlite3, psycopg, psycopg2 or Django, or a
+        connection or session of SQLAlchemy; `async with` also an AsyncConnection of psycopg, or an
+        AsyncConnection or AsyncSession of SQLAlchemy. The messages are written into a table; a worker with
+        the setting `outbox` publishes them.
+        """
+        from umbel.outbox.block import Block  # few apps need it
 
-    def result_of(self, prepared: Prepared) -> AsyncResult[Any]:
-        return AsyncResult(prepared.task_id, app=self, ignored=prepared.ignores_result, types=prepared.types)
-
-    def ignores_result(self, name: str, options: SendOptions) -> bool:
-        """Whether no worker will store the result of this call."""
-        known = self.tasks.get(name)
-        stated = (options.get("ignore_result"), known.options.ignore_result if known else None)
-        return next((said for said in stated if said is not None), self.settings.task_ignore_result)
-
-    def send_many(self, signatures: Iterable[Signature[Any]]) -> list[AsyncResult[Any]]:
-        """Send many calls in one step of the broker: all of them or none."""
-        prepared, results = prepare_many(signatures)
-        self.publish(prepared)
-        return results
-
-    def prepare(
-        self,
-        name: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        options: SendOptions,
-        *,
-        sender: Request | None = None,
-        task_id: str = "",
-    ) -> Prepared:
-        known = self.tasks.get(name)
-        defaults = known.options if known else None
-        prepared = prepare(
-            self, name, args, kwargs, options, defaults=defaults, sender=sender, task_id=task_id
-        )
-        if self.signals.before_task_publish.receivers:
-            self.signals.before_task_publish.send(
-                task=name, task_id=prepared.task_id, args=args, kwargs=kwargs, queue=prepared.outgoing.queue
-            )
-        return prepared
-
-    def publish(self, prepared: Sequence[Prepared]) -> None:
-        outgoing, began = self.begin_publishing(prepared), time()
-        if self.eager_runner is not None:
-            self.eager_runner.run(outgoing)
-        elif not self.written_in_block(outgoing):
-            warn_on_loop("sending a task", "await task.adelay(...), or aapply_async, asend_task, asend_many")
-            if publish(self.producer, outgoing, self.settings, CURRENT_REQUEST.get()):
-                self.tell_sent([(outgoing, began)])
-        self.end_publishing(prepared)
-
-    def begin_publishing(self, prepared: Sequence[Prepared]) -> list[Outgoing]:
-        request = CURRENT_REQUEST.get()
-        if request is not None:
-            request.sent(one.task_id for one in prepared)
-        return [one.outgoing for one in prepared]
-
-    def end_publishing(self, prepared: Sequence[Prepared]) -> None:
-        if self.signals.after_task_publish.receivers:
-            for one in prepared:
-                self.signals.after_task_publish.send(
-                    task=one.task, task_id=one.task_id, queue=one.outgoing.queue
-                )
-
-    def tell_sent(self, sent: Sequence[tuple[Sequence[Outgoing], float]]) -> None:
-        """Batches, each with the time from which on it was sent; no worker could take it before."""
-        if not self.settings.task_send_sent_event:
-            return
-        with self._opening:
-            if self._sent_events is None or self._sent_events.pid != os.getpid():
-                self._sent_events = SentEvents(origin())
-            teller = self._sent_events
-        teller.tell(self.producer, sent)
+        return Block(self, connection, self.settings.outbox_table)
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
         """Record that these tasks must not start; also works while no worker is running."""
         now = cluster_now()
         revokes = [Revoke(one, now, expires_at) for one in task_ids]
-        if (runner := self._eager.runner) is not None:
+        if (runner := self.eager_runner) is not None:
             runner.revoke(revokes)
         patiently(lambda: self.producer.revoke(revokes), self.settings.publish_timeout_s)
 
@@ -339,16 +256,6 @@ class App(AsyncSending):
                 self._backend = open_backend(self.settings.backend, self.settings.for_broker())
             return self._backend
 
-    @property
-    def producer(self) -> Producer:
-        opened = self._producer  # mostly it is open, and no lock is needed to see that
-        if opened is not None:
-            return opened
-        with self._opening:
-            if self._producer is None:
-                self._producer = open_producer(self.settings.for_broker())
-            return self._producer
-
     def close(self) -> None:
         """Close the connections; the app opens them again when they are needed."""
         if "control" in vars(self):
@@ -360,21 +267,13 @@ class App(AsyncSending):
                 if opened is not None:
                     opened.close()
             self._producer = self._backend = None
-        self._eager.close()
+        self.eager_mode.close()
 
     # -- eager mode ------------------------------------------------------------------------------
 
     def eager(self) -> AbstractContextManager[None]:
         """Inside this block tasks run in this process, at once, through the path a worker takes."""
-        return self._eager.block()
-
-    @property
-    def eager_runner(self) -> EagerRunner | None:
-        return self._eager.runner
-
-    @property
-    def eager_backend(self) -> EagerBackend | None:
-        return self._eager.runner.backend if self._eager.runner else None
+        return self.eager_mode.block()
 
     # -- in a child of a pool (pools.interface.Host) ---------------------------------------------
 

@@ -33,7 +33,7 @@ from umbel.app.running.hooks import TaskHooks, hooks_of
 from umbel.app.running.request import Request, current_request
 from umbel.app.secrecy import sensitive_of
 from umbel.app.sending.options import SendOptions, check_options
-from umbel.app.sending.prepare import instant
+from umbel.app.sending.stated import instant
 from umbel.app.task_attributes import TaskAttributes
 from umbel.app.types.annotations import signature_of
 from umbel.app.types.call_types import CallTypes, types_of

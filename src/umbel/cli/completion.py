@@ -64,7 +64,7 @@ def queues(context: click.Context) -> Iterable[str]:
 
 def _queues_of_app(context: click.Context) -> set[str]:
     """Those that its settings name, empty or not."""
-    from umbel.app.sending.prepare import queue_of
+    from umbel.app.sending.defaults import queue_of
     from umbel.errors import AppNotFound
     from umbel.launch.loading import find_app
 

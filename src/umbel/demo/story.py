@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from umbel.app.cluster.periodic import slot_id
-from umbel.app.sending.ids import new_id
+from umbel.app.sending.prepare import new_id
 from umbel.brokers.interface import Broker, ClusterRecord, EventLog
 from umbel.brokers.registry import open_broker
 from umbel.demo.ledger import Ledger, Verdict, judge, read_ledger

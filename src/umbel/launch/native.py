@@ -9,9 +9,9 @@ from typing import Any
 from umbel.app.app import App
 from umbel.app.configuration.settings import Settings
 from umbel.app.running.chord_parts import part_ended
-from umbel.app.running.follow_ups import after_failure, keeps_result, steps_that_never_run
-from umbel.app.running.request import Request, request_of
-from umbel.app.sending.prepare import queue_of
+from umbel.app.running.follow_ups import after_failure, steps_that_never_run
+from umbel.app.running.request import Request, keeps_result, request_of
+from umbel.app.sending.defaults import queue_of
 from umbel.backends.interface import Backend
 from umbel.backends.registry import open_backend
 from umbel.brokers.interface import BrokerSettings
@@ -112,7 +112,8 @@ class Leftovers:
         done_at = time()
         headers = read_headers(message)
         results: list[StoredResult] = []
-        if keeps_result(self._app, headers):
+        known = self._app.tasks.get(headers.task)
+        if keeps_result(headers, known.options if known else None, self._app.settings):
             results.append(encode_failure(headers.id, described, None, status=status, done_at=done_at))
         try:
             call = decode_task(message, accept=self._app.settings.accept_content)

@@ -12,7 +12,7 @@ from typing import Any
 
 from umbel.app.app import App
 from umbel.app.cluster.periodic import Periodic
-from umbel.app.sending.ids import new_id
+from umbel.app.sending.prepare import new_id
 from umbel.brokers.interface import ClusterRecord
 from umbel.protocol.leadership.coordination import LeaseReply
 from umbel.wire.schedule import decode_marks, decode_pauses, encode_pauses

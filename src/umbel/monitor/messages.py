@@ -7,8 +7,9 @@ from umbel.errors import WireError
 from umbel.monitor.hiding import Hides, hides_nothing, is_open
 from umbel.monitor.shapes import DeadLetterRow, WaitingMessage
 from umbel.protocol.delivery.sensitive import MASK
+from umbel.wire.compat.legacy import to_v2
 from umbel.wire.message import Message
-from umbel.wire.task import TaskHeaders, read_headers, to_v2
+from umbel.wire.task import TaskHeaders, read_headers
 
 
 def letter_row(letter: DeadLetter) -> DeadLetterRow:

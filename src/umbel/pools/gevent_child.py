@@ -23,8 +23,18 @@ from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import Raised, Returned, call_to_the_end, is_guarded
 from umbel.pools.hosting import in_one_line, soft_limit_reached
 from umbel.pools.interface import Job, Outcome, Runner, Told
-from umbel.pools.prefork.messages import EndJob, NoOutcome, ToChild, outcome_frame
-from umbel.wire.frames import Cancel, FrameReader, JobBatch, Ready, SoftLimit, Stop, encode_frame
+from umbel.pools.prefork.messages import EndJob, NoOutcome, ToChild, no_outcome
+from umbel.wire.frames import (
+    Cancel,
+    FrameReader,
+    JobBatch,
+    Outcomes,
+    Ready,
+    SoftLimit,
+    Stop,
+    encode_frame,
+    encode_frame_or,
+)
 
 _READ_BYTES = 64 * 1024
 _AGAIN_S = 0.01  # until the next try to reach a job
@@ -137,13 +147,17 @@ def _frame_of(ran: Returned[Outcome] | Raised, job: Job, started_at: float) -> b
     runtime_s = time() - started_at
     match ran:
         case Returned(outcome):
-            return outcome_frame(outcome)
+            return _outcome_frame(outcome)
         case Raised(_Ended()):
-            return outcome_frame(Outcome(job.number, "cancelled", started_at, runtime_s))
+            return _outcome_frame(Outcome(job.number, "cancelled", started_at, runtime_s))
         case Raised(SystemExit() as error):
             raise error  # the runner lets it pass where the process has to end
         case Raised(Exception() as error):  # interrupted in the moment in which it ended: it has to run again
             summary = in_one_line(error)
-            return outcome_frame(Outcome(job.number, "requeued", started_at, runtime_s, summary=summary))
+            return _outcome_frame(Outcome(job.number, "requeued", started_at, runtime_s, summary=summary))
         case Raised(error):  # it killed its own greenlet, or raised what only an interpreter raises
             return encode_frame(NoOutcome(job.number, f"the runner of the task failed: {in_one_line(error)}"))
+
+
+def _outcome_frame(outcome: Outcome) -> bytearray:
+    return encode_frame_or(Outcomes((outcome,)), lambda error: no_outcome(outcome, error))

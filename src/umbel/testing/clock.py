@@ -16,7 +16,7 @@ from typing import Protocol
 
 from umbel.app.app import App
 from umbel.app.cluster.periodic import Periodic
-from umbel.app.sending.prepare import instant
+from umbel.app.sending.stated import instant
 from umbel.clock import cluster_now, stand_still
 from umbel.wire.message import Outgoing
 

@@ -12,7 +12,7 @@ from then on would be taken for the payload.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ FRAME_MAX_BYTES = 256 * 1024 * 1024
 _MARK = 0xF5554D42  # no text in UTF-8 begins with 0xF5
 _HEADER = struct.Struct(">II")
 _HEADER_BYTES = _HEADER.size
+_UNWRITABLE = (BadFrame, msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError, MemoryError)
 
 FrameT = TypeVar("FrameT")
@@ -85,6 +86,14 @@ def encode_frame(message: msgspec.Struct, *, max_bytes: int = FRAME_MAX_BYTES) -
         raise BadFrame(f"a {type(message).__name__} of {size_bytes} bytes is over the limit of {max_bytes}")
     _HEADER.pack_into(frame, 0, _MARK, size_bytes)
     return frame
+
+
+def encode_frame_or(message: msgspec.Struct, otherwise: Callable[[Exception], msgspec.Struct]) -> bytearray:
+    """The frame of a message; where that cannot be written, of what `otherwise` makes of the error."""
+    try:
+        return encode_frame(message)
+    except _UNWRITABLE as error:
+        return encode_frame(otherwise(error))
 
 
 class FrameReader(Generic[FrameT]):

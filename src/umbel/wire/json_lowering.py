@@ -1,9 +1,8 @@
-"""JSON lowering: which values a serializer writes as the protocol wants them, and how others are lowered.
+"""JSON lowering: values that are not plain (`values.py` says which are), rewritten into plain ones.
 
 msgspec writes a datetime as bare text, bytes as base64, NaN as null: no error, but not what a
-Celery peer reads back. So nothing goes to it before `is_plain` has seen that it is made of
-plain types only. What is not plain is rewritten by `Lowering` into something that is, or refused
-with the path that leads to it.
+Celery peer reads back. `Lowering` rewrites such a value into one that is written as the protocol
+wants it, or refuses it with the path that leads to it.
 
 Lowering forgets: a tuple, a set and a list arrive as lists, an enum as its value, a dataclass, a
 `msgspec.Struct` and a model of pydantic as maps, a path and a timedelta as text. Who says the type of a
@@ -12,13 +11,11 @@ parameter gets it back (`trees.py`).
 
 import enum
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from pathlib import PurePath
-from types import NoneType
 from typing import Any, NoReturn
 
 import msgspec
@@ -29,78 +26,11 @@ from umbel.wire.limits import Limits, too_deep, too_long_a_number
 from umbel.wire.show import brief
 from umbel.wire.typed import TAGGED_TYPES, TYPE_KEY, VALUE_KEY, as_text, is_tagged, tag
 
-ATOMS = frozenset({str, int, bool, NoneType})
-PLAIN = ATOMS | {float, dict, list, tuple}
 SIGNED_64_MIN, UNSIGNED_64_MAX = -(2**63), 2**64 - 1
 BITS_PER_DIGIT = math.log2(10)
 
 Path = tuple[Any, object]
 """Where a value lies inside what is sent: (path of its container, key). At the root: (None, name)."""
-
-
-def is_plain(value: object, levels: int) -> bool:
-    """Whether the value is of plain types only, and nested at most that many levels deep.
-
-    It goes level by level and judges all items of a level by the set of their types, so that a
-    large value costs a few passes of C code. Numbers too long and text that is no Unicode pass:
-    the serializer itself refuses those.
-    """
-    if levels > 0 and is_flat(value):
-        return True
-    items = [value]
-    for _ in range(levels + 1):
-        kinds = set(map(type, items))
-        if kinds <= ATOMS:
-            return True
-        if not kinds <= PLAIN:
-            return False
-        if float in kinds and not all(math.isfinite(item) for item in items if type(item) is float):
-            return False
-        containers = [item for item in items if type(item) not in _NOT_CONTAINERS]
-        if not containers:
-            return True
-        if dict in kinds and not _have_plain_keys([item for item in containers if type(item) is dict]):
-            return False
-        items = items_inside(containers)
-    return False
-
-
-def is_flat(value: object) -> bool:
-    """Whether this is a list or map of atoms, as the arguments of most calls are."""
-    if type(value) is list:
-        return are_atoms(value)
-    if type(value) is dict:
-        return are_atoms(value.values()) and _TEXT_ONLY.issuperset(map(type, value)) and not is_tagged(value)
-    return are_atoms((value,))
-
-
-def are_atoms(items: Collection[object]) -> bool:
-    kinds = set(map(type, items))
-    if kinds <= ATOMS:
-        return True
-    return kinds <= _NOT_CONTAINERS and all(math.isfinite(item) for item in items if type(item) is float)
-
-
-def _refuse(path: Path, error: Exception) -> NoReturn:
-    raise BadValue(f"{show_path(path)} cannot be sent: making JSON of it raised {error!r}") from error
-
-
-def items_inside(containers: list[Any]) -> list[Any]:
-    """Return the items of lists and the values of maps, one level down, as one list."""
-    lists = [item for item in containers if type(item) is not dict]
-    maps = [item for item in containers if type(item) is dict]
-    return [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, maps))]
-
-
-def _have_plain_keys(maps: list[dict[Any, Any]]) -> bool:
-    keys = set(chain.from_iterable(maps))
-    if TYPE_KEY in keys and any(map(is_tagged, maps)):
-        return False
-    return set(map(type, keys)) <= _TEXT_ONLY
-
-
-_TEXT_ONLY = frozenset({str})
-_NOT_CONTAINERS = ATOMS | {float}
 
 
 class Lowering(msgspec.Struct, frozen=True):
@@ -241,6 +171,10 @@ class Lowering(msgspec.Struct, frozen=True):
         if tagged[TYPE_KEY] == "decimal" and len(content) > self.limits.number_digits_max:
             raise too_long_a_number(f"the decimal at {show_path(path)}", len(content), self.limits)
         return tagged
+
+
+def _refuse(path: Path, error: Exception) -> NoReturn:
+    raise BadValue(f"{show_path(path)} cannot be sent: making JSON of it raised {error!r}") from error
 
 
 def is_short_enough(number: int, limits: Limits) -> bool:

@@ -55,7 +55,11 @@ HEADER_LIMITS = Limits(size_max_bytes=HEADERS_MAX_BYTES)
 
 def check_size(what: str, size_bytes: int, limits: Limits) -> None:
     if size_bytes > limits.size_max_bytes:
-        raise TooLarge(f"{what} has {size_bytes} bytes; the limit is {limits.size_max_bytes}")
+        raise too_large(what, size_bytes, limits)
+
+
+def too_large(what: str, size_bytes: int, limits: Limits) -> TooLarge:
+    return TooLarge(f"{what} has {size_bytes} bytes; the limit is {limits.size_max_bytes}")
 
 
 def too_deep(what: str, limits: Limits) -> TooLarge:

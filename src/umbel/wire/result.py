@@ -11,7 +11,7 @@ from umbel.protocol.delivery.states import FAILURE, SUCCESS
 from umbel.text import leaving
 from umbel.wire.foreign import attempt
 from umbel.wire.instant import format_instant
-from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size
+from umbel.wire.limits import DEFAULT_LIMITS, Limits, too_large
 from umbel.wire.message import StoredResult
 from umbel.wire.show import show_value
 from umbel.wire.values import decode_json_as, encode_json
@@ -163,7 +163,8 @@ def _encode(
         raise BadValue(f"the result of {task_id!r} has an id or status that is not text: {error}") from error
     if extended:
         payload = payload[:-1] + b"," + encode_json(dict(extended), root="extended")[1:]
-    check_size("the result", len(payload), DEFAULT_LIMITS)
+    if len(payload) > DEFAULT_LIMITS.size_max_bytes:
+        raise too_large("the result", len(payload), DEFAULT_LIMITS)
     return StoredResult(task_id, status, payload)
 
 

@@ -45,7 +45,10 @@ def brief(value: object) -> str:
 
 def _show(value: object, items: Collection[object], text_max: int) -> str:
     if _are_small(items):
-        text = attempt(repr, value, _nothing)
+        try:
+            text = repr(value)
+        except ValueError:  # a number too long to be written; the careful way names its type
+            text = ""
         if 0 < len(text) <= text_max:
             return text
     return _shown_carefully(value, text_max)
@@ -139,7 +142,3 @@ def _type_of(value: object) -> str:
 
 _repr: Callable[[object], str] = repr
 _NUMBERS = frozenset({int, float, bool, NoneType})
-
-
-def _nothing(_error: Exception) -> str:
-    return ""  # a number too long to be written; the careful way names its type

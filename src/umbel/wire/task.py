@@ -1,37 +1,22 @@
-"""Tasks: a call as the message that Celery workers run, and back (protocol v2, wire 1).
+"""Tasks: a call as the message that Celery workers run (protocol v2, wire 1).
 
-Sending: `encode_task`. Receiving: `to_v2`, then `read_headers` in the worker's main process,
-then `decode_task` in the child. Whatever a peer sent, these raise nothing but WireError, and the
-error names the value that is wrong.
+Sending: `encode_task` here, or `template.py` for a plain call. Receiving: `to_v2` of `compat/legacy.py`,
+then, of `call.py`, `read_headers` in the worker's main process and `decode_task` in the child.
 """
 
-from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
-from umbel.errors import BadMessage, BadValue
-from umbel.wire.call import (
-    HEADER_NAMES,
-    Embed,
-    TaskCall,
-    TaskHeaders,
-    body_bytes,
-    check_kwargs,
-    completed,
-    encode_body,
-    encode_headers,
-    read_embed,
-    read_header_map,
-    read_headers,
-)
-from umbel.wire.compat.legacy import read_body_map, to_v2
+from umbel.errors import BadValue
+from umbel.wire.call import HEADER_NAMES, Embed, TaskCall, TaskHeaders, decode_task, read_headers
 from umbel.wire.instant import format_instant, parse_instant
-from umbel.wire.limits import DEFAULT_LIMITS, Limits
+from umbel.wire.json_lowering import Lowering
+from umbel.wire.limits import DEFAULT_LIMITS, HEADER_LIMITS, NAME_MAX_BYTES, Limits, check_size
 from umbel.wire.message import JSON_CONTENT, Message
 from umbel.wire.show import brief, show_args, show_kwargs, show_value
 from umbel.wire.signature import SignatureMap, check_signature
-from umbel.wire.values import SERIALIZERS, Serializer, accepted_serializer, decode_json_as
+from umbel.wire.values import SERIALIZERS, encode_json
 
 __all__ = [
     "Embed",
@@ -47,7 +32,6 @@ __all__ = [
     "show_args",
     "show_kwargs",
     "show_value",
-    "to_v2",
 ]
 
 
@@ -89,46 +73,70 @@ def encode_task(
     )
 
 
-def decode_task(
-    message: Message, *, accept: Collection[str] = ("json",), limits: Limits = DEFAULT_LIMITS
-) -> TaskCall:
-    form = accepted_serializer(message.content_type, accept)
-    headers = read_headers(message)
-    args, kwargs, embed = _read_body(form, body_bytes(message, headers.compression, limits), limits)
-    return TaskCall(headers, args, kwargs, embed, _extra(message.headers), message.reply_to, message.priority)
-
-
-_Body = tuple[list[Any], dict[str, Any], dict[str, Any] | None] | dict[str, Any]
-_BODY: msgspec.json.Decoder[_Body] = msgspec.json.Decoder(_Body)
-
-
-def _read_body(form: Serializer, data: bytes, limits: Limits) -> tuple[list[Any], dict[str, Any], Embed]:
-    if form.content_type == JSON_CONTENT:
-        found: Any = decode_json_as(_BODY, data, what="the body", limits=limits)
-    else:
-        found = form.decode(data, limits)
-    if isinstance(found, dict):
-        return read_body_map(found)
-    if not isinstance(found, (list, tuple)) or len(found) != 3:
-        raise BadMessage(f"the body must be [args, kwargs, embed], not {brief(found)}")
-    args, kwargs, embed = found
-    if not isinstance(args, (list, tuple)):
-        raise BadMessage(f"the args of the call must be a list, not {brief(args)}")
-    return list(args), check_kwargs(kwargs), read_embed(embed)
-
-
-class _KnownOnly(TaskHeaders, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-_KNOWN_ONLY = msgspec.json.Decoder(_KnownOnly)
-
-
-def _extra(data: bytes) -> dict[str, Any]:
+def encode_headers(headers: TaskHeaders, extra: dict[str, Any]) -> bytes:
     try:
-        # Mostly there are none, and this tells so for a tenth of what a map of all headers costs.
-        _KNOWN_ONLY.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        found = read_header_map(data)
-        return {name: value for name, value in found.items() if name not in HEADER_NAMES}
-    return {}
+        if headers.stamps:
+            lowering = Lowering("json", tags=True, limits=DEFAULT_LIMITS)
+            stamps = lowering.lower(headers.stamps, (None, "stamps"), DEFAULT_LIMITS.depth_max - 1)
+            headers = msgspec.structs.replace(headers, stamps=stamps)
+        data = _to_json(headers)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise BadValue(f"a header of {headers.task!r} cannot be sent: {error}") from error
+    if extra:
+        if taken := HEADER_NAMES.intersection(extra):
+            raise BadValue(f"custom headers use names of the protocol: {', '.join(sorted(taken))}")
+        data = data[:-1] + b"," + encode_json(extra, root="headers")[1:]
+    if extra or headers.stamps:
+        _check_keys(extra, headers.stamps)
+    check_size("the headers", len(data), HEADER_LIMITS)
+    return data
+
+
+def _check_keys(*values: Any) -> None:
+    """Refuse what no table of AMQP can hold, for all brokers alike."""
+    for value in values:
+        if isinstance(value, dict):
+            for name in value:
+                if len(str(name).encode()) > NAME_MAX_BYTES:
+                    raise BadValue(
+                        f"the name {brief(name)} in the headers: a name has at most {NAME_MAX_BYTES} bytes"
+                    )
+            _check_keys(*value.values())
+        elif isinstance(value, (list, tuple)):
+            _check_keys(*value)
+
+
+def encode_body(args: list[Any], kwargs: dict[str, Any], embed: Embed) -> bytes:
+    """Encode the three parts apart, so that an error names the part, and nothing is copied first."""
+    follows = NOTHING_FOLLOWS
+    if not _is_empty(embed):
+        follows = encode_json(msgspec.structs.asdict(embed), root="embed", limits=_INSIDE_BODY)
+    body = b"[%b,%b,%b]" % (
+        encode_json(args, root="args", limits=_INSIDE_BODY),
+        encode_json(kwargs, root="kwargs", limits=_INSIDE_BODY) if kwargs else b"{}",
+        follows,
+    )
+    check_size("the body", len(body), DEFAULT_LIMITS)
+    return body
+
+
+def _is_empty(embed: Embed) -> bool:
+    return embed.callbacks is None and embed.errbacks is None and embed.chain is None and embed.chord is None
+
+
+def completed(headers: TaskHeaders, args: list[Any], kwargs: dict[str, Any]) -> TaskHeaders:
+    """Fill in what every v2 message states and a caller may leave out."""
+    if headers.root_id is not None and headers.argsrepr and headers.kwargsrepr:
+        return headers
+    return msgspec.structs.replace(
+        headers,
+        root_id=headers.root_id or headers.id,
+        argsrepr=headers.argsrepr or show_args(args),
+        kwargsrepr=headers.kwargsrepr or show_kwargs(kwargs),
+    )
+
+
+_to_json = msgspec.json.Encoder().encode
+NOTHING_FOLLOWS = _to_json(Embed())
+# The parts of a body lie one level down.
+_INSIDE_BODY = Limits(depth_max=DEFAULT_LIMITS.depth_max - 1)

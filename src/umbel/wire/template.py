@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from umbel.errors import BadValue
-from umbel.wire.call import NOTHING_FOLLOWS, Embed, TaskHeaders, encode_body
-from umbel.wire.json_lowering import are_atoms, is_flat
-from umbel.wire.limits import DEFAULT_LIMITS, check_size
+from umbel.wire.call import Embed, TaskHeaders
 from umbel.wire.message import Message
 from umbel.wire.show import TEXT_MAX, show_args, show_kwargs
+from umbel.wire.task import NOTHING_FOLLOWS, encode_body
+from umbel.wire.values import are_atoms, is_flat
 
 SMALL_BYTES = 200
 """Arguments that take no more are short in every respect: their digits, their text, their repr."""
@@ -27,7 +27,10 @@ _EMPTY = Embed()
 
 
 class CallTemplate:
-    """`headers` are those that all calls share; what they say of the gaps is not looked at."""
+    """`headers` are those that all calls share; what they say of the gaps is not looked at.
+
+    What fills the gaps has limits of its own (ids, names, text to show), so the whole needs none.
+    """
 
     def __init__(self, headers: TaskHeaders, *, text_max: int = TEXT_MAX) -> None:
         self._task = headers.task
@@ -63,7 +66,6 @@ class CallTemplate:
             )
         except (ValueError, OverflowError, TypeError) as error:
             raise BadValue(f"a header of {self._task!r} cannot be sent: {error}") from error
-        check_size("the headers", len(headers), DEFAULT_LIMITS)
         return Message(headers, body, priority=priority, correlation_id=task_id, reply_to=reply_to)
 
 

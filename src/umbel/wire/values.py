@@ -1,26 +1,32 @@
 """Values: Python values as bytes and back, by each serializer that a message may name.
 
 JSON is the default and the only one that is read unasked: it cannot do more than carry data.
-Its text is what Celery writes, with the typed maps of `typed.py`. Decoding raises nothing but
-WireError, whatever the bytes are; and it raises before it has spent more than `Limits` allow.
+Its text is what Celery writes, with the typed maps of `typed.py`. What is of plain types only, as most
+values are, goes straight to msgspec; the rest is lowered first (`json_lowering.py`).
+
+Decoding raises nothing but WireError, whatever the bytes are; and it raises before it has spent more
+than `Limits` allow.
 
 Two things are not carried: NaN and the infinities, which JSON does not have (Python's own json
 writes them as words that other readers refuse), and maps that look exactly like a typed value.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import chain
+from types import NoneType
 from typing import Any, TypeVar
 
 import msgspec
 
 from umbel.errors import BadMessage, BadValue
 from umbel.wire.foreign import attempt
-from umbel.wire.json_lowering import Lowering, is_plain, is_short_enough, items_inside
-from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size, too_deep, too_long_a_number
+from umbel.wire.json_lowering import Lowering, is_short_enough
+from umbel.wire.limits import DEFAULT_LIMITS, Limits, check_size, too_deep, too_large, too_long_a_number
 from umbel.wire.message import JSON_CONTENT
-from umbel.wire.typed import restore
+from umbel.wire.typed import TYPE_KEY, is_tagged, restore
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -29,9 +35,11 @@ __all__ = [
     "Serializer",
     "UNREADABLE",
     "accepted_serializer",
+    "are_atoms",
     "decode_json",
     "decode_json_as",
     "encode_json",
+    "is_flat",
 ]
 
 T = TypeVar("T")
@@ -42,11 +50,12 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 def encode_json(value: object, *, root: str = "value", limits: Limits = DEFAULT_LIMITS) -> bytes:
     """Encode a value; `root` is what the path in an error begins with."""
-    data = _encode_plain(value, limits) if is_plain(value, limits.depth_max) else None
+    data = _encode_plain(value, limits) if _is_plain(value, limits.depth_max) else None
     if data is None:
         lowering = Lowering("json", tags=True, limits=limits)
         data = _to_json(lowering.lower(value, (None, root), limits.depth_max))
-    check_size(root, len(data), limits)
+    if len(data) > limits.size_max_bytes:
+        raise too_large(root, len(data), limits)
     return data
 
 
@@ -62,7 +71,8 @@ def decode_json_as(
     Small plain data is decoded straight into its type. Where there are enough brackets to go too
     deep, or a sign of a typed value, it is decoded to a tree first, which is looked through.
     """
-    check_size(what, len(data), limits)
+    if len(data) > limits.size_max_bytes:
+        raise too_large(what, len(data), limits)
     try:
         has_types, needs_check = _may_have_types(data), _needs_check(data, limits)
         if not (has_types or needs_check):
@@ -81,6 +91,69 @@ def decode_json_as(
         if run and "out of range" in str(error):
             raise too_long_a_number(f"a number in {what}", len(run[0]), limits) from error
         raise BadMessage(f"{what} cannot be decoded: {error}; it begins {data[:60]!r}") from error
+
+
+def _is_plain(value: object, levels: int) -> bool:
+    """Whether the value is of plain types only, and nested at most that many levels deep.
+
+    It goes level by level and judges all items of a level by the set of their types, so that a
+    large value costs a few passes of C code. Numbers too long and text that is no Unicode pass:
+    the serializer itself refuses those.
+    """
+    if levels > 0 and is_flat(value):
+        return True
+    items = [value]
+    for _ in range(levels + 1):
+        kinds = set(map(type, items))
+        if kinds <= _ATOMS:
+            return True
+        if not kinds <= _PLAIN:
+            return False
+        if float in kinds and not all(math.isfinite(item) for item in items if type(item) is float):
+            return False
+        containers = [item for item in items if type(item) not in _NOT_CONTAINERS]
+        if not containers:
+            return True
+        if dict in kinds and not _have_plain_keys([item for item in containers if type(item) is dict]):
+            return False
+        items = _items_inside(containers)
+    return False
+
+
+def is_flat(value: object) -> bool:
+    """Whether this is a list or map of atoms, as the arguments of most calls are."""
+    if type(value) is list:
+        return are_atoms(value)
+    if type(value) is dict:
+        return are_atoms(value.values()) and _TEXT_ONLY.issuperset(map(type, value)) and not is_tagged(value)
+    return are_atoms((value,))
+
+
+def are_atoms(items: Collection[object]) -> bool:
+    kinds = set(map(type, items))
+    if kinds <= _ATOMS:
+        return True
+    return kinds <= _NOT_CONTAINERS and all(math.isfinite(item) for item in items if type(item) is float)
+
+
+def _items_inside(containers: list[Any]) -> list[Any]:
+    """Return the items of lists and the values of maps, one level down, as one list."""
+    lists = [item for item in containers if type(item) is not dict]
+    maps = [item for item in containers if type(item) is dict]
+    return [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, maps))]
+
+
+def _have_plain_keys(maps: list[dict[Any, Any]]) -> bool:
+    keys = set(chain.from_iterable(maps))
+    if TYPE_KEY in keys and any(map(is_tagged, maps)):
+        return False
+    return set(map(type, keys)) <= _TEXT_ONLY
+
+
+_ATOMS = frozenset({str, int, bool, NoneType})
+_PLAIN = _ATOMS | {float, dict, list, tuple}
+_NOT_CONTAINERS = _ATOMS | {float}
+_TEXT_ONLY = frozenset({str})
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +224,7 @@ def _check_tree(tree: Any, what: str, limits: Limits) -> None:
             _check_numbers(items, what, limits)
         if _CONTAINERS.isdisjoint(map(type, items)):
             return
-        items = items_inside([item for item in items if type(item) in _CONTAINERS])
+        items = _items_inside([item for item in items if type(item) in _CONTAINERS])
     raise too_deep(what, limits)
 
 

@@ -1,4 +1,4 @@
-"""Publishing without blocking: the decisions of `sending/publish.py`, awaited.
+"""Publishing without blocking: the decisions of `sending/sending.py`, awaited.
 
 A send has `publish_timeout_s` for all of it: the result backend, its turn, the connection, the answer. What
 fails before anything was written to the broker is tried again until then. After that the outcome is
@@ -14,7 +14,8 @@ from typing import TypeVar
 from umbel.app.aio.clients import LoopClient
 from umbel.app.configuration.settings import Settings
 from umbel.app.running.request import Request
-from umbel.app.sending.publish import Patience, Publication
+from umbel.app.sending.patience import Patience
+from umbel.app.sending.sending import Publication
 from umbel.brokers.interface import BATCH_MAX, Attempt
 from umbel.errors import BrokerUnavailable, SendUnknown, TooLarge
 from umbel.wire.message import Outgoing

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from umbel.app.running.request import CURRENT_REQUEST
 from umbel.app.sending.arranging import arranged_later
-from umbel.app.sending.in_transaction import TransactionalSending
 from umbel.app.sending.options import SendOptions
 from umbel.app.sending.prepare import Prepared, is_unique
 from umbel.app.sending.uniqueness import UniqueCall, unique_call
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
 from umbel.errors import BrokerError, SendUnknown
+from umbel.outbox.current import OPEN, open_block
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from umbel.app.aio.clients import Clients
     from umbel.app.aio.event_feed import Heard
     from umbel.app.canvas.signature import Signature
+    from umbel.app.interfaces import AppBase
     from umbel.app.results import AsyncResult
+else:
+    AppBase = object
 
 T = TypeVar("T")
 
 
-class AsyncSending(TransactionalSending):
+class AsyncSending(AppBase):
     @cached_property
     def clients(self) -> "Clients":
         """What is open for each event loop."""
@@ -122,7 +125,9 @@ class AsyncSending(TransactionalSending):
             from asyncio import to_thread
 
             await to_thread(runner.run, outgoing)
-        elif not await self.awritten_in_block(outgoing):
+        elif OPEN.get() is not None and (block := open_block(self)) is not None:
+            await block.awrite(outgoing)
+        else:
             from umbel.app.aio.publishing import publish
 
             request = CURRENT_REQUEST.get()

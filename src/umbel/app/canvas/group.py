@@ -18,9 +18,8 @@ from umbel.app.canvas.stamping import StampingVisitor, merged, stamp_links
 from umbel.app.results import AsyncResult, GroupResult
 from umbel.app.running.request import Request
 from umbel.app.sending.arranging import arrange
-from umbel.app.sending.ids import new_id
 from umbel.app.sending.options import SendOptions
-from umbel.app.sending.prepare import Prepared
+from umbel.app.sending.prepare import Prepared, new_id
 from umbel.wire.task import SignatureMap
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 from umbel.app.canvas.stamping import Stamped, StampingVisitor, stamp_signature
 from umbel.app.results import AsyncResult
 from umbel.app.running.request import Request, current_request
-from umbel.app.sending.ids import new_id
 from umbel.app.sending.options import SendOptions, check_options, known_options
-from umbel.app.sending.prepare import Prepared, is_unique
+from umbel.app.sending.prepare import Prepared, is_unique, new_id
 from umbel.app.sending.uniqueness import send_unique
 from umbel.app.types.call_types import ResultTypes
 from umbel.errors import ConfigurationError, NotRegistered

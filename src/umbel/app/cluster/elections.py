@@ -12,7 +12,7 @@ from typing import Any
 
 from umbel.app.canvas.signature import Signature
 from umbel.app.cluster.topics import Topics, checked_policy
-from umbel.app.sending.ids import new_id
+from umbel.app.sending.prepare import new_id
 from umbel.brokers.interface import ClusterRecord
 from umbel.control.client import Asker
 from umbel.errors import ElectionError, ElectionTimeout, UnknownTopic

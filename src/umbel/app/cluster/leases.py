@@ -15,8 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from umbel.app.canvas.signature import Signature
-from umbel.app.sending.ids import new_id
-from umbel.app.sending.prepare import origin
+from umbel.app.sending.prepare import new_id, origin
 from umbel.brokers.interface import BrokerSettings, ClusterRecord
 from umbel.brokers.registry import open_broker
 from umbel.coordination.lease_keeper import LeaseKeeper

@@ -13,10 +13,9 @@ from umbel.app.options import PRIORITY_MAX
 from umbel.app.running.request import Request
 from umbel.app.sending.options import SendOptions
 from umbel.clock import cluster_now
-from umbel.wire.call import encode_headers
 from umbel.wire.message import Message, Outgoing
 from umbel.wire.signing import Keyring
-from umbel.wire.task import TaskCall, format_instant
+from umbel.wire.task import TaskCall, encode_headers, format_instant
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import PreparingApp

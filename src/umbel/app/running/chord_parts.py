@@ -19,7 +19,7 @@ from umbel.app.results import GroupResult
 from umbel.app.running.follow_ups import Runner, after_failure, run_here
 from umbel.app.running.request import Request
 from umbel.app.running.unrun import ids_in, parts_in
-from umbel.app.sending.ids import new_id
+from umbel.app.sending.prepare import new_id
 from umbel.backends.interface import ChordPart
 from umbel.brokers.interface import Refused
 from umbel.brokers.refusals import log_refused

@@ -130,6 +130,7 @@ class EagerMode:
 
     def __init__(self, app: "RunningApp", name: str) -> None:
         self._app = app
+        self.was_entered = False  # a block, ever: else there is no runner but by the setting
         self._lasting: EagerRunner | None = None
         self._everywhere: EagerRunner | None = None
         self._of_block: ContextVar[EagerRunner | None] = ContextVar(f"umbel_eager_{name}", default=None)
@@ -145,6 +146,7 @@ class EagerMode:
 
     @contextmanager
     def block(self) -> Iterator[None]:
+        self.was_entered = True
         runner = self._of_block.get() or EagerRunner(self._app)
         token = self._of_block.set(runner)
         try:
@@ -157,6 +159,7 @@ class EagerMode:
     @contextmanager
     def everywhere(self, runner: "EagerRunner") -> Iterator[None]:
         """Inside this block what any thread sends goes to `runner`."""
+        self.was_entered = True
         before, self._everywhere = self._everywhere, runner
         try:
             yield

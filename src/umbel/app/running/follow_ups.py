@@ -22,7 +22,7 @@ from umbel.app.running.unrun import ids_in
 from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.result import ExceptionMap, encode_failure
-from umbel.wire.task import SignatureMap, TaskCall, TaskHeaders
+from umbel.wire.task import SignatureMap, TaskCall
 
 if TYPE_CHECKING:
     from umbel.app.interfaces import SendingApp
@@ -30,18 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("umbel.task")
 
 
-def keeps_result(app: "SendingApp", headers: TaskHeaders) -> bool:
-    """Whether a result is stored: the message says so, else the task, else the app."""
-    ignored = headers.ignore_result
-    if ignored is None and headers.task in app.tasks:
-        ignored = app.tasks[headers.task].options.ignore_result
-    return not (app.settings.task_ignore_result if ignored is None else ignored)
-
-
 def after_success(app: "SendingApp", call: TaskCall, request: Request, value: Any) -> list[Outgoing]:
     embed = call.embed
-    if not embed.callbacks and not embed.chain:
-        return []
     sent: list[Outgoing] = []
     for callback in embed.callbacks or ():
         sent += _linked(app, callback, [value], request)

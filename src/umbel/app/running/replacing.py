@@ -13,7 +13,7 @@ from umbel.app.canvas.chain import Chain
 from umbel.app.canvas.group import Group
 from umbel.app.canvas.signature import Signature, signature_from
 from umbel.app.running.request import Request
-from umbel.app.sending.publish import patiently
+from umbel.app.sending.patience import patiently
 from umbel.errors import ConfigurationError
 from umbel.wire.message import Outgoing
 

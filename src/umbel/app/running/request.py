@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
+from umbel.app.configuration.settings import Settings
+from umbel.app.options import TaskOptions
 from umbel.app.types.call_types import CallTypes
 from umbel.pools.interface import Told
 from umbel.wire.message import Outgoing
-from umbel.wire.task import SignatureMap, TaskCall
+from umbel.wire.task import SignatureMap, TaskCall, TaskHeaders
 
 if TYPE_CHECKING:
     from umbel.protocol.delivery.sensitive import Secrets
@@ -193,3 +195,11 @@ def request_of(
 def parse_arguments(types: CallTypes, call: TaskCall, request: Request) -> None:
     """From what came in the message to what the function wants; WrongType names what does not fit."""
     call.args, call.kwargs = request.args, request.kwargs = types.parse(call.args, call.kwargs)
+
+
+def keeps_result(headers: TaskHeaders, own: TaskOptions | None, settings: Settings) -> bool:
+    """Whether a result is stored: the message says so, else the task, else the app."""
+    ignored = headers.ignore_result
+    if ignored is None and own is not None:
+        ignored = own.ignore_result
+    return not (settings.task_ignore_result if ignored is None else ignored)

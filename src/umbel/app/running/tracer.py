@@ -18,12 +18,12 @@ from umbel.app.running.attempts import changed_attempt, next_attempt
 from umbel.app.running.awaiting import LastingLoop, cancelled_from_within, cancelled_type
 from umbel.app.running.child_logs import UNFINISHED, end_lines
 from umbel.app.running.chord_parts import NOTHING_FOLLOWS, BodyOutcome, part_ended, time_left_s
-from umbel.app.running.follow_ups import after_failure, after_success, keeps_result, steps_that_never_run
-from umbel.app.running.request import Request, Running, Teller, parse_arguments, request_of
-from umbel.app.running.showing import hidden, shown_arguments
+from umbel.app.running.follow_ups import after_failure, after_success, steps_that_never_run
+from umbel.app.running.request import Request, Running, Teller, keeps_result, parse_arguments, request_of
+from umbel.app.running.showing import described, hidden, shown_arguments
 from umbel.app.running.tracebacks import traceback_text
-from umbel.app.sending.publish import patiently
-from umbel.clock import cluster_now, correct
+from umbel.app.sending.patience import patiently
+from umbel.clock import cluster_now, correct, offset_s
 from umbel.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -46,7 +46,7 @@ from umbel.protocol.delivery.states import FAILURE, RETRY, STARTED, SUCCESS
 from umbel.text import leaving
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.options import broken_rule
-from umbel.wire.result import ExceptionMap, encode_failure, encode_state, encode_success, exception_map
+from umbel.wire.result import encode_failure, encode_state, encode_success, exception_map
 from umbel.wire.show import cut
 from umbel.wire.task import TaskCall, decode_task, show_value
 
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("umbel.task")
 EXCEPTION_MAX_CHARS = 8 * 1024
 STRUCK_MAX_CHARS = 256 * 1024
-EXCEPTION_ARGS_MAX = 16  # each up to a megabyte; a result must fit its limit
 
 
 class Tracer:
@@ -68,6 +67,7 @@ class Tracer:
         self._hostname = hostname
         self._is_eager = is_eager
         self._loop = LastingLoop()
+        self._clock_offset_s = offset_s()
 
     def __call__(self, job: Job) -> Outcome:
         opened = self._open(job)
@@ -86,16 +86,18 @@ class Tracer:
 
     def _open(self, job: Job) -> "_Opened | Outcome":
         """The call and everything that is known about it; or how a message ends that is none."""
-        if not self._is_eager:
+        if job.clock_offset_s != self._clock_offset_s and not self._is_eager:
+            self._clock_offset_s = job.clock_offset_s
             correct(job.clock_offset_s)
         run = _Run(self._app, job)
         try:
             call = decode_task(job.message, accept=self._app.settings.accept_content)
         except WireError as error:
             return run.refused(job.task_id, error)
-        task = self._app.find_task(call.headers.task)
+        name = call.headers.task
+        task = self._app.tasks.get(name) or self._app.find_task(name)
         if task is None:
-            return run.refused(job.task_id, NotRegistered.named(call.headers.task), call)
+            return run.refused(job.task_id, NotRegistered.named(name), call)
         request = request_of(
             call,
             hostname=self._hostname,
@@ -174,11 +176,11 @@ class _Run:
 
     def refused(self, task_id: str, error: UmbelError, call: TaskCall | None = None) -> Outcome:
         """A message that no child can run: reported, and kept among the dead letters."""
-        described, done_at = exception_map(error), time()
-        results = [encode_failure(task_id, described, None, done_at=done_at)]
+        what, done_at = exception_map(error), time()
+        results = [encode_failure(task_id, what, None, done_at=done_at)]
         if call is not None:
-            results += steps_that_never_run(call, described, "", status=FAILURE, done_at=done_at)
-        return self._outcome("rejected", results=results, summary=f"{type(error).__name__}: {error}")
+            results += steps_that_never_run(call, what, "", status=FAILURE, done_at=done_at)
+        return self._outcome("rejected", results=results, summary=_fit(f"{type(error).__name__}: {error}"))
 
     def returned(self, task: "RunnableTask", call: TaskCall, request: Request, value: Any) -> Outcome:
         built = call_guarded(self._success, task, call, request, value)
@@ -196,10 +198,12 @@ class _Run:
         shown = self._show(value)
         if task.options.types is not None:
             value = task.options.types.lower_result(value)
-        follow_ups = after_success(self._app, call, request, value)
+        follow_ups: list[Outgoing] = []
+        if call.embed.callbacks or call.embed.chain:
+            follow_ups = after_success(self._app, call, request, value)
         body = self._part_ended(call, request, SUCCESS, value)
         results: tuple[StoredResult, ...] = ()
-        if keeps_result(self._app, call.headers):
+        if keeps_result(call.headers, task.options, self._app.settings):
             results = (encode_success(request.id, value, done_at=time(), **self._about(request)),)
         return self._outcome(
             "success",
@@ -231,7 +235,7 @@ class _Run:
         if isinstance(error, Reject):
             reason = self.secrets.strike(str(error.reason)) if self.secrets else str(error.reason)
             if error.requeue:
-                return self._outcome("requeued", summary=reason)
+                return self._outcome("requeued", summary=_fit(reason))
             # TaskRejected, not Reject: a caller that waits for the result must see a failure.
             failure = TaskRejected(reason or "rejected by the task").with_traceback(error.__traceback__)
             ended = self.failed(task, call, request, failure)
@@ -271,7 +275,7 @@ class _Run:
         if task.hooks is not None:
             task.hooks.retried(request, cause, text)
         results: tuple[StoredResult, ...] = ()
-        if keeps_result(self._app, call.headers):
+        if keeps_result(call.headers, task.options, self._app.settings):
             results = (self._failure(request, cause, text, status=RETRY, done_at=None),)
         return self._outcome(
             "retry",
@@ -293,10 +297,11 @@ class _Run:
         if task.hooks is not None:
             task.hooks.failed(request, error, text)
         results: list[StoredResult] = []
-        if keeps_result(self._app, call.headers):
+        if keeps_result(call.headers, task.options, self._app.settings):
             results.append(self._failure(request, error, text, status=FAILURE, done_at=done_at))
-        results += steps_that_never_run(call, self._described(error), text, status=FAILURE, done_at=done_at)
-        counted = call_guarded(self._part_ended, call, request, FAILURE, self._described(error))
+        what = described(error, self.secrets)
+        results += steps_that_never_run(call, what, text, status=FAILURE, done_at=done_at)
+        counted = call_guarded(self._part_ended, call, request, FAILURE, what)
         if not isinstance(counted, Raised):
             body = counted.value
         elif isinstance(counted.error, BrokerUnavailable | WorkerStopping):
@@ -323,16 +328,15 @@ class _Run:
 
     def _unfinished(self, error: BaseException) -> Outcome:
         """The task ran, but what follows cannot be written now: it is left to redelivery."""
-        return self._outcome(
-            "requeued", summary=f"the task ended, but its follow-up messages could not be sent: {error}"
-        )
+        why = f"the task ended, but its follow-up messages could not be sent: {error}"
+        return self._outcome("requeued", summary=_fit(why))
 
     def _failure(
         self, request: Request, error: BaseException, text: str, *, status: str, done_at: float | None
     ) -> StoredResult:
         about = self._about(request)
         return encode_failure(
-            request.id, self._described(error), text, status=status, done_at=done_at, **about
+            request.id, described(error, self.secrets), text, status=status, done_at=done_at, **about
         )
 
     def _about(self, request: Request) -> dict[str, Any]:
@@ -356,16 +360,8 @@ class _Run:
             error, max_bytes=self._app.settings.task_traceback_max_bytes, secrets=self.secrets
         )
 
-    def _described(self, error: BaseException) -> ExceptionMap:
-        described = exception_map(error)
-        if len(described["exc_message"]) > EXCEPTION_ARGS_MAX:
-            described["exc_message"] = [*described["exc_message"][:EXCEPTION_ARGS_MAX], "…"]
-        if self.secrets:
-            described["exc_message"] = self.secrets.strike_all(described["exc_message"])
-        return described
-
     def _show(self, value: Any) -> str:
-        text_max = self._app.settings.task_repr_max_chars
+        text_max = min(self._app.settings.task_repr_max_chars, STRUCK_MAX_CHARS)
         if not self.secrets:
             return show_value(value, text_max)
         # Shown at length, so that no secret is cut in two before it is struck out.
@@ -376,11 +372,11 @@ class _Run:
         text = f"<{type(error).__name__}>" if isinstance(shown, Raised) else shown.value
         if self.secrets:
             text = self.secrets.strike(text)
-        return cut(text, max(self._app.settings.task_repr_max_chars, EXCEPTION_MAX_CHARS))
+        return _fit(cut(text, max(self._app.settings.task_repr_max_chars, EXCEPTION_MAX_CHARS)))
 
     def _outcome(self, kind: Any, *, due: float = 0.0, summary: str = "", **fields: Any) -> Outcome:
         return Outcome(
-            summary=cut(leaving(summary), STRUCK_MAX_CHARS),
+            summary=summary,
             number=self._job.number,
             kind=kind,
             started_at=self._started_at,
@@ -388,6 +384,11 @@ class _Run:
             not_before=due,
             **fields,
         )
+
+
+def _fit(text: str) -> str:
+    """What users' code said, as a summary can hold it."""
+    return cut(leaving(text), STRUCK_MAX_CHARS)
 
 
 _Opened = tuple[_Run, "RunnableTask", TaskCall, Request]

@@ -6,8 +6,7 @@ from typing import Any
 from umbel.app.canvas.signature import Signature
 from umbel.app.results import AsyncResult
 from umbel.app.running.request import CURRENT_REQUEST
-from umbel.app.sending.ids import new_ids
-from umbel.app.sending.prepare import Prepared
+from umbel.app.sending.prepare import Prepared, new_ids
 
 
 def prepare_many(signatures: Iterable[Signature[Any]]) -> tuple[list[Prepared], list[AsyncResult[Any]]]:

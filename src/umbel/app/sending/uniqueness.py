@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 from umbel.app.results import AsyncResult
 from umbel.app.running.request import current_request
 from umbel.app.sending.options import SendOptions, check_options
+from umbel.app.sending.patience import patiently
 from umbel.app.sending.prepare import Prepared
-from umbel.app.sending.publish import patiently
 from umbel.brokers.interface import Capabilities
 from umbel.errors import BrokerError, NotSupported
 from umbel.outbox.current import refuse_unique

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from umbel.brokers.interface import Refused
-from umbel.brokers.sqlite import dead_letters, waiters
+from umbel.brokers.sqlite import dead_letters, wakeup
 from umbel.brokers.sqlite.store import Store
 from umbel.wire.message import Outgoing
 
@@ -63,7 +63,7 @@ class ChordStore:
                 return ()
             queues, refused = dead_letters.insert_or_bury(db, batch, self._store.clock.wall_s())
             db.execute("DELETE FROM chord_parts WHERE group_id = ?", (group_id,))
-            awake = waiters.addresses(db, map(waiters.queue, queues))
+            awake = wakeup.addresses(db, map(wakeup.queue, queues))
         self._store.poke(awake)
         return refused
 

@@ -21,7 +21,7 @@ from umbel.brokers.sqlite import (
     revokes,
     signatures,
     uniques,
-    waiters,
+    wakeup,
 )
 from umbel.brokers.sqlite.store import Store
 from umbel.protocol.leadership import coordination as rules
@@ -55,7 +55,7 @@ class ClusterStore:
             return
         with self._database.write() as db:
             fanout.send(db, heard, now.boot_s, ttl_s)
-            awake = waiters.addresses(db, {waiters.topic(broadcast.exchange) for broadcast in heard})
+            awake = wakeup.addresses(db, {wakeup.topic(broadcast.exchange) for broadcast in heard})
         self._store.poke(awake)
 
     @property
@@ -66,7 +66,7 @@ class ClusterStore:
         """The subscription's number, its offset, and which of the files at this path they are of."""
         with self._database.write() as db:
             if address is not None:
-                waiters.register(db, [waiters.topic(exchange)], address)
+                wakeup.register(db, [wakeup.topic(exchange)], address)
             expires_at = self._clock.now().boot_s + self._settings.lease_s
             return *fanout.subscribe(db, exchange, expires_at), self.replacements
 
@@ -75,7 +75,7 @@ class ClusterStore:
             if replacements != self.replacements:  # in this file the number may be another's
                 return
             if address is not None:
-                waiters.register(db, [waiters.topic(exchange)], address)
+                wakeup.register(db, [wakeup.topic(exchange)], address)
             fanout.prolong(db, number, exchange, self._clock.now().boot_s + self._settings.lease_s)
 
     def unsubscribe(self, number: int) -> None:
@@ -241,7 +241,7 @@ class ClusterStore:
             if data is not None:
                 coordination.put_lease(db, name, replace(record, data=data))
             queues, refused = dead_letters.insert_or_bury(db, batch, now.wall_s)
-            awake = waiters.addresses(db, map(waiters.queue, queues))
+            awake = wakeup.addresses(db, map(wakeup.queue, queues))
         self._store.poke(awake)
         log_refused(refused)
         return True
@@ -266,7 +266,7 @@ class ClusterStore:
         with self._database.write() as db:
             fanout.sweep_subscriptions(db, now.boot_s)
             marks.sweep(db, now.boot_s)
-            everyone = waiters.addresses(db)
+            everyone = wakeup.addresses(db)
         self._store.poke(everyone)  # those who are gone are forgotten
 
     def _repeat(self, sweep: Callable[[sqlite3.Connection], int]) -> None:

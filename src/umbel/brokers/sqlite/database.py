@@ -17,7 +17,7 @@ nobody holds, and what it commits can vanish with the log. So every connection i
 moment of a fork and opened again by its next user, on either side. A fork that bypasses
 Python's hooks with a connection open is found by the process id, and the child is refused.
 
-A file that was deleted, moved away or replaced is noticed before the next transaction (`presence.py`);
+A file that was deleted, moved away or replaced is noticed before the next transaction (`files.py`);
 the connection then goes on with what the path names now, made new where it names nothing.
 """
 
@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from umbel.brokers.sqlite import location, refusals, schema
-from umbel.brokers.sqlite.gate import WriteGate
-from umbel.brokers.sqlite.presence import Presence
+from umbel.brokers.sqlite.files import Log, Presence, WriteGate
 from umbel.errors import AccessRefused, BrokerError, BrokerRefused, BrokerUnavailable, StorageFull
 
 log = logging.getLogger("umbel.brokers.sqlite")
@@ -51,30 +50,6 @@ _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOLFS}
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _FORBIDDEN = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
 _DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT}
-
-
-class _Log:
-    """The write-ahead log, opened to be flushed; closed when nobody flushes it any more.
-
-    While a connection is open the log stays the same file, emptied and written again. There are no
-    locks on it, so none is lost when this descriptor of it is closed.
-    """
-
-    __slots__ = ("file",)
-
-    def __init__(self, path: str) -> None:
-        try:
-            self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            self.file = -1
-            raise BrokerUnavailable(
-                f"cannot open {path} to flush it: {error.strerror}; make it readable for this user, "
-                "or raise the limit of open files"
-            ) from None
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self.file >= 0:
-            close(self.file)
 
 
 class Database:
@@ -96,7 +71,7 @@ class Database:
         self._on_open = on_open
         self._turn = threading.Lock()
         self._gate = WriteGate(path)
-        self._log: _Log | None = None  # of that connection
+        self._log: Log | None = None  # of that connection
         self._pid = 0  # of the process that opened the connection
         self._presence: Presence | None = None  # of the files of that connection
         self.replaced = ""  # the path of a file that was replaced, until the next connection was greeted
@@ -135,10 +110,13 @@ class Database:
         finally:
             self._turn.release()
         if durable:
-            self._flush(log)
+            assert log is not None, "a database that is open has a log"
+            log.flush()
 
-    def append(self, statement: str, values: Sequence[Any], question: str) -> tuple[int, bool]:
-        """Insert one row, durable on return: its rowid, and whether `question` then finds anything.
+    def append(
+        self, statement: str, values: Sequence[Any], question: str, about: Sequence[Any]
+    ) -> tuple[int, list[Any]]:
+        """Insert one row, durable on return: its rowid, and the rows that `question` then finds.
 
         The commonest write of all, without the statements that begin and end a transaction.
         """
@@ -150,13 +128,14 @@ class Database:
                 number = db.execute(statement, values).lastrowid
             finally:
                 self._gate.leave()
-            found = db.execute(question).fetchone() is not None
+            found = db.execute(question, about).fetchall()
             log = self._log
         except sqlite3.Error as error:
             raise explain(error, self.path, self._timeout_s) from error
         finally:
             self._turn.release()
-        self._flush(log)
+        assert log is not None, "a database that is open has a log"
+        log.flush()
         assert number is not None, "the statement is an INSERT"
         return number, found
 
@@ -227,7 +206,7 @@ class Database:
             undo.callback(db.close)
             self._gate.enter(self._timeout_s)
             self._set_up(db)
-            self._log = _Log(f"{self.path}-wal")
+            self._log = Log(f"{self.path}-wal")
             presence.note_opened()
             self._gate.leave()
             undo.pop_all()
@@ -280,17 +259,6 @@ class Database:
         """Undo what was not committed; SQLite may have done so itself, when the disk was full."""
         if self._connection is not None and self._pid == os.getpid() and self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
-
-    def _flush(self, log: "_Log | None") -> None:
-        """Bring every commit so far to the disk."""
-        assert log is not None, "a database that is open has a log"
-        try:
-            os.fdatasync(log.file)
-        except OSError as error:
-            raise StorageFull(
-                f"cannot flush {self.path}-wal to the disk: {error.strerror}; "
-                "what was published may not survive a power cut: check the disk"
-            ) from None
 
     def _shut(self) -> None:
         if self._connection is not None and self._pid == os.getpid():

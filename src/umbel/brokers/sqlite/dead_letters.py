@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from umbel.brokers.interface import DeadLetter, Refused
 from umbel.brokers.sqlite import messages, meta, refusals, rows
+from umbel.brokers.sqlite.publishing import insert, row
 from umbel.wire.message import Outgoing, outgoing_of_letter
 from umbel.wire.signing import Keyring
 
@@ -30,7 +31,7 @@ def bury_refused(db: sqlite3.Connection, refused: Sequence[Refused], now_s: floa
 
     def put(one: Refused) -> None:
         if isinstance(one.part, Outgoing):
-            queue, priority, message = messages.row(one.part.as_letter())
+            queue, priority, message = row(one.part.as_letter())
             db.execute(
                 """INSERT INTO dead_letters (queue, priority, starts, reason, buried_at, message)
                    VALUES (?, ?, 0, ?, ?, ?)""",
@@ -44,11 +45,11 @@ def bury_refused(db: sqlite3.Connection, refused: Sequence[Refused], now_s: floa
 def insert_or_bury(
     db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float
 ) -> tuple[set[str], list[Refused]]:
-    """As `messages.insert`, one by one; what SQLite refuses goes to the dead letters."""
+    """As `insert`, one by one; what SQLite refuses goes to the dead letters."""
     grown: set[str] = set()
 
     def put(one: Outgoing) -> None:
-        grown.update(messages.insert(db, [one], now_s))
+        grown.update(insert(db, [one], now_s))
 
     refused = [Refused(part, why) for part, why in refusals.apply_each(db, batch, put)]
     if refused:
@@ -84,7 +85,7 @@ def requeue(
         if keyring is not None:
             outgoing = keyring.requeued(outgoing, reason, now_s)
         batch.append(outgoing)
-    return len(batch), messages.insert(db, batch, now_s)
+    return len(batch), insert(db, batch, now_s)
 
 
 def drop(db: sqlite3.Connection, letter_ids: Sequence[int | str]) -> int:

@@ -1,6 +1,7 @@
-"""Messages: how they enter a queue, wait until they are due, and come back to it.
+"""Messages: how they wait in a queue until they are due, leave it, and come back to it.
 
-Functions here and in `claims.py` and `verdicts.py` run inside a transaction of the caller.
+How they enter it is in `publishing.py`. Functions here and in `claims.py` and `verdicts.py` run inside a
+transaction of the caller.
 """
 
 import sqlite3
@@ -10,14 +11,12 @@ from typing import Any
 import msgspec
 
 from umbel.brokers.interface import Delivery, Tag
-from umbel.brokers.sqlite import meta, rows
-from umbel.wire.message import Message, Outgoing, unreadable
+from umbel.brokers.sqlite import rows
+from umbel.brokers.sqlite.publishing import UNFILED, file
+from umbel.wire.message import Message, unreadable
 
-PRIORITY_MAX = 9
-FILE_EVERY = 1024
 DUE_MAX = 1000  # delayed messages that one claim makes ready; the next claim goes on
 
-encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
 
 _LAST_ID = 2**63 - 1
@@ -42,69 +41,6 @@ def number_of(tag: Tag) -> int:
     return int(tag[tag.index(":") + 1 :])
 
 
-APPEND = "INSERT INTO messages (queue, priority, message) VALUES (?, ?, ?)"
-
-
-def row(one: Outgoing) -> tuple[str, int, bytes]:
-    """The values for APPEND."""
-    if one.exchange:
-        raise ValueError(f"the embedded broker has no exchanges: name a queue instead of {one.exchange!r}")
-    return one.queue, _in_range(one.message.priority), encode(one.message)
-
-
-def insert(db: sqlite3.Connection, batch: Sequence[Outgoing], now_s: float) -> set[str]:
-    """Put the batch into its queues; the names of those."""
-    if not batch:
-        return set()
-    some_wait = any(one.not_before > now_s for one in batch)
-    if some_wait:
-        file(db)
-    new = [row(one) for one in batch]
-    # SQLite gives each row the highest id so far and one more, and nobody else writes meanwhile.
-    last = rows.insert(db, "messages (queue, priority, message)", new)
-    first = last - len(new) + 1
-    again = [number for number, one in enumerate(batch, first) if one.redelivered]
-    mark(db, again, starts=0, redelivered=True)
-    if some_wait:
-        _insert_slips(db, batch, new, first, now_s)
-    elif many_unfiled(first, last):
-        file(db)
-    return {queue for queue, _, _ in new}
-
-
-def _insert_slips(
-    db: sqlite3.Connection,
-    batch: Sequence[Outgoing],
-    new: Sequence[tuple[str, int, bytes]],
-    first: int,
-    now_s: float,
-) -> None:
-    ready, delayed = [], []
-    for number, (one, (queue, priority, _)) in enumerate(zip(batch, new, strict=True), first):
-        if one.not_before > now_s:
-            delayed.append((one.not_before, number, queue, priority))
-        else:
-            ready.append((queue, priority, number))
-    rows.insert(db, "ready", ready)
-    rows.insert(db, "delayed", delayed)
-    meta.put(db, meta.FILED, first + len(new) - 1)
-
-
-def many_unfiled(first: int, last: int) -> bool:
-    """Whether who sent the messages from `first` to `last` should file: one sender in every so many.
-
-    So that no claim ever finds more than a few thousand to file, whatever waits in the queue.
-    """
-    return last // FILE_EVERY > (first - 1) // FILE_EVERY
-
-
-def file(db: sqlite3.Connection) -> None:
-    """Give the messages that have no slip yet theirs."""
-    filed = db.execute(f"INSERT INTO ready SELECT queue, priority, id FROM messages WHERE {_UNFILED}")
-    if filed.rowcount:
-        db.execute("UPDATE meta SET value = (SELECT max(id) FROM messages) WHERE name = 'filed'")
-
-
 def _lower_mark(db: sqlite3.Connection) -> None:
     """After messages were removed: the next one gets an id that may have been theirs."""
     db.execute(
@@ -113,18 +49,11 @@ def _lower_mark(db: sqlite3.Connection) -> None:
     )
 
 
-_UNFILED = "id > (SELECT value FROM meta WHERE name = 'filed')"
-
-
-def _in_range(priority: int) -> int:
-    return priority if 0 <= priority <= PRIORITY_MAX else min(max(priority, 0), PRIORITY_MAX)
-
-
 def anything_due(db: sqlite3.Connection, queues: Iterable[str], now_s: float) -> bool:
     """Whether a claim on these queues is worth its transaction."""
     if db.execute("SELECT 1 FROM delayed WHERE not_before <= ? LIMIT 1", (now_s,)).fetchone():
         return True
-    if db.execute(f"SELECT 1 FROM messages WHERE {_UNFILED} LIMIT 1").fetchone():
+    if db.execute(f"SELECT 1 FROM messages WHERE {UNFILED} LIMIT 1").fetchone():
         return True  # of whichever queue: the claim files it
     return any(
         db.execute("SELECT 1 FROM ready WHERE queue = ? LIMIT 1", (name,)).fetchone() for name in queues
@@ -198,7 +127,7 @@ def peek(db: sqlite3.Connection, queue: str, limit: int) -> list[Delivery]:
                 SELECT id AS number, priority AS first FROM ready WHERE queue = ?1
                 ORDER BY priority, id LIMIT ?2)
               UNION ALL
-              SELECT id, priority FROM messages WHERE queue = ?1 AND {_UNFILED})
+              SELECT id, priority FROM messages WHERE queue = ?1 AND {UNFILED})
             JOIN messages ON id = number ORDER BY first, id LIMIT ?2""",
         (queue, limit),
     )
@@ -213,7 +142,7 @@ def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int]]:
     found = db.execute(
         f"""SELECT queue, sum(ready), sum(delayed), sum(claimed) FROM (
              SELECT queue, count(*) AS ready, 0 AS delayed, 0 AS claimed FROM ready GROUP BY queue UNION ALL
-             SELECT queue, count(*), 0, 0 FROM messages WHERE {_UNFILED} GROUP BY queue UNION ALL
+             SELECT queue, count(*), 0, 0 FROM messages WHERE {UNFILED} GROUP BY queue UNION ALL
              SELECT queue, 0, count(*), 0 FROM delayed GROUP BY queue UNION ALL
              SELECT queue, 0, 0, count(*) FROM claimed JOIN messages USING (id) GROUP BY queue)
            GROUP BY queue ORDER BY queue"""

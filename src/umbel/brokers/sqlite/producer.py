@@ -1,4 +1,4 @@
-"""SqliteProducer: publishing from any thread, before or after a fork, durable on return."""
+"""SqliteProducer: the store of a client, which publishes, revokes and broadcasts."""
 
 from collections.abc import Sequence
 
@@ -6,24 +6,16 @@ from umbel.brokers.interface import Broadcast, BrokerSettings, Capabilities
 from umbel.brokers.sqlite.broker import CAPABILITIES
 from umbel.brokers.sqlite.cluster_store import ClusterStore
 from umbel.brokers.sqlite.store import Store
-from umbel.wire.message import Outgoing
-from umbel.wire.revoke import Revoke
 
 
-class SqliteProducer:
+class SqliteProducer(Store):
     def __init__(self, settings: BrokerSettings) -> None:
-        self._store = Store(settings)
-        self._cluster = ClusterStore(self._store)
+        super().__init__(settings)
+        self._cluster = ClusterStore(self)
 
     @property
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
-
-    def publish(self, batch: Sequence[Outgoing]) -> None:
-        self._store.publish(batch)
-
-    def revoke(self, revokes: Sequence[Revoke]) -> None:
-        self._store.revoke(revokes)
 
     def broadcast(self, batch: Sequence[Broadcast], *, ttl_s: float) -> None:
         self._cluster.broadcast(batch, ttl_s)
@@ -36,6 +28,3 @@ class SqliteProducer:
 
     def release_unique(self, held: Sequence[tuple[str, str]]) -> None:
         self._cluster.release_unique(held)
-
-    def close(self) -> None:
-        self._store.close()

@@ -1,12 +1,12 @@
 """Store: every operation of the embedded broker on messages and results, each one transaction.
 
-Synchronous; the asynchronous broker calls it in a separate thread, producers and backends in
-the thread of their caller. After a commit it pokes those who wait for what changed.
+Those that publish are in `publishing.py`. Synchronous; the asynchronous broker calls it in a separate
+thread, producers and backends in the thread of their caller. After a commit it pokes those who wait for
+what changed.
 """
 
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
@@ -32,33 +32,32 @@ from umbel.brokers.sqlite import (
     results,
     revokes,
     signatures,
-    uniques,
     verdicts,
-    waiters,
+    wakeup,
 )
 from umbel.brokers.sqlite.clock import Clock
 from umbel.brokers.sqlite.database import Database
 from umbel.brokers.sqlite.holding import Holding
 from umbel.brokers.sqlite.location import path_from_url
-from umbel.brokers.sqlite.wakeup import poke
-from umbel.errors import BrokerError, BrokerRefused
-from umbel.wire.message import Outgoing, StoredResult
+from umbel.brokers.sqlite.publishing import Publisher, file, insert
+from umbel.errors import BrokerRefused
+from umbel.wire.message import StoredResult
 from umbel.wire.revoke import Revoke
 
 LOST_CHECKS_PER_LEASE = 3
 PURGE_ROWS_MAX = 20_000  # in one transaction
 
 
-class Store:
+class Store(Publisher):
     def __init__(self, settings: BrokerSettings) -> None:
-        self.settings = settings
-        self.clock = Clock()
-        self.database = Database(
+        database = Database(
             path_from_url(settings.url),
             timeout_s=settings.connect_timeout_s,
             max_bytes=settings.storage_max_bytes,
             on_open=self._greet,
         )
+        super().__init__(database, Clock())
+        self.settings = settings
         self._last_queue = ""  # had the last turn in the last claim
         self._look_first = False  # the last claim came back short, so the next may be in vain
         self._lost_checked_at = 0.0
@@ -74,46 +73,6 @@ class Store:
     def close(self) -> None:
         self.database.close()
 
-    def publish(self, batch: Sequence[Outgoing]) -> None:
-        try:
-            self._publish(batch)
-        except (BrokerRefused, ValueError, OverflowError) as error:
-            raise _not_sent(batch, error) from error
-
-    def publish_once(self, batch: Sequence[Outgoing], *, remembered_s: float) -> None:
-        """The same without the messages whose ids were published this way within the time."""
-        try:
-            with self.database.write(durable=True) as db:
-                now_s = self.clock.wall_s()
-                until = now_s + remembered_s
-                new = [one for one in batch if uniques.take(db, *_sent(one), now_s, until)]
-                queues = messages.insert(db, new, now_s)
-                awake = waiters.addresses(db, map(waiters.queue, queues))
-        except (BrokerRefused, ValueError, OverflowError) as error:
-            raise _not_sent(batch, error) from error
-        self.poke(awake)
-
-    def _publish(self, batch: Sequence[Outgoing]) -> None:
-        if len(batch) == 1 and not batch[0].not_before and not batch[0].redelivered:
-            self._append(batch[0])
-            return
-        with self.database.write(durable=True) as db:
-            queues = messages.insert(db, batch, self.clock.wall_s())
-            awake = waiters.addresses(db, map(waiters.queue, queues))
-        self.poke(awake)
-
-    def _append(self, one: Outgoing) -> None:
-        """Publish one message that is due, as most are, by the shortest way."""
-        number, somebody_waits = self.database.append(messages.APPEND, messages.row(one), waiters.ANYBODY)
-        if messages.many_unfiled(number, number):
-            # It is sent, whatever comes of this; what cannot be filed now is filed by the next claim.
-            with suppress(BrokerError), self.database.write() as db:
-                messages.file(db)
-        if somebody_waits:
-            with self.database.read() as db:
-                awake = waiters.addresses(db, [waiters.queue(one.queue)])
-            self.poke(awake)
-
     def claim(self, owner: str, queues: Sequence[str], limit: int, revoked_after: int) -> Claim:
         if self._look_first and not self._worth_a_claim(queues):
             with self.database.read() as db:
@@ -127,14 +86,14 @@ class Store:
             stood = claims.lease(db, owner, now.boot_s + self.settings.lease_s)
             if self._time_for_lost(now.boot_s):
                 returned, back = claims.return_lost(db, now.boot_s)
-                awake = waiters.addresses(db, map(waiters.queue, back))
-            messages.file(db)
+                awake = wakeup.addresses(db, map(wakeup.queue, back))
+            file(db)
             messages.release_due(db, now.wall_s)
             news, cursor, complete = revokes.after(db, revoked_after, now.wall_s)
             deliveries = self._take(db, owner, queues, limit) if complete else []
             if self._registered and len(deliveries) >= limit:
                 # Busy from here on: no need to be poked before the next idle moment.
-                waiters.unregister(db, [self._registered])
+                wakeup.unregister(db, [self._registered])
                 self._registered = None
         self._holding.take(owner, deliveries)
         self._look_first = len(deliveries) < limit
@@ -144,15 +103,15 @@ class Store:
     def watch_queues(self, queues: Sequence[str], address: bytes | None) -> float | None:
         """Register for news of the queues: the seconds until one may have a message, if known."""
         now_s = self.clock.wall_s()
-        channels = [waiters.queue(queue) for queue in queues]
+        channels = [wakeup.queue(queue) for queue in queues]
         with self.database.read() as db:
             if messages.anything_due(db, queues, now_s):
                 return 0.0
             due = messages.next_due(db)
-            if address is None or waiters.is_registered(db, channels, address):
+            if address is None or wakeup.is_registered(db, channels, address):
                 return None if due is None else max(0.0, due - now_s)
         with self.database.write() as db:
-            waiters.register(db, channels, address)
+            wakeup.register(db, channels, address)
             self._registered = address
             if messages.anything_due(db, queues, now_s):
                 return 0.0
@@ -167,14 +126,14 @@ class Store:
     def return_lost(self) -> int:
         with self.database.write(makes_room=True) as db:
             count, queues = claims.return_lost(db, self.clock.now().boot_s)
-            awake = waiters.addresses(db, map(waiters.queue, queues))
+            awake = wakeup.addresses(db, map(wakeup.queue, queues))
         self.poke(awake)
         return count
 
     def forget_owner(self, owner: str) -> int:
         with self.database.write(makes_room=True) as db:
             count, queues = claims.forget(db, owner)
-            awake = waiters.addresses(db, map(waiters.queue, queues))
+            awake = wakeup.addresses(db, map(wakeup.queue, queues))
         self._holding.forget(owner)
         self.poke(awake)
         return count
@@ -210,10 +169,10 @@ class Store:
                 refused += unsent
             else:
                 results.store(db, judged.results, now_s, now_s + self.settings.result_expires_s)
-                sent = messages.insert(db, judged.follow_ups, now_s)
+                sent = insert(db, judged.follow_ups, now_s)
             grown |= sent
             stored = (result.task_id for result in judged.results)
-            awake = waiters.addresses(db, chain(map(waiters.queue, grown), map(waiters.result, stored)))
+            awake = wakeup.addresses(db, chain(map(wakeup.queue, grown), map(wakeup.result, stored)))
         self.poke(awake)
         settled, unknown = verdicts.settled(judged, refused), self._holding.settle(batch)
         return (
@@ -236,7 +195,7 @@ class Store:
         """BrokerRefused: some cannot be stored, the others are."""
         with self.database.write() as db:
             refused = self._put_results(db, batch, self.clock.wall_s())
-            awake = waiters.addresses(db, [waiters.result(result.task_id) for result in batch])
+            awake = wakeup.addresses(db, [wakeup.result(result.task_id) for result in batch])
         self.poke(awake)
         if refused:
             lost = [one.part for one in refused]
@@ -251,7 +210,7 @@ class Store:
 
     def watch_results(self, task_ids: Sequence[str], address: bytes) -> None:
         with self.database.write() as db:
-            waiters.register(db, map(waiters.result, task_ids), address)
+            wakeup.register(db, map(wakeup.result, task_ids), address)
 
     def forget_results(self, task_ids: Iterable[str]) -> None:
         with self.database.write() as db:
@@ -283,7 +242,7 @@ class Store:
         with self.database.write(durable=True) as db:
             keyring = self.settings.keyring
             count, queues = dead_letters.requeue(db, letter_ids, self.clock.wall_s(), keyring)
-            awake = waiters.addresses(db, map(waiters.queue, queues))
+            awake = wakeup.addresses(db, map(wakeup.queue, queues))
         self.poke(awake)
         return count
 
@@ -297,21 +256,15 @@ class Store:
 
     def unregister(self, address: bytes) -> None:
         with self.database.write() as db:
-            waiters.unregister(db, [address])
+            wakeup.unregister(db, [address])
 
     def leave(self, addresses: Sequence[bytes | None]) -> None:
         """Close; nobody waits at these addresses any more."""
         try:
             with self.database.write() as db:
-                waiters.unregister(db, filter(None, addresses))
+                wakeup.unregister(db, filter(None, addresses))
         finally:
             self.close()
-
-    def poke(self, awake: set[bytes]) -> None:
-        """Wake those who wait at these addresses, and forget the ones where nobody is."""
-        if awake and (gone := poke(awake)):
-            with self.database.write() as db:
-                waiters.unregister(db, gone)
 
     def _greet(self, db: sqlite3.Connection) -> None:
         """Record the birth of a new file, and end the leases of the machine's last boot."""
@@ -354,14 +307,3 @@ class Store:
             return False
         self._lost_checked_at = boot_s
         return True
-
-
-def _sent(outgoing: Outgoing) -> tuple[str, str]:
-    """The key under which it is remembered that this was sent, and its task."""
-    task_id = outgoing.message.correlation_id
-    return f"sent/{task_id}", task_id
-
-
-def _not_sent(batch: Sequence[Outgoing], error: Exception) -> BrokerRefused:
-    queues = ", ".join(sorted({repr(one.queue) for one in batch}))
-    return BrokerRefused(f"not sent to {queues}: {refusals.reason(error)}")

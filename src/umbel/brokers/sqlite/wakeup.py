@@ -1,4 +1,8 @@
-"""Wake-ups between processes: a datagram without content, from a writer to those who wait.
+"""Wake-ups between processes: who waits for what, and a datagram without content that wakes them.
+
+A waiter registers its address for a channel and then looks again before it sleeps; a writer looks for
+waiters inside the transaction that makes the change, or after it. Whichever comes first, the change or the
+registering, the other one sees it, so no wake-up is lost between the two.
 
 The sockets have names in Linux's abstract namespace, so nothing is left on the disk when a
 process dies, and poking a dead one fails at once. A poke says only "look again": one too many
@@ -12,14 +16,20 @@ import os
 import secrets
 import select
 import socket
+import sqlite3
 import sys
 from collections.abc import Iterable
+
+from umbel.brokers.sqlite import rows
 
 RECHECK_S = 1.0
 POLL_S = 0.05
 
 _SUPPORTED = sys.platform == "linux"
 _DRAIN_BYTES = 64
+
+WAITING_ON = "SELECT address FROM waiters WHERE channel = ?"
+_ANYBODY = "SELECT 1 FROM waiters LIMIT 1"
 
 
 class Bell:
@@ -121,3 +131,44 @@ def poke(addresses: Iterable[bytes]) -> set[bytes]:
             except OSError:
                 gone.add(address)
     return gone
+
+
+def queue(name: str) -> str:
+    return f"queue:{name}"
+
+
+def topic(exchange: str) -> str:
+    return f"topic:{exchange}"
+
+
+def result(task_id: str) -> str:
+    return f"result:{task_id}"
+
+
+def register(db: sqlite3.Connection, channels: Iterable[str], address: bytes) -> None:
+    new = [(channel, address) for channel in channels]
+    rows.insert(db, "waiters", new, otherwise="ON CONFLICT DO NOTHING")
+
+
+def is_registered(db: sqlite3.Connection, channels: Iterable[str], address: bytes) -> bool:
+    return all(
+        db.execute("SELECT 1 FROM waiters WHERE channel = ? AND address = ?", (channel, address)).fetchone()
+        for channel in channels
+    )
+
+
+def unregister(db: sqlite3.Connection, addresses: Iterable[bytes]) -> None:
+    db.executemany("DELETE FROM waiters WHERE address = ?", [(address,) for address in addresses])
+
+
+def addresses(db: sqlite3.Connection, channels: Iterable[str] | None = None) -> set[bytes]:
+    """Who waits on one of the channels, or on any. Mostly nobody does, and that is quickly seen."""
+    if channels is None:
+        return {address for (address,) in db.execute("SELECT DISTINCT address FROM waiters")}
+    if db.execute(_ANYBODY).fetchone() is None:
+        return set()
+    found = db.execute(
+        "SELECT DISTINCT address FROM waiters WHERE channel IN (SELECT value FROM json_each(?))",
+        (rows.pack(channels),),
+    )
+    return {address for (address,) in found}

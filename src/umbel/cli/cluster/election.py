@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from umbel.app.app import App
-from umbel.app.sending.ids import new_id
+from umbel.app.sending.prepare import new_id
 from umbel.brokers.interface import FanOut
 from umbel.cli import exits
 from umbel.cli.broker import ask_broker

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from umbel.app.sending.ids import new_id
+from umbel.app.sending.prepare import new_id
 from umbel.cli import exits
 from umbel.cli.history.lake import can_record
 from umbel.cli.options import json_option

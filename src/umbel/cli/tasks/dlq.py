@@ -13,7 +13,8 @@ from umbel.cli.show.printing import print_json, print_table, say
 from umbel.errors import WireError
 from umbel.monitor.messages import letter_row
 from umbel.text import lines
-from umbel.wire.task import TaskHeaders, read_headers, to_v2
+from umbel.wire.compat.legacy import to_v2
+from umbel.wire.task import TaskHeaders, read_headers
 
 LIST_MAX = 100_000
 

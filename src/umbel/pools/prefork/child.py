@@ -23,6 +23,7 @@ by another signal: SIGURG, because where nobody handles it, it does nothing.
 import contextlib
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -40,21 +41,23 @@ from setproctitle import setproctitle
 from umbel.errors import SoftTimeLimitExceeded, TaskCancelled, WorkerStopping
 from umbel.pools.guard import is_guarded
 from umbel.pools.hosting import in_one_line, load_host, soft_limit_of, soft_limit_reached
-from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Runner, Told
+from umbel.pools.interface import ChildContext, Host, HostSpec, Job, Outcome, Runner, Told
 from umbel.pools.prefork import kernel
-from umbel.pools.prefork.limits import Limits, note_calls
-from umbel.pools.prefork.messages import Setup, Spoiled, ToChild, outcome_frame
+from umbel.pools.prefork.limits import KINDS, Limits, note_calls
+from umbel.pools.prefork.messages import Setup, Spoiled, ToChild, no_outcome
 from umbel.pools.stacks import offer_stacks
 from umbel.wire.frames import (
     Armed,
     Cancel,
     FrameReader,
     JobBatch,
+    Outcomes,
     Problem,
     Ready,
     SoftLimit,
     Stop,
     encode_frame,
+    encode_frame_or,
 )
 
 if TYPE_CHECKING:
@@ -155,7 +158,7 @@ class Child:
         """Run jobs until told to stop, or until the main process is gone."""
         self._raised_at_limit = soft_limit
         signal.signal(INTERRUPT, self._on_soft_limit)
-        self._limits = Limits()
+        self._limits = Limits([*map(resource.getrlimit, KINDS)])
         self._channel.sendall(encode_frame(Ready(self._pid)))
         while True:
             while self._inbox:
@@ -210,7 +213,7 @@ class Child:
                 # The task forked and its copy came back here. The channel belongs to the original.
                 os._exit(0)
             with self._sending:
-                self._channel.sendall(outcome_frame(outcome))
+                self._channel.sendall(_outcome_frame(outcome))
             ended_at = outcome.started_at + outcome.runtime_s
             if Limits.touched or abs(ended_at - self._looked_at) >= _LOOK_S:
                 self._looked_at = ended_at
@@ -219,7 +222,11 @@ class Child:
     def _look(self) -> None:
         """What the last task has done to its process."""
         _catch(INTERRUPT, self._on_soft_limit)
-        if self._limits is not None and (lowered := self._limits.lowered()):
+        Limits.touched = False
+        limits = [*map(resource.getrlimit, KINDS)]
+        if self._limits is None or limits == self._limits.known:
+            return
+        if lowered := self._limits.lowered(limits):
             self._spoiled = True
             with self._sending:
                 self._channel.sendall(encode_frame(Spoiled(f"a task lowered its limits: {lowered}")))
@@ -263,6 +270,10 @@ class Child:
                 raise WorkerStopping("the worker is shutting down; the task returns to its queue")
             raise soft_limit_reached(self._raised_at_limit)
         self._armed = job
+
+
+def _outcome_frame(outcome: Outcome) -> bytearray:
+    return encode_frame_or(Outcomes((outcome,)), lambda error: no_outcome(outcome, error))
 
 
 def _catch(signum: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:

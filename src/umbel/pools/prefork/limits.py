@@ -4,7 +4,8 @@ A task may lower the limits of its process, and cannot raise all of them again. 
 fail without being at fault. Only what harms it counts: a limit that was raised stays raised.
 
 To read them all takes a tenth of the time of a quick task. So calls of the `resource` module are noted, and
-a noted call leads to a check at once; a limit set by other means is found at the next check.
+a noted call leads to a check at once; a limit set by other means is found at the next check. The child
+reads them, and asks here what it means when they are not as they were.
 """
 
 import resource
@@ -13,23 +14,21 @@ from functools import wraps
 from typing import Any, ClassVar
 
 _NAMES = ("NOFILE", "AS", "DATA", "FSIZE", "NPROC", "CPU", "STACK")
-_KINDS = {getattr(resource, f"RLIMIT_{name}"): name for name in _NAMES if hasattr(resource, f"RLIMIT_{name}")}
+KINDS = {getattr(resource, f"RLIMIT_{name}"): name for name in _NAMES if hasattr(resource, f"RLIMIT_{name}")}
 
 
 class Limits:
-    touched: ClassVar[bool] = False  # Python code may have set one since the last look
+    """Of each of KINDS the soft and the hard one, as they were read last."""
 
-    def __init__(self) -> None:
-        self._known = _read()
+    touched: ClassVar[bool] = False  # Python code may have set one since then
 
-    def lowered(self) -> str:
+    def __init__(self, read: list[tuple[int, int]]) -> None:
+        self.known = read
+
+    def lowered(self, now: list[tuple[int, int]]) -> str:
         """The first that is lower than before, or nothing."""
-        Limits.touched = False
-        now = _read()
-        if now == self._known:
-            return ""
-        before, self._known = self._known, now
-        for name, was, now_is in zip(_KINDS.values(), before, now, strict=True):
+        before, self.known = self.known, now
+        for name, was, now_is in zip(KINDS.values(), before, now, strict=True):
             if any(_order(new) < _order(old) for old, new in zip(was, now_is, strict=True)):
                 return f"RLIMIT_{name} from {_shown(was)} to {_shown(now_is)}"
         return ""
@@ -51,10 +50,6 @@ def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args)
 
     return call
-
-
-def _read() -> list[tuple[int, int]]:
-    return [*map(resource.getrlimit, _KINDS)]
 
 
 def _order(limit: int) -> float:

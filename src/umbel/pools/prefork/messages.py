@@ -9,7 +9,6 @@ from typing import Literal
 
 import msgspec
 
-from umbel.errors import BadFrame
 from umbel.pools.hosting import in_one_line
 from umbel.pools.interface import Job, LostJob, Outcome, PoolSettings, Told
 from umbel.wire.frames import (
@@ -21,11 +20,9 @@ from umbel.wire.frames import (
     Ready,
     SoftLimit,
     Stop,
-    encode_frame,
 )
 
 FDS_PER_FORK = 2
-_UNWRITABLE = (BadFrame, msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -122,12 +119,9 @@ AboutChild = Ready | Armed | Problem | Spoiled | Told
 FromChild = Outcomes[Outcome] | NoOutcome | AboutChild
 
 
-def outcome_frame(outcome: Outcome) -> bytearray:
-    try:
-        return encode_frame(Outcomes((outcome,)))
-    except _UNWRITABLE as error:
-        problem = f"the task ran, but its outcome could not be sent to the worker: {in_one_line(error)}"
-        return encode_frame(NoOutcome(outcome.number, problem))
+def no_outcome(outcome: Outcome, error: Exception) -> NoOutcome:
+    problem = f"the task ran, but its outcome could not be sent to the worker: {in_one_line(error)}"
+    return NoOutcome(outcome.number, problem)
 
 
 def lost_outcome(message: NoOutcome) -> LostJob:

@@ -13,21 +13,11 @@ from typing import Any
 import msgspec
 
 from umbel.errors import BadMessage
-from umbel.wire.call import (
-    Embed,
-    TaskHeaders,
-    body_bytes,
-    check_kwargs,
-    check_names,
-    completed,
-    encode_body,
-    encode_headers,
-    read_embed,
-    read_header_map,
-)
+from umbel.wire.call import TaskHeaders, body_bytes, check_names, read_body_map, read_header_map
 from umbel.wire.limits import DEFAULT_LIMITS
 from umbel.wire.message import JSON_CONTENT, UNREADABLE_CONTENT, Message
 from umbel.wire.show import brief
+from umbel.wire.task import completed, encode_body, encode_headers
 from umbel.wire.values import decode_json
 
 
@@ -53,14 +43,6 @@ def to_v2(message: Message) -> Message:
         raise BadMessage(f"the body must be [args, kwargs, embed], not {brief(body)}")
     args, kwargs, embed = read_body_map(body)
     return msgspec.structs.replace(message, body=encode_body(args, kwargs, embed))
-
-
-def read_body_map(body: dict[str, Any]) -> tuple[list[Any], dict[str, Any], Embed]:
-    """Read the parts of a call from a v1 or hybrid body."""
-    args, kwargs = body.get("args"), body.get("kwargs")
-    if not (args is None or isinstance(args, (list, tuple))):
-        raise BadMessage(f"the args of the call must be a list, not {brief(args)}")
-    return list(args or ()), check_kwargs(kwargs), read_embed(body)
 
 
 def _rewrite_v1(message: Message, old_headers: dict[str, Any]) -> Message:

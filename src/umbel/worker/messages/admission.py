@@ -15,8 +15,9 @@ from umbel.pools.guard import each_guarded
 from umbel.pools.interface import Job
 from umbel.protocol.delivery.delivery import AdmissionPolicy, Arrival, Park, Refuse, Run
 from umbel.protocol.delivery.revoked import RevokedTasks
+from umbel.wire.compat.legacy import to_v2
 from umbel.wire.message import JSON_CONTENT
-from umbel.wire.task import TaskHeaders, parse_instant, read_headers, to_v2
+from umbel.wire.task import TaskHeaders, parse_instant, read_headers
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.endings import Endings

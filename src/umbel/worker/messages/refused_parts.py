@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from umbel.brokers.interface import Refused
 from umbel.errors import BrokerRefused, WireError
 from umbel.protocol.delivery.states import FAILURE
+from umbel.wire.compat.legacy import to_v2
 from umbel.wire.message import Outgoing, StoredResult
 from umbel.wire.result import encode_failure, exception_map
-from umbel.wire.task import read_headers, to_v2
+from umbel.wire.task import read_headers
 from umbel.worker.context import Counters
 from umbel.worker.messages.remains import Remains
 from umbel.worker.messages.settling import Settler
