@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from traceback import print_exception
 from typing import NoReturn
 
 from tests.outbox.places import Place
@@ -18,6 +19,7 @@ from umbel.brokers.interface import Attempt
 from umbel.brokers.registry import open_async_producer
 from umbel.outbox.relay import Relay
 from umbel.outbox.rows import Problem, StoredRow
+from umbel.pools.guard import Raised, call_guarded
 from umbel.wire.message import Outgoing
 
 TASKS = 3  # of a transaction
@@ -55,12 +57,10 @@ def _forked(work: Callable[[], None]) -> int:
 
 
 def _work_and_exit(work: Callable[[], None]) -> NoReturn:
-    status = 1
-    try:
-        work()
-        status = 0
-    finally:
-        os._exit(status)
+    happened = call_guarded(work)
+    if isinstance(happened, Raised):
+        print_exception(happened.error)
+    os._exit(isinstance(happened, Raised))
 
 
 def write(place: Place, broker: str, transaction: str, dies_at: str = "") -> None:
