@@ -8,6 +8,7 @@ from tests.brokers.contract_control import ControlContract
 from tests.brokers.contract_marks import MarksContract
 from tests.brokers.contract_messages import MessagesContract
 from tests.brokers.contract_processes import ProcessesContract
+from tests.brokers.contract_queues import QueueControlContract
 from tests.brokers.contract_refusals import RefusalsContract
 from tests.brokers.contract_sharing import (
     EventLogContract,
@@ -25,6 +26,7 @@ class LoopContract(
     OwnershipContract,
     VerdictsContract,
     RefusalsContract,
+    QueueControlContract,
     FanoutContract,
     EventLogContract,
     RevokesContract,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.brokers.tokens import FAR, HOSTILE, outgoing_of, token_in, token_of, tokens_in
 from tests.brokers.under_test import OWNER, PEER, QUEUE, BrokerUnderTest, result, run
 from tests.servers.redis import RedisServer
-from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Return, Started, Verdict
+from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Pause, Return, Started, Verdict
 from umbel.brokers.redis.broker import RedisBroker
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.scripts import script
@@ -30,7 +30,15 @@ LEASE_S = 1000
 FIELDS = ["{list}", "", "x", ":::", "t:1:", "t.zz:y:{list}", "t.f:99999999999999999999999:{list}", "epochs"]
 MEMBERS = [*(f"{field}\0{{envelope}}" for field in FIELDS), "{envelope}"]
 SCORES = ["-inf", "+inf", "0", "1.5", "-9e99", "9e99", f"{FAR}"]
-BREAKABLE = [QUEUE, f"{QUEUE}\x06\x163", OTHER, "umbel.dead", f"umbel.delayed.{QUEUE}", "umbel.queues"]
+BREAKABLE = [
+    QUEUE,
+    f"{QUEUE}\x06\x163",
+    OTHER,
+    "umbel.dead",
+    f"umbel.delayed.{QUEUE}",
+    "umbel.queues",
+    "umbel.paused",
+]
 TEXTS = {
     "umbel.contact": "yesterday",
     "umbel.revokes.cursor": "first",
@@ -208,6 +216,16 @@ class World:
         await self.broker.queues()
         await self.broker.wait_ready([QUEUE], 0.0)
 
+    async def pause(self, chance: random.Random) -> None:
+        await self.broker.pause(chance.choice([QUEUE, OTHER]), Pause(0.0))
+
+    async def resume(self, chance: random.Random) -> None:
+        await self.broker.resume(chance.choice([QUEUE, OTHER]))
+
+    async def move(self, chance: random.Random) -> None:
+        source, target = chance.choice([(QUEUE, OTHER), (OTHER, QUEUE), (QUEUE, f"{QUEUE}\x06\x163")])
+        await self.broker.move(source, target, chance.randint(1, 12))
+
     async def requeue(self, chance: random.Random) -> None:
         letters = await self.broker.dead_letters()
         await self.broker.requeue_dead([one.letter_id for one in letters])
@@ -246,6 +264,9 @@ STEPS: dict[str, Callable[[World, random.Random], Any]] = {
         World.renew,
         World.look,
         World.requeue,
+        World.pause,
+        World.resume,
+        World.move,
     )
 }
 OFTEN = ["publish", "claim", "claim", "settle", "settle", "reap", "junk_ready"]

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 GUIDE = next(section.pages for section in navigation.sections() if section.title == "Guide")
 RUN = {"python", "console", "toml"}
 PICTURE = {"text"}  # what is neither code nor typed
-NOT_RUN = {"docs/first-steps.md:4", "docs/async.md:23"}  # in the guide; each says why
+NOT_RUN = {"docs/first-steps.md:4", "docs/async.md:25"}  # in the guide; each says why
 
 # What the reader has already.
 READERS_OWN = """

@@ -16,16 +16,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from tests.servers.postgres import ask_postgres, postgres_url
 from tests.waiting import wait_until
 
+__all__ = ["postgres_url"]
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-PROJECTS = sorted(path.parent.name for path in EXAMPLES.glob("*/tasks.py"))
+PROJECTS = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
 COMMAND_S = 90.0
 STOP_S = 30.0
 CODE_LINES_MAX = 120
+PORTS = {"server.py": "SMTP_PORT", "uvicorn": "PORT"}  # which variable says where a server listens
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,8 @@ def steps_of(readme: str) -> list[Step]:
 
 def environment_for(home: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    smtp_port = str(free_port())
-    return {**os.environ, "PATH": path, "UMBEL_RUN_DIR": str(home / "run"), "SMTP_PORT": smtp_port}
+    ports = {name: str(free_port()) for name in PORTS.values()}
+    return {**os.environ, "PATH": path, "UMBEL_RUN_DIR": str(home / "run"), **ports}
 
 
 def free_port() -> int:
@@ -58,7 +63,9 @@ def free_port() -> int:
 
 @contextmanager
 def in_background(command: str, home: Path, environment: dict[str, str]) -> Iterator[None]:
-    words = command.removesuffix("&").split()
+    words = (
+        re.sub(r"\$\{(\w+):-\w+\}", lambda named: environment[named[1]], command).removesuffix("&").split()
+    )
     log = home / f"{words[-1]}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(words, cwd=home, env=environment, stdout=output, stderr=output)
@@ -76,8 +83,8 @@ def in_background(command: str, home: Path, environment: dict[str, str]) -> Iter
             raise
 
 
-def wait_for_server(environment: dict[str, str]) -> None:
-    address = ("127.0.0.1", int(environment["SMTP_PORT"]))
+def wait_for_server(port: str) -> None:
+    address = ("127.0.0.1", int(port))
     with socket.socket() as probe:
         wait_until(lambda: probe.connect_ex(address) == 0, deadline_s=30.0, what="the example's server")
 
@@ -102,19 +109,43 @@ def run(step: Step, home: Path, environment: dict[str, str]) -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("project", PROJECTS)
 def test_an_example_prints_what_its_readme_says(project: str, tmp_path: Path) -> None:
-    home = shutil.copytree(EXAMPLES / project, tmp_path / project)
-    environment = environment_for(tmp_path)
+    notes = run_readme(project, tmp_path, environment_for(tmp_path))
+    if project == "etl":
+        assert "%" in notes, "no progress was shown"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("project", ["django_store", "flask_store"])
+def test_a_store_does_the_same_on_postgresql(project: str, tmp_path: Path, postgres_url: str) -> None:
+    run_readme(project, tmp_path, environment_for(tmp_path) | database_at(postgres_url))
+    orders = {"django_store": "store_order", "flask_store": "orders"}[project]
+    assert ask_postgres(postgres_url, f"SELECT state FROM {orders}") == [("packed",)]
+
+
+def database_at(url: str) -> dict[str, str]:
+    place = urlsplit(url)
+    return {
+        "DATABASE_URL": url.replace("postgresql:", "postgresql+psycopg:"),
+        "PGHOST": place.hostname or "",
+        "PGPORT": str(place.port),
+        "PGUSER": place.username or "",
+        "PGDATABASE": place.path.strip("/"),
+    }
+
+
+def run_readme(project: str, folder: Path, environment: dict[str, str]) -> str:
+    """Run its commands; what they wrote beside their answers."""
+    home = shutil.copytree(EXAMPLES / project, folder / project)
     notes = ""
     with ExitStack() as background:
         for step in steps_of((home / "README.md").read_text()):
             if step.in_background:
                 background.enter_context(in_background(step.command, home, environment))
-                if "server.py" in step.command:
-                    wait_for_server(environment)
+                for server in (one for one in PORTS if one in step.command):
+                    wait_for_server(environment[PORTS[server]])
             else:
                 notes += run(step, home, environment)
-    if project == "etl":
-        assert "%" in notes, "no progress was shown"
+    return notes
 
 
 def test_the_index_names_every_example() -> None:
@@ -124,6 +155,9 @@ def test_the_index_names_every_example() -> None:
 
 @pytest.mark.parametrize("project", PROJECTS)
 def test_an_example_is_small_and_uses_the_public_api_only(project: str) -> None:
-    sources = [path.read_text() for path in (EXAMPLES / project).glob("*.py")]
+    sources = [path.read_text() for path in (EXAMPLES / project).rglob("*.py")]
     assert sum(bool(line.strip()) for source in sources for line in source.splitlines()) <= CODE_LINES_MAX
-    assert not any(re.search(r"(from|import) umbel\.(?!testing import)", source) for source in sources)
+    assert not any(
+        re.search(r"(from|import) umbel\.(?!testing import|contrib\.|errors import)", source)
+        for source in sources
+    )

@@ -34,7 +34,7 @@ _REDIS = (
 )
 _SCRIPTS = tuple(
     f"brokers/test_redis_scripts_{part}.py"
-    for part in ("claims", "owners", "stores", "queues", "results", "elections")
+    for part in ("claims", "owners", "stores", "queues", "pauses", "results", "elections")
 )
 _SETTLE = (
     "brokers/test_redis_settle.py",
@@ -100,6 +100,7 @@ SUBJECTS = (
                     "publish_once",
                     "bury",
                     "requeue",
+                    "move",
                     "revoke",
                     "event_log",
                     "unique",

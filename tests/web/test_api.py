@@ -203,6 +203,32 @@ def test_queues_are_shown_peeked_into_and_purged(cluster: Cluster, api: httpx.Cl
     assert act(api, "purge", queue="side/line")["count"] == 3
 
 
+def test_queues_are_paused_resumed_and_moved(cluster: Cluster, served: Served, api: httpx.Client) -> None:
+    assert act(api, "pause_queue", queue="celery")["done"]
+
+    def shown() -> Any:
+        return next(one for one in api.get("/api/v1/queues").json() if one["queue"] == "celery")
+
+    waiting = [cluster.app.tasks["web_tasks.add"].delay(number, 1) for number in range(3)]
+    wait_until(lambda: (now := shown())["paused"] and now["ready"] == 3, deadline_s=30, what="a paused queue")
+    moved = act(api, "move_messages", queue="celery", target="parking", limit=2)
+    assert moved["done"] and moved["count"] == 2
+    assert act(api, "move_messages", queue="parking", target="celery")["count"] == 2
+    same = act(api, "move_messages", queue="celery", target="celery")
+    assert not same["done"] and "name another queue" in same["problem"]
+    nodes = {"action": "pause_queue", "queue": "celery", "nodes": ["w1"]}
+    assert api.post("/api/v1/actions", json=nodes).status_code == 422
+    with served.browser(Role.VIEWER) as viewer:
+        for action in ("pause_queue", "resume_queue", "move_messages"):
+            body = {"action": action, "queue": "celery"} | ({"target": "x"} if "move" in action else {})
+            assert viewer.post("/api/v1/actions", json=body).status_code == 403
+    assert act(api, "resume_queue", queue="celery")["count"] == 1
+    assert [ended(api, one.id)["task"]["result"] for one in waiting] == ["1", "2", "3"]
+    done = [(one["action"], one["target"], one["status"]) for one in api.get("/api/v1/audit").json()]
+    assert ("pause_queue", "celery", "done") in done and ("pause_queue", "celery", "refused") in done
+    assert ("move_messages", "celery", "done") in done and ("resume_queue", "celery", "done") in done
+
+
 def test_dead_letters_are_requeued_and_dropped(cluster: Cluster, api: httpx.Client) -> None:
     for number in range(3):
         cluster.app.send_task("no.such.task", [number], queue="celery")

@@ -77,6 +77,29 @@ def test_nodes_tasks_queues_and_actions_of_celery_workers(served: Served, api: h
     assert f'umbel_tasks_total{{end="succeeded",task="{ADD}"}} 2.0' in api.get("/metrics").text
 
 
+def test_a_celery_worker_is_told_of_a_pause_and_of_its_end(served: Served, api: httpx.Client) -> None:
+    (node,) = wait_until(lambda: found(api, "nodes"), deadline_s=90, what="the worker to be known")
+    pause = {"action": "pause_queue", "queue": "celery"}
+    paused = api.post("/api/v1/actions", json=pause).json()
+    assert paused["done"] and paused["replies"] == {node["node"]: {"ok": "no longer consuming celery"}}
+    app = served.dashboard.app
+    assert app.control.inspect([node["node"]]).active_queues() == {node["node"]: []}
+    sent = app.send_task(ADD, [3, 4])
+    again = app.control.pause_queue("celery")
+    assert (again.changed, again.told) == (False, ())  # it does not consume it any more
+    assert app.control.paused_queues()["celery"].told == (node["node"],)
+    assert app.control.move_messages("celery", "aside") == 1
+    assert app.control.move_messages("aside", "celery") == 1
+    resumed = api.post("/api/v1/actions", json={"action": "resume_queue", "queue": "celery"}).json()
+    assert resumed["done"] and resumed["replies"] == {node["node"]: {"ok": "consuming again celery"}}
+
+    def ended() -> Any:
+        story = found(api, f"tasks/{sent.id}")
+        return story if story and story["task"]["state"] == "SUCCESS" else None
+
+    assert wait_until(ended, deadline_s=60, what="the task to run")["task"]["result"] == "7"
+
+
 def test_a_celery_worker_that_is_stopped_has_left(served: Served, api: httpx.Client) -> None:
     (node,) = wait_until(lambda: found(api, "nodes"), deadline_s=90, what="the worker to be known")
     stopped = api.post("/api/v1/actions", json={"action": "stop", "nodes": [node["node"]]})

@@ -48,7 +48,7 @@ def test_the_document_describes_every_endpoint(served: Served) -> None:
         "/api/v1/stream",
     } <= document["paths"].keys()
     action = document["paths"]["/api/v1/actions"]["post"]["requestBody"]["content"]["application/json"]
-    assert len(action["schema"]["anyOf"]) == 20
+    assert len(action["schema"]["anyOf"]) == 23
     assert document["components"]["schemas"]["Problem"]["required"] == ["title", "status"]
 
 

@@ -89,7 +89,7 @@ class App(Sending, AsyncSending):
         self._tracer: Tracer | None = None
         self._node = ""
         self._builtins: dict[str, Task[Any, Any]] = {
-            one: Task(self, one, function, TaskOptions()) for one, function in builtin_functions(self).items()
+            one: self.Task(self, one, run, TaskOptions()) for one, run in builtin_functions(self).items()
         }
 
     @cached_property
@@ -124,7 +124,7 @@ class App(Sending, AsyncSending):
         """Register a function as a task: `@app.task` or `@app.task(queue="slow", max_retries=5)`."""
 
         def register(function: Callable[..., Any]) -> Task[Any, Any]:
-            made = define(self, self.name, self.tasks, function, options, bind=bind)
+            made = define(self, self.name, self.tasks, function, options, bind=bind, above=self.Task)
             self.tasks[made.name] = made
             return made
 

@@ -22,10 +22,14 @@ def define(
     given: Mapping[str, Any],
     *,
     bind: bool,
+    above: type[Task[Any, Any]] = Task,
 ) -> Task[Any, Any]:
-    """The task. The same function defined again (a notebook's cell run twice) is no second task."""
+    """The task. The same function defined again (a notebook's cell run twice) is no second task.
+
+    Its class is `above`, the one that all tasks of the app have in common, or was derived from it.
+    """
     name = given.get("name") or task_name(function, app_name)
-    base = _checked_base(name, given.get("base"))
+    base = _checked_base(name, given.get("base"), above)
     stated = {**_said_by(base), **{word: value for word, value in given.items() if word != "base"}}
     options = options_from(name, stated, bind=bind or stated.pop("bind", False))
     other = known.get(name)
@@ -34,14 +38,13 @@ def define(
     return _kind(base, function)(app, name, function, options)
 
 
-def _checked_base(name: str, base: object) -> type[Task[Any, Any]]:
+def _checked_base(name: str, base: object, above: type[Task[Any, Any]]) -> type[Task[Any, Any]]:
     if base is None:
-        return Task
-    if isinstance(base, type) and issubclass(base, Task):
+        return above
+    if isinstance(base, type) and issubclass(base, above):
         return base
-    raise ConfigurationError(
-        f"option 'base' of task {name!r} is {base!r}: it must be a subclass of umbel.Task"
-    )
+    wanted = "umbel.Task" if above is Task else "app.Task"
+    raise ConfigurationError(f"option 'base' of task {name!r} is {base!r}: it must be a subclass of {wanted}")
 
 
 def _said_by(base: type[Task[Any, Any]]) -> dict[str, Any]:

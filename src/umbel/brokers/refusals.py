@@ -1,9 +1,10 @@
-"""What is said when a broker refuses a message that nobody waits for: a periodic one, a chord's body."""
+"""What is said when a broker refuses a message: a periodic one, a chord's body, one that cannot be moved."""
 
 import logging
 from collections.abc import Iterable
 
 from umbel.brokers.interface import Refused
+from umbel.errors import BrokerRefused
 from umbel.wire.message import Outgoing
 
 log = logging.getLogger("umbel.brokers")
@@ -14,6 +15,14 @@ def unbound(exchange: str, routing_key: str) -> str:
     return (
         f"no queue is bound to the exchange {exchange!r} for the routing key {routing_key!r}: "
         "start a worker that consumes such a queue, or bind one"
+    )
+
+
+def signed_for(queue: str) -> BrokerRefused:
+    """Its signature names the queue, and one for another queue would be a second signature to use."""
+    return BrokerRefused(
+        f"the next message in {queue!r} is signed for that queue and cannot be moved: "
+        "let workers consume it where it is (`umbel control add_consumer`)"
     )
 
 

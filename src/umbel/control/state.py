@@ -4,7 +4,7 @@ The worker provides it (`worker/remote/state.py`); commands, ours and users', kn
 made of sections. A command of ours names the section that it needs, a user's command gets the whole.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from umbel.protocol.clock import LamportClock
@@ -107,6 +107,10 @@ class QueuesSection(NodeSection, Protocol):
     @property
     def queues(self) -> Sequence[str]:
         """The queues that are consumed now."""
+        ...
+
+    async def paused_queues(self) -> Collection[str]:
+        """Every queue of the cluster that is paused."""
         ...
 
     def add_queue(self, name: str) -> None: ...

@@ -310,6 +310,7 @@ class KnownCluster:
             out_per_s=round(went, 3),
             oldest_s=None if oldest is None else round(max(0.0, now - oldest), 1),
             consumers=consumers,
+            paused=depth is not None and depth.paused,
         )
 
     def rates(self, *, last_s: float = HOUR_S, step_s: int = 0) -> Rates:

@@ -179,7 +179,13 @@ class Feed:
             known_members(self._asker, ASK_S),
         )
         queues, views, members = await asyncio.gather(*asked)
-        self.consumers = {node: _names(reply) for node, reply in queues.replies.items()}
+        before, self.consumers = (
+            self.consumers,
+            {node: _names(reply) for node, reply in queues.replies.items()},
+        )
+        for node in before.keys() | self.consumers.keys():
+            for name in set(before.get(node, ())) ^ set(self.consumers.get(node, ())):
+                self.model.changes.note("queues", name)
         self.views = {node: _states(reply) for node, reply in views.replies.items()}
         await self.membership.introduce(members)
 

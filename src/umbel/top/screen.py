@@ -143,7 +143,9 @@ class Top(App[None]):
             return
         self._fill("members", [(one.node, _member(one)) for one in members[:MEMBERS_SHOWN]])
         queues = self.feed.queues.items()
-        self._fill("queues", [(name, _numbers(name, *_depth(depth))) for name, depth in queues])
+        self._fill(
+            "queues", [(name, _numbers(_queue_name(name, depth), *_depth(depth))) for name, depth in queues]
+        )
         tasks = model.tasks(self.filter, TASKS_SHOWN)
         self._fill("tasks", [(one.uuid, _task(one)) for one in tasks])
         self._draw_story()
@@ -343,6 +345,10 @@ def _numbers(*values: object) -> Cells:
 
 def _depth(depth: Any) -> tuple[int, int, int]:
     return (depth.ready, depth.delayed, depth.claimed)
+
+
+def _queue_name(name: str, depth: Any) -> str:
+    return f"{name} (paused)" if depth.paused else name
 
 
 def _printable(text: str) -> Text:

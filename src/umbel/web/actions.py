@@ -51,6 +51,24 @@ class Purge(Action, frozen=True, kw_only=True, tag="purge"):
     queue: Text
 
 
+class PauseQueue(Action, frozen=True, kw_only=True, tag="pause_queue"):
+    """No worker takes messages from the queue until it is resumed."""
+
+    queue: Text
+
+
+class ResumeQueue(Action, frozen=True, kw_only=True, tag="resume_queue"):
+    queue: Text
+
+
+class MoveMessages(Action, frozen=True, kw_only=True, tag="move_messages"):
+    """Move what waits in `queue`, due or not, to the queue `target`; `limit`: at most so many."""
+
+    queue: Text
+    target: Text
+    limit: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
 class RequeueDead(Action, frozen=True, kw_only=True, tag="requeue_dead"):
     """Dead letters by their ids; `every`: all of them."""
 
@@ -138,6 +156,9 @@ AnyAction = (
     | Terminate
     | Retry
     | Purge
+    | PauseQueue
+    | ResumeQueue
+    | MoveMessages
     | RequeueDead
     | DropDead
     | Grow
@@ -160,6 +181,9 @@ ROLES: Mapping[type[Action], Role] = {
     Revoke: Role.OPERATOR,
     Terminate: Role.OPERATOR,
     Retry: Role.OPERATOR,
+    PauseQueue: Role.OPERATOR,
+    ResumeQueue: Role.OPERATOR,
+    MoveMessages: Role.OPERATOR,
     RequeueDead: Role.OPERATOR,
     Grow: Role.OPERATOR,
     Shrink: Role.OPERATOR,

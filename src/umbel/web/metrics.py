@@ -81,6 +81,7 @@ class ClusterCollector(Collector):
             ("ready", "Messages that wait"),
             ("delayed", "Messages not due yet"),
             ("claimed", "Messages with workers"),
+            ("paused", "Whether no worker takes from it"),
         ):
             rows = [((one.queue,), float(getattr(one, name))) for one in queues]
             yield gauge(f"umbel_queue_{name}", f"{said}.", ("queue",), rows)

@@ -28,13 +28,16 @@ from umbel.web.actions import (
     DropDead,
     Grow,
     MarkMoment,
+    MoveMessages,
     OnTasks,
     PausePeriodic,
+    PauseQueue,
     Purge,
     RateLimit,
     RequeueDead,
     RestartPool,
     ResumePeriodic,
+    ResumeQueue,
     Retry,
     Revoke,
     RunPeriodic,
@@ -45,6 +48,7 @@ from umbel.web.actions import (
     TimeLimit,
 )
 from umbel.web.problems import Refused
+from umbel.web.queue_actions import change_queue
 from umbel.web.resending import Call, call_of
 from umbel.web.telling import MARK, Teller
 
@@ -68,6 +72,8 @@ class Performer:
             raise Refused(422, "Unprocessable", "name the nodes to stop; all at once are stopped one by one")
         if isinstance(action, RequeueDead | DropDead) and action.every == bool(action.letters):
             raise Refused(422, "Unprocessable", "name the dead letters, or say `every`")
+        if isinstance(action, PauseQueue | ResumeQueue | MoveMessages) and action.nodes:
+            raise Refused(422, "Unprocessable", "the whole cluster shares its queues; leave out `nodes`")
         if isinstance(action, RunPeriodic | PausePeriodic | ResumePeriodic):
             self._periodic(action.name)
         return action
@@ -80,6 +86,8 @@ class Performer:
                 return await self._retry(action.ids)
             case Purge():
                 return {"count": await self._broker.purge(action.queue)}
+            case PauseQueue() | ResumeQueue() | MoveMessages():
+                return await change_queue(self._broker, action)
             case RequeueDead() | DropDead():
                 return await self._letters(action)
             case Stop():

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator
 from tests.cluster import Cluster
 from tests.waiting import wait_until
 from tests.web.serving import Served, serving
+from umbel.app.app import App
 from umbel.web.roles import Role
 
 HERE = Path(__file__).parent
@@ -20,10 +21,11 @@ ResultT = TypeVar("ResultT")
 READY = {"SUCCESS", "FAILURE", "REVOKED"}
 
 
-class Shop:
-    def __init__(self, cluster: Cluster, served: Served, browser: Browser) -> None:
-        self.cluster, self.served, self.browser = cluster, served, browser
-        self.app = cluster.app
+class Looker:
+    """Somebody who looks at the dashboard of an app with the real browser."""
+
+    def __init__(self, app: App, served: Served, browser: Browser) -> None:
+        self.app, self.served, self.browser = app, served, browser
         self.errors: list[str] = []
         self.context = self.visit(Role.ADMIN)
         self.page = self.look(self.context)
@@ -46,6 +48,15 @@ class Shop:
         self.page.goto(self.served.url + path)
         return self.page
 
+    def open_queue(self, name: str) -> Page:
+        """When the dashboard has heard of it: queues and who consumes them are asked for now and then."""
+
+        def is_known() -> bool:
+            return any(one.queue == name for one in self.served.dashboard.queues())
+
+        wait_until(is_known, deadline_s=DEADLINE_S, what=f"the queue {name} to be known")
+        return self.open(f"/queues/{name}")
+
     def send(self, name: str, *arguments: Any, **options: Any) -> str:
         return str(self._aside(lambda: self.app.send_task(name, arguments, **options)).id)
 
@@ -63,10 +74,6 @@ class Shop:
         found = self.served.dashboard.task(task_id)
         assert found is not None
         return str(found.task.args)
-
-    def command(self, *arguments: str) -> Any:
-        """What a command answers as JSON."""
-        return self._aside(lambda: self.cluster.umbel_json(*arguments))
 
     def confirm(self, button: Locator) -> str:
         """Click, read the question, say yes, and read what came of it."""
@@ -103,6 +110,16 @@ class Shop:
     def _note(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"}:
             self.errors.append(f"{message.text} {message.location}")
+
+
+class Shop(Looker):
+    def __init__(self, cluster: Cluster, served: Served, browser: Browser) -> None:
+        super().__init__(cluster.app, served, browser)
+        self.cluster = cluster
+
+    def command(self, *arguments: str) -> Any:
+        """What a command answers as JSON."""
+        return self._aside(lambda: self.cluster.umbel_json(*arguments))
 
 
 @contextmanager

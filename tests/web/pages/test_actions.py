@@ -118,6 +118,30 @@ def test_queues_are_added_left_looked_into_and_purged(shop: Shop) -> None:
     )
 
 
+def test_a_queue_is_paused_emptied_into_another_and_resumed(shop: Shop) -> None:
+    page = shop.open_queue("celery")
+    assert shop.confirm(page.get_by_role("button", name="Pause")) == "Pause the queue celery?"
+    shop.until(page.locator("#acts .state:has-text('paused')"), "the pause to be shown")
+    ids = [shop.send("shop.add", number, 3) for number in range(3)]
+    shop.until(page.locator("[data-figure=ready]:text-is('3')"), "three messages that wait")
+    shop.until(page.locator("#waiting a"), "them in the list", count=3)
+    page.locator("form[data-action=move_messages] [name=target]").fill("parking")
+    page.locator("form[data-action=move_messages] [name=limit]").fill("2")
+    question = shop.confirm(page.get_by_role("button", name="Move", exact=True))
+    assert question == "Move 2 messages from celery to parking?"
+    [parking] = [one for one in shop.command("queues", "ls") if one["queue"] == "parking"]
+    assert (parking["ready"], parking["paused"]) == (2, False)
+    page = shop.open("/queues")
+    assert "paused" in page.locator("tr[data-queue=celery]").inner_text()
+    page = shop.open_queue("parking")
+    page.locator("form[data-action=move_messages] [name=target]").fill("celery")
+    shop.confirm(page.get_by_role("button", name="Move", exact=True))
+    page = shop.open_queue("celery")
+    shop.do("resume_queue")
+    shop.wait_for(*ids, state="SUCCESS")
+    shop.until(page.get_by_role("button", name="Pause"), "the button to pause it again")
+
+
 def test_dead_letters_are_grouped_requeued_and_dropped(shop: Shop) -> None:
     page = shop.open("/failures")
     for number in range(2):

@@ -3,6 +3,7 @@
     app.control.ping()                                   [{"w1@host": {"ok": "pong"}}]
     app.control.inspect().active()                       {"w1@host": [...]}
     app.control.revoke(task_id, terminate=True)
+    app.control.pause_queue("emails")
     await app.control.aio.ping()                         the same, awaited
     app.control.ask("stats", timeout=2).silent           who should have answered and did not
 
@@ -16,18 +17,19 @@ import os
 import threading
 from collections.abc import Awaitable, Collection, Iterable, Sequence
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import ref
 
 from umbel.app.cluster.commands import DEFAULT_TIMEOUT_S, WAIT_S, Commands, Inspect, TaskIds
 from umbel.app.cluster.control_thread import ControlThread
 from umbel.app.cluster.elections import ElectionOutcome, hold_election, make_election, refuse_unknown
+from umbel.app.cluster.queue_commands import AsyncQueueCommands, QueueCommands, Work
 from umbel.app.cluster.topics import Topics
 from umbel.app.configuration.settings import Settings
-from umbel.brokers.interface import Broadcast, Producer
+from umbel.brokers.interface import Broadcast, Broker, Producer
 from umbel.brokers.registry import open_broker
 from umbel.clock import cluster_now
-from umbel.control.client import UNANSWERED_TTL_S, make_request
+from umbel.control.client import UNANSWERED_TTL_S, Asker, make_request
 from umbel.control.state import REVOKE_RETENTION_S
 from umbel.errors import BrokerUnavailable
 from umbel.protocol.pidbox import Answers, Request
@@ -38,6 +40,7 @@ CLASSIC_ANSWER_S = 1.0
 TIDY_S = 0.05  # the part that watches the time ends by itself
 SLACK_S = 30.0  # the thread answers long before; a caller must not hang although it did not
 
+T = TypeVar("T")
 Replies = list[dict[str, Any]]
 
 
@@ -54,7 +57,7 @@ class ControlledApp(Protocol):
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None: ...
 
 
-class Control(Commands[Replies | None, dict[str, Any] | None]):
+class Control(Commands[Replies | None, dict[str, Any] | None], QueueCommands):
     """The commands for blocking code; `aio` has them for async code."""
 
     def __init__(self, app: ControlledApp) -> None:
@@ -183,17 +186,24 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
 
         Without names: from the queues that the app's tasks are sent to.
         """
-        app, thread = self._the_app(), self._open_thread()
-        named = queues or app.task_queues()
+        named = queues or self._the_app().task_queues()
 
-        async def empty() -> int:
-            async with asyncio.timeout(timeout):
-                broker, _ = await thread.opened(timeout)
-                return sum([await broker.purge(queue) for queue in sorted(named)])
+        async def empty(broker: Broker, _: Asker) -> int:
+            return sum([await broker.purge(queue) for queue in sorted(named)])
 
-        return thread.wait_for(empty(), timeout + SLACK_S)
+        return self._on_broker(empty, timeout)
 
     discard_all = purge
+
+    def _on_broker(self, work: Work[T], timeout_s: float) -> T:
+        thread = self._open_thread()
+
+        async def done() -> T:
+            async with asyncio.timeout(timeout_s):
+                broker, asker = await thread.opened(timeout_s)
+                return await work(broker, asker)
+
+        return thread.wait_for(done(), timeout_s + SLACK_S)
 
     def close(self) -> None:
         """Close the connection; the next question opens another."""
@@ -226,10 +236,11 @@ class Control(Commands[Replies | None, dict[str, Any] | None]):
         return app
 
 
-class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] | None]]):
+class AsyncControl(Commands[Awaitable[Replies | None], Awaitable[dict[str, Any] | None]], AsyncQueueCommands):
     """The commands for async code. Questions run on the thread of `app.control`, not on your loop."""
 
     def __init__(self, control: Control) -> None:
+        super().__init__(control)
         self._control = control
 
     async def ask(self, command: str, arguments: dict[str, Any] | None = None, **options: Any) -> Answers:

@@ -75,7 +75,10 @@ def send_unique(
     app: "SendingApp", name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
 ) -> AsyncResult[Any]:
     """Send it, unless it waits or runs already; the result of the one that does."""
-    call = unique_call(app, name, args, kwargs, options)
+    return send_call(app, unique_call(app, name, args, kwargs, options))
+
+
+def send_call(app: "SendingApp", call: UniqueCall) -> AsyncResult[Any]:
     if (in_place := app.eager_backend) is not None:
         if (first := in_place.unique_holder(call.key)) is not None:
             return call.result_of(first)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
-from umbel.brokers.amqp import dead_letters, locks, outbox, signatures, topology, verdicts
+from umbel.brokers.amqp import dead_letters, locks, outbox, pauses, signatures, topology, verdicts
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.claims import Claims
 from umbel.brokers.amqp.coordination import AmqpCoordination
@@ -34,6 +34,7 @@ from umbel.brokers.interface import (
     Depth,
     EventLogState,
     LoggedEvent,
+    Pause,
     Refused,
     Replaced,
     Settled,
@@ -125,13 +126,15 @@ class AmqpBroker:
     async def claim(self, owner: str, queues: Sequence[str], limit: int, *, revoked_after: int = 0) -> Claim:
         session = await self._sessions.get()
         claims, revokes = session.claims, session.views.revokes
-        usable = self._usable(queues)
+        await pauses.leave_paused(session, owner, queues)
+        usable = pauses.not_paused(session, self._usable(queues))
         try:
             if not claims.has_arrived(owner, usable):
                 for queue in usable:
                     await session.make_queue(queue)
                 await self._park_early(session, claims)
                 await session.catch_up()
+                usable = pauses.not_paused(session, usable)
             taken = await claims.claim(owner, usable, limit)
         except QueueRefused as refused:
             session.publisher.declared.discard(refused.queue)
@@ -160,9 +163,10 @@ class AmqpBroker:
 
     async def wait_ready(self, queues: Sequence[str], timeout_s: float, *, owner: str = "") -> None:
         session = await self._sessions.get()
-        queues = self._usable(queues)
+        facts, heard = session.views.facts, session.views.facts.pauses_heard
+        queues = pauses.not_paused(session, self._usable(queues))
         if session.claims.watches(queues):
-            await session.claims.wait(queues, timeout_s)
+            await session.claims.wait(queues, timeout_s, is_over=lambda: facts.pauses_heard != heard)
             return
         ends = asyncio.get_running_loop().time() + timeout_s
         while not any((await session.counts(queues)).values()):
@@ -252,8 +256,8 @@ class AmqpBroker:
     async def queues(self) -> Mapping[str, Depth]:
         session = await self._sessions.get()
         await session.catch_up()
-        names = sorted(session.views.facts.queues)
-        steps = {name: _steps(name) for name in names}
+        names = sorted(session.views.facts.queues | session.views.facts.paused.keys())
+        steps = {name: pauses.ladder(name) for name in names}
         counts = await session.counts([*names, *(step for of in steps.values() for step in of)])
         depths: dict[str, Depth] = {}
         for name in names:
@@ -261,7 +265,7 @@ class AmqpBroker:
             ready = counts.get(name, 0) + sum(one.buffered for one in consumers)
             delayed = sum(counts.get(step, 0) for step in steps[name])
             delayed += sum(one.held + len(one.early) for one in consumers)
-            depth = Depth(ready, delayed, sum(one.claimed for one in consumers))
+            depth = pauses.shown(session, name, Depth(ready, delayed, sum(one.claimed for one in consumers)))
             if depth != Depth(0, 0, 0):
                 depths[name] = depth
         return depths
@@ -271,11 +275,25 @@ class AmqpBroker:
 
     async def purge(self, queue: str) -> int:
         session = await self._sessions.get()
-        there = await session.counts([queue, *_steps(queue)])
+        there = await session.counts([queue, *pauses.ladder(queue)])
         count = sum(one.drop_waiting() for one in session.claims.consumers() if one.queue == queue)
         for name in there:
             count += await session.purge(name)
         return count
+
+    async def pause(self, queue: str, mark: Pause) -> None:
+        timeout_s = self._settings.connect_timeout_s
+        await pauses.pause(await self._sessions.get(), queue, mark, timeout_s=timeout_s)
+
+    async def resume(self, queue: str) -> bool:
+        timeout_s = self._settings.connect_timeout_s
+        return await pauses.resume(await self._sessions.get(), queue, timeout_s=timeout_s)
+
+    async def paused(self) -> Mapping[str, Pause]:
+        return await pauses.paused(await self._sessions.get())
+
+    async def move(self, source: str, target: str, limit: int) -> int:
+        return await pauses.move(await self._sessions.get(), source, target, limit)
 
     async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
         return await dead_letters.dead_letters(await self._sessions.get(), limit)
@@ -367,7 +385,3 @@ class AmqpBroker:
         session.views.revokes.sweep(cluster_now())
         session.views.signatures.sweep(cluster_now())
         await self._coordination.sweep()
-
-
-def _steps(queue: str) -> list[str]:
-    return [topology.delay_queue(queue, step).name for step in topology.DELAY_STEPS_MS]

@@ -27,6 +27,10 @@ CAPABILITIES = Capabilities(
         "are counted",
         "revokes": "a revoke reaches a busy worker some milliseconds after it was recorded; a worker that "
         "fetches messages reads new revokes first",
+        "pause": "a pause reaches a busy worker some milliseconds after it was set; what it has fetched goes "
+        "back to the queue",
+        "move": "RabbitMQ cannot move a message in one step: Umbel publishes, and acknowledges when "
+        "that is confirmed; a move that is killed may leave up to 100 messages in both queues",
         "unique": "RabbitMQ has no key that can be set atomically and expires, and a queue per key would "
         "outlive the task; use Redis or the embedded broker for unique tasks",
         "sent_once": "RabbitMQ cannot tell whether it has a message already: an awaited send that was cut "

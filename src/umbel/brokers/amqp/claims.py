@@ -252,10 +252,16 @@ class Claims:
         open_queues = {consumer.queue for consumer in self.consumers()}
         return open_queues.issuperset(queues)
 
-    async def wait(self, queues: Sequence[str], timeout_s: float) -> None:
+    def wake(self) -> None:
+        """Who waits looks again."""
+        self._arrivals.set()
+
+    async def wait(
+        self, queues: Sequence[str], timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                while not self._anything(queues):
+                while not is_over() and not self._anything(queues):
                     self._arrivals.clear()
                     await self._arrivals.wait()
         except TimeoutError:

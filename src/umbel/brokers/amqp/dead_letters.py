@@ -34,7 +34,7 @@ async def look(link: Link, queue: str, limit: int) -> tuple[list[Incoming], Chan
     channel, found = await link.channel(), list[Incoming]()
     while len(found) < limit:
         wanted = min(PORTION, limit - len(found))
-        got = await _get(channel, queue, wanted)
+        got = await get_some(channel, queue, wanted)
         found += got
         if len(got) < wanted:
             break
@@ -56,7 +56,7 @@ async def put_back(session: Session, channel: Channel, queue: str, held: int) ->
     await channel.close()
 
 
-async def _get(channel: Channel, queue: str, limit: int) -> list[Incoming]:
+async def get_some(channel: Channel, queue: str, limit: int) -> list[Incoming]:
     asked = [channel.ask(Method.BASIC_GET, 0, queue, False) for _ in range(limit)]
     answers = [await channel.answer(future) for future in asked]
     return [answer for answer in answers if answer.method == Method.BASIC_GET_OK]
@@ -133,7 +133,7 @@ async def _remove(session: Session, letter_ids: Sequence[int | str], first: Firs
     removal = _Removal(session, await session.link.channel(), letter_ids)
     try:
         while left > 0 and removal.wanted:
-            found = await _get(removal.channel, topology.DEAD, min(PORTION, left))
+            found = await get_some(removal.channel, topology.DEAD, min(PORTION, left))
             await removal.portion(found, first)
             left = left - len(found) if found else 0
     finally:

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from umbel.brokers.interface.queue_control import Pause
 from umbel.errors import RevokesFull
 from umbel.protocol.leadership.coordination import RETENTION_S, ElectionRecord
 from umbel.wire.revoke import Revoke
@@ -180,6 +181,13 @@ class QueueFact(msgspec.Struct, frozen=True, tag="queue"):
     name: str
 
 
+class PauseFact(msgspec.Struct, frozen=True, tag="pause"):
+    """A queue is paused, or with None as its pause: it is resumed."""
+
+    name: str
+    pause: Pause | None
+
+
 class RecorderFact(msgspec.Struct, frozen=True, tag="recorder"):
     """A recorder has read the event log up to here; None: it is not interested any more."""
 
@@ -221,7 +229,7 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     body: str
 
 
-Fact = QueueFact | RecorderFact | LeaseFact | ElectionFact | MarkFact
+Fact = QueueFact | PauseFact | RecorderFact | LeaseFact | ElectionFact | MarkFact
 Changed = LeaseFact | ElectionFact
 
 
@@ -236,6 +244,9 @@ class FactsView:
 
     def __init__(self) -> None:
         self.queues: set[str] = set()
+        self.paused: dict[str, Pause] = {}
+        self.pauses_heard = 0  # and resumes
+        self.on_pause: Callable[[], None] = lambda: None
         self.recorders: dict[str, int] = {}
         self.lost = 0
         self.leases: dict[str, LeaseFact] = {}
@@ -256,6 +267,13 @@ class FactsView:
             case QueueFact(name):
                 self._told["queue", name] = offset
                 self.queues.add(name)
+            case PauseFact(name, pause):
+                self.paused.pop(name, None)
+                self._told.pop(("pause", name), None)
+                if pause is not None:
+                    self.paused[name], self._told["pause", name] = pause, offset
+                self.pauses_heard += 1
+                self.on_pause()
             case RecorderFact(name, acknowledged, lost):
                 self.lost += lost
                 self._told["recorder", name] = offset
@@ -280,6 +298,7 @@ class FactsView:
         """Nobody else knows any of it any more; terms go on rising all the same."""
         for forgotten in (
             self.queues,
+            self.paused,
             self.recorders,
             self.leases,
             self.elections,
@@ -307,6 +326,8 @@ class FactsView:
         for kind, name in old:
             if kind == "queue":
                 facts.append(QueueFact(name))
+            elif kind == "pause":
+                facts.append(PauseFact(name, self.paused[name]))
             elif kind == "recorder":
                 facts.append(RecorderFact(name, self.recorders[name]))
             else:

@@ -90,6 +90,7 @@ class Session:
             on_deleted=on_deleted,
         )
         self.views = views
+        views.facts.on_pause = self.claims.wake
         self._settings = settings
         self._tails: Tails | None = None
         self._beginning = asyncio.Lock()

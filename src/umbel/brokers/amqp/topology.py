@@ -13,7 +13,7 @@ closes the channel if they differ. Umbel's names begin with `umbel.`, and Celery
     umbel.revokes              stream: the durable record of revoked tasks
     umbel.starts               stream: starts counted against suspect messages
     umbel.signatures           stream: signatures that were used, where messages are signed
-    umbel.facts                stream: queues, recorders, leases and elections
+    umbel.facts                stream: queues, which are paused, recorders, leases and elections
     umbel.clock                stream: the clock mark; short, because only the highest counts
     umbel.events               stream: the durable event log, written while a recorder is registered;
                                for as long it is bound to celeryev too, so that Celery's events are in it

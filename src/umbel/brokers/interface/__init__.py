@@ -5,7 +5,7 @@ settles, listens. `Producer` is synchronous, safe to share between threads and t
 fork: it is what clients and running tasks publish with. `AsyncProducer` is the same for clients on an
 event loop.
 
-`Broker` is made of six narrower Protocols, a file each. Who needs one of them names that one.
+`Broker` is made of seven narrower Protocols, a file each. Who needs one of them names that one.
 
 The promises, each of which `tests/brokers/contract.py` checks for every broker:
 
@@ -22,7 +22,7 @@ The promises, each of which `tests/brokers/contract.py` checks for every broker:
   together where `Capabilities.atomic_settle` says so; elsewhere in that order, so that a crash
   in between repeats work and never loses it.
 * Starts are counted, not claims: `starts` grows by `Started` and by `Return(charged=True)`.
-* A message that is not due is not claimed.
+* A message that is not due is not claimed, nor one whose queue is paused.
 
 Where a broker cannot do something it raises `NotSupported` and says why in `Capabilities`.
 Wall-clock instants are Unix seconds, durations are seconds.
@@ -56,7 +56,8 @@ from umbel.brokers.interface.producer import (
     Attempt,
     Producer,
 )
-from umbel.brokers.interface.queues import DEAD_LETTER_PEEK_MAX, DeadLetter, Depth, Queues
+from umbel.brokers.interface.queue_control import MOVED_AT_ONCE_MAX, PAUSED_MAX, Pause, QueueControl
+from umbel.brokers.interface.queues import DEAD_LETTER_PEEK_MAX, DeadLetter, Depth, Queues, ready_for
 from umbel.brokers.interface.settings import DEFAULT_LEASE_S, BrokerSettings
 from umbel.brokers.transport import Capabilities
 
@@ -86,8 +87,12 @@ __all__ = [
     "EventLogState",
     "FanOut",
     "LoggedEvent",
+    "MOVED_AT_ONCE_MAX",
     "Messages",
+    "PAUSED_MAX",
+    "Pause",
     "Producer",
+    "QueueControl",
     "Queues",
     "Refused",
     "Replaced",
@@ -99,8 +104,9 @@ __all__ = [
     "Subscription",
     "Tag",
     "Verdict",
+    "ready_for",
 ]
 
 
-class Broker(BrokerConnection, Messages, Queues, FanOut, EventLog, ClusterRecord, Protocol):
+class Broker(BrokerConnection, Messages, Queues, QueueControl, FanOut, EventLog, ClusterRecord, Protocol):
     """The asynchronous face, for one worker process (or one command of the CLI)."""

@@ -1,6 +1,6 @@
 """Queues: what waits in them, and the dead letters, for people and for what watches the load."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,11 +13,17 @@ DEAD_LETTER_PEEK_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How many messages of a queue wait, are parked until due, and are claimed."""
+    """How many messages of a queue wait, are parked until due, and are claimed; whether it is paused."""
 
     ready: int
     delayed: int
     claimed: int
+    paused: bool = False
+
+
+def ready_for(queues: Collection[str], depths: Mapping[str, Depth]) -> int:
+    """How many messages a worker of these queues could take now: a paused queue has none for it."""
+    return sum(depth.ready for name, depth in depths.items() if name in queues and not depth.paused)
 
 
 @dataclass(frozen=True, slots=True)

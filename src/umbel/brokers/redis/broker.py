@@ -23,6 +23,7 @@ from umbel.brokers.interface import (
     Depth,
     EventLogState,
     LoggedEvent,
+    Pause,
     Refused,
     Replaced,
     Settled,
@@ -32,7 +33,7 @@ from umbel.brokers.interface import (
     Verdict,
 )
 from umbel.brokers.links import MAIN, unheard
-from umbel.brokers.redis import dead_letters, event_log
+from umbel.brokers.redis import dead_letters, event_log, pauses
 from umbel.brokers.redis.address import parse_addresses
 from umbel.brokers.redis.answers import AnswerQueue, is_direct
 from umbel.brokers.redis.bindings import Bindings, Tables, refusal
@@ -211,7 +212,7 @@ class RedisBroker:
             for at in range(0, len(found), 4)
             if any(found[at + 1 : at + 4])
         }
-        return dict(sorted(depths.items()))
+        return pauses.with_pauses(depths, await pauses.names(self._link, self._keys))
 
     async def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
         commands = [("LRANGE", key, -limit, -1) for key in self._keys.lists_of(queue)]
@@ -229,6 +230,19 @@ class RedisBroker:
         commands = [("MULTI",), *counts, ("ZCARD", delayed), ("UNLINK", *lists, delayed), ("EXEC",)]
         *_, done = await self._link.call_all(commands)
         return sum(one for one in done[:-1] if isinstance(one, int))  # else a key of another type
+
+    async def pause(self, queue: str, mark: Pause) -> None:
+        await pauses.pause(self._link, self._keys, queue, mark)
+
+    async def resume(self, queue: str) -> bool:
+        return await pauses.resume(self._link, self._keys, queue)
+
+    async def paused(self) -> Mapping[str, Pause]:
+        return await pauses.paused(self._link, self._keys)
+
+    async def move(self, source: str, target: str, limit: int) -> int:
+        await self._declare([target])
+        return await pauses.move(self._link, self._keys, source, target, limit)
 
     async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
         return await dead_letters.read(self._link, self._keys, limit)

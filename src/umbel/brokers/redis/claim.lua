@@ -49,9 +49,13 @@ local function pass_over(queue, reason)
 end
 
 local queues = {}
+local pauses = prefix .. 'umbel.paused'
+local some_paused = (try('HLEN', pauses) or 0) > 0
 for i = 9, #ARGV do
   local released, refused = release(prefix, ARGV[i], now)
-  if released then
+  if some_paused and redis.call('HEXISTS', pauses, ARGV[i]) == 1 then
+    -- its messages wait
+  elseif released then
     queues[#queues + 1] = ARGV[i]
   else
     pass_over(ARGV[i], refused)

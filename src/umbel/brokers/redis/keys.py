@@ -38,6 +38,7 @@ Ours, which Celery does not know:
     umbel.contact                string  when any owner last spoke to the server
     umbel.grace                  string  until when nobody is taken for dead, after an outage
     umbel.delayed.<queue>        zset    "<ticket>:<place>:<list>" NUL envelope -> when it is due
+    umbel.paused                 hash    queue that claims pass over -> since when, who was told, as JSON
     umbel.dead                   stream  dead letters: list, envelope, reason, starts, at
     umbel.dead.dropped           string  how many made room for newer ones
     umbel.revokes                hash    task id NUL header -> revoke, as JSON
@@ -95,6 +96,7 @@ class Keys:
         self.owners = f"{prefix}umbel.owners"
         self.handing = f"{prefix}umbel.handing"
         self.revokes_cursor = f"{prefix}umbel.revokes.cursor"
+        self.paused = f"{prefix}umbel.paused"
         self.dead = f"{prefix}umbel.dead"
         self.recorders = f"{prefix}umbel.recorders"
         self.events = f"{prefix}umbel.events"

@@ -26,6 +26,7 @@ _PARTS = {
     "publish_once": ("publish_once",),
     "bury": ("marks", "bury"),
     "requeue": ("requeue",),
+    "move": ("marks", "move"),
     "revoke": ("revoke",),
     "event_log": ("event_log",),
     "chord": ("marks", "chord"),

@@ -54,6 +54,7 @@ class Watch:
         self.handed: Handed | None = None
         self._rings = 0
         self._revoked_cursor = 0
+        self._paused: frozenset[str] = frozenset()
         self._waiting: set[asyncio.Future[bool]] = set()
         self._recheck_s = math.inf
         self._link = Link(
@@ -79,6 +80,7 @@ class Watch:
             hands = bool(owner) and len(queues) == 1 and self._can_hand(loop.time())
             lists = [key for queue in queues for key in self._keys.lists_of(queue)]
             due_s = await self._due_s(queues, lists[1:] if hands else lists)
+            hands = hands and queues[0] not in self._paused
             left_s = deadline - loop.time()
             # Who was rung for claims at once: to ask again first would cost an idle worker a round trip.
             if due_s <= 0.0 or left_s <= 0.0 or self._rings != seen:
@@ -140,17 +142,24 @@ class Watch:
         """
         lists = [("LLEN", key) for key in watched]
         delayed = [("ZRANGE", self._keys.delayed(queue), 0, 0, "WITHSCORES") for queue in queues]
-        commands = [("TIME",), ("GET", self._keys.revokes_cursor), *lists, *delayed]
+        cursor_and_pauses = (("GET", self._keys.revokes_cursor), ("HKEYS", self._keys.paused))
+        commands = [("TIME",), *cursor_and_pauses, *lists, *delayed]
         found = await self._link.reply_to(self._link.send(commands))
         # A key of another type has no messages; the claim says so.
         replies = [None if is_wrong_type(one) else one for one in found]
-        now, cursor, *replies = checked(replies, self._link.address)
+        now, cursor, paused, *replies = checked(replies, self._link.address)
         self._revoked_cursor = _cursor_in(cursor)
-        if any(replies[: len(lists)]):
+        self._paused = frozenset(name.decode() for name in paused or ())
+        open_lists = [count for key, count in zip(watched, replies, strict=False) if self._is_open(key)]
+        if any(open_lists):
             return 0.0
         now_s = int(now[0]) + int(now[1]) / 1e6
-        firsts = [first[0][1] for first in replies[len(lists) :] if first]
+        parked = zip(queues, replies[len(lists) :], strict=True)
+        firsts = [first[0][1] for queue, first in parked if first and queue not in self._paused]
         return min(firsts) - now_s if firsts else math.inf
+
+    def _is_open(self, list_key: str) -> bool:
+        return not self._paused or self._keys.queue_of(list_key) not in self._paused
 
     async def _is_rung_within(self, timeout_s: float) -> bool:
         loop = asyncio.get_running_loop()

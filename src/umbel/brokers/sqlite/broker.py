@@ -17,6 +17,7 @@ from umbel.brokers.interface import (
     Depth,
     EventLogState,
     LoggedEvent,
+    Pause,
     Refused,
     Replaced,
     Return,
@@ -177,6 +178,18 @@ class SqliteBroker:
 
     async def purge(self, queue: str) -> int:
         return await self._thread.call(self._store.purge, queue)
+
+    async def pause(self, queue: str, mark: Pause) -> None:
+        await self._thread.call(self._store.pause, queue, mark)
+
+    async def resume(self, queue: str) -> bool:
+        return await self._thread.call(self._store.resume, queue)
+
+    async def paused(self) -> Mapping[str, Pause]:
+        return await self._thread.call(self._store.paused)
+
+    async def move(self, source: str, target: str, limit: int) -> int:
+        return await self._thread.call(self._store.move, source, target, limit)
 
     async def dead_letters(self, limit: int = DEAD_LETTER_PEEK_MAX) -> Sequence[DeadLetter]:
         return await self._thread.call(self._store.dead_letters, limit)

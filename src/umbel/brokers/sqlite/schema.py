@@ -136,7 +136,13 @@ CREATE TABLE signatures (
 CREATE INDEX signatures_by_expiry ON signatures (expires_at);
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES)
+_PAUSES = """
+CREATE TABLE pauses (
+    queue TEXT PRIMARY KEY, since REAL NOT NULL, told TEXT NOT NULL -- JSON: nodes that do not look here
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES, _PAUSES)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:

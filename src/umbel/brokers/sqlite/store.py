@@ -11,11 +11,13 @@ from dataclasses import replace
 from itertools import chain
 
 from umbel.brokers.interface import (
+    MOVED_AT_ONCE_MAX,
     BrokerSettings,
     Claim,
     DeadLetter,
     Delivery,
     Depth,
+    Pause,
     Refused,
     Replaced,
     Settled,
@@ -23,11 +25,13 @@ from umbel.brokers.interface import (
     Tag,
     Verdict,
 )
+from umbel.brokers.refusals import signed_for
 from umbel.brokers.sqlite import (
     claims,
     dead_letters,
     messages,
     meta,
+    pauses,
     refusals,
     results,
     revokes,
@@ -105,7 +109,7 @@ class Store(Publisher):
         now_s = self.clock.wall_s()
         channels = [wakeup.queue(queue) for queue in queues]
         with self.database.read() as db:
-            if messages.anything_due(db, queues, now_s):
+            if messages.anything_due(db, pauses.not_paused(db, queues), now_s):
                 return 0.0
             due = messages.next_due(db)
             if address is None or wakeup.is_registered(db, channels, address):
@@ -113,7 +117,7 @@ class Store(Publisher):
         with self.database.write() as db:
             wakeup.register(db, channels, address)
             self._registered = address
-            if messages.anything_due(db, queues, now_s):
+            if messages.anything_due(db, pauses.not_paused(db, queues), now_s):
                 return 0.0
             due = messages.next_due(db)
         return None if due is None else max(0.0, due - now_s)
@@ -218,7 +222,9 @@ class Store(Publisher):
 
     def depths(self) -> Mapping[str, Depth]:
         with self.database.read() as db:
-            return {queue: Depth(*counts) for queue, counts in messages.depths(db).items()}
+            counts, paused = messages.depths(db), pauses.read(db)
+        queues = sorted(counts.keys() | paused.keys())
+        return {queue: Depth(*counts.get(queue, (0, 0, 0)), paused=queue in paused) for queue in queues}
 
     def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
         with self.database.read() as db:
@@ -233,6 +239,30 @@ class Store(Publisher):
             removed += portion
             if not portion:
                 return removed
+
+    def pause(self, queue: str, mark: Pause) -> None:
+        with self.database.write(durable=True) as db:
+            pauses.pause(db, queue, mark)
+
+    def resume(self, queue: str) -> bool:
+        with self.database.write(durable=True) as db:
+            was_paused = pauses.resume(db, queue)
+            awake = wakeup.addresses(db, [wakeup.queue(queue)])
+        self.poke(awake)
+        return was_paused
+
+    def paused(self) -> Mapping[str, Pause]:
+        with self.database.read() as db:
+            return pauses.read(db)
+
+    def move(self, source: str, target: str, limit: int) -> int:
+        with self.database.write(durable=True) as db:
+            moved, is_signed = pauses.move(db, source, target, min(limit, MOVED_AT_ONCE_MAX))
+            awake = wakeup.addresses(db, [wakeup.queue(target)])
+        self.poke(awake)
+        if is_signed and not moved:
+            raise signed_for(source)
+        return moved
 
     def dead_letters(self, limit: int) -> Sequence[DeadLetter]:
         with self.database.read() as db:
@@ -284,7 +314,9 @@ class Store(Publisher):
             self.on_replaced(Replaced(what, len(self._holding.unknown)))
 
     def _take(self, db: sqlite3.Connection, owner: str, queues: Sequence[str], limit: int) -> list[Delivery]:
-        names = list(dict.fromkeys(queues))
+        names = pauses.not_paused(db, dict.fromkeys(queues))
+        if not names:
+            return []
         if self._last_queue in names:
             turn = names.index(self._last_queue) + 1
             names = names[turn:] + names[:turn]
@@ -297,7 +329,7 @@ class Store(Publisher):
         if self._lost_check_due(now.boot_s):
             return True
         with self.database.read() as db:
-            return messages.anything_due(db, queues, now.wall_s)
+            return messages.anything_due(db, pauses.not_paused(db, queues), now.wall_s)
 
     def _lost_check_due(self, boot_s: float) -> bool:
         return boot_s - self._lost_checked_at >= self.settings.lease_s / LOST_CHECKS_PER_LEASE

@@ -1,10 +1,10 @@
 """`umbel status`: the workers at a glance, and what their broker supports."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
-from umbel.brokers.interface import Capabilities, FanOut
+from umbel.brokers.interface import Capabilities, FanOut, QueueControl
 from umbel.cli.broker import ask_in_time
 from umbel.cli.cluster import asking
 from umbel.cli.show.phases import phase_text
@@ -24,6 +24,10 @@ FEATURES = {
 }
 
 
+class StatusBroker(FanOut, QueueControl, Protocol):
+    """Who answers, and which queues are paused."""
+
+
 @click.command("status")
 @asking.asks_workers
 def command(question: asking.Question) -> int:
@@ -37,11 +41,13 @@ def command(question: asking.Question) -> int:
         question.to.timeout_s,
         url=question.url,
     )
-    capabilities, answers = look
+    capabilities, paused, answers = look
     features = _features(capabilities)
     if not question.as_json:
         _say_what_is_supported(features)
-    return question.show(answers, _print, broker=features)
+        if paused:
+            click.echo(f"umbel: paused queues: {', '.join(paused)}", err=True)
+    return question.show(answers, _print, broker=features, paused_queues=paused)
 
 
 def _print(answers: "Answers") -> None:
@@ -56,8 +62,11 @@ def _say_what_is_supported(features: dict[str, Any]) -> None:
             click.echo(f"umbel: {name} is off: {why}", err=True)
 
 
-async def _look(broker: FanOut, to: asking.Whom, left_s: float) -> tuple[Capabilities, "Answers"]:
-    return broker.capabilities, await asking.ask_on(broker, to, "stats", {}, left_s)
+async def _look(
+    broker: StatusBroker, to: asking.Whom, left_s: float
+) -> tuple[Capabilities, list[str], "Answers"]:
+    paused = sorted(await broker.paused())
+    return broker.capabilities, paused, await asking.ask_on(broker, to, "stats", {}, left_s)
 
 
 def _features(found: Capabilities) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`umbel queues`: what waits, and emptying it."""
+"""`umbel queues`: what waits, emptying it, pausing it, moving it."""
 
 import click
 from msgspec.structs import asdict
@@ -8,14 +8,17 @@ from umbel.cli import completion, exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import print_json, print_table
+from umbel.cli.tasks.queue_control import move, pause, resume
+from umbel.control.queue_pauses import waiting_in
 from umbel.monitor.messages import waiting_row
 
 PEEK_MAX = 1000
+COLUMNS = ("queue", "ready", "delayed", "claimed", "paused")
 
 
 @click.group("queues")
 def command() -> None:
-    """List, look into or empty the queues."""
+    """List, look into, empty, pause or resume the queues, or move their messages."""
 
 
 @command.command("ls")
@@ -23,13 +26,16 @@ def command() -> None:
 @broker_option
 @json_option
 def ls(app_name: str | None, url: str | None, as_json: bool) -> int:
-    """List the queues with their counts of waiting, delayed and running messages."""
+    """List the queues with their counts of waiting, delayed and running messages, and which are paused."""
     depths = ask_broker(app_name, lambda broker: broker.queues(), url=url)
-    rows = [(name, depth.ready, depth.delayed, depth.claimed) for name, depth in sorted(depths.items())]
+    rows = [
+        (name, depth.ready, depth.delayed, depth.claimed, depth.paused)
+        for name, depth in sorted(depths.items())
+    ]
     if as_json:
-        print_json([dict(zip(("queue", "ready", "delayed", "claimed"), row, strict=True)) for row in rows])
+        print_json([dict(zip(COLUMNS, row, strict=True)) for row in rows])
     else:
-        print_table(("queue", "ready", "delayed", "claimed"), rows)
+        print_table(COLUMNS, [(*counts, "yes" if paused else "") for *counts, paused in rows])
     return exits.OK
 
 
@@ -61,8 +67,7 @@ def purge(app_name: str | None, url: str | None, queue: str, yes: bool, as_json:
     """Remove all waiting messages from QUEUE. Running tasks are not affected."""
 
     async def empty(broker: Queues) -> int | None:
-        depth = (await broker.queues()).get(queue)
-        waiting = depth.ready + depth.delayed if depth else 0
+        waiting = await waiting_in(broker, queue)
         if waiting and not yes and not click.confirm(f"Remove {waiting} messages from {queue!r}?", err=True):
             return None
         return await broker.purge(queue)
@@ -75,3 +80,7 @@ def purge(app_name: str | None, url: str | None, queue: str, yes: bool, as_json:
     else:
         click.echo(f"{removed} messages removed from {queue}")
     return exits.OK
+
+
+for _command in (pause, resume, move):
+    command.add_command(_command)

@@ -12,9 +12,10 @@ QUEUE_NAME_MAX = 200
 
 
 @panel.inspect_command
-def active_queues(state: QueuesSection) -> list[dict[str, Any]]:
-    """The queues that are consumed."""
-    return [queue_map(name) for name in state.queues]
+async def active_queues(state: QueuesSection) -> list[dict[str, Any]]:
+    """The queues that are consumed; of those that are paused, that they are."""
+    paused = await state.paused_queues()
+    return [queue_map(name) | ({"paused": True} if name in paused else {}) for name in state.queues]
 
 
 @panel.control_command(
@@ -30,8 +31,8 @@ def add_consumer(
     **_: Any,
 ) -> dict[str, str]:
     """Consume one more queue."""
-    if not 0 < len(queue) <= QUEUE_NAME_MAX or not is_name(queue):
-        return {"error": f"a queue name must have 1 to {QUEUE_NAME_MAX} characters and no NUL"}
+    if problem := queue_name_problem(queue):
+        return {"error": problem}
     if (exchange or queue, exchange_type or "direct", routing_key or queue) != (queue, "direct", queue):
         return {"error": "exchange and routing_key must equal the queue, and the exchange type direct"}
     state.add_queue(queue)
@@ -43,6 +44,13 @@ async def cancel_consumer(state: QueuesSection, queue: str, **_: Any) -> dict[st
     """Stop consuming a queue; what runs from it ends as ever."""
     await state.cancel_queue(queue)
     return {"ok": f"no longer consuming from {queue}"}
+
+
+def queue_name_problem(queue: str) -> str:
+    """Why this cannot be the name of a queue; "" if it can."""
+    if 0 < len(queue) <= QUEUE_NAME_MAX and is_name(queue):
+        return ""
+    return f"a queue name must have 1 to {QUEUE_NAME_MAX} characters and no NUL"
 
 
 def queue_map(name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from umbel.errors import UmbelError
 from umbel.monitor.shapes import TaskFilter
-from umbel.web.actions import ActionResult, AnyAction, OnTasks
+from umbel.web.actions import ActionResult, AnyAction, MoveMessages, OnTasks
 from umbel.web.pages.drawing.icons import look
 from umbel.web.pages.frame import fragment
 from umbel.web.problems import Refused
@@ -29,6 +29,9 @@ VERBS = {
     "terminate": "Terminate",
     "retry": "Retry",
     "purge": "Purge the queue",
+    "pause_queue": "Pause the queue",
+    "resume_queue": "Resume the queue",
+    "move_messages": "Move messages",
     "requeue_dead": "Requeue",
     "drop_dead": "Drop",
     "restart_pool": "Restart the pool",
@@ -40,6 +43,8 @@ MEANINGS = {
     "terminate": "Tasks that run are ended with SIGTERM and end as revoked.",
     "retry": "Each is sent again as a new message with the same arguments.",
     "purge": "Every message that waits in it is removed. This cannot be undone.",
+    "pause_queue": "No worker takes messages from it until it is resumed. Tasks that run are not touched.",
+    "move_messages": "They keep their ids, priorities and times. What workers have taken stays.",
     "requeue_dead": "They return to their queues with no starts counted.",
     "drop_dead": "They are removed. This cannot be undone.",
     "restart_pool": "Child processes are replaced as they become idle.",
@@ -141,6 +146,9 @@ def _count(site: Site, action: AnyAction) -> int | None:
             return site.count(wanted)
         case OnTasks(ids=ids):
             return len(ids)
+        case MoveMessages():
+            waiting = sum(one.ready + one.delayed for one in site.queues() if one.queue == action.queue)
+            return waiting if action.limit is None else min(action.limit, waiting)
         case _:
             letters = getattr(action, "letters", None)
             return len(letters) if letters and not getattr(action, "every", False) else None
@@ -152,6 +160,8 @@ def _question(name: str, action: AnyAction, count: int | None) -> str:
     if isinstance(action, OnTasks):
         which = " that match the filter" if action.match is not None else ""
         return f"{verb} {_numbered(count or 0, 'task')}{which}?"
+    if isinstance(action, MoveMessages):
+        return f"Move {_numbered(count or 0, 'message')} from {action.queue} to {action.target}?"
     if getattr(action, "every", False):
         return f"{verb} all dead letters?"
     if count is not None:

@@ -1,6 +1,6 @@
 """What is consumed, how much of it is held, and the dead letters (`control.state.QueuesSection`)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from umbel.worker.remote.parts import WorkerNode
@@ -10,6 +10,9 @@ class WorkerQueues(WorkerNode):
     @property
     def queues(self) -> Sequence[str]:
         return tuple(self._context.queues)
+
+    async def paused_queues(self) -> Collection[str]:
+        return (await self._context.broker.paused()).keys()
 
     def add_queue(self, name: str) -> None:
         if name not in self._context.queues:

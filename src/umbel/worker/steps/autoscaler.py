@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from umbel.brokers.interface import Queues
+from umbel.brokers.interface import Queues, ready_for
 from umbel.errors import BrokerError
 from umbel.protocol.pool.autoscale import Autoscale, Limit, Load
 from umbel.worker.bootsteps import Step
@@ -75,4 +75,4 @@ class Autoscaler(Step):
             depths = await self._queues.queues()
         except BrokerError:  # then nothing more can be taken from it either
             return 0
-        return sum(depth.ready for name, depth in depths.items() if name in self._context.queues)
+        return ready_for(self._context.queues, depths)

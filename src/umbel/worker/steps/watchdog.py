@@ -6,7 +6,7 @@ alive; the exit code is not 0 and the last line says why.
 
 import asyncio
 
-from umbel.brokers.interface import Queues
+from umbel.brokers.interface import Queues, ready_for
 from umbel.errors import BrokerError, WorkerStalled
 from umbel.protocol.pool.stall import StallWatch
 from umbel.worker.bootsteps import Step
@@ -54,4 +54,4 @@ class Watchdog(Step):
             depths = await self._queues.queues()
         except BrokerError:
             return None
-        return sum(depth.ready for name, depth in depths.items() if name in self._context.queues)
+        return ready_for(self._context.queues, depths)

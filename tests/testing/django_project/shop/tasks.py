@@ -1,9 +1,7 @@
 """What happens to an order."""
 
 from shop.models import Order
-from umbel import App
-
-app = App("shop", broker="redis://127.0.0.1:1/0")
+from umbel.contrib.django import app
 
 
 @app.task

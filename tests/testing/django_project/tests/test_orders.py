@@ -24,6 +24,16 @@ class TestOrders(TestCase):
         assert Order.objects.get(number=7).state == "packed"
         assert call.result.get() == "packed 7"
 
+    def test_what_waits_for_the_commit_is_sent_when_django_runs_its_callbacks(self) -> None:
+        self.client.post("/paid/7/")
+        self.inbox.assert_empty()
+        with self.captureOnCommitCallbacks(execute=True) as callbacks:
+            answer = self.client.post("/paid/8/")
+        assert len(callbacks) == 1
+        assert self.inbox.assert_sent_once(pack, 8).id == answer.json()["task_id"]
+        self.inbox.run()
+        assert Order.objects.count() == 0, "tasks of a test run in its transaction, and leave it open"
+
     def test_the_next_test_sees_nothing_of_it(self) -> None:
         assert not Order.objects.exists()
         self.inbox.assert_empty()

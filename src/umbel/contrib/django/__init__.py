@@ -1,0 +1,18 @@
+"""Umbel in a Django project: `"umbel.contrib.django"` in INSTALLED_APPS, and `UMBEL = {...}` in the settings.
+
+    from umbel.contrib.django import app
+
+    @app.task
+    def pack(order_id: int) -> None: ...
+
+`app` is the project's one app. `python manage.py umbel worker` runs its tasks: those in the `tasks.py` of its
+installed apps.
+"""
+
+from umbel.contrib.django.application import DjangoApp
+from umbel.contrib.django.configuration import read_settings
+from umbel.contrib.django.tasks import DjangoTask
+
+__all__ = ["DjangoApp", "DjangoTask", "app"]
+
+app = DjangoApp(read_settings())

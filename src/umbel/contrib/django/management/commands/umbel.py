@@ -1,0 +1,52 @@
+"""`manage.py umbel ...`: the `umbel` command for the project's app, with its options and exit codes."""
+
+import os
+import sys
+from argparse import REMAINDER, ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from umbel.contrib.django.connections import close_all
+
+APP = "umbel.contrib.django:app"
+
+
+class Command(BaseCommand):
+    help = "Umbel: worker, dev, call and every other command, for the app of this project."
+    requires_system_checks: Sequence[str] = ()
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """All words are Umbel's, `--help` too, but for those that tell manage.py where the settings are."""
+        own = ArgumentParser(add_help=False, allow_abbrev=False)
+        own.add_argument("--settings")
+        own.add_argument("--pythonpath")
+        given, words = own.parse_known_args(argv[2:])
+        self._run(words, [Path(argv[0]).resolve().parent, *([given.pythonpath] if given.pythonpath else [])])
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("words", nargs=REMAINDER)
+
+    def handle(self, *_args: Any, words: Sequence[str], **_options: Any) -> None:
+        """For `call_command`, which raises SystemExit at the end."""
+        self._run(words, [])
+
+    def _run(self, words: Sequence[str], places: Sequence[str | Path]) -> None:
+        from umbel.cli.main import main
+
+        close_all()  # what the project opened while it was set up: a worker's children are forked from here
+        _let_processes_find(places)
+        before, sys.argv = sys.argv, ["umbel", "-A", APP, *words]
+        try:
+            main()
+        finally:
+            sys.argv = before
+
+
+def _let_processes_find(places: Sequence[str | Path]) -> None:
+    """A worker's processes import the project from where manage.py does."""
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    new = [str(place) for place in places if str(place) not in known]
+    os.environ["PYTHONPATH"] = os.pathsep.join(one for one in (*new, *known) if one)

@@ -1,0 +1,56 @@
+"""Umbel in FastAPI: the app's async client opens and closes with the site, and endpoints ask for it.
+
+    site = FastAPI(lifespan=lifespan(tasks))
+
+    @site.post("/orders/{number}")
+    async def order(number: int, umbel: Umbel) -> str:
+        return (await umbel.asend_task("shop.pack", [number])).id
+
+Each process and event loop of a server has its own client, so it works with `--workers` and `--reload`.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI
+from fastapi.requests import HTTPConnection
+
+from umbel.app.app import App
+from umbel.errors import ConfigurationError
+
+__all__ = ["Umbel", "lifespan", "umbel_app"]
+
+STATE = "umbel"  # of `request.state`
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+
+
+def lifespan(
+    app: App, own: Lifespan | None = None
+) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
+    """For `FastAPI(lifespan=...)`. A lifespan of your `own` runs inside: it may send tasks until its end."""
+
+    @asynccontextmanager
+    async def with_umbel(site: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
+        async with app:
+            if own is None:
+                yield {STATE: app}
+            else:
+                async with own(site) as state:
+                    yield {**(state or {}), STATE: app}
+
+    return with_umbel
+
+
+def umbel_app(connection: HTTPConnection) -> App:
+    """The dependency: the app that the lifespan opened."""
+    found = getattr(connection.state, STATE, None)
+    if not isinstance(found, App):
+        raise ConfigurationError(
+            "no lifespan has opened an app of Umbel: write FastAPI(lifespan=lifespan(app)), "
+            "and in tests `with TestClient(site)`"
+        )
+    return found
+
+
+Umbel = Annotated[App, Depends(umbel_app)]

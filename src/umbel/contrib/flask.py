@@ -1,0 +1,108 @@
+"""Umbel in Flask: an extension whose tasks run in the application context.
+
+    umbel = Umbel()
+
+    @umbel.task
+    def pack(order_id: int) -> None: ...
+
+    def create_app() -> Flask:
+        app = Flask("shop")
+        app.config["UMBEL"] = {"broker": "redis://localhost"}
+        umbel.init_app(app)
+        return app
+
+A worker is given a module that holds both: `umbel worker -A wsgi`.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import iscoroutine
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from flask import Flask
+from flask.ctx import AppContext
+
+from umbel.app.app import App
+from umbel.app.configuration.settings import Settings, assemble, with_others
+from umbel.app.naming import directory_of
+from umbel.app.sending.routing import Router
+from umbel.app.task import Task
+from umbel.errors import ConfigurationError
+
+__all__ = ["FlaskTask", "Umbel"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+SOURCE = 'app.config["UMBEL"]'
+
+
+class FlaskTask(Task[P, R]):
+    """Runs in the application context. Called as a function, it is one."""
+
+    def __init__(self, app: "Umbel", *definition: Any) -> None:
+        super().__init__(app, *definition)
+        self.entry = _in_context(app, self.entry, is_async=self.is_async)
+
+
+class Umbel(App):
+    """The app of a Flask site. `settings` are those that hold where `app.config["UMBEL"]` says nothing."""
+
+    Task = FlaskTask
+
+    def __init__(
+        self, app: Flask | None = None, *, directory: str | Path | None = None, **settings: Any
+    ) -> None:
+        super().__init__(app.name if app else "flask", directory=directory, **settings)
+        self._directory, self._constructed = directory, settings
+        self._own_settings = self.settings
+        self._flask: Flask | None = None
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Take the settings of this site, and run tasks in its context. The last site counts."""
+        given = app.config.get("UMBEL", {})
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(
+                f'{SOURCE} is {given!r}: it must be a dict, such as {{"broker": "redis://..."}}'
+            )
+        with_others(Settings(), given, source=SOURCE)
+        app.extensions["umbel"] = self
+        self.name, self._flask = app.name, app
+        self._take({**self._constructed, **given})
+
+    def context(self) -> AppContext:
+        """The application context that a task runs in."""
+        if self._flask is None:
+            raise ConfigurationError(
+                "no Flask application is known here: call umbel.init_app(app) in the module that -A names"
+            )
+        return self._flask.app_context()
+
+    def before_children(self, node: str, *, forks: bool) -> None:
+        """A worker does not start without an application."""
+        self.context()
+
+    def _take(self, given: Mapping[str, Any]) -> None:
+        if self.settings is not self._own_settings:
+            return  # a test has put the app on a broker of its own, for as long as it takes
+        self.close()
+        self.settings = self._own_settings = assemble(given, directory=directory_of(self._directory))
+        self.router = Router(self.settings.task_routes)
+
+
+def _in_context(app: Umbel, run: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
+    async def awaited(coroutine: Any) -> Any:
+        with app.context():
+            return await coroutine
+
+    @wraps(run)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        if is_async:
+            return awaited(run(*args, **kwargs))
+        with app.context():
+            value = run(*args, **kwargs)
+        return awaited(value) if iscoroutine(value) else value  # an `async def` behind a decorator
+
+    return entry

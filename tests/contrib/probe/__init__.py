@@ -1,0 +1,1 @@
+"""An installed app that shows which connections tasks have."""
