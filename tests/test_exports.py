@@ -22,6 +22,8 @@ PUBLIC = [
     "GroupResult",
     "StampingVisitor",
     "ElectionContext",
+    "Rate",
+    "Concurrency",
     "Ignore",
     "Reject",
     "Retry",

@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse
 from benchmarks._fastapi.loop_watch import LoopWatch
 from benchmarks._fastapi.tasks import app as tasks
 from benchmarks._fastapi.tasks import note
+from umbel.contrib.fastapi import lifespan
 from umbel.errors import BrokerUnavailable
 
 
@@ -27,12 +28,11 @@ def make_site(*, sends: bool) -> FastAPI:
     watch = LoopWatch()
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def watched(_: FastAPI) -> AsyncIterator[None]:
         watch.start()
-        async with tasks:
-            yield
+        yield
 
-    site = FastAPI(lifespan=lifespan)
+    site = FastAPI(lifespan=lifespan(tasks, watched) if sends else watched)
 
     @site.post("/send/{task_id}")
     async def send(task_id: str) -> Any:

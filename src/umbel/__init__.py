@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from umbel.app.task import Task
     from umbel.coordination.election_context import ElectionContext
     from umbel.errors import Ignore, Reject, Retry
+    from umbel.protocol.delivery.limits import Concurrency, Rate
 
 _HOMES = {
     "App": "umbel.app.app",
@@ -34,6 +35,8 @@ _HOMES = {
     "AsyncResult": "umbel.app.results",
     "GroupResult": "umbel.app.results",
     "ElectionContext": "umbel.coordination.election_context",
+    "Rate": "umbel.protocol.delivery.limits",
+    "Concurrency": "umbel.protocol.delivery.limits",
     "Ignore": "umbel.errors",
     "Reject": "umbel.errors",
     "Retry": "umbel.errors",
@@ -50,6 +53,8 @@ __all__ = [
     "GroupResult",
     "StampingVisitor",
     "ElectionContext",
+    "Rate",
+    "Concurrency",
     "Ignore",
     "Reject",
     "Retry",

@@ -10,7 +10,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from umbel.events.meters import Histogram, Meters
+from umbel.events.histogram import Histogram
+from umbel.events.meters import Meters
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Rows = Iterable[tuple[tuple[str, ...], float]]
@@ -29,9 +30,15 @@ def of_tasks(meters: Meters) -> Iterator[Metric]:
     retried = [((name,), float(one)) for (name, end), one in ended if end == "retried"]
     yield counter("umbel_task_retries", "Attempts that asked for another.", ("task",), retried)
     again = [((name,), float(one)) for name, one in repeats]
-    yield counter("umbel_task_repeats", "Deliveries beyond the first.", ("task",), again)
-    yield histogram("umbel_task_wait_seconds", "From sending (else receipt) to start.", meters.wait)
-    yield histogram("umbel_task_run_seconds", "How long tasks ran.", meters.run)
+    yield counter("umbel_task_repeats", "Deliveries of an attempt beyond its first.", ("task",), again)
+    yield histogram(
+        "umbel_task_wait_seconds", "From sending (else receipt) to start.", ("task",), _of(meters.wait)
+    )
+    yield histogram("umbel_task_run_seconds", "How long tasks ran.", ("task",), _of(meters.run))
+
+
+def _of(found: Mapping[str, Histogram]) -> list[tuple[tuple[str, ...], Histogram]]:
+    return [((task,), one) for task, one in sorted(found.items(), key=itemgetter(0))]
 
 
 def counter(name: str, said: str, labels: tuple[str, ...], rows: Rows) -> Metric:
@@ -48,8 +55,10 @@ def gauge(name: str, said: str, labels: tuple[str, ...], rows: Rows) -> Metric:
     return metric
 
 
-def histogram(name: str, said: str, found: Mapping[str, Histogram]) -> Metric:
-    metric = HistogramMetricFamily(name, said, labels=("task",))
-    for task, one in sorted(found.items(), key=itemgetter(0)):
-        metric.add_metric([task], one.cumulative(), one.total_s)
+def histogram(
+    name: str, said: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], Histogram]]
+) -> Metric:
+    metric = HistogramMetricFamily(name, said, labels=labels)
+    for values, one in rows:
+        metric.add_metric(list(values), one.cumulative(), one.total_s)
     return metric

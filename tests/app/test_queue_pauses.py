@@ -24,6 +24,9 @@ class Cluster(Asker):
         super().__init__(broker)
         self.asked: list[tuple[str, tuple[str, ...]]] = []
 
+    def last(self) -> tuple[str, tuple[str, ...]]:
+        return self.asked[-1]
+
     async def ask(  # type: ignore[override]
         self,
         method: str,
@@ -56,16 +59,16 @@ def test_who_does_not_look_at_the_mark_is_told_and_remembered(settings: BrokerSe
         outcome = await pause_queue(broker, cluster, QUEUE, timeout_s=1.0)
         assert outcome.paused and outcome.changed and outcome.told == ("obeys@c",)
         assert outcome.silent == ("lost@c", "sleeps@c") and outcome.refused == {"refuses@c": "not allowed"}
-        assert cluster.asked[-1] == ("cancel_consumer", ("obeys@c", "refuses@c", "sleeps@c"))
+        assert cluster.last() == ("cancel_consumer", ("obeys@c", "refuses@c", "sleeps@c"))
         before = (await broker.paused())[QUEUE]
         assert before.told == ("obeys@c",)
         again = await pause_queue(broker, cluster, QUEUE, timeout_s=1.0)
         assert not again.changed and (await broker.paused())[QUEUE] == before
         resumed = await resume_queue(broker, cluster, QUEUE, timeout_s=1.0)
-        assert cluster.asked[-1] == ("add_consumer", ("obeys@c",))
+        assert cluster.last() == ("add_consumer", ("obeys@c",))
         assert (resumed.paused, resumed.changed, resumed.told) == (False, True, ("obeys@c",))
         nothing = await resume_queue(broker, cluster, QUEUE, timeout_s=1.0)
-        assert not nothing.changed and cluster.asked[-1] == ("add_consumer", ("obeys@c",))
+        assert not nothing.changed and cluster.last() == ("add_consumer", ("obeys@c",))
         assert len(cluster.asked) == 5
         await broker.close()
 

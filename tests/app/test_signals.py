@@ -77,6 +77,7 @@ def test_a_task_that_succeeds_is_told_from_publishing_to_its_end(app: App) -> No
         "args": (1,),
         "kwargs": {"b": 2},
         "queue": "q",
+        "headers": {},
     }
     assert told["after_task_publish"] == {"task": add.name, "task_id": "t", "queue": "q"}
     assert told["task_prerun"] == {"task": add, "task_id": "t", "args": [1], "kwargs": {"b": 2}}
@@ -98,6 +99,31 @@ def test_a_task_that_fails_is_told_with_its_error(app: App) -> None:
     assert repr(told["task_failure"]["error"]) == "ValueError('why')"
     assert "ValueError: why" in told["task_failure"]["traceback"]
     assert told["task_postrun"]["state"] == "failure"
+
+
+def test_who_hears_of_a_call_may_add_headers_to_its_message(app: App) -> None:
+    @app.task(bind=True)
+    def tenant(self: Task[..., Any]) -> Any:
+        return self.request.headers
+
+    app.signals.before_task_publish.connect(lambda headers, **_: headers.setdefault("tenant", "blue"))
+    with app.eager():
+        assert tenant.delay().get() == {"tenant": "blue"}
+        assert tenant.apply_async(headers={"tenant": "red"}).get() == {"tenant": "red"}
+
+
+def test_a_failure_is_told_with_its_arguments_but_for_the_sensitive_ones(app: App) -> None:
+    seen = watch(app)
+
+    @app.task(sensitive=("password",))
+    def login(user: str, password: str, *, tries: int) -> None:
+        raise PermissionError(password)
+
+    with app.eager():
+        login.delay("ann", "hunter-two", tries=3)
+    told = dict(seen)["task_failure"]
+    assert (told["args"], told["kwargs"]) == (["ann", "***"], {"tries": 3})
+    assert "hunter" not in told["traceback"]
 
 
 def test_a_retry_is_told_before_the_next_attempt(app: App) -> None:

@@ -5,6 +5,7 @@ something that the broker declares it cannot do asserts that it refuses and says
 """
 
 from tests.brokers.contract_control import ControlContract
+from tests.brokers.contract_limits import LimitsContract
 from tests.brokers.contract_marks import MarksContract
 from tests.brokers.contract_messages import MessagesContract
 from tests.brokers.contract_processes import ProcessesContract
@@ -33,6 +34,7 @@ class LoopContract(
     LeadershipContract,
     MarksContract,
     UniqueContract,
+    LimitsContract,
     SignaturesContract,
     ControlContract,
 ):

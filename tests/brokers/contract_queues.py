@@ -103,7 +103,8 @@ class QueueControlContract:
 
     def test_what_was_fetched_ahead_of_a_pause_goes_back(self, under_test: BrokerUnderTest) -> None:
         async def scenario() -> None:
-            async with under_test.open() as operator, under_test.open() as worker:
+            patient = {"lease_s": 2 * LONG_S}  # or they would go back with the lease
+            async with under_test.open() as operator, under_test.open(**patient) as worker:
                 assert texts((await take(worker, 100)).deliveries) == []  # so many may come
                 await operator.publish(outgoing("a", "b", "c"))
                 await operator.pause(QUEUE, MARK)

@@ -1,8 +1,8 @@
 """No script loses or doubles a message, whatever lies in Redis (N1, N2).
 
 Every message carries a token. After each step each token that is expected is found exactly once in all of
-Redis: ready, delayed, claimed, handed over or dead. What a step reports, and nothing else, changes what is
-expected.
+Redis: ready, delayed, waiting for a limit, claimed, handed over or dead. What a step reports, and
+nothing else, changes what is expected.
 """
 
 import os
@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from tests.brokers.tokens import FAR, HOSTILE, outgoing_of, token_in, token_of, tokens_in
 from tests.brokers.under_test import OWNER, PEER, QUEUE, BrokerUnderTest, result, run
 from tests.servers.redis import RedisServer
-from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Pause, Return, Started, Verdict
+from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Pause, Permit, Return, Started, Verdict
 from umbel.brokers.redis.broker import RedisBroker
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.scripts import script
 from umbel.errors import BrokerError
+from umbel.protocol.delivery.limits import Concurrency, Rate
 from umbel.wire.message import Outgoing
 
 EXAMPLES = 1500 if os.environ.get("UMBEL_SOAK") else 150
@@ -30,14 +31,18 @@ LEASE_S = 1000
 FIELDS = ["{list}", "", "x", ":::", "t:1:", "t.zz:y:{list}", "t.f:99999999999999999999999:{list}", "epochs"]
 MEMBERS = [*(f"{field}\0{{envelope}}" for field in FIELDS), "{envelope}"]
 SCORES = ["-inf", "+inf", "0", "1.5", "-9e99", "9e99", f"{FAR}"]
+BUCKETS = ["t:a", "t:b"]
 BREAKABLE = [
-    QUEUE,
-    f"{QUEUE}\x06\x163",
-    OTHER,
-    "umbel.dead",
-    f"umbel.delayed.{QUEUE}",
-    "umbel.queues",
-    "umbel.paused",
+    *(
+        QUEUE,
+        f"{QUEUE}\x06\x163",
+        OTHER,
+        "umbel.dead",
+        f"umbel.delayed.{QUEUE}",
+        "umbel.queues",
+        "umbel.paused",
+    ),
+    *("umbel.slots.t:a", "umbel.waiting.t:b", "umbel.limit.t:a", "umbel.limits", "umbel.waits"),
 ]
 TEXTS = {
     "umbel.contact": "yesterday",
@@ -195,6 +200,25 @@ class World:
                 token = token_of(refused.part.message)
                 self.expected[token] -= token not in held  # nobody takes it, and that is said
 
+    async def permit(self, chance: random.Random) -> None:
+        """Some may start, some wait for a limit, and some wait no more."""
+        owner = chance.choice([OWNER, PEER])
+        terms = chance.choice([Concurrency(1).terms, Concurrency(3).terms, Rate("1/h").terms])
+        asked = [
+            Permit(
+                one.tag, f"id{token_of(one.message)}", chance.choice(BUCKETS), terms, chance.random() < 0.1
+            )
+            for one in self.held[owner]
+        ]
+        refused = await self.broker.permit(asked)
+        self.held[owner] = [one for one in self.held[owner] if refused.get(one.tag) != ""]
+
+    async def junk_waiting(self, chance: random.Random) -> None:
+        bucket = chance.choice(BUCKETS)
+        if self.kind_of(f"umbel.waiting.{bucket}") in ("none", "list"):
+            entry = chance.choice(["", "3:", "99:", "1:x"]).encode() + self.hostile(chance)
+            self.server.ask("LPUSH", f"umbel.waiting.{bucket}", entry)
+
     async def abandon(self, chance: random.Random) -> None:
         owner = chance.choice([OWNER, PEER])
         tickets = {str(one.tag).partition(":")[0] for one in self.held[owner]}
@@ -258,6 +282,8 @@ STEPS: dict[str, Callable[[World, random.Random], Any]] = {
         World.claim,
         World.hand_over,
         World.settle,
+        World.permit,
+        World.junk_waiting,
         World.abandon,
         World.forget,
         World.reap,
@@ -269,7 +295,7 @@ STEPS: dict[str, Callable[[World, random.Random], Any]] = {
         World.move,
     )
 }
-OFTEN = ["publish", "claim", "claim", "settle", "settle", "reap", "junk_ready"]
+OFTEN = ["publish", "claim", "claim", "permit", "settle", "settle", "reap", "junk_ready"]
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)

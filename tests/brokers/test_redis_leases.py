@@ -159,7 +159,7 @@ def test_an_owner_that_was_forgotten_begins_anew(patient: BrokerUnderTest, redis
     async def scenario() -> None:
         async with patient.open() as broker:
             await hold(broker, "a")
-            with costs(redis_server, 2):  # nothing is parked: that is asked once
+            with costs(redis_server, 3):  # its slots; nothing is parked: that is asked once
                 assert await broker.forget_owner(OWNER) == 1
             claim = await take(broker)
             assert (texts(claim.deliveries), claim.lease_ended) == (["a"], False)

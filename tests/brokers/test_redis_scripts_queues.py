@@ -62,13 +62,14 @@ def test_depths_count_what_is_ready_delayed_claimed_and_handed_over(scripts: Scr
     scripts.hand(ADA, "r", "x", "y")
     scripts.hand(BOB, "q", "z")
     scripts.hand("cy", "s", "z")
+    scripts.ask("HSET", "umbel.waits", "q", 7, "r", "many")
     scripts.ask("HSET", "umbel.handing", "idle", f"{PREFIX}q")
     scripts.ask("SET", "bad", "not a list")
     scripts.ask("SET", "umbel.delayed.bad", "not a zset")
     scripts.ask("SET", "umbel.handed.idle", "not a list")
     flat = scripts.run("depths", PREFIX)
-    rows = {flat[at]: flat[at + 1 : at + 4] for at in range(0, len(flat), 4)}
-    assert rows == {b"q": [10, 2, 4], b"r": [0, 0, 3], b"s": [0, 0, 1], b"bad": [0, 0, 0]}
+    rows = {flat[at]: flat[at + 1 : at + 5] for at in range(0, len(flat), 5)}
+    assert rows == {b"q": [10, 2, 4, 7], b"r": [0, 0, 3, 0], b"s": [0, 0, 1, 0], b"bad": [0, 0, 0, 0]}
 
 
 @pytest.mark.parametrize("key", ["umbel.owners", f"umbel.inflight.{ADA}", "umbel.handing", "umbel.queues"])
@@ -78,7 +79,7 @@ def test_depths_are_told_without_what_cannot_be_read(scripts: Scripts, key: str)
     scripts.ask("ZADD", "umbel.owners", 1, ADA)
     scripts.ask("DEL", key)
     scripts.ask("SET", key, "not ours")
-    assert scripts.run("depths", PREFIX) == ([] if key == "umbel.queues" else [b"q", 1, 0, 0])
+    assert scripts.run("depths", PREFIX) == ([] if key == "umbel.queues" else [b"q", 1, 0, 0, 0])
 
 
 # -- who waits for answers -----------------------------------------------------------------------------

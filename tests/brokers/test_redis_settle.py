@@ -162,7 +162,8 @@ def test_who_claims_often_looks_for_lost_owners_and_askers_seldom(
     async def scenario() -> None:
         async with prefixed.open() as first, prefixed.open() as broker:
             await calls_of(first)  # the server knows the scripts
-            assert await calls_of(broker) == (3, 1, 1, 1)  # askers, owners and the claim; then one each
+            # Askers, owners, limits and the claim; then the claim; then owners and limits.
+            assert await calls_of(broker) == (4, 1, 2, 2)
 
     run(scenario())
 

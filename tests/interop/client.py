@@ -11,7 +11,9 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-import shared_tasks  # type: ignore[import-not-found]  # found by PYTHONPATH: it has one name on both sides
+# Found by PYTHONPATH: they have one name on both sides.
+import shared_tasks  # type: ignore[import-not-found]
+from span_files import in_one_span, instrument_client  # type: ignore[import-not-found]
 
 WAIT_S = 30.0
 
@@ -34,6 +36,7 @@ NAMES = {
     "get": get,
     "get_own": get_own,
     "as_map": as_map,
+    "in_one_span": in_one_span,
     "UTC": UTC,
     "date": date,
     "datetime": datetime,
@@ -46,6 +49,7 @@ NAMES = {
 
 
 def main() -> None:
+    instrument_client(shared_tasks.LIBRARY)
     for line in sys.stdin:
         asked = json.loads(line)
         print(json.dumps({"number": asked["number"], **answer(asked)}, default=str), flush=True)

@@ -169,6 +169,7 @@ class MixedCluster:
         if library not in self.clients:
             if library == "umbel":
                 variables = {"UMBEL_BROKER": self.broker, "UMBEL_BACKEND": self.backend}
+                variables["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT / "src")])
                 client = Client(library, Path(sys.executable), self.home, **variables)
             else:
                 client = Client(
@@ -185,6 +186,7 @@ class MixedCluster:
         return found
 
     def __enter__(self) -> Self:
+        (self.home / "spans").mkdir()
         with ExitStack() as ends:
             for version in self._versions:  # they take seconds: all start at once
                 worker = CeleryWorker(

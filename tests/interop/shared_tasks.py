@@ -22,7 +22,9 @@ except ImportError:
 
     LIBRARY = "umbel"
 
-from typed_tasks import accept_msgpack, register  # type: ignore[import-not-found]  # it has one name on both sides
+# These have one name on both sides.
+from span_files import instrument_workers  # type: ignore[import-not-found]
+from typed_tasks import accept_msgpack, register  # type: ignore[import-not-found]
 
 __all__ = ["App", "chain", "chord", "group"]
 
@@ -30,6 +32,7 @@ app: Any = App("interop") if LIBRARY == "celery" else App("interop", accept_cont
 if LIBRARY == "celery":
     accept_msgpack(app)
 register(app)
+instrument_workers(app, LIBRARY)
 WAIT_MAX_S = 30.0
 
 

@@ -289,3 +289,53 @@ def test_texts_of_events_are_cut_before_they_are_kept() -> None:
         assert found is not None and len(found.exception or "") == len(found.traceback or "") == TEXT_MAX + 1
         (kept,) = model.story(uuid)
         assert len(getattr(kept, "exception", "")) == TEXT_MAX + 1
+
+
+def test_a_lease_that_nobody_holds_any_more_is_free() -> None:
+    book = LeaseBook()
+    book.answered([{"name": "scheduler", "holder": "a@h.7.9", "term": 2, "left_s": 9.0}], NOW)
+    assert book.held() == {"scheduler"}
+    (freed,) = book.answered([{"name": "scheduler", "holder": "", "term": 2, "left_s": 0.0}], NOW + 30)
+    assert (freed.holder, freed.since, book.held()) == ("", NOW + 30, set())
+    book.answered([{"name": "scheduler", "holder": "b@h.1.1", "term": 3, "left_s": 9.0}], NOW + 31)
+    (emptied,) = book.answered([{"name": "scheduler", "holder": "", "term": 0, "left_s": 0.0}], NOW + 32)
+    assert (emptied.holder, emptied.term) == ("", 3)
+    book.answered([{"name": "scheduler", "holder": "b@h.1.1", "term": 4, "left_s": 9.0}], NOW + 33)
+    assert (
+        book.take(other("worker-leader", lease="scheduler", leader="a@h.7.9", term=2, phase="lost")) is None
+    )
+    assert book.held() == {"scheduler"}  # what is older than what is known says nothing
+
+
+def test_a_retry_is_no_repeat() -> None:
+    model, at = ClusterModel(), NOW
+    for clock, retries in enumerate((0, 1, 2, 2, 0), start=1):
+        heard = told("task-received", at + clock, clock, uuid="t", name="add", retries=retries)
+        model.take(encode_events([heard]), at + clock)
+    assert model.meters.repeats == {"add": 2}  # attempt 2 came twice, and attempt 0 again
+
+
+def measured(*events: dict[str, Any]) -> ClusterModel:
+    model = ClusterModel()
+    for clock, event in enumerate(events, start=1):
+        model.take(encode_events([event | {"clock": clock}]), NOW)
+    return model
+
+
+def test_what_waits_at_a_worker_is_measured_as_flower_does() -> None:
+    names: dict[str, Any] = {"uuid": "a", "name": "add", "retries": 0}
+    waiting = [told("task-received", NOW, **(names | {"uuid": one})) for one in ("a", "b", "c")]
+    later = told("task-received", NOW, **(names | {"uuid": "later", "eta": "2030-01-01T00:00:00+00:00"}))
+    begun = [*waiting, later, told("task-started", NOW + 4, **names)]
+    found = measured(*begun).meters.flower
+    assert (found.prefetched(), found.prefetch_s) == ({("w@h", "add"): 2}, {("w@h", "add"): 4.0})
+    revoked = told("task-revoked", NOW + 5, **(names | {"uuid": "b"}))
+    elsewhere = told("task-received", NOW + 6, node="v@h", **(names | {"uuid": "c"}))
+    ended = told("task-succeeded", NOW + 7, runtime=3.0, **names)
+    found = measured(*begun, revoked, elsewhere, ended).meters.flower
+    assert found.prefetched() == {("w@h", "add"): 0, ("v@h", "add"): 1}
+    assert found.prefetch_s == {("w@h", "add"): 0.0}
+    assert dict(found.runtime["w@h", "add"].cumulative())["2.5"] == 0
+    assert dict(found.runtime["w@h", "add"].cumulative())["5.0"] == 1
+    found.forget({"w@h", "v@h"})
+    assert (found.prefetched(), found.prefetch_s, found.runtime) == ({}, {}, {})

@@ -34,7 +34,7 @@ _REDIS = (
 )
 _SCRIPTS = tuple(
     f"brokers/test_redis_scripts_{part}.py"
-    for part in ("claims", "owners", "stores", "queues", "pauses", "results", "elections")
+    for part in ("claims", "owners", "stores", "queues", "pauses", "results", "elections", "limits")
 )
 _SETTLE = (
     "brokers/test_redis_settle.py",
@@ -46,6 +46,8 @@ _SETTLE = (
 SUBJECTS = (
     Subject("protocol/delivery/delivery.py", ("protocol/test_delivery.py", "protocol/test_ending.py")),
     Subject("protocol/delivery/ending.py", ("protocol/test_ending.py",)),
+    Subject("protocol/delivery/limits.py", ("protocol/test_limits.py",)),
+    Subject("brokers/sqlite/limits.py", ("brokers/test_sqlite.py",)),
     Subject(
         "worker/messages/admission.py",
         ("worker/test_judging.py", "worker/test_verification.py", "worker/test_admission.py"),
@@ -92,6 +94,7 @@ SUBJECTS = (
             ((*_SCRIPTS, *_SETTLE), ("marks",)),
             (_SETTLE, ("settle",)),
             ((*_SCRIPTS, "brokers/test_redis.py"), ("spend",)),  # with the contract of signatures
+            (("brokers/test_redis_scripts_limits.py",), ("limit",)),
             (
                 _SCRIPTS,
                 (

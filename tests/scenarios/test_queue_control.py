@@ -90,5 +90,5 @@ def _repeats(cluster: Cluster) -> bool:
 
 
 def _depth(cluster: Cluster, queue: str) -> dict[str, Any]:
-    rows = {row.pop("queue"): row for row in cluster.umbel_json("queues", "ls")}
+    rows: dict[str, dict[str, Any]] = {row.pop("queue"): row for row in cluster.umbel_json("queues", "ls")}
     return rows.get(queue, {"ready": 0})

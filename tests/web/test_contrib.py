@@ -174,6 +174,19 @@ def test_every_metric_of_ours_is_on_the_dashboard(served: Labels) -> None:
     assert ours - shown - histograms == set()
 
 
+def test_all_of_flowers_metrics_are_served_with_its_labels(served: Labels) -> None:
+    of_tasks, of_nodes = {"worker", "task"}, {"worker"}
+    found = {one: set(labels) for one, labels in served.items() if one.startswith("flower_")}
+    assert {one: labels for one, labels in found.items() if not one.endswith(("_count", "_sum"))} == {
+        "flower_events_total": of_tasks | {"type"},
+        "flower_task_runtime_seconds_bucket": of_tasks | {"le"},
+        "flower_task_prefetch_time_seconds": of_tasks,
+        "flower_worker_prefetched_tasks": of_tasks,
+        "flower_worker_online": of_nodes,
+        "flower_worker_number_of_currently_executing_tasks": of_nodes,
+    }
+
+
 def test_every_alert_names_what_is_served(served: Labels) -> None:
     assert {one["alert"]: found for one in alerts() if (found := faults(one["expr"], served))} == {}
 

@@ -67,3 +67,24 @@ def test_it_answers_below_its_path_and_asks_the_application_who_it_is(tmp_path: 
 def test_an_unknown_option_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="known: host"):
         embedded(tmp_path, colour="red")
+
+
+async def awaited(_scope: Any) -> tuple[str, str]:
+    return "ann", "admin"
+
+
+@pytest.mark.parametrize(
+    ("authenticate", "logged"),
+    [
+        (lambda scope: scope["session"]["user"], "authenticate raised an exception"),
+        (lambda _scope: "ann", "authenticate returned neither (name, role) nor None"),
+        (lambda _scope: ("ann", "boss"), "authenticate returned neither (name, role) nor None"),
+        (awaited, "authenticate returned neither (name, role) nor None"),
+    ],
+)
+def test_an_application_that_cannot_say_who_asks_is_told_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, authenticate: Any, logged: str
+) -> None:
+    (answered,) = asked(embedded(tmp_path, authenticate=authenticate), ("/tasks", {"accept": "text/html"}))
+    assert answered.status_code == 503 and "cannot say who asks (authenticate)" in answered.json()["detail"]
+    assert [one.message for one in caplog.records if one.name == "umbel.web"] == [logged]

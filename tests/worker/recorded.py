@@ -80,7 +80,7 @@ class SettlingBroker:
     settled: list[Verdict] = field(default_factory=list)
     conflicts: frozenset[int | str] = frozenset()
     error: Exception | None = None
-    capabilities: Any = field(default_factory=lambda: SimpleNamespace(unique=True))
+    capabilities: Any = field(default_factory=lambda: SimpleNamespace(unique=True, limits=True))
     keyring: Any = None
     spent: list[Spend] = field(default_factory=list)
     copies: frozenset[int | str] = frozenset()

@@ -123,8 +123,8 @@ def test_a_fault_in_judging_a_message_buries_it_alone(
 def test_a_fault_in_dispatching_a_message_buries_it_and_its_task_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def sometimes(claimed: Claimed) -> Any:
-        return fault() if claimed.headers.task == "t.bad" else job_of(claimed)
+    def sometimes(claimed: Claimed, lamport: int) -> Any:
+        return fault() if claimed.headers.task == "t.bad" else job_of(claimed, lamport)
 
     async def scenario(bench: Bench, app: App) -> None:
         monkeypatch.setattr("umbel.worker.steps.tasks.job_of", sometimes)

@@ -75,7 +75,7 @@ class App(Sending, AsyncSending):
         self.settings: Settings = assemble(given, directory=directory_of(directory))
         self.router = Router(self.settings.task_routes)
         self.send_defaults: dict[str, SendDefaults] = {}  # by task, for `prepare`
-        self.signals = Signals()
+        self.signals: Signals = Signals()
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.panel = UsersPanel()
         self.steps = Steps()

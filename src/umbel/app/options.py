@@ -1,6 +1,6 @@
 """TaskOptions: what `@app.task(...)` says about one task, checked when the task is defined."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
@@ -8,6 +8,7 @@ import msgspec
 
 from umbel.app.types.call_types import CallTypes
 from umbel.errors import ConfigurationError, nearest
+from umbel.protocol.delivery.limits import ClusterLimit, Concurrency, Rate
 from umbel.protocol.delivery.rate import parse_rate
 from umbel.protocol.delivery.sensitive import Sensitive
 from umbel.protocol.retry import RetryPolicy
@@ -39,7 +40,8 @@ class TaskKeywords(TypedDict, total=False):
     retry_backoff: bool | Seconds
     retry_backoff_max: Seconds
     retry_jitter: bool
-    rate_limit: str | float | None
+    rate_limit: str | float | None  # of each worker
+    limit: Rate | Concurrency  # of the cluster
     time_limit: Limit
     soft_time_limit: Limit
     expires: Limit
@@ -76,6 +78,8 @@ class TaskOptions:
     autoretry: RetryPolicy = field(default_factory=RetryPolicy)
     rate_limit: str | float | None = None
     rate_per_second: float = 0.0
+    limit: Rate | Concurrency | None = None
+    cluster_limit: ClusterLimit | None = None  # the same, once the function is known
     time_limit_s: float | None = None
     soft_time_limit_s: float | None = None
     expires_s: float | None = None
@@ -87,6 +91,15 @@ class TaskOptions:
     hides: Sensitive | None = None  # the same, once the function is known
     types: CallTypes | None = None  # what its annotations say; None: nothing to check or to convert
     hooks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def is_plain(self, serializer: str) -> bool:
+        """Whether the headers of its calls differ in ids and arguments alone, and show the latter."""
+        others = (self.expires_s, self.hides, self.cluster_limit)
+        return serializer == "json" and all(one is None for one in others)
+
+    def limit_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | msgspec.UnsetType:
+        """Filled in where the call is sent: all arguments can be read here, a worker reads JSON alone."""
+        return msgspec.UNSET if self.cluster_limit is None else self.cluster_limit.key_of(args, kwargs)
 
     @property
     def retry_options(self) -> dict[str, Any]:
@@ -129,6 +142,7 @@ def options_from(task: str, given: Mapping[str, Any], *, bind: bool) -> TaskOpti
         ),
         rate_limit=given.get("rate_limit"),
         rate_per_second=_rate(task, given.get("rate_limit")),
+        limit=given.get("limit"),
         time_limit_s=given.get("time_limit"),
         soft_time_limit_s=given.get("soft_time_limit"),
         expires_s=given.get("expires"),
@@ -160,7 +174,13 @@ def _refuse_ill_typed(task: str, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name == "rate_limit":  # parsed separately
             continue
-        if name in _HOOKS:
+        if name == "limit":
+            problem = (
+                ""
+                if isinstance(value, Rate | Concurrency)
+                else "write Rate('100/m', key='{customer}') or Concurrency(4, key='{customer}') of umbel"
+            )
+        elif name in _HOOKS:
             problem = "" if callable(value) else "it must be callable"
         elif name in _EXCEPTIONS:
             problem = "" if _are_exceptions(value) else "it must be a tuple of exception classes"

@@ -2,9 +2,13 @@
 
 import inspect
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from umbel.errors import ConfigurationError, nearest
 from umbel.protocol.delivery.sensitive import Sensitive
+
+if TYPE_CHECKING:
+    from umbel.app.interfaces import SendingApp
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -34,3 +38,9 @@ def sensitive_of(
         rest_from=len(positional) if rest in names else None,
         other_names=plain if others in names else None,
     )
+
+
+def has_secrets(app: "SendingApp", task: str | None) -> bool:
+    """Whether the task of that name has arguments that nobody may read."""
+    known = app.tasks.get(task or "")
+    return known is not None and known.options.hides is not None

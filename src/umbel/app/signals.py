@@ -49,12 +49,14 @@ class Signals:
     """The signals of one app."""
 
     def __init__(self) -> None:
-        self.before_task_publish = Signal("before_task_publish")  # task, task_id, args, kwargs, queue
+        # task, task_id, args, kwargs, queue, headers: receivers may add to the headers of the message
+        self.before_task_publish = Signal("before_task_publish")
+        self.before_chord_publish = Signal("before_chord_publish")  # group_id, parts: messages of the header
         self.after_task_publish = Signal("after_task_publish")  # task, task_id, queue
         self.task_prerun = Signal("task_prerun")  # task, task_id, args, kwargs
         self.task_postrun = Signal("task_postrun")  # task, task_id, args, kwargs, state, value
         self.task_success = Signal("task_success")  # task, task_id, result
-        self.task_failure = Signal("task_failure")  # task, task_id, error, traceback
+        self.task_failure = Signal("task_failure")  # task, task_id, args, kwargs, error, traceback
         self.task_retry = Signal("task_retry")  # task, task_id, error, due
         self.worker_init = Signal("worker_init")  # node; in the main process, before it connects
         self.worker_ready = Signal("worker_ready")  # node; in the main process

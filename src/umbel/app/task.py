@@ -26,6 +26,7 @@ from typing import (
 from umbel.app.canvas.builtin_tasks import MAP_TASK, STARMAP_TASK, in_parts, map_signature
 from umbel.app.canvas.group import Group, group
 from umbel.app.canvas.signature import Signature
+from umbel.app.limits import limit_of
 from umbel.app.options import TaskOptions
 from umbel.app.results import AsyncResult
 from umbel.app.running.attempts import changed_attempt
@@ -59,8 +60,9 @@ class Task(TaskAttributes, TaskHooks, Generic[P, R]):
         arguments = _Arguments(name, function, bound=options.bind)
         hides = sensitive_of(name, options.sensitive, arguments.parameters)
         types = arguments.types(function, options) if options.typing else None
-        if hides is not None or types is not None:
-            options = replace(options, hides=hides, types=types)
+        limit = limit_of(name, options, arguments.parameters)
+        if hides is not None or types is not None or limit is not None:
+            options = replace(options, hides=hides, types=types, cluster_limit=limit)
         self.options = options
         self.run: Callable[..., Any] = MethodType(function, self) if options.bind else function
         # A base class may wrap every run of its tasks in a `__call__` of its own.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from umbel.app.options import TaskOptions
+from umbel.protocol.delivery.limits import Concurrency, Rate
 
 
 class TaskAttributes:
@@ -70,6 +71,10 @@ class TaskAttributes:
     @property
     def rate_limit(self) -> str | float | None:
         return self.options.rate_limit
+
+    @property
+    def limit(self) -> Rate | Concurrency | None:
+        return self.options.limit
 
     @property
     def time_limit(self) -> float | None:

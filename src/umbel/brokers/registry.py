@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from umbel.brokers.interface import AsyncProducer, Broker, BrokerSettings, Producer
-from umbel.errors import BadURL
+from umbel.errors import BadURL, NotSupported
 
 if TYPE_CHECKING:
     from umbel.brokers.sqlite.look import Look
@@ -77,6 +77,16 @@ def look_into(settings: BrokerSettings) -> "Look":
     from umbel.brokers.sqlite.look import Look
 
     return Look(settings)
+
+
+def check_limits_on(url: str, task: str) -> None:
+    """Refuse a task with a limit for the cluster where the broker cannot keep one."""
+    if _scheme(url) in _AMQP:
+        from umbel.brokers.amqp.capabilities import CAPABILITIES
+
+        raise NotSupported(
+            f"task {task!r} cannot have a limit for the cluster: {CAPABILITIES.reasons['limits']}"
+        )
 
 
 def need_hiredis(url: str) -> None:

@@ -22,6 +22,7 @@ class Capabilities:
     # the broker puts them there; "fan-out": somebody has to listen and write them; "none": there are none.
     events_of_others: str = "none"
     unique: bool = False  # it can hold the keys of unique tasks
+    limits: bool = False  # it can keep limits for the whole cluster
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def why_not(self, ability: str) -> str:

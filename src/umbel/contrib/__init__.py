@@ -1,1 +1,1 @@
-"""Umbel inside web frameworks: a module for each, which imports it. Nothing else of Umbel imports them."""
+"""Umbel beside other libraries: a module for each, which imports it. Nothing else of Umbel imports them."""

@@ -89,6 +89,7 @@ def task_rules(app: App, settings: Settings) -> dict[str, TaskRules]:
         name: TaskRules(
             acks_early=(not late) if task.options.acks_early is None else task.options.acks_early,
             rate_per_second=task.options.rate_per_second,
+            limit=task.options.cluster_limit,
             hides=task.options.hides,
             soft_limit_s=task.options.soft_time_limit_s or settings.task_soft_time_limit_s,
             hard_limit_s=task.options.time_limit_s or settings.task_time_limit_s,

@@ -8,7 +8,7 @@ from typing import Any
 
 from umbel.app.configuration.settings import Settings
 from umbel.brokers.interface import BrokerSettings
-from umbel.brokers.registry import open_async_producer, open_broker
+from umbel.brokers.registry import check_limits_on, open_async_producer, open_broker
 from umbel.errors import BadSetting, ConfigurationError
 from umbel.launch.loading import FoundApp
 from umbel.launch.native import NativeProject
@@ -45,6 +45,7 @@ def make_worker(
     settings = project.begin(settings, name)
     of_broker = replace(project.for_broker(settings), remembers_signatures=settings.keyring is not None)
     tasks, queues = project.task_rules(settings), settings.worker_queues or (settings.task_default_queue,)
+    _check_limits(tasks, of_broker.url)
     served = tasks_for(project, tasks, queues)
     pool = choose(settings, served, host=found.spec, node=name, logs=logs)
     worker_settings = WorkerSettings(
@@ -107,6 +108,19 @@ def outbox_settings(
         open_producer=lambda: open_async_producer(replace(of_broker, connection_name=OUTBOX)),
         tell_sent=tell_sent if settings.task_send_sent_event else None,
     )
+
+
+def _check_limits(tasks: Mapping[str, TaskRules], url: str) -> None:
+    """Refuse limits for the cluster that could not be kept here."""
+    for name, rules in tasks.items():
+        if rules.limit is None:
+            continue
+        check_limits_on(url, name)
+        if rules.limit.terms.most and rules.acks_before:
+            raise ConfigurationError(
+                f"task {name!r} has a limit of tasks at a time and acknowledges its messages early: such a "
+                "message holds no slot; set acks_late=True for it, or use Rate"
+            )
 
 
 def _told_by(settings: Settings) -> dict[str, Any]:

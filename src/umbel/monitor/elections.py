@@ -136,6 +136,10 @@ class LeaseBook:
     def held_by(self, node: str) -> list[str]:
         return sorted(one.name for one in self._leases.values() if one.holder == node)
 
+    def held(self) -> set[str]:
+        """The names of those that somebody holds."""
+        return {one.name for one in self._leases.values() if one.holder}
+
     def get(self, name: str) -> Lease | None:
         return self._leases.get(name)
 
@@ -150,12 +154,14 @@ class LeaseBook:
         return self._put(name, node_of(leader) if is_held else "", term, event.timestamp, 0.0)
 
     def answered(self, rows: Iterable[Mapping[str, Any]], now: float) -> list[Lease]:
-        """What a node read in the store; the leases that changed."""
+        """What the store says, itself or by a node; the leases that changed."""
         changed = []
         for row in rows:
             name, holder, term = row.get("name"), row.get("holder"), row.get("term")
             if isinstance(name, str) and isinstance(holder, str) and isinstance(term, int):
-                left_s = row.get("left_s")
+                left_s, known = row.get("left_s"), self._leases.get(name)
+                if not holder and known is not None:  # a store that was emptied knows no term either
+                    term = max(term, known.term)
                 put = self._put(
                     name, node_of(holder), term, now, left_s if isinstance(left_s, float) else 0.0
                 )

@@ -190,13 +190,16 @@ class Feed:
         await self.membership.introduce(members)
 
     async def _look_at_leases(self) -> None:
+        """A node lists those that are held. Others are looked up: their holders may have died."""
         answers = await self._asker.ask("leases", destination=[EVERY_UMBEL_NODE], timeout_s=ASK_S, limit=1)
+        replies = [one for one in answers.replies.values() if isinstance(one, list)]
+        rows = [row for reply in replies for row in reply if isinstance(row, dict)]
+        for name in sorted(self.model.leases.held() - {row.get("name") for row in rows}):
+            found = await self._broker.coordination.read_lease(name)
+            rows.append({"name": name, "holder": found.holder, "term": found.term, "left_s": found.left_s})
         now = time()
-        for reply in answers.replies.values():
-            if isinstance(reply, list):
-                rows = [row for row in reply if isinstance(row, dict)]
-                for lease in self.model.leases.answered(rows, now):
-                    self.model.lease_changed(lease.name, lease.holder, lease.term, now)
+        for lease in self.model.leases.answered(rows, now):
+            self.model.lease_changed(lease.name, lease.holder, lease.term, now)
 
     async def _enable_events(self) -> None:
         """Now, soon after a node has come, and every ENABLE_EVERY_S."""

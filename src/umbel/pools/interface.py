@@ -30,6 +30,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     alone: bool = False
     redelivered: bool = False
     clock_offset_s: float = 0.0  # by how much the worker corrects the wall clock: see `umbel/clock.py`
+    lamport: int = 0  # the node's logical time, for traces
 
 
 LoopChoice = Literal["auto", "asyncio", "uvloop"]

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from umbel.app.app import App
+from umbel.app.secrecy import has_secrets
 from umbel.brokers.registry import open_broker
 from umbel.errors import BrokerError
 from umbel.launch.timetable import leader_of, read_timetable
@@ -218,8 +219,7 @@ class Dashboard:
 
     def hides(self, name: str | None) -> bool:
         """Whether the task of that name has arguments that nobody may read."""
-        task = self.app.tasks.get(name or "")
-        return task is not None and task.options.hides is not None
+        return has_secrets(self.app, name)
 
     def health(self) -> Health:
         return self.cluster.health()

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from umbel.errors import BrokerError
-from umbel.exposition import CONTENT_TYPE, counter, gauge, of_tasks, text_of
+from umbel.events.flower_meters import FlowerMeters
+from umbel.exposition import CONTENT_TYPE, counter, gauge, histogram, of_tasks, text_of
 
 if TYPE_CHECKING:
     from umbel.web.dashboard import Dashboard
@@ -109,7 +110,7 @@ class ClusterCollector(Collector):
 
     def _of_stats(self) -> Iterator[Metric]:
         """What the nodes say when they are asked; Celery's say less."""
-        found: dict[str, list[Row]] = {"children": [], "memory": [], "reconnects": [], "restarts": []}
+        found: dict[str, list[Row]] = {"children": [], "memory": [], "reconnects": [], "died": []}
         for node, stats in sorted(self._stats.items()):
             if not isinstance(stats, dict):
                 continue
@@ -119,13 +120,13 @@ class ClusterCollector(Collector):
             if ours:
                 links, counters = _map(ours.get("links")), _map(ours.get("counters"))
                 found["reconnects"].append(((node,), float(sum(links.values()))))
-                found["restarts"].append(((node,), float(counters.get("children_died", 0))))
+                found["died"].append(((node,), float(counters.get("children_died", 0))))
         yield gauge("umbel_node_children", "Child processes.", ("node",), found["children"])
         yield gauge(
             "umbel_node_memory_bytes", "Most memory its main process had.", ("node",), found["memory"]
         )
         yield counter("umbel_node_reconnects", "Links that were restored.", ("node",), found["reconnects"])
-        yield counter("umbel_node_children_lost", "Children that died.", ("node",), found["restarts"])
+        yield counter("umbel_node_children_died", "Children that died.", ("node",), found["died"])
         lag = [((name,), float(one)) for name, one in sorted(self._log.items())]
         yield gauge("umbel_recorder_lag_events", "Events not recorded yet.", ("recorder",), lag)
 
@@ -152,6 +153,16 @@ class ClusterCollector(Collector):
         active = [((one.node,), float(one.active)) for one in shown]
         name = "flower_worker_number_of_currently_executing_tasks"
         yield gauge(name, "Number of tasks currently executing at a worker", ("worker",), active)
+        yield from _flower_tasks(meters.flower)
+
+
+def _flower_tasks(measured: FlowerMeters) -> Iterator[Metric]:
+    labels = ("worker", "task")
+    yield histogram("flower_task_runtime_seconds", "Task runtime", labels, measured.runtime.items())
+    said = "The time the task spent waiting at the celery worker to be executed."
+    yield gauge("flower_task_prefetch_time_seconds", said, labels, measured.prefetch_s.items())
+    said = "Number of tasks of given type prefetched at a worker"
+    yield gauge("flower_worker_prefetched_tasks", said, labels, measured.prefetched().items())
 
 
 def _map(value: Any) -> dict[str, Any]:

@@ -13,21 +13,25 @@ import logging
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable
+from inspect import iscoroutine
 from math import inf
 from secrets import token_bytes, token_urlsafe
 from time import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from umbel.pools.guard import Raised, call_guarded
 from umbel.web.origins import FORWARDED, address_of, cookie_name, is_secure, peer_of
 from umbel.web.problems import Forbidden, Refused
 from umbel.web.roles import Role
-from umbel.web.settings import WebSettings, is_from, is_loopback
+from umbel.web.settings import Authenticate, WebSettings, is_from, is_loopback
 from umbel.web.site import Visitor
 from umbel.web.tokens import PREFIX, Token, digest_of, find_token, make_token, valid
+from umbel.wire.show import brief
 
 log = logging.getLogger("umbel.web")
 SESSION_S = 12 * 3600.0
@@ -37,6 +41,7 @@ GUESSES_S = 60.0
 ADDRESSES_MAX = 10_000
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 CSRF_HEADER = "x-csrf-token"
+ROLES = tuple(one.value for one in Role)
 LOG_IN = "/session"  # a plain form, which has its token in the form
 
 
@@ -146,9 +151,9 @@ class Visitors:
         if name:
             return self._visitor(name, self._settings.proxy_role, f"proxy {name}", address)
         if self._settings.authenticate is not None:
-            told = self._settings.authenticate(scope)
+            told = _told_by_host(self._settings.authenticate, scope)
             if told is not None:
-                return self._visitor(told[0], Role(told[1]), f"host {told[0]}", address)
+                return self._visitor(told[0], told[1], f"host {told[0]}", address)
         if self._settings.is_open:
             return self._visitor("local user", Role.ADMIN, "local", address)
         return None
@@ -219,6 +224,26 @@ class Visitors:
         self._guesses[address] = (began, count + 1) if now - began < GUESSES_S else (now, 1)
         if len(self._guesses) > ADDRESSES_MAX:
             self._guesses.popitem(last=False)
+
+
+def _told_by_host(authenticate: Authenticate, scope: Scope) -> tuple[str, Role] | None:
+    """What the application says of who asks; while it cannot say, nobody is answered."""
+    happened = call_guarded(authenticate, scope)
+    if isinstance(happened, Raised):
+        log.error("authenticate raised an exception", exc_info=happened.error)
+    else:
+        told: Any = happened.value
+        if told is None:
+            return None
+        match told:
+            case (str() as name, role) if role in ROLES:
+                return name, Role(role)
+        if iscoroutine(told):  # an `async def`, which is not awaited here
+            told.close()
+        fields = {"returned": brief(told), "roles": ", ".join(ROLES)}
+        log.error("authenticate returned neither (name, role) nor None", extra=fields)
+    detail = "the application that serves this dashboard cannot say who asks (authenticate); its log says why"
+    raise Refused(503, "Service Unavailable", detail)
 
 
 def _check_is_local(headers: Headers, scope: Scope) -> None:

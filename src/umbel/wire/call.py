@@ -64,6 +64,7 @@ class TaskHeaders(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     compression: str | msgspec.UnsetType | None = msgspec.UNSET
     redelivered: bool | msgspec.UnsetType | None = msgspec.UNSET
     umbel_unique: Name | msgspec.UnsetType | None = msgspec.UNSET  # ours: the key that a unique task holds
+    umbel_limit: Name | msgspec.UnsetType | None = msgspec.UNSET  # ours: the key of the task's cluster limit
     umbel_signature: str | msgspec.UnsetType | None = msgspec.UNSET  # ours: see `signing.py`
 
 
@@ -113,6 +114,7 @@ def read_headers(message: Message) -> TaskHeaders:
         and headers.root_id == task_id
         and headers.parent_id is headers.group is None
         and headers.umbel_unique is msgspec.UNSET
+        and headers.umbel_limit is msgspec.UNSET
     ):
         check_names(headers)
     return headers
@@ -120,7 +122,8 @@ def read_headers(message: Message) -> TaskHeaders:
 
 def check_names(headers: TaskHeaders) -> None:
     """Refuse a name or id that some broker or store cannot hold: too many bytes, or a NUL in it."""
-    for name in (headers.id, headers.root_id, headers.parent_id, headers.group, headers.umbel_unique):
+    ours = (headers.umbel_unique, headers.umbel_limit)
+    for name in (headers.id, headers.root_id, headers.parent_id, headers.group, *ours):
         if isinstance(name, str) and not is_name(name):
             raise BadMessage(
                 f"{brief(name)} is not a valid id: an id has at most {NAME_MAX_BYTES} bytes and no NUL"

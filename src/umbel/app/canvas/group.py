@@ -17,6 +17,7 @@ from umbel.app.canvas.signature import Signature, listed, register_kind, signatu
 from umbel.app.canvas.stamping import StampingVisitor, merged, stamp_links
 from umbel.app.results import AsyncResult, GroupResult
 from umbel.app.running.request import Request
+from umbel.app.sending.announcing import announced_parts
 from umbel.app.sending.arranging import arrange
 from umbel.app.sending.options import SendOptions
 from umbel.app.sending.prepare import Prepared, new_id
@@ -286,7 +287,7 @@ class Chord(Signature[Any]):
         self._save_shape()
         size = sum(member.parts() for member in self.header.members)
         arrange(self.app, lambda backend: backend.start_chord(group_id, size))
-        return self.header.prepare(sender=sender)
+        return announced_parts(self.app, group_id, self.header.prepare(sender=sender))
 
     def _travelling_body(self) -> SignatureMap:
         """A chain travels as its first step with the others behind it: Celery's workers fail those too."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 EVERY_MIN_S = 0.1
 SLOT_IDS = "umbel:periodic"
+PERIODIC_HEADER = "periodic_task_name"  # of the message of a slot, as django-celery-beat names it
 # From how far back a cron expression's last slot is looked for, first near, then far: leap days come
 # every eight years at worst.
 _LOOK_BACK = tuple(timedelta(days=days) for days in (1 / 720, 1 / 24, 1, 32, 366, 3000))
@@ -78,7 +79,8 @@ class Periodic:
 
     def messages(self, at_us: int) -> Sequence[Outgoing]:
         """What one slot takes: the task under the slot's own id."""
-        call = self.signature.clone()
+        given = self.signature.options.get("headers") or {}
+        call = self.signature.clone(headers={**given, PERIODIC_HEADER: self.name})
         call.freeze(slot_id(self.name, at_us))
         return [prepared.outgoing for prepared in call.prepare()]
 

@@ -58,6 +58,7 @@ class Request:
     reports: Reporting | None = None  # its states and events; made at the first one
     tell: Teller | None = None
     number: int = 0  # of its job
+    clock: int = 0  # the node's Lamport time when the task was given to a child
     secrets: "Secrets | None" = None  # of its sensitive arguments
     added_parts: int = 0  # to its chord, by `add_to_chord`
 

@@ -105,7 +105,7 @@ class Tracer:
             redelivered=job.redelivered,
             is_eager=self._is_eager,
         )
-        request.tell, request.number = self._tell, job.number
+        request.tell, request.number, request.clock = self._tell, job.number, job.lamport
         if task.options.hides is not None:
             run.hides = task.options.hides
             request.secrets = run.secrets = hidden(call, task.options.hides)
@@ -292,8 +292,9 @@ class _Run:
         text = self._text(error)
         done_at = time()
         follow_ups = after_failure(self._app, call.embed.errbacks, request, error, text)
-        if self._app.signals.task_failure.receivers:
-            self._app.signals.task_failure.send(task=task, task_id=request.id, error=error, traceback=text)
+        if (failure := self._app.signals.task_failure).receivers:
+            shown = shown_arguments(request, self.hides)
+            failure.send(task=task, task_id=request.id, error=error, traceback=text, **shown)
         if task.hooks is not None:
             task.hooks.failed(request, error, text)
         results: list[StoredResult] = []

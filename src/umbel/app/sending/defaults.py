@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from umbel.app.configuration.settings import Settings
+from umbel.app.limits import check_limit
 from umbel.app.options import TaskOptions, checked_priority
 from umbel.app.sending.options import check_options
 from umbel.app.sending.routing import NAMES_MAX, Router
@@ -44,7 +45,7 @@ class SendDefaults(msgspec.Struct, frozen=True):
     serializer: str
     sends_results: bool
     headers: TaskHeaders  # without those that differ from call to call
-    template: CallTemplate | None  # None: not JSON, an expiry of its own, or something to hide
+    template: CallTemplate | None  # None: not JSON, an expiry or a limit of its own, or something to hide
     keyring: Keyring | None  # what its messages are signed with
 
 
@@ -68,7 +69,7 @@ def make_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
         ignore_result=first(own.ignore_result, settings.task_ignore_result),
     )
     serializer = own.serializer or settings.task_serializer
-    is_special = serializer != "json" or own.expires_s is not None or own.hides is not None
+    check_limit(own, settings.broker)
     made = app.send_defaults[task] = SendDefaults(
         own=own,
         settings=settings,
@@ -77,7 +78,7 @@ def make_defaults(app: Sender, task: str, own: TaskOptions) -> SendDefaults:
         serializer=serializer,
         sends_results=sends_results(settings.backend),
         headers=headers,
-        template=None if is_special else CallTemplate(headers, text_max=text_max(settings)),
+        template=CallTemplate(headers, text_max=text_max(settings)) if own.is_plain(serializer) else None,
         keyring=settings.keyring,
     )
     return made

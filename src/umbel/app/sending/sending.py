@@ -26,6 +26,7 @@ from umbel.app.configuration.settings import Settings
 from umbel.app.results import AsyncResult
 from umbel.app.running.eager import EagerBackend, EagerMode, EagerRunner
 from umbel.app.running.request import CURRENT_REQUEST, Request
+from umbel.app.sending.announcing import announce
 from umbel.app.sending.batches import prepare_many
 from umbel.app.sending.defaults import SendDefaults
 from umbel.app.sending.options import SendOptions
@@ -107,14 +108,9 @@ class Sending(SendingApp):
     ) -> Prepared:
         known = self.tasks.get(name)
         defaults = known.options if known else None
-        prepared = prepare(
-            self, name, args, kwargs, options, defaults=defaults, sender=sender, task_id=task_id
-        )
         if self.signals.before_task_publish.receivers:
-            self.signals.before_task_publish.send(
-                task=name, task_id=prepared.task_id, args=args, kwargs=kwargs, queue=prepared.outgoing.queue
-            )
-        return prepared
+            options, task_id = announce(self, name, args, kwargs, options, defaults=defaults, task_id=task_id)
+        return prepare(self, name, args, kwargs, options, defaults=defaults, sender=sender, task_id=task_id)
 
     def publish(self, prepared: Sequence[Prepared]) -> None:
         outgoing, began = self.begin_publishing(prepared), time()

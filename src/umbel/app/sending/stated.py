@@ -47,6 +47,7 @@ def encoded_in_full(
         root_id=options.get("root_id") or (sender.root_id if sender else None) or task_id,
         parent_id=options.get("parent_id") or (sender.id if sender else None),
         origin=origin,
+        umbel_limit=send_defaults.own.limit_key(args, kwargs),
         **_shown(send_defaults, args, kwargs),
         **stated,
     )

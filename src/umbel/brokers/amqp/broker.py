@@ -35,6 +35,7 @@ from umbel.brokers.interface import (
     EventLogState,
     LoggedEvent,
     Pause,
+    Permit,
     Refused,
     Replaced,
     Settled,
@@ -46,6 +47,7 @@ from umbel.brokers.interface import (
 from umbel.brokers.links import unheard
 from umbel.brokers.refusals import unbound
 from umbel.clock import cluster_now
+from umbel.errors import NotSupported
 from umbel.protocol.outage import LinkChange
 from umbel.wire.message import Outgoing
 from umbel.wire.revoke import Revoke
@@ -225,6 +227,9 @@ class AmqpBroker:
 
     async def spend(self, used: Sequence[Spend]) -> frozenset[Tag]:
         return await signatures.spend(await self._sessions.get(), used)
+
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+        raise NotSupported(CAPABILITIES.reasons["limits"])
 
     async def bury(self, refused: Sequence[Refused]) -> None:
         await verdicts.bury(await self._sessions.get(), refused, cluster_now())

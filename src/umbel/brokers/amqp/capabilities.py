@@ -33,6 +33,8 @@ CAPABILITIES = Capabilities(
         "that is confirmed; a move that is killed may leave up to 100 messages in both queues",
         "unique": "RabbitMQ has no key that can be set atomically and expires, and a queue per key would "
         "outlive the task; use Redis or the embedded broker for unique tasks",
+        "limits": "RabbitMQ has no value that can be compared and changed in one step; use Redis or the "
+        "embedded broker for it, or rate_limit, which holds for each worker",
         "sent_once": "RabbitMQ cannot tell whether it has a message already: an awaited send that was cut "
         "off may have been sent, and sending it again may run it twice",
         "return_order": "RabbitMQ may hand out the next message before it has put a returned one back: "

@@ -1,12 +1,13 @@
 """Messages: how they are sent, claimed and settled, and what is said of one on the way."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from umbel.brokers.interface.connection import BrokerInfo
+from umbel.protocol.delivery.limits import Terms
 from umbel.wire.message import Message, Outgoing, StoredResult
 from umbel.wire.revoke import Revoke
 
@@ -83,6 +84,19 @@ class Spend(msgspec.Struct, frozen=True, gc=False):
     expires_at: float
 
 
+class Permit(msgspec.Struct, frozen=True, gc=False):
+    """May this claimed message start, under its task's limit for the whole cluster?
+
+    `ends`: it will not start, whatever the limit says; if it was its turn, it is that of the next.
+    """
+
+    tag: Tag
+    task_id: str
+    bucket: str
+    terms: Terms
+    ends: bool = False
+
+
 class Refused(msgspec.Struct, frozen=True, gc=False):
     """A follow-up or a result that the broker does not take, and why."""
 
@@ -152,6 +166,15 @@ class Messages(BrokerInfo, Protocol):
 
         A message that was returned, or whose claimer died, is no copy. `Ack` and `Bury` leave the signature
         used, in the same step where `Capabilities.atomic_settle` says so.
+        """
+        ...
+
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+        """Ask whether claimed messages may start; those that may not, and why.
+
+        "": it waits in the broker now, or its claim has ended. Any other reason: the limit cannot be
+        kept, and the message is still claimed. A slot is free when its claim ends, by whatever verdict
+        or by the end of its owner.
         """
         ...
 

@@ -13,11 +13,15 @@ DEAD_LETTER_PEEK_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How many messages of a queue wait, are parked until due, and are claimed; whether it is paused."""
+    """How many messages of a queue wait, are parked until due, are claimed, and wait for a cluster limit.
+
+    `paused`: nobody takes from it for now.
+    """
 
     ready: int
     delayed: int
     claimed: int
+    limited: int = 0
     paused: bool = False
 
 

@@ -24,6 +24,7 @@ from umbel.brokers.interface import (
     EventLogState,
     LoggedEvent,
     Pause,
+    Permit,
     Refused,
     Replaced,
     Settled,
@@ -66,6 +67,7 @@ CAPABILITIES = Capabilities(
     priorities="0 first",
     events_of_others="fan-out",
     unique=True,
+    limits=True,
 )
 SWEEP_MAX = 5000
 
@@ -203,14 +205,17 @@ class RedisBroker:
     async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
         return await self._claims.spend(signatures)
 
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+        return await self._claims.permit(asked)
+
     # -- looking into queues ---------------------------------------------------------------------
 
     async def queues(self) -> Mapping[str, Depth]:
         found = await self._link.run(self._keys.script("depths"), self._keys.prefix)
         depths = {
-            found[at].decode(): Depth(*found[at + 1 : at + 4])
-            for at in range(0, len(found), 4)
-            if any(found[at + 1 : at + 4])
+            found[at].decode(): Depth(*found[at + 1 : at + 5])
+            for at in range(0, len(found), 5)
+            if any(found[at + 1 : at + 5])
         }
         return pauses.with_pauses(depths, await pauses.names(self._link, self._keys))
 
@@ -229,7 +234,8 @@ class RedisBroker:
         delayed = self._keys.delayed(queue)
         commands = [("MULTI",), *counts, ("ZCARD", delayed), ("UNLINK", *lists, delayed), ("EXEC",)]
         *_, done = await self._link.call_all(commands)
-        return sum(one for one in done[:-1] if isinstance(one, int))  # else a key of another type
+        removed = sum(one for one in done[:-1] if isinstance(one, int))  # else a key of another type
+        return removed + await self._claims.purge_waiting(queue)
 
     async def pause(self, queue: str, mark: Pause) -> None:
         await pauses.pause(self._link, self._keys, queue, mark)

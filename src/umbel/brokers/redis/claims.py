@@ -8,7 +8,7 @@ handed over without a claim, `waiting.py` when there may be something to take.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from umbel.brokers.interface import (
     BrokerSettings,
     Bury,
     Claim,
+    Permit,
     Refused,
     Replaced,
     Settled,
@@ -32,6 +33,7 @@ from umbel.brokers.redis.answers import ASKER_LIFE_S, sweep_askers
 from umbel.brokers.redis.handoff import Adoptions
 from umbel.brokers.redis.holding import Group, Holding
 from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.limits import Limits
 from umbel.brokers.redis.link import Link
 from umbel.brokers.redis.scripts import script
 from umbel.brokers.redis.verdicts import in_calls, settlement, ttl_ms_of
@@ -83,6 +85,7 @@ class Claims:
             on_link=on_link,
         )
         self._holding = Holding(keys)
+        self._limits = Limits(link, keys, self._holding, lease_s=settings.lease_s)
         self._adoptions = Adoptions(link, keys, self._holding, lease_s=settings.lease_s)
         self._renewals: dict[str, int] = {}  # by owner: as many as the server has confirmed
         self._compared_on = 1  # the generation of connections on which claims were compared with the data
@@ -186,7 +189,9 @@ class Claims:
         if time.monotonic() > self._sweep_askers_at:
             self._sweep_askers_at = time.monotonic() + ASKER_LIFE_S
             await sweep_askers(self._link, self._keys)
-        return await self._owners("reap", "")
+        returned = await self._owners("reap", "")
+        await self._limits.sweep()
+        return returned
 
     def leave(self) -> None:
         """Nothing is fetched ahead of a claim, but the server might hand over what comes next."""
@@ -197,7 +202,8 @@ class Claims:
         await self._adoptions.finish()
         self._unblock(self._watch.client_id)  # or the server might hand it something after that
         count = await self._owners("forget", owner)
-        self._drop_marks(self._holding.forget(owner))
+        self._drop(self._holding.forget(owner))
+        await self._limits.sweep()
         self._renewals.pop(owner, None)
         await self._unpark(owner)
         return count
@@ -247,7 +253,7 @@ class Claims:
             raise
         finally:
             self._holding.settling = [one for one in self._holding.settling if one not in groups]
-        self._drop_marks(conflicts)
+        self._drop(conflicts)
         unknown = self._holding.take_unknown(conflicts)
         return Settled(applied, frozenset[Tag](conflicts - unknown), tuple(refused), unknown=unknown)
 
@@ -264,6 +270,13 @@ class Claims:
         self._marks |= {one.tag: one.mark for one in asked if one.tag not in copies}
         return copies
 
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+        await self._adoptions.finish()
+        return await self._limits.permit(asked)
+
+    async def purge_waiting(self, queue: str) -> int:
+        return await self._limits.purge(queue)
+
     # -- the parts of it -------------------------------------------------------------------------
 
     def _ending_marks(self, verdicts: Sequence[Verdict]) -> list[Any]:
@@ -278,6 +291,11 @@ class Claims:
         """Of claims that this process no longer has: the next holder of the messages has other ones."""
         for tag in tags:
             self._marks.pop(tag, None)
+
+    def _drop(self, tags: Iterable[Tag]) -> None:
+        ended = list(tags)
+        self._drop_marks(ended)
+        self._limits.forget(ended)
 
     async def _owners(self, verb: str, owner: str) -> int:
         count: int = await self._link.run(
@@ -301,6 +319,7 @@ class Claims:
                 self._drop_marks(one.tag for one in verdicts if not isinstance(one, Started))
             if isinstance(reply, list):
                 refused += made.refused(self._keys, reply)
+            await self._limits.settled(hold.owner, verdicts)
         refused += too_large
         return True
 

@@ -1,4 +1,4 @@
--- How full the queues are. ARGV: prefix. Reply: queue, ready, delayed, claimed, queue, ...
+-- How full the queues are. ARGV: prefix. Reply: queue, ready, delayed, claimed, waiting for a limit, queue, ...
 
 local prefix = ARGV[1]
 local claimed = {}
@@ -25,5 +25,6 @@ for _, queue in ipairs(try('SMEMBERS', prefix .. 'umbel.queues') or {}) do
   reply[#reply + 1] = ready
   reply[#reply + 1] = try('ZCARD', delayed) or 0
   reply[#reply + 1] = claimed[delayed] or 0
+  reply[#reply + 1] = whole(try('HGET', prefix .. 'umbel.waits', queue) or 0) or 0
 end
 return reply

@@ -10,7 +10,8 @@ messages. Claims that have ended are remembered as lost until they are settled, 
 claim may be the first sign of that.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import urandom
 from typing import Any
@@ -111,6 +112,20 @@ class Holding:
     def owner_of(self, tag: Tag) -> str | None:
         hold = self._held.get(tag)
         return None if hold is None else hold.owner
+
+    @contextmanager
+    def moving(self, tags: Sequence[Tag]) -> Iterator[None]:
+        """Nobody knows meanwhile whether these are still claimed."""
+        unsure = [tag for tag in tags if tag not in self._doubtful]
+        self._doubtful.update(unsure)
+        yield  # whoever fails on the way leaves them doubtful
+        self._doubtful.difference_update(unsure)
+
+    def let_go(self, tags: Iterable[Tag]) -> None:
+        """They wait in the broker, or others have them: nothing is to be settled."""
+        for tag in tags:
+            self._held.pop(tag, None)
+            self._doubtful.discard(tag)
 
     def lose(self, tag: Tag) -> None:
         """Others have it, or the server has forgotten it."""

@@ -47,6 +47,14 @@ Ours, which Celery does not know:
     umbel.revokes.cursor         string  the last cursor given
     umbel.askers.<exchange>      zset    binding of a reply queue -> until when its asker is believed
     umbel.unique.<key>           string  the id of the unique task that holds the key; gone with its time
+    umbel.limit.<bucket>         hash    what a cluster limit allows: most, or interval and slack, and free_at
+    umbel.slots.<bucket>         zset    owner NL field of the claims that hold a slot -> inf; NL task id of
+                                         those that were called -> until when they are waited for
+    umbel.waiting.<bucket>       list    messages that wait for a slot: length ":" task id field NUL envelope
+    umbel.limits                 zset    buckets that messages wait for -> when somebody should look at them
+    umbel.waits                  hash    queue -> how many of its messages wait so
+    umbel.held.<owner>           hash    field -> the bucket that its claim holds a slot of
+    umbel.holders                set     owners that have such a hash
     umbel.sent.<task id>         string  an awaiting client published it; gone after five minutes
     umbel.signature.<mark>       string  owner NL field of the claim whose message used it; "": that has ended
     umbel.recorders              hash    recorder -> offset it has acknowledged

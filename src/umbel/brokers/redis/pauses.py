@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
@@ -41,10 +42,7 @@ async def names(link: Link, keys: Keys) -> Sequence[bytes]:
 def with_pauses(depths: Mapping[str, Depth], names: Sequence[bytes]) -> dict[str, Depth]:
     """The depths of the queues that hold something or are paused, which of them are."""
     halted = {name.decode() for name in names}
-    found = {
-        name: Depth(depth.ready, depth.delayed, depth.claimed, paused=name in halted)
-        for name, depth in depths.items()
-    }
+    found = {name: replace(depth, paused=name in halted) for name, depth in depths.items()}
     found |= {name: Depth(0, 0, 0, paused=True) for name in halted - found.keys()}
     return dict(sorted(found.items()))
 

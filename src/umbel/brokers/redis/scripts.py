@@ -32,6 +32,7 @@ _PARTS = {
     "chord": ("marks", "chord"),
     "askers": ("askers",),
     "unique": ("unique",),
+    "limit": ("marks", "limit"),
     "spend": ("spend",),
     "election": ("coordination", "election"),
     "lease": ("marks", "coordination", "lease"),

@@ -18,6 +18,7 @@ from umbel.brokers.interface import (
     EventLogState,
     LoggedEvent,
     Pause,
+    Permit,
     Refused,
     Replaced,
     Return,
@@ -50,6 +51,7 @@ CAPABILITIES = Capabilities(
     event_log=True,
     priorities="0 first",
     unique=True,
+    limits=True,
 )
 WORK_S = 10.0  # the most that one operation may take once it has the database
 KEEP_ALIVES_PER_LEASE = 3
@@ -166,6 +168,9 @@ class SqliteBroker:
 
     async def spend(self, signatures: Sequence[Spend]) -> frozenset[Tag]:
         return await self._thread.call(self._store.spend, signatures)
+
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+        return await self._thread.call(self._store.permit, asked)
 
     async def bury(self, refused: Sequence[Refused]) -> None:
         await self._thread.call(self._store.bury, refused)

@@ -16,6 +16,7 @@ from umbel.brokers.sqlite import (
     dead_letters,
     event_log,
     fanout,
+    limits,
     marks,
     results,
     revokes,
@@ -263,6 +264,7 @@ class ClusterStore:
         self._repeat(lambda db: revokes.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: uniques.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
         self._repeat(lambda db: signatures.sweep(db, now.wall_s, SWEEP_ROWS_MAX))
+        self._repeat(lambda db: limits.forget_unused(db, now.wall_s, SWEEP_ROWS_MAX))
         with self._database.write() as db:
             fanout.sweep_subscriptions(db, now.boot_s)
             marks.sweep(db, now.boot_s)

@@ -16,6 +16,7 @@ class Holding:
         self.owners: set[str] = set()
         self.unknown: set[Tag] = set()  # claimed in a file that is gone, and not settled
         self.marks: dict[Tag, str] = {}  # of the signatures that claimed messages have used
+        self.slots: dict[Tag, str] = {}  # by claim: the bucket that it holds a slot of
         self._held: dict[Tag, str] = {}
 
     def take(self, owner: str, deliveries: Iterable[Delivery]) -> None:
@@ -29,6 +30,8 @@ class Holding:
             self._held.pop(tag, None)
             if self.marks:
                 self.marks.pop(tag, None)
+            if self.slots:
+                self.slots.pop(tag, None)
         if not self.unknown:
             return frozenset()
         gone = self.unknown.intersection(ended)
@@ -40,9 +43,20 @@ class Holding:
         tags = (one.tag for one in verdicts if isinstance(one, Ack | Bury) and one.tag not in conflicts)
         return [self.marks[tag] for tag in tags if tag in self.marks]
 
+    def let_go(self, tags: Iterable[Tag]) -> None:
+        """They wait in the broker, or others have them."""
+        for tag in tags:
+            self._held.pop(tag, None)
+
+    def slots_ended(self, verdicts: Iterable[Verdict], conflicts: Container[Tag]) -> dict[Tag, str]:
+        """The slots of the claims that these verdicts end, with their buckets."""
+        ended = [one.tag for one in verdicts if not isinstance(one, Started) and one.tag in self.slots]
+        return {tag: self.slots[tag] for tag in ended if tag not in conflicts}
+
     def forget(self, owner: str) -> None:
         self.owners.discard(owner)
         self.marks.clear()
+        self.slots.clear()
         self._held = {tag: holder for tag, holder in self._held.items() if holder != owner}
 
     def reconcile(self, db: sqlite3.Connection, expires_at: float) -> None:

@@ -22,7 +22,7 @@ class Look:
         with self._store.database.read() as db:
             depths = messages.depths(db)
             due = messages.next_due(db)
-        left = sum(ready + claimed for name, (ready, _, claimed) in depths.items() if name in queues)
+        left = sum(ready + claimed for name, (ready, _, claimed, _) in depths.items() if name in queues)
         return left or int(due is not None and due <= self._store.clock.wall_s())
 
     def next_due(self) -> float | None:

@@ -137,23 +137,28 @@ def peek(db: sqlite3.Connection, queue: str, limit: int) -> list[Delivery]:
     ]
 
 
-def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int]]:
-    """Of every queue that holds a message: how many are ready, delayed, claimed."""
+def depths(db: sqlite3.Connection) -> dict[str, tuple[int, int, int, int]]:
+    """Of every queue that holds a message: how many are ready, delayed, claimed, waiting for a limit."""
     found = db.execute(
-        f"""SELECT queue, sum(ready), sum(delayed), sum(claimed) FROM (
-             SELECT queue, count(*) AS ready, 0 AS delayed, 0 AS claimed FROM ready GROUP BY queue UNION ALL
-             SELECT queue, count(*), 0, 0 FROM messages WHERE {UNFILED} GROUP BY queue UNION ALL
-             SELECT queue, 0, count(*), 0 FROM delayed GROUP BY queue UNION ALL
-             SELECT queue, 0, 0, count(*) FROM claimed JOIN messages USING (id) GROUP BY queue)
+        f"""SELECT queue, sum(ready), sum(delayed), sum(claimed), sum(limited) FROM (
+             SELECT queue, count(*) AS ready, 0 AS delayed, 0 AS claimed, 0 AS limited
+             FROM ready GROUP BY queue UNION ALL
+             SELECT queue, count(*), 0, 0, 0 FROM messages WHERE {UNFILED} GROUP BY queue UNION ALL
+             SELECT queue, 0, count(*), 0, 0 FROM delayed GROUP BY queue UNION ALL
+             SELECT queue, 0, 0, count(*), 0 FROM claimed JOIN messages USING (id) GROUP BY queue UNION ALL
+             SELECT queue, 0, 0, 0, count(*) FROM limited GROUP BY queue)
            GROUP BY queue ORDER BY queue"""
     )
-    return {queue: (ready, delayed, claimed) for queue, ready, delayed, claimed in found}
+    return {queue: (ready, delayed, claimed, limited) for queue, ready, delayed, claimed, limited in found}
+
+
+_SLIPS = (("ready", "queue, priority, id"), ("delayed", "not_before, id"), ("limited", "bucket, id"))
 
 
 def purge(db: sqlite3.Connection, queue: str, limit: int) -> int:
     """Remove up to `limit` messages that wait, due or not; what is claimed stays with its owner."""
     file(db)
-    for table, key in (("ready", "queue, priority, id"), ("delayed", "not_before, id")):
+    for table, key in _SLIPS:
         some = f"FROM {table} WHERE queue = ? ORDER BY {key} LIMIT ?"
         db.execute(f"DELETE FROM messages WHERE id IN (SELECT id {some})", (queue, limit))
         removed = db.execute(f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} {some})", (queue, limit))

@@ -5,8 +5,8 @@ any age is brought up to date when it is opened, in one transaction. A file that
 steps than this code knows belongs to a newer Umbel and is refused.
 
 A message is one row of `messages` that is written once and deleted once, and a slip that says
-where it stands: in `ready`, in `delayed` or in `claimed`. Claiming moves slips, so it costs the
-same for small and for large messages, and none of the three slows the others down. The order
+where it stands: in `ready`, `delayed`, `limited` or `claimed`. Claiming moves slips, so it costs the
+same for small and for large messages, and none of the four slows the others down. The order
 of `ready` is the order of claims; ids grow, so within a priority the oldest is first, and a
 message that comes back keeps its place.
 
@@ -142,7 +142,24 @@ CREATE TABLE pauses (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES, _PAUSES)
+# A message that waits for a limit of the cluster has its slip in `limited`.
+_LIMITS = """
+CREATE TABLE limits (
+    bucket TEXT PRIMARY KEY, most INTEGER NOT NULL, interval_s REAL NOT NULL, slack_s REAL NOT NULL,
+    free_at REAL NOT NULL, waiting INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE limited (
+    bucket TEXT NOT NULL, id INTEGER NOT NULL, queue TEXT NOT NULL, priority INTEGER NOT NULL,
+    PRIMARY KEY (bucket, id)
+) WITHOUT ROWID;
+CREATE INDEX limited_by_queue ON limited (queue);
+CREATE TABLE slots (
+    bucket TEXT NOT NULL, id INTEGER NOT NULL, ticket INTEGER NOT NULL, until REAL NOT NULL,
+    PRIMARY KEY (bucket, id)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _MARKS, _FILING, _UNIQUES, _SIGNATURES, _PAUSES, _LIMITS)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[str, ...]) -> int:

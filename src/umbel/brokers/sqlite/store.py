@@ -18,6 +18,7 @@ from umbel.brokers.interface import (
     Delivery,
     Depth,
     Pause,
+    Permit,
     Refused,
     Replaced,
     Settled,
@@ -29,6 +30,7 @@ from umbel.brokers.refusals import signed_for
 from umbel.brokers.sqlite import (
     claims,
     dead_letters,
+    limits,
     messages,
     meta,
     pauses,
@@ -90,6 +92,7 @@ class Store(Publisher):
             stood = claims.lease(db, owner, now.boot_s + self.settings.lease_s)
             if self._time_for_lost(now.boot_s):
                 returned, back = claims.return_lost(db, now.boot_s)
+                back |= limits.sweep(db, now.wall_s)
                 awake = wakeup.addresses(db, map(wakeup.queue, back))
             file(db)
             messages.release_due(db, now.wall_s)
@@ -129,7 +132,9 @@ class Store(Publisher):
 
     def return_lost(self) -> int:
         with self.database.write(makes_room=True) as db:
-            count, queues = claims.return_lost(db, self.clock.now().boot_s)
+            now = self.clock.now()
+            count, queues = claims.return_lost(db, now.boot_s)
+            queues |= limits.sweep(db, now.wall_s)
             awake = wakeup.addresses(db, map(wakeup.queue, queues))
         self.poke(awake)
         return count
@@ -137,6 +142,7 @@ class Store(Publisher):
     def forget_owner(self, owner: str) -> int:
         with self.database.write(makes_room=True) as db:
             count, queues = claims.forget(db, owner)
+            queues |= limits.sweep(db, self.clock.wall_s())
             awake = wakeup.addresses(db, map(wakeup.queue, queues))
         self._holding.forget(owner)
         self.poke(awake)
@@ -147,6 +153,16 @@ class Store(Publisher):
             copies = signatures.spend(db, batch)
         self._holding.marks |= {one.tag: one.mark for one in batch if one.tag not in copies}
         return copies
+
+    def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+        with self.database.write() as db:
+            standing = verdicts.standing_claims(db, [one.tag for one in asked])
+            made = limits.permit(db, asked, standing, self.clock.wall_s())
+            awake = wakeup.addresses(db, map(wakeup.queue, made.queues))
+        self._holding.slots |= made.slots
+        self._holding.let_go(made.refused)
+        self.poke(awake)
+        return made.refused
 
     def ended(self, tags: Sequence[Tag]) -> frozenset[Tag]:
         with self.database.read() as db:
@@ -167,6 +183,8 @@ class Store(Publisher):
             grown = verdicts.apply(db, judged, now_s)
             if self._holding.marks:
                 signatures.end(db, self._holding.marks_ended(batch, judged.conflicts))
+            if self._holding.slots:
+                grown |= limits.free(db, self._holding.slots_ended(batch, judged.conflicts), now_s)
             if part_by_part:
                 refused = self._put_results(db, judged.results, now_s)
                 sent, unsent = dead_letters.insert_or_bury(db, judged.follow_ups, now_s)
@@ -224,7 +242,7 @@ class Store(Publisher):
         with self.database.read() as db:
             counts, paused = messages.depths(db), pauses.read(db)
         queues = sorted(counts.keys() | paused.keys())
-        return {queue: Depth(*counts.get(queue, (0, 0, 0)), paused=queue in paused) for queue in queues}
+        return {queue: Depth(*counts.get(queue, (0, 0, 0, 0)), paused=queue in paused) for queue in queues}
 
     def peek(self, queue: str, limit: int) -> Sequence[Delivery]:
         with self.database.read() as db:
@@ -236,6 +254,7 @@ class Store(Publisher):
         while True:
             with self.database.write(makes_room=True) as db:
                 portion = messages.purge(db, queue, PURGE_ROWS_MAX)
+                limits.recount(db)
             removed += portion
             if not portion:
                 return removed

@@ -21,6 +21,8 @@ FEATURES = {
     "leases": "leases",
     "delayed tasks": "delayed",
     "event log": "event_log",
+    "unique tasks": "unique",
+    "cluster limits": "limits",
 }
 
 

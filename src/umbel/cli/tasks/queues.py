@@ -1,19 +1,23 @@
 """`umbel queues`: what waits, emptying it, pausing it, moving it."""
 
+from functools import partial
+
 import click
 from msgspec.structs import asdict
 
+from umbel.app.secrecy import has_secrets
 from umbel.brokers.interface import Queues
 from umbel.cli import completion, exits
 from umbel.cli.broker import ask_broker
 from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import print_json, print_table
 from umbel.cli.tasks.queue_control import move, pause, resume
-from umbel.control.queue_pauses import waiting_in
+from umbel.launch.loading import find_app
+from umbel.monitor.hiding import hides_nothing
 from umbel.monitor.messages import waiting_row
 
 PEEK_MAX = 1000
-COLUMNS = ("queue", "ready", "delayed", "claimed", "paused")
+COLUMNS = ("queue", "ready", "delayed", "claimed", "limited", "paused")
 
 
 @click.group("queues")
@@ -26,10 +30,13 @@ def command() -> None:
 @broker_option
 @json_option
 def ls(app_name: str | None, url: str | None, as_json: bool) -> int:
-    """List the queues with their counts of waiting, delayed and running messages, and which are paused."""
+    """List the queues with their counts of waiting, delayed and running messages, and which are paused.
+
+    Limited are those that wait for a limit of the whole cluster.
+    """
     depths = ask_broker(app_name, lambda broker: broker.queues(), url=url)
     rows = [
-        (name, depth.ready, depth.delayed, depth.claimed, depth.paused)
+        (name, depth.ready, depth.delayed, depth.claimed, depth.limited, depth.paused)
         for name, depth in sorted(depths.items())
     ]
     if as_json:
@@ -46,9 +53,14 @@ def ls(app_name: str | None, url: str | None, as_json: bool) -> int:
 @click.option("--limit", type=click.IntRange(1, PEEK_MAX), default=20, show_default=True)
 @json_option
 def peek(app_name: str | None, url: str | None, queue: str, limit: int, as_json: bool) -> int:
-    """Show the next messages of QUEUE without taking them."""
+    """Show the next messages of QUEUE without taking them.
+
+    The app knows which arguments are sensitive, and hides them whoever sent them; with --broker alone, those
+    are hidden that their sender hid.
+    """
     deliveries = ask_broker(app_name, lambda broker: broker.peek(queue, limit), url=url)
-    rows = [asdict(waiting_row(delivery)) for delivery in deliveries]
+    hides = hides_nothing if url and not app_name else partial(has_secrets, find_app(app_name).app)
+    rows = [asdict(waiting_row(delivery, hides)) for delivery in deliveries]
     if as_json:
         print_json(rows)
     else:
@@ -67,7 +79,8 @@ def purge(app_name: str | None, url: str | None, queue: str, yes: bool, as_json:
     """Remove all waiting messages from QUEUE. Running tasks are not affected."""
 
     async def empty(broker: Queues) -> int | None:
-        waiting = await waiting_in(broker, queue)
+        depth = (await broker.queues()).get(queue)
+        waiting = depth.ready + depth.delayed + depth.limited if depth else 0
         if waiting and not yes and not click.confirm(f"Remove {waiting} messages from {queue!r}?", err=True):
             return None
         return await broker.purge(queue)

@@ -13,7 +13,7 @@ panel = Panel()
 
 @panel.control_command(args=[("task_name", str), ("rate_limit", str)], signature="TASK RATE")
 def rate_limit(state: LimitsSection, task_name: str, rate_limit: Any, **_: Any) -> dict[str, str]:
-    """Let a task start so often: 10/s, 100/m, 500/h; 0 takes the limit away."""
+    """Let each worker start a task so often: 10/s, 100/m, 500/h; 0 takes the limit away."""
     rules = state.task_rules.get(task_name)
     try:
         per_second = parse_rate(rate_limit or 0)

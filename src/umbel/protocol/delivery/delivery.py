@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from umbel.protocol.delivery.limits import ClusterLimit
 from umbel.protocol.delivery.rate import TokenBucket
 from umbel.protocol.delivery.sensitive import Sensitive
 
@@ -38,6 +39,7 @@ class TaskRules:
     redelivers_timed_out: bool = False  # after its hard limit too; the failure is stored all the same
     rejects_failed: bool = False  # a failure makes its message a dead letter
     rejects_by_queue: bool = False  # dead letters go where their queue says, if the broker has that
+    limit: ClusterLimit | None = None  # of the whole cluster; the rate is this worker's
 
     @property
     def acks_before(self) -> bool:

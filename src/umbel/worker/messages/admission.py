@@ -8,6 +8,8 @@ Then it is a job for the pool.
 from collections.abc import Sequence
 from itertools import count
 
+import msgspec
+
 from umbel.brokers.interface import Ack, Delivery, Messages, Return, Started, Verdict
 from umbel.clock import cluster_now, offset_s
 from umbel.errors import BrokerError, NotSupported, TooLarge, WireError
@@ -21,6 +23,7 @@ from umbel.wire.task import TaskHeaders, parse_instant, read_headers
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.claimed import Claimed
 from umbel.worker.messages.endings import Endings
+from umbel.worker.messages.permits import Permits
 from umbel.worker.messages.scheduled import Scheduled
 from umbel.worker.messages.settling import Settler
 from umbel.worker.messages.task_events import TaskEvents
@@ -38,6 +41,7 @@ class Admission:
         events: TaskEvents,
     ) -> None:
         self.scheduled = Scheduled()
+        self.granted: Sequence[Claimed] = ()  # of those admitted last: what may start under its limit
         self._broker: Messages = context.broker
         self._pool = context.pool
         self._counters = context.counters
@@ -49,6 +53,7 @@ class Admission:
         self._settler = settler
         self._endings = endings
         self._events = events
+        self._permits = Permits(context, settler, endings)
         self._numbers = count(1)
         keyring = context.broker.keyring
         self._verification = None if keyring is None else Verification(keyring, context, settler, endings)
@@ -62,7 +67,13 @@ class Admission:
     async def admit(self, deliveries: Sequence[Delivery]) -> list[Claimed]:
         now = cluster_now()
         judged = each_guarded(lambda one: self._judge(one, now), deliveries, self._endings.bury_faulty)
-        return await self._settled_first([claimed for claimed in judged if claimed is not None])
+        admitted = [claimed for claimed in judged if claimed is not None]
+        self.granted = ()
+        if self._permits.is_asked:
+            granted = each_guarded(self._take_up, await self._permits.granted(), self._bury_faulty)
+            self.granted = [claimed for claimed in granted if claimed is not None]
+            admitted += self.granted
+        return await self._settled_first(admitted)
 
     def _judge(self, delivery: Delivery, now: float) -> Claimed | None:
         """The message if it may run now; otherwise its verdict is on the way."""
@@ -77,20 +88,35 @@ class Admission:
                 self.scheduled.add(claimed, decision.until, now)
             self._settler.add(Return(delivery.tag, not_before=decision.until))
             return None
+        if isinstance(decision, Refuse):
+            if self._events.noted:
+                self._events.received(claimed)
+            self._endings.refuse(claimed, decision.why)
+            self._permits.pass_on(claimed)
+            return None
+        let_run(claimed, decision)
+        if decision.rules.limit is not None:
+            self._permits.ask(claimed, decision.rules.limit)
+            return None
+        if claimed.headers.umbel_limit is not msgspec.UNSET:  # it had one when this was sent
+            self._permits.pass_on(claimed)
+        return self._take_up(claimed)
+
+    def _take_up(self, claimed: Claimed) -> Claimed | None:
+        delivery = claimed.delivery
         if self._events.noted:
             self._events.received(claimed)
-        if isinstance(decision, Refuse):
-            self._endings.refuse(claimed, decision.why)
-            return None
         if delivery.redelivered or delivery.starts:
             self._counters.repeated += 1
-        let_run(claimed, decision)
         if problem := self._beyond_the_pool(claimed):
             self._endings.bury(claimed, NotSupported(problem), charged=False)
             return None
         if self._tell_received is not None:
             self._tell_received(claimed.message, delivery.queue)
         return claimed
+
+    def _bury_faulty(self, claimed: Claimed, error: BaseException) -> None:
+        self._endings.bury_faulty(claimed.delivery, error, claimed)
 
     def _beyond_the_pool(self, claimed: Claimed) -> str:
         """Why the pool cannot run it; "" when it can. Tasks routed elsewhere were not judged at the start."""
@@ -168,7 +194,7 @@ def let_run(claimed: Claimed, run: Run) -> None:
     claimed.soft_limit_s = soft or run.rules.soft_limit_s
 
 
-def job_of(claimed: Claimed) -> Job:
+def job_of(claimed: Claimed, lamport: int = 0) -> Job:
     assert claimed.run is not None, "only an admitted message becomes a job"
     hard, soft = claimed.hard_limit_s, claimed.soft_limit_s
     return Job(
@@ -182,4 +208,5 @@ def job_of(claimed: Claimed) -> Job:
         claimed.run.alone or hard is not None or soft is not None,
         claimed.delivery.redelivered,
         offset_s(),
+        lamport,
     )

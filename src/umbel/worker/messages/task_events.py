@@ -50,6 +50,8 @@ class TaskEvents:
     def received(self, claimed: Claimed) -> None:
         if self._meters is not None:
             claimed.received_at = time()
+            if claimed.delivery.redelivered or claimed.delivery.starts:
+                self._meters.note_repeat(self._meters.name(claimed.headers.task))
         if not self.wanted:
             return
         headers = claimed.headers

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.errors import ConfigurationError
 from umbel.events.meters import Meters
+from umbel.pools.prefork.memory import resident_bytes
 from umbel.worker.bootsteps import Step
 from umbel.worker.context import WorkerContext
 from umbel.worker.steps.tasks import Tasks
@@ -90,3 +91,8 @@ class Metrics(Step):
         yield counter(
             "umbel_node_reconnects", "Links that were restored.", ("node",), [((node,), reconnects)]
         )
+        labels, children = ("node", "child"), self._tasks.children
+        held = [((node, str(child)), resident_bytes(pid)) for child, pid in list(children.pids.items())]
+        yield gauge("umbel_child_memory_bytes", "Memory of each child process.", labels, held)
+        replaced = [((node, str(child)), float(times)) for child, times in list(children.restarts.items())]
+        yield counter("umbel_child_restarts", "Processes beyond the first, by child.", labels, replaced)

@@ -22,9 +22,11 @@ from umbel.protocol.delivery.revoked import RevokedTasks
 from umbel.protocol.outage import LinkChange, LinkLost
 from umbel.protocol.retry import reconnect_wait_s
 from umbel.worker.bootsteps import Step
+from umbel.worker.child_book import ChildBook
 from umbel.worker.context import WorkerContext
 from umbel.worker.messages.admission import job_of
 from umbel.worker.messages.claimed import Claimed
+from umbel.worker.messages.late_permits import LatePermits
 from umbel.worker.messages.parts import MessageParts
 from umbel.worker.messages.revoke_record import RevokeRecord
 from umbel.worker.messages.scheduled import Scheduled
@@ -62,6 +64,7 @@ class Tasks(Step):
         self.totals: Counter[str] = Counter()  # by task: how many were taken to run here
         self._before_taking: dict[str, Callable[[], Awaitable[None]]] = {}  # by who asks for it
         self.revokes = RevokeRecord(context, self.revoked)
+        self.children = ChildBook()
         self._claimed: dict[int, Claimed] = {}
         self._room = asyncio.Event()
         self._stopping = False
@@ -70,6 +73,7 @@ class Tasks(Step):
         self._parts = parts = MessageParts(context, events, self._policy, self.revoked, self._room.set)
         self._settler, self._endings = parts.settler, parts.endings
         self._adoption, self._admission = parts.adoption, parts.admission
+        self._late_permits = LatePermits(self._return_late)
 
     @property
     def claimed(self) -> int:
@@ -113,6 +117,7 @@ class Tasks(Step):
     def stop_taking(self) -> None:
         """Claim nothing more, and return what has not started."""
         self._stopping = True
+        self._late_permits.stop()
         self._room.set()
         if self._background:
             for job in self._pool.withdraw():
@@ -166,17 +171,9 @@ class Tasks(Step):
 
     def drop_revoked(self) -> None:
         """What has been revoked since it was taken, and has not started, must not start."""
-        if not any(map(self._is_revoked, self._claimed.values())):
-            return
-        keep: list[Job] = []
-        for job in self._pool.withdraw():
-            claimed = self._claimed[job.number]
-            if self._is_revoked(claimed):
-                del self._claimed[job.number]
+        if any(map(self._is_revoked, self._claimed.values())):
+            for claimed in self._withdrawn(self._is_revoked):
                 self._handle(claimed, self._endings.refuse, Refusal.REVOKED)
-            else:
-                keep.append(job)
-        self._put_back(keep)
 
     def return_unstarted(self) -> None:
         """The lease had ended, and others have the messages: what has not started must not start here too.
@@ -190,16 +187,26 @@ class Tasks(Step):
                 log, logging.WARNING, ELSEWHERE, named="maybe run twice", count=self.running
             )
 
+    def _return_late(self, late: Sequence[Claimed]) -> None:
+        """What may start under its limit and has not goes back to its queue; others may have room for it."""
+        numbers = {claimed.number for claimed in late if self.is_holding(claimed) and not claimed.acked}
+        if numbers and not self._stopping:
+            for claimed in self._withdrawn(lambda one: one.number in numbers):
+                self._endings.give_back(claimed, ran=False)
+
     def _withdraw_claimed(self) -> list[Claimed]:
         """What has not started, but for what was acknowledged early: that is nobody else's."""
+        return self._withdrawn(lambda claimed: not claimed.acked) if self._background else []
+
+    def _withdrawn(self, goes: Callable[[Claimed], bool]) -> list[Claimed]:
+        """Those that go, of what has not started; the rest may start here."""
         withdrawn: list[Claimed] = []
         keep: list[Job] = []
-        for job in self._pool.withdraw() if self._background else ():
-            claimed = self._claimed[job.number]
-            if claimed.acked:
-                keep.append(job)
-            else:
+        for job in self._pool.withdraw():
+            if goes(self._claimed[job.number]):
                 withdrawn.append(self._claimed.pop(job.number))
+            else:
+                keep.append(job)
         self._put_back(keep)
         return withdrawn
 
@@ -298,9 +305,10 @@ class Tasks(Step):
                 self._endings.give_back(claimed, ran=False)
             return
         self._pool.submit(each_guarded(self._job, runnable, self._bury_faulty))
+        self._late_permits.watch(self._admission.granted)
 
     def _job(self, claimed: Claimed) -> Job:
-        job = job_of(claimed)
+        job = job_of(claimed, self._events.step.clock.value)
         self._claimed[claimed.number] = claimed
         self.totals[claimed.headers.task] += 1
         return job
@@ -362,6 +370,7 @@ class Tasks(Step):
     def on_child(self, what: str, fields: dict[str, Any]) -> None:
         if what == "failed" and not self._pool_failed.done():
             self._pool_failed.set_result(str(fields["reason"]))
+        self.children.note(what, fields)
         if what == "died":
             self._counters.children_died += 1
         log.log(_CHILD_LOGGED_AT.get(what, logging.DEBUG), "child %s", what, extra=self._of_child(fields))

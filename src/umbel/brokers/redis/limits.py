@@ -1,0 +1,78 @@
+"""Limits: asks `limit.lua` which claimed messages may start, and says when those have ended.
+
+What must happen together is in the script. That a claim has ended is told after its settle, in a call of
+its own: a worker that dies in between leaves a slot whose claim is gone, which the next sweep of any worker
+frees.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from umbel.brokers.interface import Permit, Started, Tag, Verdict
+from umbel.brokers.redis.holding import Holding
+from umbel.brokers.redis.keys import Keys
+from umbel.brokers.redis.link import Link
+
+
+class Limits:
+    def __init__(self, link: Link, keys: Keys, holding: Holding, *, lease_s: float) -> None:
+        self._link = link
+        self._keys = keys
+        self._holding = holding
+        self._lease_s = lease_s
+        self._slots: dict[Tag, str] = {}  # by claim: the bucket that it holds a slot of
+
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+        """Those that may not start: they wait in the broker now (""), or the limit cannot be kept (why)."""
+        refused: dict[Tag, str] = {}
+        holds, gone = self._holding.holds_of([one.tag for one in asked])
+        refused |= dict.fromkeys(gone, "")
+        for hold, tags in holds.items():
+            batch = [one for one in asked if one.tag in set(tags)]
+            with self._holding.moving(tags):
+                args = [part for one in batch for part in _arguments(one)]
+                reply = await self._run("take", hold.owner, hold.epoch, *args)
+            found = {
+                batch[reply[at]].tag: reply[at + 1].decode(errors="replace") for at in range(0, len(reply), 2)
+            }
+            self._holding.let_go(tag for tag, why in found.items() if not why)
+            self._slots |= {
+                one.tag: one.bucket
+                for one in batch
+                if one.terms.most and not one.ends and one.tag not in found
+            }
+            refused |= found
+        return refused
+
+    async def settled(self, owner: str, verdicts: Iterable[Verdict]) -> None:
+        """These claims have ended: their slots are free."""
+        if not self._slots:
+            return
+        args: list[Any] = []
+        for one in verdicts:
+            if not isinstance(one, Started) and (bucket := self._slots.pop(one.tag, None)) is not None:
+                args += (one.tag, bucket)
+        if args:
+            await self._run("free", owner, *args)
+
+    def forget(self, tags: Iterable[Tag]) -> None:
+        """These claims have ended without a verdict of ours; a sweep frees their slots."""
+        for tag in tags:
+            self._slots.pop(tag, None)
+
+    async def sweep(self) -> None:
+        await self._run("sweep")
+
+    async def purge(self, queue: str) -> int:
+        removed: int = await self._run("purge", queue)
+        return removed
+
+    async def _run(self, verb: str, *args: Any) -> Any:
+        return await self._link.run(self._keys.script("limit"), verb, self._keys.prefix, self._lease_s, *args)
+
+
+def _arguments(one: Permit) -> tuple[Any, ...]:
+    pace = one.terms.pace
+    most: int | str = "ends" if one.ends else one.terms.most
+    interval_s, slack_s = (0.0, 0.0) if pace is None else (pace.interval_s, pace.slack_s)
+    return one.tag, one.task_id, one.bucket, most, f"{interval_s:.9f}", f"{slack_s:.6f}"

@@ -1,0 +1,199 @@
+"""Limits that hold for the whole cluster: what a task may ask for, and when a bucket lets the next one start.
+
+A bucket belongs to one task and one key. `Concurrency` has so many slots; a claim holds one until it ends.
+`Rate` has a pace: starts are `interval_s` apart, but what comes late may be made up for, by as much as
+`slack_s`. The interval is chosen so that no window of the rate's period has more starts than the rate says,
+even if each task starts up to `slack_s` after it was allowed to:
+
+    k starts in a window of P: allowed within P + slack, so (k - 1) * interval < P + 2 * slack, so k <= rate.
+
+What that costs is the part of the rate that the slack takes: a tenth of "100/s", 3 % of "100/m", next to
+nothing of "100/h". It stops being right for a task that waits longer than the slack between its permission
+and its start, behind others in its worker. `limit.lua` has `Pace` word for word; a property test holds the
+two together.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from umbel.errors import ConfigurationError, nearest
+
+KEY_MAX_BYTES = 200
+RATE_MAX = 1_000_000
+CONCURRENCY_MAX = 10_000
+SLACK_MAX_S = 1.0
+SLACK_PER_PERIOD = 0.05
+
+_RATE = re.compile(r"^\s*(\d+)\s*/\s*([smh])\s*$", re.ASCII)
+_PERIOD_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When starts may follow one another. `free_at`: when the next one is due; 0: at once."""
+
+    interval_s: float
+    slack_s: float
+
+    def take(self, free_at: float, now: float) -> float | None:
+        """Start one now: the bucket's new `free_at`; None: not yet."""
+        free_at = self._believed(free_at, now)
+        return max(free_at, now) + self.interval_s if now >= free_at - self.slack_s else None
+
+    def due(self, free_at: float, now: float, ahead: int) -> float:
+        """When one may start that has so many before it."""
+        return max(self._believed(free_at, now), now) + ahead * self.interval_s
+
+    def _believed(self, free_at: float, now: float) -> float:
+        """It is never later than this, unless the clock was set back."""
+        return min(free_at, now + self.slack_s + self.interval_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a bucket allows: so many at once (`most`), or the pace."""
+
+    most: int = 0
+    pace: Pace | None = None
+
+
+class Rate:
+    """At most so many starts in any second, minute or hour, by key: `Rate("100/m", key="{customer}")`."""
+
+    def __init__(self, rate: str, *, key: str = "") -> None:
+        found = _RATE.match(str(rate))
+        if found is None or not 1 <= int(found[1]) <= RATE_MAX:
+            raise ConfigurationError(
+                f"{rate!r} is not a rate for the cluster; write a whole number from 1 to {RATE_MAX} and a "
+                "period, as in '10/s', '100/m' or '500/h'"
+            )
+        self.rate, self.key = rate, key
+        self.names = _names_in(key)
+        self.count, self.period_s = int(found[1]), _PERIOD_S[found[2]]
+        slack_s = min(SLACK_MAX_S, SLACK_PER_PERIOD * self.period_s)
+        self.terms = Terms(pace=Pace((self.period_s + 2 * slack_s) / self.count, slack_s))
+
+    def __repr__(self) -> str:
+        return f"Rate({self.rate!r}, key={self.key!r})"
+
+
+class Concurrency:
+    """At most so many at a time, for each key: `Concurrency(4, key="{customer}")`."""
+
+    def __init__(self, most: int, *, key: str = "") -> None:
+        if type(most) is not int or not 1 <= most <= CONCURRENCY_MAX:
+            raise ConfigurationError(
+                f"{most!r} is not a number of tasks at a time; write one from 1 to {CONCURRENCY_MAX}"
+            )
+        self.most, self.key = most, key
+        self.names = _names_in(key)
+        self.terms = Terms(most)
+
+    def __repr__(self) -> str:
+        return f"Concurrency({self.most}, key={self.key!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A parameter that the key names: its place, if it has one, and what it is if it is not given."""
+
+    name: str
+    position: int | None = None
+    default: Any = None
+    has_default: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLimit:
+    """The limit of one task, its key tied to the parameters of its function."""
+
+    task: str
+    template: str
+    fields: tuple[Field, ...]
+    terms: Terms
+
+    def bucket(self, key: str) -> str:
+        return bucket_of(self.task, key)
+
+    def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The key of a call; ValueError or TypeError when it has none."""
+        key = self.template.format(**{one.name: self._value(one, args, kwargs) for one in self.fields})
+        if problem := key_problem(key):
+            raise ValueError(f"the limit of task {self.task!r} has the key {key[:80]!r}: {problem}")
+        return key
+
+    def _value(self, field: Field, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        if field.name in kwargs:
+            value = kwargs[field.name]
+        elif field.position is not None and field.position < len(args):
+            value = args[field.position]
+        elif field.has_default:
+            value = field.default
+        else:
+            raise ValueError(
+                f"the limit of task {self.task!r} needs {field.name!r} for its key {self.template!r}: give "
+                "it in the call"
+            )
+        if isinstance(value, list | tuple | set | frozenset | Mapping | bytes):
+            raise TypeError(
+                f"the limit of task {self.task!r} takes {field.name!r} into its key, which is a "
+                f"{type(value).__name__}: it must be a text or a number"
+            )
+        return str(value)
+
+
+def bucket_of(task: str, key: str) -> str:
+    return f"{task}:{key}"
+
+
+def key_problem(key: str) -> str:
+    """Why this cannot be a key; "" if it can."""
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        return "it is no valid Unicode"
+    if size > KEY_MAX_BYTES:
+        return f"it has {size} bytes, and at most {KEY_MAX_BYTES} are allowed; use a shorter id"
+    return "a key must not contain NUL" if "\0" in key else ""
+
+
+def _names_in(key: object) -> tuple[str, ...]:
+    """The parameters that a key names."""
+    if not isinstance(key, str):
+        raise ConfigurationError(f"the key of a limit is {key!r}; it must be text, as in '{{customer}}'")
+    try:
+        parts = list(Formatter().parse(key))
+    except ValueError as error:
+        raise ConfigurationError(f"the key of a limit is {key!r}: {error}") from None
+    names: dict[str, None] = {}
+    for _, name, form, conversion in parts:
+        if name is None:
+            continue
+        if form or conversion or not name.isidentifier():
+            raise ConfigurationError(
+                f"the key of a limit is {key!r}: braces must hold the name of a parameter and nothing else, "
+                "as in '{customer}'"
+            )
+        names[name] = None
+    if problem := key_problem(key):
+        raise ConfigurationError(f"the key of a limit is {key[:80]!r}: {problem}")
+    return tuple(names)
+
+
+def check_names(task: str, limit: Rate | Concurrency, known: Sequence[str], hidden: Sequence[str]) -> None:
+    """Refuse a key that names what the task does not have, or what nobody may read."""
+    for name in limit.names:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigurationError(
+                f"task {task!r} has no parameter {name!r}, which the key of its limit names{hint}"
+            )
+        if name in hidden:
+            raise ConfigurationError(
+                f"the key of the limit of task {task!r} names {name!r}, which is sensitive: keys can "
+                "be read in the broker"
+            )

@@ -1,0 +1,32 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Umbel
+from umbel import App
+
+TASKS = """
+from umbel import App
+app = App("shop", broker="sqlite:///{home}/queue.db")
+
+@app.task(name="shop.pay", sensitive=["card"])
+def pay(card, amount): ...
+"""
+
+
+def test_peeking_shows_no_sensitive_arguments_whoever_sent_them(
+    umbel: Umbel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "peeked_shop.py").write_text(TASKS.format(home=tmp_path))
+    with App(
+        "client", broker=f"sqlite:///{tmp_path}/queue.db"
+    ) as client:  # as Celery's: it knows no `sensitive`
+        client.send_task("shop.pay", ["4111", 5])
+        client.send_task("shop.other", ["shown"])
+    for where in (["-A", "peeked_shop"], ["-A", "peeked_shop", "-b", f"sqlite:///{tmp_path}/queue.db"]):
+        ran = umbel("queues", "peek", *where, "celery", "--json")
+        assert ran.code == 0, ran.err
+        shown = {one["task"]: one["args"] for one in json.loads(ran.out)}
+        assert shown == {"shop.pay": "***", "shop.other": "('shown',)"}

@@ -1,0 +1,161 @@
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentry_sdk
+from sentry_sdk.envelope import Envelope
+from sentry_sdk.transport import Transport
+
+from umbel import App, Task
+from umbel.contrib.sentry import instrument
+
+DSN = "https://key@sentry.test/1"
+Told = Callable[[], list[dict[str, Any]]]
+
+
+class ToFile(Transport):
+    """Writes what would leave, as it would leave."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def capture_envelope(self, envelope: Envelope) -> None:
+        with self._path.open("ab") as file:
+            for item in envelope.items:
+                file.write(item.get_bytes() + b"\n")
+
+
+@pytest.fixture
+def told(app: App, tmp_path: Path) -> Iterator[Told]:
+    file = tmp_path / "sentry.jsonl"
+    file.touch()
+    with sentry_sdk.isolation_scope():
+        sentry_sdk.init(dsn=DSN, transport=ToFile(file), release="test")
+        instrument(app)
+        instrument(app)  # a second time changes nothing
+        yield lambda: [json.loads(line) for line in file.read_text().splitlines()]
+        sentry_sdk.init()
+
+
+def test_a_failure_is_told_with_its_task_and_its_arguments(app: App, told: Told) -> None:
+    @app.task(name="t.divide")
+    def divide(a: int, b: int) -> float:
+        return a / b
+
+    with app.eager():
+        failed = divide.delay(1, 0)
+        divide.delay(1, 1)
+    (event,) = told()
+    (error,) = event["exception"]["values"]
+    assert (error["type"], error["mechanism"]) == ("ZeroDivisionError", {"type": "umbel", "handled": False})
+    assert event["transaction"] == "t.divide"
+    node = "eager@localhost"
+    assert event["tags"] == {"umbel.task": "t.divide", "umbel.task_id": failed.id, "umbel.node": node}
+    assert event["extra"]["umbel-task"] == {
+        "task": "t.divide",
+        "id": failed.id,
+        "args": [1, 0],
+        "kwargs": {},
+    }
+
+
+def test_sensitive_arguments_never_leave(app: App, told: Told) -> None:
+    @app.task(name="t.login", sensitive=("password",))
+    def login(user: str, password: str) -> None:
+        copied = password * 2
+        logging.getLogger("t").warning("trying %s", password)  # Sentry keeps log lines as breadcrumbs
+        logging.getLogger("t").error("refused %s", password)  # and makes an event of an error
+        sentry_sdk.capture_message(f"note {password}")
+        raise PermissionError(f"no entry for {user} with {copied}")
+
+    with app.eager():
+        login.delay("ann", "hunter-two")
+    events = told()
+    assert [one.get("message") or one.get("logentry", {}).get("message") for one in events] == [
+        "refused %s",
+        "note ***",
+        None,
+    ]
+    assert "hunter" not in json.dumps(events)
+    failure = events[-1]
+    assert failure["extra"]["umbel-task"]["args"] == ["ann", "***"]
+    (error,) = failure["exception"]["values"]
+    assert error["value"] == "no entry for ann with ******"
+    assert not [one for one in error["stacktrace"]["frames"] if "vars" in one]
+
+
+def test_arguments_can_be_left_out(tmp_path: Path, told: Told) -> None:
+    app = App("other", broker=f"sqlite:///{tmp_path}/umbel.db")
+    instrument(app, arguments=False)
+
+    @app.task(name="t.fail")
+    def fail(number: int) -> None:
+        raise ValueError("why")
+
+    with app.eager():
+        failed = fail.delay(1)
+    assert told()[0]["extra"]["umbel-task"] == {"task": "t.fail", "id": failed.id}
+
+
+def test_nothing_of_one_task_shows_in_the_event_of_another(app: App, told: Told) -> None:
+    @app.task(name="t.noisy")
+    def noisy() -> None:
+        sentry_sdk.set_tag("customer", "ann")
+        logging.getLogger("t").warning("of the first")
+
+    @app.task(name="t.fail")
+    def fail() -> None:
+        raise ValueError("why")
+
+    with app.eager():
+        noisy.delay()
+        fail.delay()
+    (event,) = told()
+    assert "customer" not in event["tags"]
+    assert "of the first" not in json.dumps(event.get("breadcrumbs"))
+
+
+def test_an_expected_failure_is_not_told(app: App, told: Told) -> None:
+    @app.task(name="t.expected", throws=(LookupError,))
+    def expected() -> None:
+        raise KeyError("as foreseen")
+
+    with app.eager():
+        expected.delay()
+    assert told() == []
+
+
+def test_the_run_of_a_slot_is_a_check_in_whatever_its_attempts(app: App, told: Told) -> None:
+    @app.periodic(cron="5 4 * * *", tz="Europe/Vienna", name="Nightly Report")
+    @app.task(name="t.report", bind=True)
+    def report(self: Task[..., Any]) -> None:
+        if self.request.retries == 0:
+            raise self.retry(exc=KeyError("not yet"), countdown=0)
+
+    @app.periodic(every=300)
+    @app.task(name="t.broken", throws=(LookupError,))
+    def broken() -> None:
+        raise KeyError("as ever")
+
+    with app.eager():
+        report.delay()  # by hand: no check-in
+        for entry in app.periodic_tasks:
+            app.eager_runner.run(entry.messages(1_800_000_000_000_000))  # type: ignore[union-attr]
+    said = [(one["monitor_slug"], one["status"]) for one in told()]
+    assert said == [
+        ("nightly-report", "in_progress"),
+        ("nightly-report", "ok"),
+        ("t-broken", "in_progress"),
+        ("t-broken", "error"),
+    ]
+    begun, ended, first, last = told()
+    assert begun["check_in_id"] == ended["check_in_id"] != first["check_in_id"] == last["check_in_id"]
+    assert begun["monitor_config"] == {
+        "schedule": {"type": "crontab", "value": "5 4 * * *"},
+        "timezone": "Europe/Vienna",
+    }
+    assert first["monitor_config"] == {"schedule": {"type": "interval", "value": 5, "unit": "minute"}}

@@ -1,0 +1,137 @@
+"""Messages whose tasks have a limit for the cluster: who starts, and what becomes of the rest."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from tests.worker.recorded import TAG, TASK, Recorded, delivery_of, message_of
+from tests.worker.test_judging import admit, told
+from umbel.brokers.interface import Bury, Delivery, Permit, Return
+from umbel.errors import BrokerRefused, BrokerUnavailable
+from umbel.protocol.delivery.delivery import TaskRules
+from umbel.protocol.delivery.limits import ClusterLimit, Field, Terms
+from umbel.wire.task import read_headers
+from umbel.worker.messages.claimed import Claimed
+from umbel.worker.messages.late_permits import PATIENCE_S, LatePermits
+
+LIMIT = ClusterLimit(TASK, "{customer}", (Field("customer", 0),), Terms(1))
+LIMITED = TaskRules(limit=LIMIT)
+
+
+class Asked:
+    """A broker that answers what it is told to."""
+
+    def __init__(self, recorded: Recorded, refused: Mapping[Any, str] = {}) -> None:
+        self.asked: list[Permit] = []
+        self.refused = refused
+        self.error: Exception | None = None
+        recorded.broker.permit = self.permit  # type: ignore[attr-defined]
+
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Any, str]:
+        self.asked += asked
+        if self.error is not None:
+            raise self.error
+        return self.refused
+
+
+def limited(key: str | None = "ada", *args: Any, **options: Any) -> Delivery:
+    message = message_of(*args, **options)
+    if key is not None:
+        message = replace(message, headers=message.headers[:-1] + f',"umbel_limit":"{key}"}}'.encode())
+        assert read_headers(message).umbel_limit == key
+    return delivery_of(message)
+
+
+def test_what_may_start_is_received_and_what_waits_is_not() -> None:
+    recorded = Recorded(rules=LIMITED)
+    asked = Asked(recorded, {"second": ""})
+    second = replace(limited(), tag="second")
+    (started,) = admit(recorded, limited(), second)
+    assert started.delivery.tag == TAG
+    assert asked.asked == [Permit(tag, "t", f"{TASK}:ada", Terms(1)) for tag in (TAG, "second")]
+    assert recorded.admission.granted == [started]
+    assert recorded.counted == {"received": 2, "parked": 1}
+    assert told(recorded) == ["task-received"]
+    assert recorded.sink.verdicts == []
+
+
+def test_tasks_without_a_limit_ask_for_nothing() -> None:
+    recorded = Recorded()
+    asked = Asked(recorded)
+    assert len(admit(recorded, delivery_of())) == 1
+    assert asked.asked == []
+    assert recorded.admission.granted == ()
+
+
+def test_a_task_that_has_no_limit_any_more_keeps_nobody_waiting() -> None:
+    recorded = Recorded()
+    asked = Asked(recorded)
+    assert len(admit(recorded, limited())) == 1
+    assert asked.asked == [Permit(TAG, "t", f"{TASK}:ada", Terms(), ends=True)]
+    recorded = Recorded()
+    recorded.admission._permits._are_kept = False  # as on RabbitMQ
+    asked = Asked(recorded)
+    assert len(admit(recorded, limited())) == 1
+    assert asked.asked == []
+
+
+def test_a_message_that_names_no_key_gets_it_from_its_arguments_or_is_given_up() -> None:
+    recorded = Recorded(rules=LIMITED)
+    asked = Asked(recorded)
+    assert len(admit(recorded, limited(None, "bob"))) == 1
+    assert [one.bucket for one in asked.asked] == [f"{TASK}:bob"]
+    asked.asked.clear()
+    unread = replace(
+        limited(None), message=replace(limited(None).message, content_type="application/x-python")
+    )
+    assert admit(recorded, limited(None), unread) == []
+    first, second = (one.reason for one in recorded.sink.verdicts if isinstance(one, Bury))
+    assert "needs 'customer' for its key" in first
+    assert "its arguments cannot be read here" in second
+    assert asked.asked == []
+
+
+def test_one_that_is_refused_passes_its_turn_on() -> None:
+    recorded = Recorded(rules=LIMITED)
+    asked = Asked(recorded)
+    assert admit(recorded, limited(expires=-100.0), limited(None, expires=-100.0)) == []
+    assert asked.asked == [Permit(TAG, "t", f"{TASK}:ada", Terms(), ends=True)]
+    assert recorded.counted["revoked"] == 2
+
+
+def test_a_broker_that_is_away_gets_them_back_and_one_that_refuses_ends_them() -> None:
+    for error, kind in ((BrokerUnavailable("away"), Return), (BrokerRefused("a key of another type"), Bury)):
+        recorded = Recorded(rules=LIMITED)
+        Asked(recorded).error = error
+        assert admit(recorded, limited()) == []
+        (verdict,) = recorded.sink.verdicts
+        assert isinstance(verdict, kind)
+        assert told(recorded)[:1] != ["task-received"]
+    recorded = Recorded(rules=LIMITED)
+    Asked(recorded, {TAG: "broken key"})
+    assert admit(recorded, limited()) == []
+    (verdict,) = recorded.sink.verdicts
+    assert isinstance(verdict, Bury)
+    assert "its limit cannot be kept: broken key" in verdict.reason
+
+
+def test_what_does_not_start_in_time_goes_back_and_what_runs_does_not() -> None:
+    async def scenario() -> list[Claimed]:
+        recorded = Recorded(rules=LIMITED)
+        Asked(recorded)
+        runs, waits = await recorded.admission.admit([limited(), replace(limited(), tag="second")])
+        given_back: asyncio.Future[Sequence[Claimed]] = asyncio.get_running_loop().create_future()
+        late = LatePermits(given_back.set_result)
+        late.watch([])
+        late.watch([runs, waits])
+        runs.started_at = 1.0
+        async with asyncio.timeout(60 * PATIENCE_S):
+            found = list(await given_back)
+        late.watch([waits])
+        late.stop()
+        assert found == [waits]
+        return found
+
+    assert len(asyncio.run(scenario())) == 1
