@@ -41,6 +41,8 @@ UmbelError
 │   ├── UnknownTopic           no worker has a handler for its topic
 │   └── ElectionTimeout        it was not decided in time (also a TimeoutError)
 ├── LeaseTimeout               the lease was not free in time (also a TimeoutError)
+├── OutboxError                a task cannot be sent in this transaction, or an outbox cannot be used
+│   └── OutboxUnavailable      its database or table cannot be reached: repair it, then retry
 ├── HistoryError               what was recorded cannot be read
 │   ├── LakeError              a lake (folder of history) cannot be used as requested
 │   │   └── LakeBusy           another process is using it
@@ -276,6 +278,14 @@ class LeaseTimeout(UmbelError, TimeoutError):
     @classmethod
     def after(cls, name: str, leader: str, timeout_s: float) -> Self:
         return cls(f"lease {name!r} was not free within {timeout_s:g} s; its holder is {leader or 'unknown'}")
+
+
+class OutboxError(UmbelError):
+    """A task cannot be sent in this transaction, or an outbox cannot be used."""
+
+
+class OutboxUnavailable(OutboxError):
+    """The database of an outbox, or its table, cannot be reached."""
 
 
 class HistoryError(UmbelError):

@@ -16,7 +16,8 @@ from umbel.app.configuration.settings import with_others
 from umbel.contrib.django import app
 from umbel.contrib.django.configuration import read_settings
 from umbel.contrib.django.connections import leave_to_parent
-from umbel.errors import BrokerUnavailable, ConfigurationError
+from umbel.errors import BrokerUnavailable, ConfigurationError, OutboxError
+from umbel.outbox.dialects import POSTGRESQL, SQLITE, Statements
 from umbel.testing import EmbeddedWorker, Inbox
 
 
@@ -127,6 +128,23 @@ def test_a_unique_task_takes_its_key_when_it_is_sent() -> None:
         assert second.id != first.id
     assert second.id == first.id, "the call that waits already"
     assert third.id == tidy.delay(2).id
+
+
+def test_an_outbox_is_written_in_the_transaction_itself() -> None:
+    kind = {"postgresql": POSTGRESQL, "sqlite": SQLITE}[connection.vendor]
+    with connection.cursor() as cursor:
+        for statement in Statements(kind).create():
+            cursor.execute(statement)
+        with rolled_back(), app.outbox():
+            add.delay([1])
+        with transaction.atomic(), app.outbox():
+            sent = [add.delay([2]).id, add.delay([3]).id]
+            with pytest.raises(OutboxError, match="unique"):
+                tidy.delay(1)
+        with app.outbox(using="default"), pytest.raises(OutboxError, match=r"transaction\.atomic"):
+            add.delay([4])
+        cursor.execute("SELECT task_id FROM umbel_outbox ORDER BY id")
+        assert [task_id for (task_id,) in cursor.fetchall()] == sent
 
 
 def test_without_autocommit_a_send_that_should_wait_is_refused(umbel_inbox: Inbox) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from umbel.app.cluster.control import Control
     from umbel.app.cluster.leases import HeldLease
     from umbel.app.cluster.periodic import Periodic, Timetable
+    from umbel.outbox.block import Block
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -165,6 +166,18 @@ class App(Sending, AsyncSending):
         return signature_from(task, self).clone(args, kwargs, **options)
 
     # -- sending ---------------------------------------------------------------------------------
+
+    def outbox(self, connection: Any) -> "Block":
+        """Inside this block tasks are sent if, and only if, the transaction of `connection` commits.
+
+        `with app.outbox(connection):` takes a connection of sqlite3, psycopg, psycopg2 or Django, or a
+        connection or session of SQLAlchemy; `async with` also an AsyncConnection of psycopg, or an
+        AsyncConnection or AsyncSession of SQLAlchemy. The messages are written into a table; a worker with
+        the setting `outbox` publishes them.
+        """
+        from umbel.outbox.block import Block  # few apps need it
+
+        return Block(self, connection, self.settings.outbox_table)
 
     def revoke(self, task_ids: Iterable[str], *, expires_at: float) -> None:
         """Record that these tasks must not start; also works while no worker is running."""

@@ -22,6 +22,7 @@ COMMANDS = {
     "result": Lazy("tasks.result", "Show the result of a task."),
     "queues": Lazy("tasks.queues", "List, peek into or purge the queues."),
     "dlq": Lazy("tasks.dlq", "List, show, requeue or drop dead letters: tasks that could not be run."),
+    "outbox": Lazy("tasks.outbox", "Show, make or repair outboxes: tasks sent in database transactions."),
     "status": Lazy("cluster.status", "Show the state of the workers, and what the broker supports."),
     "ping": Lazy("cluster.ping", "Check which workers answer."),
     "inspect": Lazy("cluster.inspect", "Query workers: active, stats, registered, ..."),

@@ -7,21 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from umbel.app.configuration.settings import Settings
-from umbel.brokers.registry import check_limits_on, open_broker
+from umbel.brokers.interface import BrokerSettings
+from umbel.brokers.registry import check_limits_on, open_async_producer, open_broker
 from umbel.errors import BadSetting, ConfigurationError
 from umbel.launch.loading import FoundApp
 from umbel.launch.native import NativeProject
 from umbel.launch.node_names import node_name
 from umbel.launch.pool_choice import ChildLogs, choose_pool
 from umbel.launch.project import Project
+from umbel.outbox.addresses import parse_address
+from umbel.outbox.database import need_driver
+from umbel.outbox.dialects import check_table
+from umbel.outbox.relay import TellSent
 from umbel.pools.interface import Pool
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.membership.mode import GossipMode
-from umbel.worker.settings import WorkerSettings
+from umbel.worker.settings import OutboxSettings, WorkerSettings
 from umbel.worker.worker import Worker
 
 PORT_MAX = 65_535
 MAILBOX = "umbel-mailbox"  # the connection of remote control, where it has its own
+OUTBOX = "umbel-outbox"
 
 
 def make_worker(
@@ -73,6 +79,7 @@ def make_worker(
         control_mailbox=settings.control_mailbox,
         open_broker=lambda: open_broker(replace(of_broker, connection_name=MAILBOX)),
         control_allow=settings.control_allow,
+        outbox=outbox_settings(settings, of_broker, found.app.tell_sent),
         scheduler_lease_s=settings.scheduler_lease_s,
         election_protocol=settings.election_protocol,
         election_v1_compat=settings.election_v1_compat,
@@ -84,6 +91,24 @@ def make_worker(
     )
     backend = project.open_backend(settings)
     return Worker(worker_settings, broker=open_broker(of_broker), backend=backend, pool=pool)
+
+
+def outbox_settings(
+    settings: Settings, of_broker: BrokerSettings, tell_sent: TellSent
+) -> OutboxSettings | None:
+    """None if the app names no outbox."""
+    addresses = tuple(map(parse_address, settings.outboxes))
+    for address in addresses:
+        need_driver(address)
+    if not addresses:
+        return None
+    return OutboxSettings(
+        addresses,
+        check_table(settings.outbox_table),
+        settings.outbox_poll_s,
+        open_producer=lambda: open_async_producer(replace(of_broker, connection_name=OUTBOX)),
+        tell_sent=tell_sent if settings.task_send_sent_event else None,
+    )
 
 
 def _check_limits(tasks: Mapping[str, TaskRules], url: str) -> None:

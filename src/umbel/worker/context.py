@@ -57,6 +57,8 @@ class Counters:
     events_dropped: int = 0
     periodic_sent: int = 0  # slots of periodic tasks that this node sent while it led
     periodic_missed: int = 0  # slots that it passed over, or cannot tell about
+    outbox_published: int = 0  # messages of outboxes that this node published while it led
+    outbox_set_aside: int = 0  # rows that could not be published
     elections_run: int = 0  # handlers that this node was elected to run
     elections_repeated: int = 0  # of these, runs that may not be the first
     elections_done: int = 0

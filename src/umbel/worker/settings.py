@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from umbel.brokers.interface import Broker
+from umbel.brokers.interface import AsyncProducer, Broker
 from umbel.control.panel import EVERYTHING, Panel
+from umbel.outbox.addresses import Address
+from umbel.outbox.relay import TellSent
 from umbel.protocol.delivery.delivery import TaskRules
 from umbel.protocol.leadership.schedule import Entry
 from umbel.protocol.membership.mode import GossipMode
@@ -66,6 +68,21 @@ class PeriodicTask:
     messages: Callable[[int], Sequence[Outgoing]]
 
 
+@dataclass(frozen=True, slots=True)
+class OutboxSettings:
+    """The outboxes that a worker publishes. `tell_sent` blocks; None: nobody wants to know."""
+
+    addresses: tuple[Address, ...]
+    table: str
+    poll_s: float
+    open_producer: Callable[[], AsyncProducer]
+    tell_sent: TellSent | None = None
+
+    @property
+    def leases(self) -> list[str]:
+        return [one.lease(self.table) for one in self.addresses]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
     node: str  # name@host
@@ -112,6 +129,7 @@ class WorkerSettings:
     control_commands: Panel = field(default_factory=Panel)  # those that users wrote
     election_handlers: Mapping[str, Handler] = field(default_factory=dict)  # by topic
     periodic: Mapping[str, PeriodicTask] = field(default_factory=dict)  # by name
+    outbox: OutboxSettings | None = None
     scheduler_lease_s: float = 10.0
     scheduler: MakeScheduler | None = None  # of somebody else's making, beside our own
     scheduler_lease: str = FOREIGN_LEASE  # under which it runs

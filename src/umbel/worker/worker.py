@@ -45,6 +45,7 @@ from umbel.worker.steps.health import Health
 from umbel.worker.steps.heart import Heart
 from umbel.worker.steps.metrics import Metrics
 from umbel.worker.steps.mingle import Mingle
+from umbel.worker.steps.outbox import OutboxStep
 from umbel.worker.steps.pool import PoolStep
 from umbel.worker.steps.recorder import RecorderStep
 from umbel.worker.steps.scheduler import Scheduler
@@ -111,6 +112,7 @@ class Worker:
             tasks,
             Scheduler(context, events, gossip),
             ForeignSchedulerStep(context, events, gossip),
+            OutboxStep(context, events, gossip),
             Health(context, connection, tasks),
             Metrics(context, tasks, meters),
             Watchdog(context, tasks),

@@ -18,6 +18,7 @@ from umbel.app.sending.uniqueness import UniqueCall, unique_call
 from umbel.backends.interface import Addressed, Backend
 from umbel.backends.registry import sends_results
 from umbel.errors import BrokerError, SendUnknown
+from umbel.outbox.current import OPEN, open_block
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -124,6 +125,8 @@ class AsyncSending(AppBase):
             from asyncio import to_thread
 
             await to_thread(runner.run, outgoing)
+        elif OPEN.get() is not None and (block := open_block(self)) is not None:
+            await block.awrite(outgoing)
         else:
             from umbel.app.aio.publishing import publish
 

@@ -110,6 +110,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lake_mode: str = "0700"  # octal: who else may read the lake
     worker_record: bool = False  # workers write the history, one at a time
     worker_metrics: str = ""  # PORT or HOST:PORT, where Prometheus finds what a worker counts
+    outbox: str | tuple[str, ...] = ()  # databases in which tasks are sent by transactions
+    outbox_table: str = "umbel_outbox"
+    outbox_poll_s: float = 0.25  # most seconds between looks into an idle outbox
     event_log_max: int = 1_000_000
     event_log_retention_s: float = 7 * 86_400.0
 
@@ -124,7 +127,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Every setting as it may be shown to others: plain values, no passwords."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         plain |= {name: without_password(plain[name]) for name in ("broker", "backend")}
+        plain["outbox"] = [without_password(one) for one in self.outboxes]
         return plain | {"signing_keys": shown_keys(self.signing_keys)}
+
+    @property
+    def outboxes(self) -> tuple[str, ...]:
+        return (self.outbox,) if isinstance(self.outbox, str) else self.outbox
 
     @property
     def keyring(self) -> Keyring | None:
@@ -180,6 +188,7 @@ _AT_LEAST: Mapping[str, float] = {
     "worker_start_attempts": 1,
     "worker_autoscale_cool_down_s": 0,
     "worker_max_tasks_per_child": 1,
+    "outbox_poll_s": 0.01,
     "event_log_max": 1,
     "event_log_retention_s": 0,
     "task_default_priority": 0,
@@ -213,7 +222,11 @@ def assemble(given: Mapping[str, Any], *, directory: Path | None = None) -> Sett
     home = pyproject.parent if pyproject is not None else start
     broker = _anchored(values.get("broker") or f"sqlite:///{EMBEDDED_FILE}", home)
     backend = _anchored(values.get("backend") or broker, home)
-    return Settings(**values | {"broker": broker, "backend": backend})
+    outbox = values.get("outbox") or ()
+    placed = (
+        _anchored(outbox, home) if isinstance(outbox, str) else tuple(_anchored(one, home) for one in outbox)
+    )
+    return Settings(**values | {"broker": broker, "backend": backend, "outbox": placed})
 
 
 def _current_directory() -> Path:

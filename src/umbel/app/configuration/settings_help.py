@@ -25,6 +25,12 @@ HELP: Mapping[str, str] = {
     ),
     "worker_record": "record the history if no other recorder runs, as with `--record`",
     "worker_metrics": "serve metrics for Prometheus at this port or HOST:PORT, as with `--metrics`",
+    "outbox": (
+        "address of the database with the [outbox](outbox.md), or a list of them: `postgresql://...`, "
+        "`sqlite:///file`; workers publish what is written there"
+    ),
+    "outbox_table": "name of the outbox's table, with its schema if the search path does not have it",
+    "outbox_poll_s": "most seconds between two looks into an outbox that is empty",
     "event_log_max": "most events that the broker keeps for recorders",
     "event_log_retention_s": "seconds that the broker keeps events for recorders",
     "task_default_queue": "queue for tasks that name none",

@@ -1,7 +1,8 @@
 """Sending: the App's client for code that may block. `aio/sending.py` is the one for async code.
 
 A call becomes a message (`prepare.py`), and the producer of the broker puts that into its queue; in eager
-mode the task runs at once instead. While the broker is unavailable a sender waits (`patience.py`).
+mode the task runs at once instead, and in an outbox block the message is written for a relay (`outbox/`).
+While the broker is unavailable a sender waits (`patience.py`).
 
 A running task gets no error: its unsent messages are buffered and go out when the task
 ends, with its result and its ack, as one step where the broker can. If its process dies before
@@ -38,6 +39,7 @@ from umbel.app.signals import Signals
 from umbel.brokers.interface import Producer
 from umbel.brokers.registry import open_producer
 from umbel.errors import AccessRefused, BrokerUnavailable, BufferFull, SendUnknown
+from umbel.outbox.current import OPEN, open_block
 from umbel.wire.message import Outgoing
 
 if TYPE_CHECKING:
@@ -114,6 +116,8 @@ class Sending(SendingApp):
         outgoing, began = self.begin_publishing(prepared), time()
         if (runner := self.eager_runner) is not None:
             runner.run(outgoing)
+        elif OPEN.get() is not None and (block := open_block(self)) is not None:
+            block.write(outgoing)
         else:
             asyncio = modules.get("asyncio")
             if asyncio is not None and asyncio._get_running_loop() is not None:  # in few threads one runs

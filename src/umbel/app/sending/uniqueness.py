@@ -23,6 +23,7 @@ from umbel.app.sending.patience import patiently
 from umbel.app.sending.prepare import Prepared
 from umbel.brokers.interface import Capabilities
 from umbel.errors import BrokerError, NotSupported
+from umbel.outbox.current import refuse_unique
 from umbel.wire.values import encode_json
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def unique_call(
     app: "SendingApp", name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
 ) -> UniqueCall:
     check_options(options)
+    if app.eager_backend is None:
+        refuse_unique(app, name)
     ttl_s = _time_of(app, name, options)
     key = key_of(name, args, kwargs, options.get("unique_key"))
     stated = {option: value for option, value in options.items() if option not in _OF_UNIQUENESS}

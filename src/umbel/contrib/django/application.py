@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from django.db import connections
+
 from umbel.app.app import App
 from umbel.app.options import TaskKeywords
 from umbel.app.results import AsyncResult
@@ -22,7 +24,11 @@ from umbel.contrib.django.tasks import (
     DjangoTask,
     DjangoTaskDecorator,
 )
+from umbel.outbox.current import open_block
 from umbel.pools.interface import ChildContext, Runner
+
+if TYPE_CHECKING:
+    from umbel.outbox.block import Block
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,15 +70,22 @@ class DjangoApp(App):
         """What is sent inside this block goes at once, whatever SEND_ON_COMMIT says."""
         return waiting_for(None)
 
+    def outbox(self, connection: Any = None, *, using: str = DEFAULT_DATABASE) -> "Block":
+        """As `App.outbox`; without a connection in that of the database `using`, inside `atomic()`.
+
+        What is sent inside is written in the transaction itself, so it waits for nothing.
+        """
+        return super().outbox(connections[using] if connection is None else connection)
+
     def publish(self, prepared: Sequence[Prepared]) -> None:
-        database = waits_for(self._send_on_commit)
+        database = None if open_block(self) else waits_for(self._send_on_commit)
         if database is None:
             super().publish(prepared)
         else:
             on_commit(lambda: self.publish(prepared), database)
 
     async def apublish(self, prepared: Sequence[Prepared], ends: float) -> None:
-        database = await awaits_for(self._send_on_commit)
+        database = None if open_block(self) else await awaits_for(self._send_on_commit)
         if database is None:
             await super().apublish(prepared, ends)
         else:
@@ -86,7 +99,7 @@ class DjangoApp(App):
         known = self.tasks.get(name)
         if not is_unique(known.options if known else None, options):
             return super().send(name, args, kwargs, options)
-        database = waits_for(self._send_on_commit)
+        database = None if open_block(self) else waits_for(self._send_on_commit)
         if database is None:
             return super().send(name, args, kwargs, options)
         sending = _UniqueSend(self, unique_call(self, name, args, kwargs, options))
@@ -96,7 +109,7 @@ class DjangoApp(App):
     async def asend_unique(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: SendOptions
     ) -> AsyncResult[Any]:
-        database = await awaits_for(self._send_on_commit)
+        database = None if open_block(self) else await awaits_for(self._send_on_commit)
         if database is None:
             return await super().asend_unique(name, args, kwargs, options)
         make = partial(unique_call, self, name, args, kwargs, options)

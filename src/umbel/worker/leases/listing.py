@@ -12,8 +12,10 @@ OF_THE_CLUSTER = ("scheduler", FOREIGN_LEASE, "recorder", "coord-sweeper", *OBSE
 READ_S = 5.0
 
 
-async def look_at_leases(broker: ClusterRecord, owner: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """One row for each lease that was named, or for each of the cluster's own that is held.
+async def look_at_leases(
+    broker: ClusterRecord, owner: str, names: Sequence[str], *, also: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """One row for each lease that was named, or for each of the cluster's own (and `also`) that is held.
 
     A lease that an app holds is known by its name only: the store keeps no list of them.
     """
@@ -22,7 +24,7 @@ async def look_at_leases(broker: ClusterRecord, owner: str, names: Sequence[str]
     store = broker.coordination
     rows = []
     async with asyncio.timeout(READ_S):
-        for name in names or OF_THE_CLUSTER:
+        for name in names or (*OF_THE_CLUSTER, *also):
             found = await store.read_lease(name)
             if found.holder or names:
                 is_mine = found.holder == owner or found.holder.startswith(f"{owner}.")

@@ -47,7 +47,10 @@ class WorkerCluster(WorkerNode):
         return self._parts.elect(request)
 
     async def leases(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        return await look_at_leases(self._context.broker, self._context.identity.owner, names)
+        outbox, owner = self._context.settings.outbox, self._context.identity.owner
+        return await look_at_leases(
+            self._context.broker, owner, names, also=outbox.leases if outbox is not None else ()
+        )
 
     def enable_task_events(self) -> bool:
         return self._parts.events.enable_task_events()

@@ -1,0 +1,216 @@
+"""Connections: how the outbox writes through a connection that the caller has, whatever library made it.
+
+The library is known by the module of the connection's class, so none is imported that the caller has not.
+What the database raises passes through as it is, because it is about the caller's transaction; only a
+missing table and a connection without a transaction get an error of ours, which says what to do.
+"""
+
+from collections.abc import Sequence
+from sys import modules
+from typing import Any, Protocol
+
+from umbel.errors import OutboxError
+from umbel.outbox.dialects import POSTGRESQL, SQLITE, Dialect, Statements
+
+Rows = Sequence[tuple[str, bytes]]
+_IDLE = 0  # PQTRANS_IDLE: no transaction has begun
+_UNDEFINED_TABLE = "42P01"
+ACCEPTED = (
+    "pass a connection of sqlite3, psycopg, psycopg2 or Django, or a connection or session of SQLAlchemy"
+)
+
+
+class Target(Protocol):
+    """A caller's connection. `write` is for those that block, `awrite` for those that are awaited."""
+
+    @property
+    def is_async(self) -> bool: ...
+    def check(self) -> None:
+        """Raise OutboxError if the connection is closed."""
+        ...
+
+    def write(self, rows: Rows) -> None: ...
+    async def awrite(self, rows: Rows) -> None: ...
+
+
+def target_of(connection: Any, table: str) -> Target:
+    roots = {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
+    if "sqlalchemy" in roots and hasattr(connection, "execute"):
+        return AlchemyTarget(connection, table)
+    if "django" in roots and hasattr(connection, "vendor"):
+        return DjangoTarget(connection, table)
+    if hasattr(connection, "cursor") and hasattr(connection, "commit"):
+        for root, dialect in _DRIVERS.items():
+            if root in roots:
+                return DriverTarget(connection, dialect, table)
+    raise OutboxError(f"app.outbox() cannot write through {_kind(connection)}: {ACCEPTED}")
+
+
+_DRIVERS = {"sqlite3": SQLITE, "psycopg": POSTGRESQL, "psycopg2": POSTGRESQL}
+
+
+class DriverTarget:
+    """A DB-API connection of sqlite3, psycopg or psycopg2; also psycopg's AsyncConnection."""
+
+    def __init__(self, connection: Any, dialect: Dialect, table: str) -> None:
+        self.is_async = any(kind.__name__ == "AsyncConnection" for kind in type(connection).__mro__)
+        self._connection = connection
+        self._table = table
+        self._insert = Statements(dialect, table).insert()
+
+    def check(self) -> None:
+        if _is_closed(self._connection):
+            raise OutboxError(f"app.outbox() was given a closed connection ({_kind(self._connection)})")
+
+    def write(self, rows: Rows) -> None:
+        check_transaction(self._connection)
+        cursor = self._connection.cursor()
+        try:
+            # For a single row sqlite3 takes twice as long by executemany.
+            cursor.execute(self._insert, rows[0]) if len(rows) == 1 else cursor.executemany(
+                self._insert, rows
+            )
+        except self._connection.Error as error:
+            raise missing_table(error, self._table) or error from error
+        finally:
+            cursor.close()
+
+    async def awrite(self, rows: Rows) -> None:
+        if not self.is_async:
+            return self.write(rows)
+        check_transaction(self._connection)
+        try:
+            async with self._connection.cursor() as cursor:
+                await cursor.executemany(self._insert, rows)
+        except self._connection.Error as error:
+            raise missing_table(error, self._table) or error from error
+
+
+class DjangoTarget:
+    """`django.db.connection`, or one of `django.db.connections`; it opens itself when it is used."""
+
+    is_async = False
+
+    def __init__(self, connection: Any, table: str) -> None:
+        dialect = {"postgresql": POSTGRESQL, "sqlite": SQLITE}.get(connection.vendor)
+        if dialect is None:
+            raise _wrong_database(connection.vendor)
+        self._connection = connection
+        self._table = table
+        self._insert = Statements(dialect, table, mark="%s").insert()
+
+    def check(self) -> None:
+        """It is never closed for good."""
+
+    def write(self, rows: Rows) -> None:
+        if self._connection.get_autocommit() and not self._connection.in_atomic_block:
+            raise _no_transaction("open one with transaction.atomic()")
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.executemany(self._insert, rows)
+        except modules["django.db"].Error as error:
+            raise missing_table(error.__cause__ or error, self._table) or error from error
+
+    async def awrite(self, rows: Rows) -> None:
+        self.write(rows)
+
+
+class AlchemyTarget:
+    """SQLAlchemy's Connection and Session (also scoped), and their Async twins."""
+
+    def __init__(self, given: Any, table: str) -> None:
+        # A scoped session is a proxy: what it stands for says what it is.
+        session = given() if type(given).__name__.endswith("scoped_session") else given
+        kinds = type(session).__mro__
+        self.is_async = any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in kinds)
+        self._given = session
+        self._is_session = hasattr(session, "get_bind")
+        self._table = table
+
+    def check(self) -> None:
+        if not self._is_session and self._given.closed:
+            raise OutboxError(f"app.outbox() was given a closed connection ({_kind(self._given)})")
+
+    def write(self, rows: Rows) -> None:
+        from sqlalchemy.exc import DBAPIError
+
+        connection = self._given.connection() if self._is_session else self._given
+        check_transaction(_driver_of(connection))
+        try:
+            connection.execute(*self._statement(connection.dialect.name, rows))
+        except DBAPIError as error:
+            raise missing_table(error.orig or error, self._table) or error from error
+
+    async def awrite(self, rows: Rows) -> None:
+        if not self.is_async:
+            return self.write(rows)
+        from sqlalchemy.exc import DBAPIError
+
+        connection = await self._given.connection() if self._is_session else self._given
+        check_transaction(_driver_of(connection.sync_connection))
+        try:
+            await connection.execute(*self._statement(connection.dialect.name, rows))
+        except DBAPIError as error:
+            raise missing_table(error.orig or error, self._table) or error from error
+
+    def _statement(self, dialect_name: str, rows: Rows) -> tuple[Any, list[dict[str, object]]]:
+        from sqlalchemy import text
+
+        dialect = {"postgresql": POSTGRESQL, "sqlite": SQLITE}.get(dialect_name)
+        if dialect is None:
+            raise _wrong_database(dialect_name)
+        insert = Statements(dialect, self._table).insert(":task_id", ":message")
+        return text(insert), [{"task_id": task_id, "message": message} for task_id, message in rows]
+
+
+def check_transaction(driver: Any) -> None:
+    """Raise OutboxError where the row would be committed at once, whatever becomes of the caller's work."""
+    root = type(driver).__module__.partition(".")[0]
+    if root == "sqlite3":
+        mode = getattr(driver, "autocommit", None)  # True, False, or that of before Python 3.12
+        commits_itself = mode is True or (mode is not False and driver.isolation_level is None)
+        if commits_itself and not driver.in_transaction:
+            raise _no_transaction("begin one with BEGIN")
+    elif root in _DRIVERS and driver.autocommit and driver.info.transaction_status == _IDLE:
+        raise _no_transaction("begin one with connection.transaction(), or turn autocommit off")
+
+
+def missing_table(error: BaseException, table: str) -> OutboxError | None:
+    """What to say if the error is that there is no such table; None if it is another."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if state != _UNDEFINED_TABLE and not str(error).startswith("no such table"):
+        return None
+    return OutboxError(
+        f"the table {table} is missing in this database: make it with `umbel outbox create`, or in a "
+        "migration with the statements that `umbel outbox sql` prints"
+    )
+
+
+def _driver_of(connection: Any) -> Any:
+    return connection.connection.driver_connection
+
+
+def _is_closed(connection: Any) -> bool:
+    closed = getattr(connection, "closed", None)
+    if closed is not None:
+        return bool(closed)
+    try:
+        connection.total_changes  # noqa: B018 (sqlite3 says it is closed only when it is used)
+    except connection.ProgrammingError:
+        return True
+    return False
+
+
+def _no_transaction(remedy: str) -> OutboxError:
+    return OutboxError(
+        "the connection of app.outbox() is in autocommit mode and no transaction is open, so the task would "
+        f"be sent whatever happens: {remedy}"
+    )
+
+
+def _wrong_database(name: str) -> OutboxError:
+    return OutboxError(f"app.outbox() cannot write to {name}: an outbox is in PostgreSQL or SQLite")
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,126 @@
+"""Dialects: the SQL of the outbox, for PostgreSQL and SQLite.
+
+The order of a transaction is that of its rows' ids: each is drawn when the row is inserted, and is never
+used again. Ids of different transactions say nothing about their order, and a lower id may be committed
+after a higher one; so whoever reads asks for the lowest ids that are there, and remembers no place.
+"""
+
+import re
+from dataclasses import dataclass
+
+from umbel.errors import ConfigurationError
+
+DEFAULT_TABLE = "umbel_outbox"
+COUNT_MAX = 100_000  # a count goes no further
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    name: str
+    row_id: str
+    blob: str
+    written_at: str
+    age_s: str  # of what was written at `written_at`, by the database's clock
+    storage: str  # how the table is kept
+    chosen: str  # the condition on ids, given as one parameter
+    mark: str  # of a parameter
+
+
+POSTGRESQL = Dialect(
+    name="postgresql",
+    row_id="bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    blob="bytea",
+    written_at="timestamptz NOT NULL DEFAULT now()",
+    age_s="extract(epoch FROM clock_timestamp() - min(written_at))::float8",
+    # Every row is deleted soon: dead rows are cleared by their number, not by their share of a table of none.
+    storage=" WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)",
+    chosen="id = ANY({mark})",
+    mark="%s",
+)
+SQLITE = Dialect(
+    name="sqlite",
+    row_id="INTEGER PRIMARY KEY AUTOINCREMENT",  # without the last word SQLite uses ids again
+    blob="BLOB",
+    written_at="REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0)",
+    age_s="(julianday('now') - 2440587.5) * 86400.0 - min(written_at)",
+    storage="",
+    chosen="id IN (SELECT value FROM json_each({mark}))",
+    mark="?",
+)
+
+
+def check_table(table: str) -> str:
+    if not _NAME.fullmatch(table):
+        raise ConfigurationError(
+            f"outbox_table is {table!r}: it must be a plain name, or schema.name, of letters, digits and _"
+        )
+    return table
+
+
+class Statements:
+    """The statements for one table. `mark`: how the library that runs them writes a parameter."""
+
+    def __init__(self, dialect: Dialect, table: str = DEFAULT_TABLE, *, mark: str | None = None) -> None:
+        self.dialect = dialect
+        self.table = check_table(table)
+        self._mark = mark or dialect.mark
+
+    def create(self) -> tuple[str, ...]:
+        """The table and its index; done again, they change nothing."""
+        kind = self.dialect
+        index = f"{self.table.rpartition('.')[2]}_waiting"
+        columns = (
+            f"CREATE TABLE IF NOT EXISTS {self.table} (\n"
+            f"    id {kind.row_id},\n"
+            "    task_id text NOT NULL,\n"
+            f"    message {kind.blob} NOT NULL,\n"
+            f"    written_at {kind.written_at},\n"
+            "    problem text\n"
+            f"){kind.storage}"
+        )
+        return columns, f"CREATE INDEX IF NOT EXISTS {index} ON {self.table} (id) WHERE problem IS NULL"
+
+    def insert(self, task_id: str = "", message: str = "") -> str:
+        """Of one row; with the names of the parameters where they have some."""
+        values = f"{task_id or self._mark}, {message or self._mark}"
+        return f"INSERT INTO {self.table} (task_id, message) VALUES ({values})"
+
+    def fetch(self) -> str:
+        """The next rows: at most so many (first parameter), while those before have fewer bytes (second)."""
+        first = f"SELECT id, message FROM {self.table} WHERE problem IS NULL ORDER BY id LIMIT {self._mark}"
+        ahead = "sum(length(message)) OVER (ORDER BY id) - length(message)"
+        return (
+            f"SELECT id, message FROM (SELECT id, message, {ahead} AS ahead FROM ({first}) AS lowest) "
+            f"AS sized WHERE ahead < {self._mark} ORDER BY id"
+        )
+
+    def remove(self) -> str:
+        return f"DELETE FROM {self.table} WHERE {self._chosen()}"
+
+    def set_aside(self) -> str:
+        return f"UPDATE {self.table} SET problem = {self._mark} WHERE id = {self._mark}"
+
+    def retry(self) -> str:
+        return f"UPDATE {self.table} SET problem = NULL WHERE problem IS NOT NULL"
+
+    def counts(self) -> str:
+        """(waiting, age of the oldest in seconds, set aside)."""
+        return (
+            f"SELECT (SELECT count(*) FROM ({self._some('IS NULL')}) AS w), "
+            f"(SELECT {self.dialect.age_s} FROM {self.table} WHERE id = "
+            f"(SELECT min(id) FROM {self.table} WHERE problem IS NULL)), "
+            f"(SELECT count(*) FROM ({self._some('IS NOT NULL')}) AS s)"
+        )
+
+    def problems(self) -> str:
+        return (
+            f"SELECT id, task_id, problem FROM {self.table} WHERE problem IS NOT NULL "
+            f"ORDER BY id LIMIT {self._mark}"
+        )
+
+    def _chosen(self) -> str:
+        return self.dialect.chosen.format(mark=self._mark)
+
+    def _some(self, condition: str) -> str:
+        return f"SELECT 1 FROM {self.table} WHERE problem {condition} LIMIT {COUNT_MAX + 1}"

@@ -1,0 +1,202 @@
+"""Relay: publishes the committed rows of one outbox, in their order, and deletes them. One term of one
+leader.
+
+A round reads some rows, publishes them in one step of the broker, and deletes them. Whoever dies between the
+last two leaves rows that the next relay publishes again, under the same ids: brokers that remember ids take
+them once (`AsyncProducer.repeats`). Right before publishing, a relay looks whether the lease is still its
+own, so two of them overlap by what is on its way at that moment.
+
+What can never be published is set aside with the reason: a row that cannot be read, a message that the broker
+refuses. An unavailable broker or database is waited for.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from random import random
+from time import time
+from typing import Protocol, TypeVar
+
+from umbel.brokers.interface import AsyncProducer, Attempt
+from umbel.errors import (
+    BrokerError,
+    BrokerRefused,
+    BrokerUnavailable,
+    OutboxUnavailable,
+    StorageFull,
+    WireError,
+)
+from umbel.outbox.rows import Problem, Readable, StoredRow, problem, read_rows
+from umbel.pools.guard import Raised
+from umbel.pools.off_loop import OffLoop
+from umbel.protocol.retry import reconnect_wait_s
+from umbel.wire.message import Outgoing
+
+R = TypeVar("R")
+log = logging.getLogger("umbel.outbox")
+POLL_FIRST_S = 0.02  # after the last row; it doubles up to `poll_s`
+RETRY_MAX_S = 5.0
+PUBLISH_S = 10.0
+CLOSE_S = 2.0
+TELL_S = 10.0
+CALL_S = 30.0  # of the database: more than its own limits take
+
+TellSent = Callable[[Sequence[tuple[Sequence[Outgoing], float]]], None]
+
+
+class RelayedDatabase(Protocol):
+    """What a relay needs of `OutboxDatabase`."""
+
+    def fetch(self) -> list[StoredRow]: ...
+    def settle(self, published: Sequence[int], problems: Sequence[Problem] = ()) -> None: ...
+    def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    """Who keeps the lease, and tells people. Called on the loop."""
+
+    def still_mine(self) -> bool: ...
+    def database_answered(self, error: OutboxUnavailable | None) -> None: ...
+    def broker_answered(self, error: BrokerError | None) -> None: ...
+    def published(self, count: int, set_aside: int) -> None: ...
+
+
+class Relay:
+    """`open_database` is called again when a call did not return in time: its connection is left to it."""
+
+    def __init__(
+        self,
+        open_database: Callable[[], RelayedDatabase],
+        producer: AsyncProducer,
+        listener: Listener,
+        *,
+        poll_s: float,
+        tell_sent: TellSent | None = None,
+    ) -> None:
+        self._open_database = open_database
+        self._database = open_database()
+        self._producer = producer
+        self._listener = listener
+        self._poll_s = poll_s
+        self._tell_sent = tell_sent
+        # Done, but the database does not know yet: at most one round.
+        self._unsettled: tuple[list[int], list[Problem]] = ([], [])
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        failures, idle_s = 0, POLL_FIRST_S
+        while True:
+            try:
+                count = await self.round()
+            except (OutboxUnavailable, BrokerUnavailable, StorageFull):  # the listener was told
+                failures += 1
+                wait_s = reconnect_wait_s(failures, random(), most_s=RETRY_MAX_S)
+            else:
+                failures = 0
+                idle_s = POLL_FIRST_S if count else min(2 * idle_s, self._poll_s)
+                wait_s = 0.0 if count else idle_s
+            await asyncio.sleep(wait_s)
+
+    async def close(self) -> None:
+        with suppress(TimeoutError):
+            await OffLoop("umbel-outbox-close", self._database.close).ended(CLOSE_S)
+
+    async def round(self) -> int:
+        """Publish the next rows; how many were dealt with. 0: none is there, or the lease is not ours."""
+        await self._settle()
+        rows = await self._call(self._database.fetch)
+        readable, problems = read_rows(rows)
+        if not rows or not self._listener.still_mine():
+            return 0
+        began = time()
+        refused = await self._publish(readable)
+        set_aside = [*problems, *refused]
+        sent = _without(readable, refused)
+        self._unsettled = [one.row_id for one in sent], set_aside
+        await self._settle()
+        self._report(set_aside)
+        self._listener.published(len(sent), len(set_aside))
+        if self._tell_sent is not None and sent:
+            await self._tell([one.outgoing for one in sent], began, self._tell_sent)
+        return len(rows)
+
+    async def _settle(self) -> None:
+        published, problems = self._unsettled
+        if published or problems:
+            await self._call(lambda: self._database.settle(published, problems))
+            self._unsettled = [], []
+
+    # -- to the broker ---------------------------------------------------------------------------
+
+    async def _publish(self, batch: Sequence[Readable]) -> list[Problem]:
+        """Those that the broker refuses; the others are published."""
+        if not batch:
+            return []
+        try:
+            await self._attempt(batch)
+        except (BrokerUnavailable, StorageFull) as error:
+            self._listener.broker_answered(error)
+            raise
+        except BrokerRefused as error:
+            if error.places:
+                return [problem(batch[place].row_id, error) for place in error.places]
+            return await self._one_by_one(batch, error)
+        except (BrokerError, WireError) as error:
+            return await self._one_by_one(batch, error)
+        self._listener.broker_answered(None)
+        return []
+
+    async def _one_by_one(self, batch: Sequence[Readable], error: Exception) -> list[Problem]:
+        """Nothing of the batch was taken because of some of it: find out of which."""
+        if len(batch) == 1:
+            return [problem(batch[0].row_id, error)]
+        refused: list[Problem] = []
+        for one in batch:
+            refused += await self._publish([one])
+        return refused
+
+    async def _attempt(self, batch: Sequence[Readable]) -> None:
+        try:
+            async with asyncio.timeout(PUBLISH_S):
+                await self._producer.publish([one.outgoing for one in batch], Attempt())
+        except TimeoutError:
+            raise BrokerUnavailable(f"the broker did not answer within {PUBLISH_S:g} s") from None
+
+    # -- to the database -------------------------------------------------------------------------
+
+    async def _call(self, function: Callable[[], R]) -> R:
+        """In a thread that nobody waits for longer than CALL_S, nor at the end of the process."""
+        try:
+            happened = await OffLoop("umbel-outbox", function).ended(CALL_S)
+        except TimeoutError:
+            self._database = self._open_database()
+            unheard = OutboxUnavailable(f"the database of the outbox did not answer within {CALL_S:g} s")
+            self._listener.database_answered(unheard)
+            raise unheard from None
+        if isinstance(happened, Raised):
+            if isinstance(happened.error, OutboxUnavailable):
+                self._listener.database_answered(happened.error)
+            raise happened.error
+        self._listener.database_answered(None)
+        return happened.value
+
+    # -- to people -------------------------------------------------------------------------------
+
+    async def _tell(self, sent: Sequence[Outgoing], began: float, tell: TellSent) -> None:
+        why = "no answer in time"
+        with suppress(TimeoutError):
+            happened = await OffLoop("umbel-outbox-events", lambda: tell([(sent, began)])).ended(TELL_S)
+            why = str(happened.error) if isinstance(happened, Raised) else ""
+        if why:
+            log.warning("tasks sent, but their task-sent events were not", extra={"why": why})
+
+    def _report(self, problems: Sequence[Problem]) -> None:
+        for one in problems:
+            fields = {"row": one.row_id, "why": one.why}
+            log.error("outbox row cannot be published; set aside", extra=fields)
+
+
+def _without(batch: Sequence[Readable], refused: Sequence[Problem]) -> list[Readable]:
+    out = {one.row_id for one in refused}
+    return [one for one in batch if one.row_id not in out]

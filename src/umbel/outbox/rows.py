@@ -1,0 +1,76 @@
+"""Rows: a prepared message as the outbox keeps it, in one form for all brokers.
+
+The relay only publishes: queue or exchange, headers, properties, body and the task's id are fixed when the
+row is written. A row that cannot be read, whoever wrote it, is a `BadMessage` that says why.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from umbel.errors import BadMessage, WireError
+from umbel.wire.message import Outgoing
+from umbel.wire.properties import others_of
+from umbel.wire.task import read_headers
+
+PROBLEM_MAX_CHARS = 500
+
+
+class StoredRow(NamedTuple):
+    """A committed row: `row_id` is its place in the table and never used again."""
+
+    row_id: int
+    message: bytes
+
+
+class Problem(NamedTuple):
+    """Why a row was set aside."""
+
+    row_id: int
+    why: str
+
+
+class Readable(NamedTuple):
+    row_id: int
+    outgoing: Outgoing
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Outgoing).decode
+
+
+def encode_rows(batch: Iterable[Outgoing]) -> list[tuple[str, bytes]]:
+    """(task id, message) of each row, in the order of sending."""
+    return [(one.message.correlation_id, _encode(one)) for one in batch]
+
+
+def decode_row(data: bytes) -> Outgoing:
+    try:
+        outgoing = _decode(data)
+        others_of(outgoing.message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not a message of an outbox: {error}") from None
+    read_headers(outgoing.message)
+    if not outgoing.message.correlation_id:
+        raise BadMessage("the message has no task id")
+    if not (outgoing.queue or outgoing.exchange):
+        raise BadMessage("the message names neither a queue nor an exchange")
+    return outgoing
+
+
+def read_rows(rows: Sequence[StoredRow]) -> tuple[list[Readable], list[Problem]]:
+    """Those that can be published, in order, and those that nobody can."""
+    readable: list[Readable] = []
+    problems: list[Problem] = []
+    for row in rows:
+        try:
+            readable.append(Readable(row.row_id, decode_row(row.message)))
+        except WireError as error:
+            problems.append(problem(row.row_id, error))
+    return readable, problems
+
+
+def problem(row_id: int, error: Exception) -> Problem:
+    # PostgreSQL's text holds no NUL.
+    return Problem(row_id, str(error).replace("\0", "")[:PROBLEM_MAX_CHARS] or type(error).__name__)
