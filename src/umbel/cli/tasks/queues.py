@@ -13,8 +13,8 @@ from umbel.cli.options import app_option, broker_option, json_option
 from umbel.cli.show.printing import print_json, print_table
 from umbel.cli.tasks.queue_control import move, pause, resume
 from umbel.launch.loading import find_app
-from umbel.monitor.hiding import hides_nothing
 from umbel.monitor.messages import waiting_row
+from umbel.protocol.delivery.sensitive import hides_nothing
 
 PEEK_MAX = 1000
 COLUMNS = ("queue", "ready", "delayed", "claimed", "limited", "paused")
