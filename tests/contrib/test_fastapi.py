@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,9 @@ class Server:
             *flags,
         ]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, cwd=store, env=env, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, cwd=store, env=env, stdout=log, stderr=log, start_new_session=True
+            )
         self.sent: list[str] = []
         self._closed = threading.Event()
         self._customers = [threading.Thread(target=self._order, daemon=True) for _ in range(3)]
@@ -131,6 +133,12 @@ class Server:
     def sells(self, more: int) -> None:
         wanted = len(self.sent) + more
         wait_until(lambda: len(self.sent) >= wanted, deadline_s=LONG_S, what=f"{wanted} orders")
+
+    def kill(self) -> None:
+        """With its children, whatever is left of them."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(LONG_S)
 
     def stop(self) -> None:
         """While customers are ordering."""
@@ -181,7 +189,7 @@ def test_what_a_site_has_promised_is_done_when_it_reloads_or_ends(tmp_path: Path
     with ExitStack() as ends:
         two, reloaded = Server(store, env, "--workers", "2"), Server(store, env, "--reload")
         for server, starts in ((two, 2), (reloaded, 1)):
-            ends.callback(server.process.kill)
+            ends.callback(server.kill)
             server.started(starts)
             server.open()
         for server in (two, reloaded):
