@@ -8,6 +8,7 @@ and the next call opens another one.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -66,8 +67,7 @@ class OutboxDatabase:
         """The next committed rows by their ids, as many as fit; one that is larger than that comes alone."""
         with self._session() as execute:
             found = execute(self._sql.fetch(), (rows_max, bytes_max)).fetchall()
-        # SQLite's columns hold values of any type, whatever they are declared to be.
-        return [StoredRow(row_id, one if isinstance(one, bytes) else b"") for row_id, one in found]
+        return [StoredRow(row_id, message or b"") for row_id, message in found]
 
     def settle(self, published: Sequence[int], problems: Sequence[Problem] = ()) -> None:
         """Delete what was published and keep, with the reason, what never will be: together."""
@@ -134,9 +134,11 @@ def _connect(address: Address) -> Any:
 
         # An empty file would hide that the address is wrong. The relay's calls come from changing threads.
         uri = f"{Path(address.target).absolute().as_uri()}?mode=rw"
-        return sqlite3.connect(
+        made = sqlite3.connect(
             uri, uri=True, timeout=CONNECT_S, isolation_level=None, check_same_thread=False
         )
+        made.text_factory = partial(str, encoding="utf-8", errors="replace")  # a task's id, for people
+        return made
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 

@@ -20,6 +20,7 @@ class Dialect:
     name: str
     row_id: str
     blob: str
+    message: str  # its bytes, whatever is in the column
     written_at: str
     age_s: str  # of what was written at `written_at`, by the database's clock
     storage: str  # how the table is kept
@@ -31,6 +32,7 @@ POSTGRESQL = Dialect(
     name="postgresql",
     row_id="bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     blob="bytea",
+    message="message",
     written_at="timestamptz NOT NULL DEFAULT now()",
     age_s="extract(epoch FROM clock_timestamp() - min(written_at))::float8",
     # Every row is deleted soon: dead rows are cleared by their number, not by their share of a table of none.
@@ -42,6 +44,7 @@ SQLITE = Dialect(
     name="sqlite",
     row_id="INTEGER PRIMARY KEY AUTOINCREMENT",  # without the last word SQLite uses ids again
     blob="BLOB",
+    message="CAST(message AS BLOB)",  # a column holds values of any type; text need not be UTF-8
     written_at="REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0)",
     age_s="(julianday('now') - 2440587.5) * 86400.0 - min(written_at)",
     storage="",
@@ -88,7 +91,8 @@ class Statements:
 
     def fetch(self) -> str:
         """The next rows: at most so many (first parameter), while those before have fewer bytes (second)."""
-        first = f"SELECT id, message FROM {self.table} WHERE problem IS NULL ORDER BY id LIMIT {self._mark}"
+        chosen = f"SELECT id, {self.dialect.message} AS message FROM {self.table} WHERE problem IS NULL"
+        first = f"{chosen} ORDER BY id LIMIT {self._mark}"
         ahead = "sum(length(message)) OVER (ORDER BY id) - length(message)"
         return (
             f"SELECT id, message FROM (SELECT id, message, {ahead} AS ahead FROM ({first}) AS lowest) "

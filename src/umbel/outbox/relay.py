@@ -7,7 +7,7 @@ them once (`AsyncProducer.repeats`). Right before publishing, a relay looks whet
 own, so two of them overlap by what is on its way at that moment.
 
 What can never be published is set aside with the reason: a row that cannot be read, a message that the broker
-refuses. An unavailable broker or database is waited for.
+refuses or its client cannot send. An unavailable broker or database is waited for.
 """
 
 import asyncio
@@ -25,7 +25,6 @@ from umbel.errors import (
     BrokerUnavailable,
     OutboxUnavailable,
     StorageFull,
-    WireError,
 )
 from umbel.outbox.rows import Problem, Readable, StoredRow, problem, read_rows
 from umbel.pools.guard import Raised
@@ -142,7 +141,7 @@ class Relay:
             if error.places:
                 return [problem(batch[place].row_id, error) for place in error.places]
             return await self._one_by_one(batch, error)
-        except (BrokerError, WireError) as error:
+        except Exception as error:  # whatever a row makes the broker's client raise holds no other up
             return await self._one_by_one(batch, error)
         self._listener.broker_answered(None)
         return []
