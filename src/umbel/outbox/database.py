@@ -14,8 +14,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from umbel.errors import ConfigurationError, OutboxUnavailable
-from umbel.outbox.addresses import Address
+from umbel.errors import BadURL, ConfigurationError, OutboxUnavailable
+from umbel.outbox.addresses import UNREADABLE, Address
 from umbel.outbox.connections import missing_table
 from umbel.outbox.dialects import SQLITE, Statements
 from umbel.outbox.rows import Problem, StoredRow
@@ -121,11 +121,20 @@ class OutboxDatabase:
 
 
 def need_driver(address: Address) -> None:
-    """PostgreSQL takes an extra; say so instead of failing at some import."""
-    if address.dialect is not SQLITE and find_spec("psycopg") is None:
+    """PostgreSQL takes an extra; say so instead of failing at some import. And it must know the address."""
+    if address.dialect is SQLITE:
+        return
+    if find_spec("psycopg") is None:
         raise ConfigurationError(
             f"the outbox {address.shown} needs psycopg 3 in the worker: pip install 'umbel[outbox]'"
         )
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        conninfo_to_dict(address.target)
+    except psycopg.Error:  # its text may quote the password
+        raise BadURL(address.target, UNREADABLE) from None
 
 
 def _connect(address: Address) -> Any:
