@@ -15,6 +15,7 @@ from umbel.errors import BadSetting, BadURL, ConfigurationError, OutboxUnavailab
 from umbel.outbox.addresses import parse_address
 from umbel.outbox.database import OutboxDatabase, need_driver
 from umbel.outbox.dialects import DEFAULT_TABLE, Statements
+from umbel.outbox.rows import Problem
 
 TASKS = "from umbel import App\napp = App('shop', broker='sqlite:///umbel.db')\n"
 
@@ -55,6 +56,42 @@ def test_the_table_is_made_looked_at_and_repaired(app: App, place: Place, tmp_pa
     assert (row["waiting"], row["set_aside"]) == (2, 0)
 
 
+def test_the_file_of_a_database_is_made_with_its_table_and_by_nothing_else(tmp_path: Path) -> None:
+    file, url = tmp_path / "new.db", f"sqlite:///{tmp_path}/new.db"
+    refused = umbel(tmp_path, "status", outbox=url)
+    assert refused.returncode == 1 and "the file does not exist" in refused.stderr and not file.exists()
+    made = umbel(tmp_path, "create", outbox=url)
+    assert made.returncode == 0 and made.stdout + made.stderr == f"outbox ready in {url} (a new file)\n"
+    again = umbel(tmp_path, "create", outbox=url)
+    assert again.stdout + again.stderr == f"outbox ready in {url}\n"
+    nowhere = umbel(tmp_path, "create", outbox=f"sqlite:///{tmp_path}/no/new.db")
+    assert nowhere.returncode == 1 and "the folder does not exist" in nowhere.stderr
+
+
+@pytest.mark.parametrize("table", ["SCHEMA.sent", "order", "SCHEMA.select", "Mixed", "long" + 59 * "x"])
+def test_any_name_of_a_table_can_be_used(place: Place, table: str) -> None:
+    table = table.replace("SCHEMA", "main" if place.is_sqlite else "public")
+    name = table.rpartition(".")[2]
+    database = OutboxDatabase(parse_address(place.url), table)
+    database.create()
+    with place.connection() as connection:
+        app = App("shop", broker="memory://", outbox_table=table)
+        with app.outbox(connection):
+            app.send_task("t")
+        connection.commit()
+        catalog = "SELECT count(*) FROM sqlite_master WHERE type = 'index' AND tbl_name = ?"
+        if not place.is_sqlite:
+            catalog = "SELECT count(*) - 1 FROM pg_indexes WHERE tablename = %s"  # its key
+        assert connection.execute(catalog, (name,)).fetchone() == (1,)
+    (row,) = database.fetch()
+    database.settle([], [Problem(row.row_id, "full")])
+    assert database.counts()[::2] == (0, 1) and len(database.problems()) == 1 == database.retry()
+    database.settle([row.row_id])
+    assert database.fetch() == []
+    database.close()
+    app.close()
+
+
 def test_what_waits_is_shown_without_the_broker(
     app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +126,8 @@ def test_the_statements_are_printed_for_migrations(tmp_path: Path) -> None:
     connection.close()
     postgresql = umbel(tmp_path, "sql", "--dialect", "postgresql", "--table", "jobs.sent").stdout
     assert (
-        "CREATE TABLE IF NOT EXISTS jobs.sent (" in postgresql and "sent_waiting ON jobs.sent" in postgresql
+        'CREATE TABLE IF NOT EXISTS "jobs"."sent" (' in postgresql
+        and '"sent_waiting" ON "jobs"."sent"' in postgresql
     )
     refused = umbel(tmp_path, "sql")
     assert refused.returncode == 2 and "names no outbox" in refused.stderr

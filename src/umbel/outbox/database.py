@@ -6,6 +6,7 @@ and the next call opens another one.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -58,10 +59,13 @@ class OutboxDatabase:
         self._connection: Any = None
         self._turn = Lock()
 
-    def create(self) -> None:
-        with self._session() as execute:
+    def create(self) -> bool:
+        """Make what is missing; whether a new file was among it."""
+        is_new = self.address.dialect is SQLITE and _is_missing(self.address.target)
+        with self._session(may_create=True) as execute:
             for statement in self._sql.create():
                 execute(statement)
+        return is_new
 
     def fetch(self, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX) -> list[StoredRow]:
         """The next committed rows by their ids, as many as fit; one that is larger than that comes alone."""
@@ -107,12 +111,12 @@ class OutboxDatabase:
             connection.close()
 
     @contextmanager
-    def _session(self) -> Iterator[Callable[..., Any]]:
+    def _session(self, *, may_create: bool = False) -> Iterator[Callable[..., Any]]:
         errors = _errors_of(self.address)
         with self._turn:
             try:
                 if self._connection is None:
-                    self._connection = _connect(self.address)
+                    self._connection = _connect(self.address, may_create=may_create)
                 yield self._connection.execute
             except errors as error:
                 self._drop()
@@ -137,17 +141,36 @@ def need_driver(address: Address) -> None:
         raise BadURL(address.target, UNREADABLE) from None
 
 
-def _connect(address: Address) -> Any:
-    if address.dialect is SQLITE:
-        import sqlite3
+def _is_missing(path: str) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # it is somebody else's: SQLite will say what it may not
+        return False
+    return False
 
-        # An empty file would hide that the address is wrong. The relay's calls come from changing threads.
-        uri = f"{Path(address.target).absolute().as_uri()}?mode=rw"
-        made = sqlite3.connect(
-            uri, uri=True, timeout=CONNECT_S, isolation_level=None, check_same_thread=False
+
+def _connect_file(address: Address, *, may_create: bool) -> Any:
+    import sqlite3
+
+    path = Path(address.target).absolute()
+    lacking = "folder" if may_create else "file"
+    if _is_missing(str(path.parent if may_create else path)):
+        remedy = "make it" if may_create else "make it with `umbel outbox create`"
+        raise OutboxUnavailable(
+            f"outbox {address.shown}: the {lacking} does not exist: {remedy}, or correct `outbox`"
         )
-        made.text_factory = partial(str, encoding="utf-8", errors="replace")  # a task's id, for people
-        return made
+    # An empty file would hide that the address is wrong. The relay's calls come from changing threads.
+    uri = f"{path.as_uri()}?mode={'rwc' if may_create else 'rw'}"
+    made = sqlite3.connect(uri, uri=True, timeout=CONNECT_S, isolation_level=None, check_same_thread=False)
+    made.text_factory = partial(str, encoding="utf-8", errors="replace")  # a task's id, for people
+    return made
+
+
+def _connect(address: Address, *, may_create: bool) -> Any:
+    if address.dialect is SQLITE:
+        return _connect_file(address, may_create=may_create)
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
