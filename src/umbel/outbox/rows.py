@@ -79,7 +79,7 @@ def read_rows(rows: Sequence[StoredRow]) -> tuple[list[Readable], list[Problem]]
     return readable, problems
 
 
-def problem(row_id: int, error: Exception) -> Problem:
+def problem(row_id: int, error: BaseException) -> Problem:
     kind = type(error).__name__
     told = str(error) if isinstance(error, UmbelError) else f"{kind}: {error}"
     # PostgreSQL's text holds no NUL.
