@@ -208,7 +208,7 @@ def test_a_worker_runs_it_in_threads_whose_connections_are_closed(umbel_worker: 
         ({"LEASE_S": "long"}, "setting 'lease_s' in UMBEL of Django's settings is 'long': must be a number"),
         ({"SEND_ON_COMMIT": "orders"}, "it must be True, False or one of DATABASES: 'default'"),
         ({"broker": "", "BROKER": ""}, "UMBEL of Django's settings has 'broker' twice"),
-        ([], r"UMBEL of Django's settings is \[\]: it must be a dict"),
+        ("redis://:hunter2@host", "^UMBEL of Django's settings is of type str: it must be a dict, such as"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_remedy(given: object, said: str) -> None:
