@@ -23,7 +23,7 @@ from tests.brokers.under_test import (
     take_one,
     texts,
 )
-from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Depth, Permit, Return, Started
+from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Depth, Pause, Permit, Return, Started
 from umbel.protocol.delivery.limits import Concurrency, Rate, Terms
 
 ONE, TWO = Concurrency(1).terms, Concurrency(2).terms
@@ -271,6 +271,30 @@ class LimitsContract:
                 assert await broker.queues() == {QUEUE: Depth(0, 0, 1), "other": Depth(0, 0, 0, limited=1)}
                 await settle_all(broker, Ack(first.tag))
                 assert texts((await take(broker, queues=("other",))).deliveries) == ["d"]
+
+        run(scenario())
+
+    @kept
+    def test_what_waits_in_a_paused_queue_keeps_nobody_waiting(self, under_test: BrokerUnderTest) -> None:
+        async def scenario() -> None:
+            async with under_test.open() as broker:
+                held: list[Delivery] = []
+                for text in ("holds", "a1", "a2", "next", "last"):
+                    queue = "a" if text[1:].isdigit() else QUEUE
+                    await broker.publish(outgoing(text, queue=queue))
+                    held += (await take(broker, queues=(queue,))).deliveries
+                assert texts(await start(broker, held, ONE)) == ["holds"]
+                await broker.pause("a", Pause(1.0))
+                await settle_all(broker, Ack(held[0].tag))
+                called = (await take(broker, queues=("a", QUEUE))).deliveries
+                assert texts(await start(broker, called, ONE)) == ["next"]
+                assert await depth(broker) == Depth(0, 0, 1, limited=1)
+                assert await depth(broker, "a") == Depth(2, 0, 0, paused=True)
+                await broker.resume("a")
+                back = (await take(broker, queues=("a",))).deliveries
+                assert texts(back) == ["a1", "a2"]
+                assert await start(broker, back, ONE) == []
+                assert await depth(broker, "a") == Depth(0, 0, 0, limited=2)
 
         run(scenario())
 

@@ -277,6 +277,27 @@ def test_what_cannot_go_back_to_its_queue_is_among_the_dead_letters_or_stays(scr
     assert scripts.ask("XLEN", "umbel.dead") == 1
 
 
+def test_what_waits_in_a_paused_queue_goes_back_to_it_and_the_next_is_called(scripts: Scripts) -> None:
+    def other(place: int) -> str:
+        return f"{len(str(place))}:{place}{EPOCH}:{place}:{PREFIX}other\0{place}"
+
+    scripts.hold(_1="a")
+    take(scripts, 1)
+    scripts.ask("HSET", "umbel.paused", "other", "{}")
+    scripts.ask("HSET", "umbel.waits", "other", 1001, "q", 1)
+    scripts.fill("other", "later")
+    scripts.ask("LPUSH", f"umbel.waiting.{BUCKET}", *map(other, range(1001)), entry(2, "b"))
+    assert free(scripts, 1) == 0  # so many at once, and no more
+    assert slots(scripts) == {}
+    assert scripts.waiting("other") == [*(str(place).encode() for place in range(1000)), b"later"]
+    assert waiting(scripts) == [other(1000).encode(), entry(2, "b")]
+    assert free(scripts, 1) == 1
+    assert (scripts.waiting("q"), waiting(scripts)) == ([b"b"], [])
+    assert set(slots(scripts)) == {b"\nid2"}
+    assert scripts.waiting("other")[0] == b"1000"
+    assert scripts.ask("EXISTS", "umbel.waits") == 0
+
+
 def test_what_others_wrote_is_called_in_its_turn_and_ends_as_a_dead_letter(scripts: Scripts) -> None:
     scripts.ask("LPUSH", f"umbel.waiting.{BUCKET}", "junk", "9:x", "1:")
     scripts.ask("ZADD", "umbel.limits", 1, BUCKET)
