@@ -23,11 +23,26 @@ from tests.brokers.under_test import (
     take_one,
     texts,
 )
-from umbel.brokers.interface import Ack, Broker, Bury, Delivery, Depth, Pause, Permit, Return, Started
+from umbel.brokers.interface import (
+    Ack,
+    Broker,
+    Bury,
+    Delivery,
+    Depth,
+    Pause,
+    Permit,
+    Return,
+    Spend,
+    Started,
+    Tag,
+)
+from umbel.brokers.redis.broker import RedisBroker
+from umbel.brokers.sqlite.broker import SqliteBroker
 from umbel.protocol.delivery.limits import Concurrency, Rate, Terms
 
 ONE, TWO = Concurrency(1).terms, Concurrency(2).terms
 SLOW = Rate("1/h").terms
+FAR = time.time() + 600
 
 
 async def start(
@@ -58,6 +73,13 @@ def kept(test: Callable[P, None]) -> Callable[P, None]:
 
 async def depth(broker: Broker, queue: str = QUEUE) -> Depth:
     return (await broker.queues()).get(queue, Depth(0, 0, 0))
+
+
+def marks_of(broker: Broker) -> dict[Tag, str]:
+    if isinstance(broker, RedisBroker):
+        return broker._claims._marks
+    assert isinstance(broker, SqliteBroker)
+    return broker._store._holding.marks
 
 
 class LimitsContract:
@@ -295,6 +317,26 @@ class LimitsContract:
                 assert texts(back) == ["a1", "a2"]
                 assert await start(broker, back, ONE) == []
                 assert await depth(broker, "a") == Depth(0, 0, 0, limited=2)
+
+        run(scenario())
+
+    @kept
+    def test_who_waits_leaves_nothing_of_its_signature_with_its_worker(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with under_test.open(remembers_signatures=True) as broker:
+                await broker.publish(outgoing("a", "b"))
+                held = (await take(broker)).deliveries
+                await broker.spend([Spend(one.tag, one.message.correlation_id, FAR) for one in held])
+                (first,) = await start(broker, held, ONE)
+                assert list(marks_of(broker)) == [first.tag]
+                await settle_all(broker, Ack(first.tag))
+                called = await take_one(broker)
+                assert not await broker.spend([Spend(called.tag, held[1].message.correlation_id, FAR)])
+                assert await start(broker, [called], ONE) == [called]
+                await settle_all(broker, Ack(called.tag))
+                assert not marks_of(broker)
 
         run(scenario())
 

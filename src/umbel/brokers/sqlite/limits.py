@@ -102,7 +102,7 @@ def call(db: sqlite3.Connection, bucket: str, now_s: float) -> set[str]:
         return set()
     _pass_over_paused(db, bucket)
     first = db.execute(
-        f"SELECT id, queue, priority FROM limited WHERE bucket = ? AND NOT ({_IS_PAUSED}) ORDER BY id LIMIT ?",
+        f"SELECT id, queue, priority FROM limited WHERE bucket = ? AND NOT {_IS_PAUSED} ORDER BY id LIMIT ?",
         (bucket, room),
     ).fetchall()
     for ahead, (number, queue, priority) in enumerate(first, taken):
@@ -129,7 +129,7 @@ def _pass_over_paused(db: sqlite3.Connection, bucket: str) -> None:
         db.execute("UPDATE limits SET waiting = waiting - ? WHERE bucket = ?", (len(found), bucket))
 
 
-_IS_PAUSED = "queue IN (SELECT queue FROM pauses)"
+_IS_PAUSED = "(queue IN (SELECT queue FROM pauses))"
 
 
 def _call_all(db: sqlite3.Connection, buckets: Iterable[str], now_s: float) -> set[str]:
