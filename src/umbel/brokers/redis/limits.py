@@ -5,6 +5,7 @@ its own: a worker that dies in between leaves a slot whose claim is gone, which 
 frees.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from umbel.brokers.interface import Permit, Started, Tag, Verdict
 from umbel.brokers.redis.holding import Holding
 from umbel.brokers.redis.keys import Keys
 from umbel.brokers.redis.link import Link
+from umbel.errors import BrokerError
+
+log = logging.getLogger("umbel.brokers.redis")
 
 
 class Limits:
@@ -45,15 +49,19 @@ class Limits:
         return refused
 
     async def settled(self, owner: str, verdicts: Iterable[Verdict]) -> None:
-        """These claims have ended: their slots are free."""
+        """These claims have ended: their slots are free, now or after the next sweep."""
         if not self._slots:
             return
         args: list[Any] = []
         for one in verdicts:
             if not isinstance(one, Started) and (bucket := self._slots.pop(one.tag, None)) is not None:
                 args += (one.tag, bucket)
-        if args:
+        if not args:
+            return
+        try:
             await self._run("free", owner, *args)
+        except BrokerError as error:  # what was settled stays settled
+            log.debug("slots of limits are freed by the next sweep", extra={"why": str(error)})
 
     def forget(self, tags: Iterable[Tag]) -> None:
         """These claims have ended without a verdict of ours; a sweep frees their slots."""
