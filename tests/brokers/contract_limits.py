@@ -351,7 +351,8 @@ class LimitsContract:
                 held = (await take(dead)).deliveries
                 await lose(peer, held, holder=dead)
                 again = await take_one(peer, owner=PEER)
-                assert await start(dead, held, ONE) == []
+                assert await dead.permit([Permit(held[0].tag, "a", "t:k", ONE)]) == {held[0].tag: None}
+                assert (await dead.settle([Return(held[0].tag)])).conflicts == {held[0].tag}
                 assert await start(peer, [again], ONE) == [again]
 
         run(scenario())

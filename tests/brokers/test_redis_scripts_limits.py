@@ -30,7 +30,7 @@ def take(
     pace: Pace | None = None,
     bucket: str = BUCKET,
     epoch: str = EPOCH,
-) -> dict[int, bytes]:
+) -> dict[int, bytes | None]:
     """Those that may not start, and why; the first place is 1, as `hold` has it."""
     interval_s, slack_s = (pace.interval_s, pace.slack_s) if pace else (0, 0)
     args = [
@@ -172,8 +172,8 @@ def test_one_that_will_not_start_passes_its_turn_on_and_no_other(scripts: Script
 
 def test_a_claim_that_has_ended_may_not_start_and_does_not_wait(scripts: Scripts) -> None:
     scripts.hold(_1="a")
-    assert take(scripts, 1, epoch="n.0") == {1: b""}
-    assert take(scripts, 2) == {2: b""}
+    assert take(scripts, 1, epoch="n.0") == {1: None}
+    assert take(scripts, 2) == {2: None}
     assert (slots(scripts), waiting(scripts)) == ({}, [])
     assert set(scripts.held()) == {b"epoch", field(1).encode()}
 

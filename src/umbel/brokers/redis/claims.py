@@ -272,10 +272,12 @@ class Claims:
         self._marks |= {one.tag: one.mark for one in asked if one.tag not in copies}
         return copies
 
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
         await self._adoptions.finish()
         refused = await self._limits.permit(asked)
-        self._drop_marks(tag for tag, why in refused.items() if not why)
+        self._drop_marks(tag for tag, why in refused.items() if why == "")
+        if None in refused.values():
+            await self._notice_replaced()
         return refused
 
     async def purge_waiting(self, queue: str) -> int:

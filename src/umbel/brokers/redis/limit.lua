@@ -2,7 +2,7 @@
 -- ARGV: verb, prefix, lease in seconds, then
 --   take   owner, epoch, then for each: field, task id, bucket, most at once (0: by its pace; "ends": it will not
 --          start), interval, slack.   Reply: place from 0, why, ... of those that may not start; why is "" when the
---          message waits now, or its claim has ended
+--          message waits now, and nil when its claim has ended
 --   free   owner, then for each: field, bucket.   The claims have ended, and others may start
 --   sweep  the same for claims of which nobody said so, and for calls that nobody answered
 --   purge  queue.   Reply: how many that wait were removed
@@ -200,7 +200,7 @@ if ARGV[1] == 'take' then
       end
     elseif not usable or not envelope then
       refused[#refused + 1] = (i - 6) / 6
-      refused[#refused + 1] = envelope and problem or ''
+      refused[#refused + 1] = envelope and problem
     else
       redis.call('HSET', bucket.state, 'most', most, 'interval', ARGV[i + 4], 'slack', ARGV[i + 5])
       bucket.most, bucket.interval, bucket.slack = tonumber(most), tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])

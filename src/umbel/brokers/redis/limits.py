@@ -26,20 +26,20 @@ class Limits:
         self._lease_s = lease_s
         self._slots: dict[Tag, str] = {}  # by claim: the bucket that it holds a slot of
 
-    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str]:
-        """Those that may not start: they wait in the broker now (""), or the limit cannot be kept (why)."""
-        refused: dict[Tag, str] = {}
+    async def permit(self, asked: Sequence[Permit]) -> Mapping[Tag, str | None]:
+        """Those that may not start, and why (`Messages.permit`)."""
         holds, gone = self._holding.holds_of([one.tag for one in asked])
-        refused |= dict.fromkeys(gone, "")
+        refused: dict[Tag, str | None] = dict.fromkeys(gone)
         for hold, tags in holds.items():
             batch = [one for one in asked if one.tag in set(tags)]
             with self._holding.moving(tags):
                 args = [part for one in batch for part in _arguments(one)]
                 reply = await self._run("take", hold.owner, hold.epoch, *args)
             found = {
-                batch[reply[at]].tag: reply[at + 1].decode(errors="replace") for at in range(0, len(reply), 2)
+                batch[place].tag: None if why is None else why.decode(errors="replace")
+                for place, why in zip(reply[::2], reply[1::2], strict=True)
             }
-            self._holding.let_go(tag for tag, why in found.items() if not why)
+            self._holding.let_go(tag for tag, why in found.items() if why == "")
             self._slots |= {
                 one.tag: one.bucket
                 for one in batch

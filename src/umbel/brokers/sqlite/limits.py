@@ -23,9 +23,9 @@ CALLED = 0  # the ticket of a slot whose message was called and is not claimed y
 
 @dataclass(slots=True)
 class Permitted:
-    """`refused`: those that may not start; `slots`: the buckets that the others hold a slot of."""
+    """`refused`: those that may not start, and why; `slots`: the buckets that the others hold a slot of."""
 
-    refused: dict[Tag, str] = field(default_factory=dict)
+    refused: dict[Tag, str | None] = field(default_factory=dict)
     slots: dict[Tag, str] = field(default_factory=dict)
     queues: set[str] = field(default_factory=set)  # that grew
 
@@ -37,7 +37,7 @@ def permit(
     for one in asked:
         number = standing.get(one.tag)
         if number is None:
-            made.refused[one.tag] = ""
+            made.refused[one.tag] = None
             continue
         if one.ends:
             if _end_call(db, one.bucket, number):
