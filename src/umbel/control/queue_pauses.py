@@ -14,7 +14,7 @@ from umbel.brokers.interface import PAUSED_MAX, Pause, QueueControl, Queues
 from umbel.clock import cluster_now
 from umbel.control.client import Asker
 from umbel.control.commands.queues import queue_name_problem
-from umbel.errors import ConfigurationError
+from umbel.errors import BrokerRefused, ConfigurationError
 from umbel.protocol.pidbox import Answers
 
 
@@ -90,9 +90,12 @@ async def move_messages(
     waiting = await waiting_in(broker, source)
     wanted = waiting if limit is None else min(limit, waiting)
     moved = 0
-    while moved < wanted and (portion := await broker.move(source, target, wanted - moved)):
-        moved += portion
-        on_progress(moved, wanted)
+    try:
+        while moved < wanted and (portion := await broker.move(source, target, wanted - moved)):
+            moved += portion
+            on_progress(moved, wanted)
+    except BrokerRefused as refused:
+        raise BrokerRefused(f"after {moved} messages were moved: {refused}") if moved else refused from None
     return moved
 
 
