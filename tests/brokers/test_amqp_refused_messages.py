@@ -1,5 +1,6 @@
 """How RabbitMQ says no to messages, and what becomes of them (N2)."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,14 +18,14 @@ from tests.brokers.under_test import (
     texts,
 )
 from tests.servers.rabbitmq import amqp_url
-from umbel.brokers.amqp import outbox
+from umbel.brokers.amqp import outbox, topology
 from umbel.brokers.amqp.blocking import BlockingLink
 from umbel.brokers.amqp.capabilities import CAPABILITIES
 from umbel.brokers.amqp.envelope import PROPERTIES_MAX_BYTES
 from umbel.brokers.amqp.frames import encode_publish
 from umbel.brokers.amqp.location import locations_from_url
 from umbel.brokers.amqp.table import Properties, encode_properties
-from umbel.brokers.interface import Ack, BrokerSettings
+from umbel.brokers.interface import Ack, BrokerSettings, Refused
 from umbel.control.queue_pauses import move_messages
 from umbel.errors import BrokerRefused
 from umbel.wire.message import Message, Outgoing
@@ -85,6 +86,34 @@ def test_a_sender_is_told_which_messages_a_full_queue_refused(under_test: Broker
             assert sorted(texts(await take_in_time(broker, 2, what="the others"))) == ["a", "b"]
 
     run(scenario())
+
+
+def test_failures_that_are_refused_where_they_are_kept_are_dead_letters(
+    under_test: BrokerUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a verdict or alone; and where there is no room for dead letters either, that is said."""
+    with a_stranger(under_test) as link:
+        declare(link, topology.FAILED, max_length=1, overflow="reject-publish")
+        declare(link, topology.DEAD, max_length=2, overflow="reject-publish")
+
+    async def scenario() -> None:
+        async with under_test.open() as broker:
+            await broker.publish(outgoing("a", "b"))
+            taken = await take_in_time(broker, 2, what="the messages")
+            settled = await broker.settle([Ack(one.tag, keep="broke") for one in taken])
+            assert (settled.applied, settled.refused) == (2, ())
+            await broker.keep_failed([Refused(one, "broke") for one in outgoing("c", "d")])
+            assert [one.message.body for one in await broker.failed(9)] == [b"a"]
+            letters = {one.message.body: one for one in await broker.dead_letters()}
+            assert sorted(letters) == [b"b", b"c"]
+            assert letters[b"b"].queue == "celery" and letters[b"b"].reason.startswith(
+                "broke; it cannot be kept"
+            )
+
+    run(scenario())
+    told = [one.message for one in caplog.records if one.levelno == logging.ERROR]
+    moved = "broker refused a message; moved to dead letters"
+    assert told == [moved, moved, "failed tasks are kept nowhere; they cannot be retried"]
 
 
 def test_a_full_queue_takes_what_it_can_of_a_move_and_the_rest_stays(
