@@ -60,10 +60,20 @@ def test_repeats_have_a_cause_when_their_worker_was_killed_or_their_process_cras
     assert problems(**crashed, states={**STATES, "d": "SUCCESS"}, history=None) == []
 
 
+def test_what_a_killed_worker_held_may_be_there_twice() -> None:
+    """On RabbitMQ: it put a copy aside, or sent the next attempt, and was killed before it acknowledged."""
+    put_aside = Ledger({("a", 0): ["k"], ("a", 1): ["w", "w"]}, {("a", 1)})
+    sent_again = Ledger({("a", 0): ["k", "w"], ("a", 1): ["w", "w"]}, {("a", 0)})
+    assert put_aside.recovered("k") == {"a": 1} and sent_again.recovered("k") == {"a": 2}
+    assert not put_aside.recovered("")
+    assert not Ledger({("a", 0): ["k"], ("a", 1): ["w", "w"]}).recovered("k")
+
+
 def test_runs_beyond_the_first_of_an_attempt_are_repeats(tmp_path: Path) -> None:
-    (tmp_path / "ledger").write_text("t quick 0 w@h\nu retried 0 w@h\nu retried 1 v@h\nt quick 0 w@h\n")
+    lines = ["t quick 0 w@h first", "u retried 0 w@h first", "u retried 1 v@h first", "t quick 0 w@h again"]
+    (tmp_path / "ledger").write_text("\n".join(lines))
     ledger = read_ledger(tmp_path / "ledger")
-    assert ledger.repeats_after("") == ledger.repeats_after("w") == {"t": 1}
-    assert not ledger.repeats_after("v")
+    assert ledger.repeats() == ledger.recovered("w") == {"t": 1}
+    assert ledger.redelivered == {("t", 0)}
     assert (ledger.began_on("w"), ledger.began_on("v"), ledger.total) == ({"t", "u"}, {"u"}, 4)
     assert read_ledger(tmp_path / "none").runs == {}

@@ -5,20 +5,23 @@ states from the history that Spark made. The verdict compares them, task by task
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from umbel.demo.load import KINDS
 
 SHOWN_MAX = 3
+AGAIN = "again"  # in a line of the ledger: the message had been delivered before
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """`runs`: by (task id, attempt), the nodes on which it began, in their order."""
+    """`runs`: by (task id, attempt), the nodes on which it began, in their order; `redelivered`: those whose
+    message came again."""
 
     runs: Mapping[tuple[str, int], Sequence[str]]
+    redelivered: Collection[tuple[str, int]] = ()
 
     @property
     def ids(self) -> set[str]:
@@ -28,12 +31,28 @@ class Ledger:
     def total(self) -> int:
         return sum(len(nodes) for nodes in self.runs.values())
 
-    def repeats_after(self, node: str) -> Counter[str]:
-        """By task: runs that followed one of the same attempt on that node; on any, if it is empty."""
+    def repeats(self) -> Counter[str]:
+        """By task: runs that followed one of the same attempt."""
+        return self._repeats(lambda _run, _nodes: True)
+
+    def recovered(self, killed: str) -> Counter[str]:
+        """Those because that worker was killed: it had begun, or held the message. Where publishing and
+        acknowledging are two steps (RabbitMQ), it may have put a copy aside, or sent the next attempt."""
+        at_fault: set[str] = set()
+
+        def is_its(run: tuple[str, int], nodes: Sequence[str]) -> bool:
+            found = killed in nodes[:-1] or run in self.redelivered or run[0] in at_fault
+            at_fault.update([run[0]] if found else [])
+            return found
+
+        return self._repeats(is_its) if killed else Counter()
+
+    def _repeats(self, counts: Callable[[tuple[str, int], Sequence[str]], bool]) -> Counter[str]:
         found: Counter[str] = Counter()
-        for (task_id, _), nodes in self.runs.items():
-            found[task_id] += sum(node in ("", one) for one in nodes[:-1])
-        return +found
+        for run, nodes in sorted(self.runs.items()):  # earlier attempts first
+            if len(nodes) > 1 and counts(run, nodes):
+                found[run[0]] += len(nodes) - 1
+        return found
 
     def began_on(self, node: str) -> set[str]:
         return {task_id for (task_id, _), nodes in self.runs.items() if node in nodes}
@@ -41,10 +60,13 @@ class Ledger:
 
 def read_ledger(path: Path) -> Ledger:
     runs: dict[tuple[str, int], list[str]] = {}
+    redelivered: set[tuple[str, int]] = set()
     for line in path.read_text().splitlines() if path.exists() else ():
-        task_id, _, attempt, node = line.split()
+        task_id, _, attempt, node, delivered = line.split()
         runs.setdefault((task_id, int(attempt)), []).append(node.partition("@")[0])
-    return Ledger(runs)
+        if delivered == AGAIN:
+            redelivered.add((task_id, int(attempt)))
+    return Ledger(runs, redelivered)
 
 
 @dataclass(slots=True)
@@ -78,7 +100,7 @@ def judge(
     verdict.must(not idle, f"{len(idle)} tasks never ran: {', '.join(idle[:SHOWN_MAX])}")
     revoked = [one for one, kind in sent.items() if kind == "never" and one in ran]
     verdict.must(not revoked, f"a revoked task ran: {', '.join(revoked)}")
-    repeated, recovered = ledger.repeats_after(""), ledger.repeats_after(killed) if killed else Counter()
+    repeated, recovered = ledger.repeats(), ledger.recovered(killed)
     unfinished = [one for one in interrupted if not recovered[one]]
     verdict.must(not unfinished, f"{len(unfinished)} tasks of {killed} were not run again by another worker")
     causeless = [one for one in repeated - recovered if sent.get(one) != "crashing"]

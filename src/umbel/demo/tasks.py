@@ -26,7 +26,8 @@ def _ran(task: Bound) -> None:
     path = os.environ.get(LEDGER)
     if path:
         kind = (task.request.task or "").rpartition(".")[2]
-        line = f"{task.request.id} {kind} {task.request.retries} {task.request.hostname}\n"
+        delivered = "again" if task.request.delivery_info["redelivered"] else "first"
+        line = f"{task.request.id} {kind} {task.request.retries} {task.request.hostname} {delivered}\n"
         with open(path, "ab", buffering=0) as ledger:  # one write at the end of the file is one line
             ledger.write(line.encode())
 

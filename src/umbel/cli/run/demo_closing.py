@@ -11,9 +11,9 @@ from umbel.demo.story import Outcome
 
 
 def as_data(outcome: Outcome) -> dict[str, Any]:
-    repeated = outcome.ledger.repeats_after("")
+    repeated = outcome.ledger.repeats()
     crashes = {one for one in repeated if outcome.sent.kinds.get(one) == "crashing"}
-    recovered = outcome.ledger.repeats_after(outcome.killed).keys() - crashes
+    recovered = outcome.ledger.recovered(outcome.killed).keys() - crashes
     return {
         "ok": not outcome.verdict.problems,
         "problems": outcome.verdict.problems,
